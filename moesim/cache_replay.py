@@ -1,0 +1,199 @@
+"""What a cache would have held, replayed over a sequence of visits: LRU, LFU and Belady, with no notion of time.
+
+A *visit* is a group of lookups made together: the experts that one token, or one step, uses in one layer. Two ways of
+counting it differ by up to several points, so both are here:
+
+* **set-wise** (the default): every lookup of a visit is answered before the cache is updated. Then the visited keys enter or
+  are refreshed in the order given, and only after all of them does the cache shrink to its capacity. This is what an
+  engine does that asks once per layer what is resident.
+* **sequential**: lookup and insertion one key at a time, as a general-purpose cache library does. An early miss of a visit can
+  evict what the same visit looks up later.
+
+A key is any hashable value: ``expert`` for one cache a layer, ``(layer, expert)`` for a global one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+
+K = TypeVar("K", bound="Hashable")
+NEVER = 2**62  # next use of what is not used again
+
+
+def replay_lru(
+    visits: Iterable[Sequence[K]],
+    capacity: int,
+    *,
+    sizes: Mapping[K, int] | None = None,
+    set_wise: bool = True,
+) -> list[bool]:
+    """Replay a cache that forgets what was used longest ago.
+
+    Parameters
+    ----------
+    visits : iterable of sequence of hashable
+        Keys looked up together; within a visit, later keys count as used later.
+    capacity : int
+        Keys, or bytes if ``sizes`` is given.
+    sizes : mapping of key to int, optional
+        Bytes of each key. What is larger than the cache never stays.
+    set_wise : bool
+        Whether a visit is looked up as a whole.
+
+    Returns
+    -------
+    list of bool
+        One for each lookup, in order: True if it was a hit.
+
+    Examples
+    --------
+    >>> replay_lru([[0, 1], [2, 0]], 2), replay_lru([[0, 1], [2, 0]], 2, set_wise=False)
+    ([False, False, False, True], [False, False, False, False])
+    """
+    cached: OrderedDict[K, int] = OrderedDict()  # key -> size, least recently used first
+    hits: list[bool] = []
+    used = 0
+    for group in _groups(visits, set_wise):
+        hits += [key in cached for key in group]
+        for key in group:
+            size = cached.pop(key, None)
+            if size is None:
+                size = 1 if sizes is None else sizes[key]
+                used += size
+            cached[key] = size
+        while used > capacity:
+            used -= cached.popitem(last=False)[1]
+    return hits
+
+
+def replay_lfu(
+    visits: Iterable[Sequence[K]],
+    capacity: int,
+    *,
+    sizes: Mapping[K, int] | None = None,
+    set_wise: bool = True,
+) -> list[bool]:
+    """Replay a cache that forgets what was used least often.
+
+    Uses are counted from the start, in and out of the cache. Among equals the one used longest ago goes. What a visit
+    used goes last, since it had to be brought in.
+
+    Parameters
+    ----------
+    visits, capacity, sizes, set_wise
+        As for `replay_lru`.
+
+    Returns
+    -------
+    list of bool
+        One for each lookup.
+
+    Examples
+    --------
+    >>> replay_lfu([[0], [0], [1], [2], [0], [1]], 2)
+    [False, True, False, False, True, False]
+    """
+    count: dict[K, int] = {}
+    last: dict[K, int] = {}
+    cached: dict[K, int] = {}
+    queue: list[tuple[int, int, K]] = []  # (uses, last use, key); entries of the past are skipped when met
+    hits: list[bool] = []
+    used = now = 0
+    for group in _groups(visits, set_wise):
+        hits += [key in cached for key in group]
+        for key in group:
+            now += 1
+            count[key], last[key] = count.get(key, 0) + 1, now
+            if key not in cached:
+                cached[key] = 1 if sizes is None else sizes[key]
+                used += cached[key]
+        while used > capacity:
+            used -= cached.pop(_least_used(queue, cached, group, last, count))
+        for key in dict.fromkeys(group):
+            if key in cached:
+                heapq.heappush(queue, (count[key], last[key], key))
+    return hits
+
+
+def _least_used(
+    queue: list[tuple[int, int, K]],
+    cached: Mapping[K, int],
+    group: Sequence[K],
+    last: Mapping[K, int],
+    count: Mapping[K, int],
+) -> K:
+    while queue:
+        _, when, key = heapq.heappop(queue)
+        if key in cached and last[key] == when and key not in group:
+            return key
+    return min((key for key in group if key in cached), key=lambda key: (count[key], last[key]))
+
+
+def replay_belady(
+    visits: Iterable[Sequence[K]],
+    capacity: int,
+    *,
+    sizes: Mapping[K, int] | None = None,
+    set_wise: bool = True,
+) -> list[bool]:
+    """Replay a cache that knows the future, and keeps what is used again soonest.
+
+    A key that was only just used may be the one that goes: no cache that fetches on demand has more hits if all sizes are
+    equal. With different sizes it is a strong heuristic, not an optimum.
+
+    Parameters
+    ----------
+    visits, capacity, sizes, set_wise
+        As for `replay_lru`.
+
+    Returns
+    -------
+    list of bool
+        One for each lookup.
+
+    Examples
+    --------
+    >>> replay_belady([[0], [1], [2], [0], [1]], 2)
+    [False, False, False, True, True]
+    """
+    groups = [list(g) for g in _groups(visits, set_wise)]
+    upcoming = _next_uses(groups)
+    cached: dict[K, int] = {}
+    next_use: dict[K, int] = {}
+    queue: list[tuple[int, int, K]] = []  # (-next use, -order, key): the farthest first, the latest among equals
+    hits: list[bool] = []
+    used = order = 0
+    for group, uses in zip(groups, upcoming, strict=True):
+        hits += [key in cached for key in group]
+        for key, use in zip(group, uses, strict=True):
+            order += 1
+            next_use[key] = use
+            if key not in cached:
+                cached[key] = 1 if sizes is None else sizes[key]
+                used += cached[key]
+            heapq.heappush(queue, (-use, -order, key))
+        while used > capacity:
+            use, _, key = heapq.heappop(queue)
+            if key in cached and next_use[key] == -use:
+                used -= cached.pop(key)
+    return hits
+
+
+def _next_uses(groups: Sequence[Sequence[K]]) -> list[list[int]]:
+    """For each lookup, the number of the next visit that uses its key."""
+    seen: dict[K, int] = {}
+    result: list[list[int]] = []
+    for i in range(len(groups) - 1, -1, -1):
+        result.append([seen.get(key, NEVER) for key in groups[i]])
+        seen |= dict.fromkeys(groups[i], i)
+    return result[::-1]
+
+
+def _groups(visits: Iterable[Sequence[K]], set_wise: bool) -> Iterable[Sequence[K]]:
+    return visits if set_wise else ([key] for visit in visits for key in visit)

@@ -1,0 +1,102 @@
+"""One colour for each cause of time, in plots and timelines alike.
+
+The palette is Okabe and Ito's, which people with any common colour blindness can tell apart. Where it is
+printed in grey, the hatches tell apart what the brightness does not.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLACK: Final = "#000000"
+ORANGE: Final = "#E69F00"
+SKY: Final = "#56B4E9"
+GREEN: Final = "#009E73"
+YELLOW: Final = "#F0E442"
+BLUE: Final = "#0072B2"
+VERMILION: Final = "#D55E00"
+PURPLE: Final = "#CC79A7"
+GREY: Final = "#999999"
+WHITE: Final = "#FFFFFF"
+
+SERIES: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
+"""Colours of policies, in the order in which they appear."""
+
+FILL: Final = {
+    "dense": BLUE,
+    "gpu_experts": SKY,
+    "cpu_experts": GREEN,
+    "exposed_demand": VERMILION,
+    "exposed_prefetch": ORANGE,
+    "exposed_other_transfer": YELLOW,
+    "decision": PURPLE,
+    "activation": BLACK,
+    "predict": GREY,
+    "idle": WHITE,
+}
+"""Fill of each cause."""
+
+HATCH: Final = {
+    "dense": "",
+    "gpu_experts": "",
+    "cpu_experts": "..",
+    "exposed_demand": "//",
+    "exposed_prefetch": "\\\\",
+    "exposed_other_transfer": "xx",
+    "decision": "++",
+    "activation": "",
+    "predict": "--",
+    "idle": "",
+}
+"""Hatch of each cause."""
+
+LABEL: Final = {
+    "dense": "dense part",
+    "gpu_experts": "GPU experts",
+    "cpu_experts": "CPU experts",
+    "exposed_demand": "demand fetch",
+    "exposed_prefetch": "late prefetch",
+    "exposed_other_transfer": "other transfer",
+    "decision": "decision",
+    "activation": "activations",
+    "predict": "prediction",
+    "idle": "idle",
+}
+"""Words for each cause, in legends."""
+
+CHROME: Final = {
+    "dense": "rail_response",
+    "gpu_experts": "thread_state_runnable",
+    "cpu_experts": "thread_state_running",
+    "exposed_demand": "terrible",
+    "exposed_prefetch": "thread_state_iowait",
+    "exposed_other_transfer": "yellow",
+    "decision": "detailed_memory_dump",
+    "activation": "black",
+    "predict": "grey",
+    "idle": "white",
+}
+"""The nearest of the few names that the trace event format knows; Perfetto chooses its own colours instead."""
+
+
+def text_on(fill: str) -> str:
+    """Choose black or white for text on a fill.
+
+    Parameters
+    ----------
+    fill : str
+        ``"#RRGGBB"``.
+
+    Returns
+    -------
+    str
+        The one with more contrast, by relative luminance.
+
+    Examples
+    --------
+    >>> text_on(BLUE), text_on(YELLOW)
+    ('#FFFFFF', '#000000')
+    """
+    red, green, blue = (int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    luminance = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    return BLACK if luminance > 0.18 else WHITE

@@ -1,0 +1,23 @@
+"""Where data files (traces, hardware profiles, experiments) are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def data_dirs(kind: str) -> list[Path]:
+    """Folders to search, in this order: under the current folder, beside the checkout, inside the package.
+
+    Parameters
+    ----------
+    kind : str
+        ``"hardware_profiles"``, ``"traces"`` or ``"experiments"``.
+
+    Returns
+    -------
+    list of Path
+        Existing folders, without repeats.
+    """
+    package = Path(__file__).resolve().parent
+    places = (Path.cwd() / kind, package.parent / kind, package / "data" / kind)
+    return list(dict.fromkeys(place.resolve() for place in places if place.is_dir()))

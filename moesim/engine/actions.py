@@ -1,0 +1,358 @@
+"""Carrying out what a policy returned: validation first, then effect, in the order returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from moesim.engine.devices import AHEAD, DeviceState, Task
+from moesim.engine.layer import FRESH, SKIPPED, STALE, Early, Group, Visit
+from moesim.engine.links import Transfer
+from moesim.engine.memory import PoolState
+from moesim.errors import PolicyError, unknown_name
+from moesim.policy import Drop, Fetch, Move, Predict, Run, Send, Skip
+from moesim.units import format_ns
+
+if TYPE_CHECKING:
+    from moesim.engine.core import Engine
+
+
+class Actions:
+    """Applies actions to the engine's state."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.n_experts = engine.model.n_experts
+        self.n_layers = engine.model.n_layers
+        self._apply = {
+            Fetch: self._fetch, Drop: self._drop, Move: self._move, Skip: self._skip, Predict: self._predict, Send: self._send,
+        }  # fmt: skip
+
+    def apply(self, actions: Iterable[Any]) -> None:
+        """Apply the actions returned for one event; Runs among them that share a device and layer form a group."""
+        groups: dict[tuple[int, int], Group] | None = None
+        for action in actions:
+            kind = type(action)
+            if kind is Run:
+                if groups is None:
+                    groups = {}
+                self._run(action, groups)
+            else:
+                handler = self._apply.get(kind)
+                if handler is None:
+                    self.fail(f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send")
+                handler(action)
+        if groups:
+            for group in groups.values():
+                self._launch(group)
+
+    def fail(self, what: str, remedy: str) -> NoReturn:
+        engine = self.engine
+        layer = engine.visit.layer if engine.visit is not None else -1
+        where = f"t={format_ns(engine.env.now)}, step {engine.step.index}, layer {layer}"
+        raise PolicyError(f"{where}: {what}; {remedy} [policy={engine.policy_name}]")
+
+    def _device(self, name: str, what: str) -> DeviceState:
+        device = self.engine.by_name.get(name)
+        if device is None:
+            self.fail(f"{what}: {unknown_name('device', name, self.engine.by_name)}", "name a device of the profile")
+        return device
+
+    def _unit(self, layer: int, expert: int, what: str) -> int:
+        if not (0 <= layer < self.n_layers and 0 <= expert < self.n_experts):
+            self.fail(
+                f"{what}(L{layer}/E{expert}): no such unit",
+                f"layers are 0..{self.n_layers - 1}, experts 0..{self.n_experts - 1}",
+            )
+        return layer * self.n_experts + expert
+
+    def _pool(self, device: DeviceState, name: str, what: str) -> PoolState:
+        pool = device.memory.pools.get(name)
+        if pool is None:
+            self.fail(
+                f"{what}: {unknown_name('pool', name, device.memory.pools)}", f"declare Pool('{device.name}', '{name}', ...) in place()"
+            )
+        return pool
+
+    # --------------------------------------------------------------------------------------------------------- weights
+    def _fetch(self, action: Fetch) -> None:
+        layer, experts, name, urgency, pool_name, source = action
+        engine = self.engine
+        device = self._device(name, "Fetch")
+        pool = None if device.backing else self._pool(device, pool_name, f"Fetch(L{layer}, {name})")
+        if urgency < 0:
+            self.fail(f"Fetch(L{layer}, {name}): urgency {urgency}", "classes start at 0 (demand)")
+        pending = device.pending
+        for expert in experts:
+            unit = self._unit(layer, expert, "Fetch")
+            transfer = pending.get(unit)
+            if transfer is not None:
+                self._hasten(transfer, urgency)
+                continue
+            copy = device.memory.copies.get(unit)
+            if copy is not None and not device.backing:
+                copy.doomed = False
+                continue
+            self._new_transfer(layer, expert, unit, device, urgency, pool, source)
+        engine.links_changed = True
+
+    def _hasten(self, transfer: Transfer, urgency: int) -> None:
+        transfer.drop_on_arrival = False
+        if urgency < transfer.urgency:
+            link = transfer.link
+            if link.current is not transfer:
+                link.remove(transfer)
+                transfer.urgency = urgency
+                link.enqueue(transfer)
+            else:
+                transfer.urgency = urgency
+
+    def _new_transfer(self, layer: int, expert: int, unit: int, device: DeviceState, urgency: int, pool: PoolState | None,
+                      source: str | None) -> None:  # fmt: skip
+        engine = self.engine
+        n_bytes = engine.expert_bytes[layer]
+        if pool is not None and n_bytes > pool.capacity:
+            self.fail(
+                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {pool.capacity} bytes, the expert has {n_bytes}",
+                "make the pool at least one expert large",
+            )
+        for src in engine.sources(device, source):
+            copy = src.memory.copies.get(unit)
+            if copy is not None and src is not device:
+                break
+        else:
+            known = f"no copy on {source}" if source else "no copy anywhere that can be reached"
+            self.fail(f"Fetch(L{layer}/E{expert}, {device.name}): {known}", "leave source out, or fetch it to there first")
+        copy.pins += 1
+        path = engine.path(src.name, device.name)
+        transfer = Transfer(engine.next_number(), unit, layer, expert, n_bytes, path, urgency, engine.env.now)
+        transfer.src = src.name
+        transfer.dst = device
+        transfer.pool = pool
+        device.pending[unit] = transfer
+        path[0].enqueue(transfer)
+
+    def _drop(self, action: Drop) -> None:
+        layer, experts, name = action
+        device = self._device(name, "Drop")
+        if device.backing:
+            self.fail(f"Drop(L{layer}, {name}): copies on a backing device stay", "drop copies on other devices only")
+        now = self.engine.env.now
+        for expert in experts:
+            unit = self._unit(layer, expert, "Drop")
+            if unit in device.memory.copies:
+                device.memory.drop(unit, now)
+                continue
+            transfer = device.pending.get(unit)
+            if transfer is None:
+                self.fail(f"Drop(L{layer}/E{expert}, {name}): neither resident nor being fetched", "drop only what is there")
+            if transfer.started or transfer.waiting:
+                transfer.drop_on_arrival = True
+            else:
+                transfer.link.remove(transfer)
+                del device.pending[unit]
+                self.engine.by_name[transfer.src].memory.unpin(unit, now)
+
+    def _move(self, action: Move) -> None:
+        layer, experts, name, pool_name = action
+        device = self._device(name, "Move")
+        pool = self._pool(device, pool_name, f"Move(L{layer}, {name})")
+        for expert in experts:
+            unit = self._unit(layer, expert, "Move")
+            copy = device.memory.copies.get(unit)
+            if copy is None:
+                self.fail(f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
+            if copy.pool is not pool and not pool.has_room(layer, self.engine.expert_bytes[layer]):
+                self.fail(f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full", "Drop or Move something out of it first")
+            device.memory.relabel(unit, pool, layer)
+
+    # ----------------------------------------------------------------------------------------------------------- runs
+    def _run(self, action: Run, groups: dict[tuple[int, int], Group]) -> None:
+        layer, experts, name, rows, inputs_from, part = action
+        engine = self.engine
+        device = engine.by_name.get(name) or self._device(name, "Run")
+        if part != "expert":
+            self.fail(f"Run(L{layer}, {name}): {unknown_name('part', part, ['expert'])}", "this model has experts of one precision")
+        visit = engine.visit
+        if visit is None or layer != visit.layer or visit.mbs_left == engine.n_mbs or inputs_from is not None:
+            visit = self._visit_for(layer, rows, inputs_from, name)
+        group: Group | None = None
+        if device is not engine.dense_at[layer] or device.first_extra or rows is not None:
+            key = (device.index, layer if inputs_from is None else inputs_from * self.n_layers + layer)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = Group(visit, device)
+                group.inputs_from = layer if inputs_from is None else inputs_from
+        copies = device.memory.copies
+        now = engine.env.now
+        main = device.main
+        for expert in experts:
+            unit = visit.base + expert
+            if rows is None:
+                n_rows = self._take_all(visit, layer, expert, name)
+                if group is not None:
+                    group.union |= self._row_bits(visit, expert)
+                visit.pending[expert] = 0
+                visit.unsettled -= n_rows
+            else:
+                n_rows = self._take_rows(visit, layer, expert, rows, inputs_from)
+                assert group is not None
+                for row in rows:
+                    group.union |= 1 << row
+            task = Task(engine.next_number(), "expert", visit.step, layer, engine.mb, expert, unit, n_rows, engine.expert_ns(device, n_rows), now, visit, group, None)
+            copy = copies.get(unit)
+            if copy is not None:
+                copy.pins += 1
+            else:
+                transfer = device.pending.get(unit)
+                if transfer is None:
+                    self.fail(
+                        f"Run(L{layer}/E{expert}, {name}): not resident and no fetch pending",
+                        f"return Fetch(L{layer}/E{expert}, {name}) before it",
+                    )
+                transfer.waiting.append(task)
+                task.waits = 1
+            visit.outstanding += 1
+            if group is None:
+                main.submit(task)
+            else:
+                group.tasks.append(task)
+
+    def _visit_for(self, layer: int, rows: Sequence[int] | None, inputs_from: int | None, name: str) -> Visit:
+        """Return the visit that a Run belongs to when it is not simply the present, routed layer."""
+        engine = self.engine
+        now_layer = engine.visit.layer if engine.visit is not None else -1
+        if not now_layer <= layer < self.n_layers:
+            self.fail(f"Run(L{layer}, {name}): that layer is over or does not exist", "run experts of this layer or a later one of this step")
+        routed = layer == now_layer and engine.visit is not None and engine.visit.mbs_left < engine.n_mbs
+        if inputs_from is not None and not 0 <= inputs_from <= layer:
+            self.fail(f"Run(L{layer}, {name}): inputs_from={inputs_from}", f"name a layer in 0..{layer}")
+        if not routed and rows is None:
+            self.fail(f"Run(L{layer}, {name}): not routed yet", "name its rows, or wait for Routed")
+        if inputs_from is not None and rows is None:
+            self.fail(f"Run(L{layer}, {name}): inputs_from without rows", "name the rows that read the other state")
+        if layer == now_layer and engine.visit is not None:
+            return engine.visit
+        return engine.future_visit(layer)
+
+    def _take_all(self, visit: Visit, layer: int, expert: int, name: str) -> int:
+        n_rows = visit.pending[expert] if 0 <= expert < self.n_experts else 0
+        if not n_rows:
+            self._unit(layer, expert, "Run")
+            self.fail(
+                f"Run(L{layer}/E{expert}, {name}): no row is routed to it, or all have been taken",
+                "run each active expert once; name rows to run another expert instead",
+            )
+        return n_rows
+
+    def _row_bits(self, visit: Visit, expert: int) -> int:
+        """Rows that a Run of `expert` with rows=None takes, as bits."""
+        if self.engine.step_rows == 1:
+            return 1
+        if visit._slots is not None:
+            return sum(1 << row for row in visit.rows_of(expert))
+        table = visit.experts[0] if len(visit.experts) == 1 else np.concatenate(visit.experts)
+        mask = np.packbits((table == expert).any(axis=1), bitorder="little")
+        return int.from_bytes(mask.tobytes(), "little")
+
+    def _take_rows(self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
+        self._unit(layer, expert, "Run")
+        n_step = self.engine.step_rows
+        if not len(rows) or any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
+            self.fail(f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
+        stale = inputs_from is not None and inputs_from != layer
+        if visit.experts and not visit.mbs_left:
+            visit.settle(expert, rows, STALE if stale else FRESH, stale)
+        else:
+            visit.early.append(Early(expert, rows, stale))
+        return len(rows)
+
+    def _launch(self, group: Group) -> None:
+        """Submit a group: at once where the hidden state is, else when its rows have crossed."""
+        engine = self.engine
+        visit = group.visit
+        layer = visit.layer
+        group.left = len(group.tasks)
+        group.rows = group.union.bit_count()
+        home = engine.dense_at[group.inputs_from]
+        far = group.device is not home
+        ready = engine.state_is_there(group.inputs_from)
+        for task in group.tasks:
+            if far or not ready:
+                task.waits += 1
+            group.device.main.submit(task)
+        visit.outstanding += 1  # the group itself: until its outputs are back
+
+        def wake() -> None:
+            for task in group.tasks:
+                group.device.main.wake(task, engine.env.now)
+
+        def inputs_ready() -> None:
+            if far:
+                engine.cross(home, group.device, layer, group.rows, "in", wake)
+            elif not ready:
+                wake()
+
+        if ready:
+            inputs_ready()
+        else:
+            engine.when_state(group.inputs_from, inputs_ready)
+
+    def _skip(self, action: Skip) -> None:
+        layer, experts, rows = action
+        visit = self.engine.visit
+        if visit is None or layer != visit.layer or visit.mbs_left:
+            self.fail(f"Skip(L{layer})", "skip slots of the present layer, once it is routed")
+        for expert in experts:
+            self._unit(layer, expert, "Skip")
+            chosen = visit.rows_of(expert) if rows is None else list(rows)
+            routed = set(visit.rows_of(expert))
+            if not chosen or not routed.issuperset(chosen):
+                self.fail(f"Skip(L{layer}/E{expert}): rows {chosen[:8]} are not routed to it, or are settled", "skip only open slots")
+            visit.settle(expert, chosen, SKIPPED, False)
+
+    # ------------------------------------------------------------------------------------------------ predictions, messages
+    def _predict(self, action: Predict) -> None:
+        step, layer, source, name, lane = action
+        engine = self.engine
+        device = self._device(name, "Predict")
+        if step != engine.step.index:
+            self.fail(f"Predict(step {step}, L{layer}): this is step {engine.step.index}", "predict within the present step")
+        self._unit(layer, 0, "Predict")
+        predictor = engine.predictors.get(source)
+        if predictor is None:
+            self.fail(f"Predict: {unknown_name('source', source, engine.predictors)}", "list it in Policy.needs")
+        if lane not in ("main", "side"):
+            self.fail(f"Predict(L{layer}): lane '{lane}'", "lanes are 'main' and 'side'")
+        if lane == "side" and device.side.expert_activity not in engine.contention.partners:
+            self.fail(
+                f"Predict(L{layer}, {name}): the profile has no rate for the side lane",
+                f"measure a contention pair with '{name}.side', or use lane='main'",
+            )
+        work = engine.costs.predict_ns(name, engine.step_rows, source)
+        target = device.main if lane == "main" else device.side
+        key = engine.next_number() + (AHEAD if lane == "main" else 0)
+
+        def done() -> None:
+            engine.predicted.append((step, layer, source, predictor))
+
+        task = Task(key, "predict", step, layer, -1, -1, -1, engine.step_rows, work, engine.env.now, None, None, done)
+        needed = predictor.needs_layer(layer)
+        if needed is not None and not engine.state_is_there(needed):
+            task.waits = 1
+            engine.when_state(needed, lambda: target.wake(task, engine.env.now))
+        target.submit(task)
+
+    def _send(self, action: Send) -> None:
+        n_bytes, src, dst, tag = action
+        engine = self.engine
+        if src == dst or n_bytes < 1:
+            self.fail(f"Send({n_bytes}, {src}, {dst})", "send at least one byte between two devices")
+        self._device(src, "Send")
+        self._device(dst, "Send")
+        path = engine.path(src, dst)
+        message = Transfer(engine.next_number(), -1, -1, -1, n_bytes, path, 0, engine.env.now)
+        message.on_arrival = lambda: engine.sent.append(tag)
+        path[0].enqueue(message)

@@ -1,0 +1,116 @@
+"""Rates of activities that overlap (rule 9).
+
+Work is counted in millionths of a nanosecond at full rate, rates in parts per million, so that all arithmetic is exact
+in integers: an activity with ``work`` ns left at rate ``r`` ends after ``ceil(work * 10**6 / r)`` ns, and a change of
+rate at any instant conserves what is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simpy import Environment
+from simpy.events import Timeout
+
+from moesim.hardware import HardwareProfile
+
+FULL = 1_000_000
+
+
+class Lane:
+    """Something that does one thing at a time: a lane of a device, or a link.
+
+    ``activity`` names what it does at present, None when idle. Without contention a start is one Timeout; with it, a
+    change of rate makes a new Timeout, and the old one is recognised as stale by its number.
+    """
+
+    __slots__ = ("_fired", "_number", "activity", "end", "env", "last", "left", "on_done", "partners", "rate", "table")
+
+    def __init__(self, env: Environment, table: ContentionTable) -> None:
+        self.env = env
+        self.table = table
+        self.activity: str | None = None
+        self.on_done: Any = None  # callback taking the SimPy event
+        self.end = 0  # when the present activity ends, as things stand
+        self.left = 0  # work left at `last`, in millionths of ns
+        self.last = 0
+        self.rate = FULL
+        self._number = 0
+        self._fired = self._on_timeout
+
+    def begin(self, activity: str, work_ns: int) -> None:
+        """Start an activity that takes `work_ns` alone."""
+        self.activity = activity
+        env = self.env
+        partners = self.table.partners.get(activity)
+        if partners is None:
+            self.end = env.now + work_ns
+            Timeout(env, work_ns).callbacks.append(self.on_done)
+            return
+        self.left = work_ns * FULL
+        self.last = env.now
+        self.rate = self.table.rate_of(activity)
+        self._schedule()
+        self.table.active.setdefault(activity, []).append(self)
+        self._touch(partners)
+
+    def finish(self) -> None:
+        """Mark the present activity as over; partners may speed up."""
+        activity = self.activity
+        self.activity = None
+        if activity is None:
+            return
+        partners = self.table.partners.get(activity)
+        if partners is not None:
+            self.table.active[activity].remove(self)
+            self._touch(partners)
+
+    def _touch(self, partners: dict[str, int]) -> None:
+        for name in partners:
+            for lane in self.table.active.get(name, ()):
+                lane.set_rate(self.table.rate_of(name))
+
+    def set_rate(self, rate: int) -> None:
+        if rate == self.rate:
+            return
+        now = self.env.now
+        self.left -= (now - self.last) * self.rate
+        self.last = now
+        self.rate = rate
+        if self.left > 0:  # else its completion is due at this very instant
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._number += 1
+        delay = -(-self.left // self.rate)
+        self.end = self.last + delay
+        Timeout(self.env, delay, self._number).callbacks.append(self._fired)
+
+    def _on_timeout(self, event: Any) -> None:
+        # A stale alarm still reports, because it may be the last event of this instant.
+        self.on_done(event if event.value == self._number else None)
+
+
+class ContentionTable:
+    """All measured pairs, and which contended activities go on at present."""
+
+    def __init__(self, hardware: HardwareProfile) -> None:
+        self.partners: dict[str, dict[str, int]] = {}  # activity -> {other: rate of activity while other goes on}
+        self.active: dict[str, list[Lane]] = {}
+        for pair in hardware.contention:
+            self._add(pair.a, pair.b, pair.a_rate_ppm, pair.b_rate_ppm)
+        for device in hardware.devices.values():
+            if device.side_ppm is not None:
+                for main in (f"{device.name}.experts", f"{device.name}.dense"):
+                    self._add(f"{device.name}.side", main, device.side_ppm, FULL)
+
+    def _add(self, a: str, b: str, a_rate: int, b_rate: int) -> None:
+        self.partners.setdefault(a, {})[b] = a_rate
+        self.partners.setdefault(b, {})[a] = b_rate
+
+    def rate_of(self, activity: str) -> int:
+        rate = FULL
+        for other, slowed in self.partners[activity].items():
+            if slowed < rate and self.active.get(other):
+                rate = slowed
+        return rate

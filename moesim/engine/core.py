@@ -1,0 +1,400 @@
+"""The event loop: steps, layers, and the order of things within one instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from simpy import Environment
+from simpy.core import Infinity
+from simpy.events import Timeout
+
+from moesim.engine.actions import Actions
+from moesim.engine.build import build
+from moesim.engine.contention import ContentionTable
+from moesim.engine.delivery import Delivery
+from moesim.engine.devices import DeviceState, Task
+from moesim.engine.layer import Group, Visit
+from moesim.engine.links import LinkState, Medium, Transfer, victim_question
+from moesim.engine.stepping import Stepper
+from moesim.engine.stuck import explain
+from moesim.engine.view import EngineView
+from moesim.errors import DeadlockError, HardwareError
+from moesim.policy import Fetched, Ran, Sent
+from moesim.records import Records
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.costs import CostModel
+    from moesim.model import ModelSpec
+    from moesim.policy import Policy
+    from moesim.predictors import Predictor
+    from moesim.workload import MicroBatch, Step, Workload
+
+_new = tuple.__new__
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine runs.
+
+    Attributes
+    ----------
+    decision_ns : int
+        Time charged between Routed and the effect of the actions it causes, in nanoseconds.
+    """
+
+    decision_ns: int = 0
+
+
+def simulate(
+    *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
+    predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
+    options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
+) -> Records:  # fmt: skip
+    """Run one policy over one workload on one machine.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Shapes and bytes.
+    costs : CostModel
+        What everything takes, from a hardware profile; ``costs.hardware`` is the machine.
+    workload : Workload
+        Batched steps with their routing.
+    policy : Policy
+        What to do.
+    cache_slots : mapping of str to int
+        Expert slots granted to the cache of each device, over all layers.
+    predictors, tables : mapping
+        Prediction sources by name; calibration tables by name.
+    options : EngineOptions, optional
+    policy_name : str
+        For messages.
+    progress : callable, optional
+        Called with the index of each finished step.
+
+    Returns
+    -------
+    Records
+        Everything that happened.
+
+    Raises
+    ------
+    CapacityError
+        If a device's memory cannot hold what must be there.
+    PolicyError
+        If the policy returns an action that cannot be carried out.
+    DeadlockError
+        If nothing can happen any more and work remains.
+    """
+    return Engine(
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(),
+        policy_name or type(policy).__name__, progress,
+    ).run()  # fmt: skip
+
+
+class Engine:
+    """State of one run. Policies never see it; they see `EngineView`."""
+
+    def __init__(
+        self, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
+        predictors: Mapping[str, Predictor], tables: Mapping[str, NDArray[Any]], options: EngineOptions, policy_name: str,
+        progress: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self.costs = costs
+        self.workload = workload
+        self.policy = policy
+        self.policy_name = policy_name
+        self.cache_slots = dict(cache_slots)
+        self.predictors = predictors
+        self.tables = tables
+        self.options = options
+        self.progress = progress
+        self.records = Records()
+        self.env = Environment()
+        self.contention = ContentionTable(costs.hardware)
+        self.expert_bytes = [model.expert_bytes(layer) for layer in range(model.n_layers)]
+        self._number = 0
+        # What has been completed at this instant and is not yet told; see `flush`.
+        self.arrived: list[Transfer] = []
+        self.finished: list[tuple[DeviceState, Task]] = []
+        self.deferred: list[Callable[[], None]] = []
+        self.routed: list[int] = []  # micro-batches
+        self.predicted: list[tuple[int, int, str, Predictor]] = []
+        self.sent: list[str] = []
+        self.links_changed = False
+        # The present step and layer; `Stepper` moves them on.
+        self.step: Step = None  # type: ignore[assignment]
+        self.step_rows = 0
+        self.micro: tuple[MicroBatch, ...] = ()
+        self.n_mbs = 1
+        self.mb = 0  # micro-batch of the event being answered
+        self.visit: Visit | None = None
+        self.future: dict[int, Visit] = {}  # layers of this step that have early Runs
+        self.state_waiters: dict[int, list[Callable[[], None]]] = {}  # layer -> calls once its gate input exists
+        self.over: Any = None  # SimPy event: the last step has ended
+        # Filled by `build`.
+        self.by_name: dict[str, DeviceState] = {}
+        self.devices: list[DeviceState] = []
+        self.gpus: list[DeviceState] = []
+        self.links: list[LinkState] = []
+        self.media: list[Medium] = []
+        self.attention_at: list[DeviceState] = []
+        self.dense_at: list[DeviceState] = []
+        self.shared_at: list[DeviceState] = []
+        self.step_parts: dict[str, DeviceState] = {}
+        self.kv_layers: dict[str, int] = {}  # attention layers of each device
+        self._paths: dict[tuple[str, str], tuple[LinkState, ...]] = {}
+        self._sources: dict[str, list[DeviceState]] = {}
+        self._expert_ns: dict[str, dict[int, int]] = {}
+        self.listens = policy.listens
+        self._wants_fetched = Fetched in self.listens
+        self._wants_ran = Ran in self.listens
+        self.view = EngineView(self)
+        self.actions = Actions(self)
+        build(self)
+        self.stepper = Stepper(self)
+        self.delivery = Delivery(self)
+
+    # ------------------------------------------------------------------------------------------------------- small helpers
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def expert_ns(self, device: DeviceState, rows: int) -> int:
+        table = self._expert_ns.setdefault(device.name, {})
+        ns = table.get(rows)
+        if ns is None:
+            ns = table[rows] = self.costs.expert_ns(device.name, rows)
+        return ns
+
+    def path(self, src: str, dst: str) -> tuple[LinkState, ...]:
+        path = self._paths.get((src, dst))
+        if path is None:
+            states = {link.name: link for link in self.links}
+            path = self._paths[src, dst] = tuple(states[link.name] for link in self.costs.path(src, dst))
+        return path
+
+    def sources(self, device: DeviceState, name: str | None) -> list[DeviceState]:
+        """Devices from which weights can come to `device`, nearest first, then by name."""
+        if name is not None:
+            return [self.by_name[name]] if name in self.by_name else []
+        found = self._sources.get(device.name)
+        if found is None:
+            reach = []
+            for other in self.devices:
+                if other is not device:
+                    with suppress(HardwareError):  # no way from there
+                        reach.append((len(self.costs.path(other.name, device.name)), other.name))
+            found = self._sources[device.name] = [self.by_name[n] for _, n in sorted(reach)]
+        return found
+
+    def cross(self, src: DeviceState, dst: DeviceState, layer: int, rows: int, direction: str, then: Callable[[], None]) -> None:
+        """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``."""
+        path = self.path(src.name, dst.name)
+
+        def hop(i: int) -> None:
+            if i == len(path):
+                then()
+            else:
+                path[i].send_activation(layer, rows, direction, self.env.now, lambda: hop(i + 1))
+
+        hop(0)
+
+    def after(self, delay_ns: int, call: Callable[[], None]) -> None:
+        """Do something after a time, among the completions of that instant."""
+
+        def due(_: Any) -> None:
+            self.deferred.append(call)
+            self.flush_if_last()
+
+        Timeout(self.env, delay_ns).callbacks.append(due)
+
+    def future_visit(self, layer: int) -> Visit:
+        visit = self.future.get(layer)
+        if visit is None:
+            visit = Visit(self.step.index, layer, self.model.n_experts, self.model.top_k, self.n_mbs)
+            self.future[layer] = visit
+        return visit
+
+    def state_is_there(self, layer: int) -> bool:
+        """Whether the gate input of a layer exists in this step, for all rows."""
+        visit = self.visit
+        return visit is not None and (layer < visit.layer or (layer == visit.layer and not visit.mbs_left))
+
+    def when_state(self, layer: int, call: Callable[[], None]) -> None:
+        self.state_waiters.setdefault(layer, []).append(call)
+
+    def ask_victims(self, transfer: Transfer) -> bool:
+        """Ask the policy for victims until the transfer fits; False: it waits."""
+        pool = transfer.pool
+        assert pool is not None
+        memory = transfer.dst.memory
+        while not pool.has_room(transfer.layer, transfer.n_bytes):
+            victim = self.policy.evict(victim_question(transfer), self.view)
+            if victim is None:
+                return False
+            layer, expert = victim
+            unit = layer * self.model.n_experts + expert
+            copy = memory.copies.get(unit)
+            what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
+            if copy is None or copy.pool is not pool:
+                self.actions.fail(f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full")
+            if pool.per_layer and layer != transfer.layer:
+                self.actions.fail(f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
+            if copy.pins:
+                self.actions.fail(f"{what}: it is in use", "check view.is_pinned, or return None to wait")
+            memory.remove(unit, "evict", self.env.now)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------- one instant
+    def flush_if_last(self) -> None:
+        """Called at the end of every completion: act once all completions of this instant are in."""
+        env = self.env
+        if env.peek() > env.now:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what happened at this instant, in the order of rule 2, and start what can start."""
+        while True:
+            if self.finished or self.arrived or self.deferred or self.sent:
+                self._complete()
+            visit = self.visit
+            if visit is not None and visit.done:
+                self.stepper.end_layer(visit)
+            elif self.routed:
+                mbs, self.routed = self.routed, []
+                for mb in mbs:
+                    self.delivery.routed(mb)
+            elif self.predicted:
+                found, self.predicted = self.predicted, []
+                for prediction in found:
+                    self.delivery.predicted(*prediction)
+            elif not (self.finished or self.arrived or self.deferred or self.sent):
+                break
+        self._start()
+
+    def _start(self) -> None:
+        for device in self.devices:
+            main = device.main
+            if main.heap and main.current is None:
+                main.start_next()
+            side = device.side
+            if side.heap and side.current is None:
+                side.start_next()
+        for medium in self.media:
+            if not medium.busy:
+                links = medium.links
+                if len(links) == 1:
+                    link = links[0]
+                    if link.queue:
+                        entry = link.next_candidate()
+                        if entry is not None:
+                            link.start_transfer(entry)
+                else:
+                    candidates = [(e, link) for link in links if link.queue and (e := link.next_candidate()) is not None]
+                    if candidates:
+                        best, link = min(candidates, key=lambda c: c[0][:2])
+                        link.start_transfer(best)
+
+    def _complete(self) -> None:
+        """Take in completions: first all states and memory, then Fetched and Ran."""
+        arrived, self.arrived = self.arrived, []
+        finished, self.finished = self.finished, []
+        deferred, self.deferred = self.deferred, []
+        now = self.env.now
+        if len(finished) > 1:
+            finished.sort(key=lambda f: f[1].key)
+        if len(arrived) > 1:
+            arrived.sort(key=lambda t: t.fetch)
+        for device, task in finished:
+            if task.unit >= 0:
+                device.memory.unpin(task.unit, now)
+                assert task.visit is not None
+                task.visit.outstanding -= 1
+                if task.group is not None:
+                    self._group_progress(task.group)
+            elif task.argument is None:
+                task.then()
+            else:
+                task.then(task.argument)
+        for transfer in arrived:
+            self._arrive(transfer, now)
+        for call in deferred:
+            call()
+        if self._wants_fetched:
+            for transfer in arrived:
+                if transfer.unit >= 0:
+                    self.tell(_new(Fetched, (transfer.layer, transfer.expert, transfer.dst.name)))
+        if self._wants_ran:
+            for device, task in finished:
+                if task.unit >= 0:
+                    self.tell(_new(Ran, (task.step, task.layer, (task.expert,), device.name)))
+        if self.sent:
+            sent, self.sent = self.sent, []
+            for tag in sent:
+                if Sent in self.listens:
+                    self.tell(_new(Sent, (tag,)))
+
+    def _arrive(self, transfer: Transfer, now: int) -> None:
+        unit = transfer.unit
+        if unit < 0:
+            transfer.on_arrival()
+            return
+        dst = transfer.dst
+        if transfer.transit is not None:
+            transfer.transit.memory.add(-transfer.n_bytes, now)
+        del dst.pending[unit]
+        self.by_name[transfer.src].memory.unpin(unit, now)
+        if dst.backing:
+            return
+        copy = dst.memory.arrive(unit, transfer.pool, transfer.fetch)
+        for task in transfer.waiting:
+            copy.pins += 1
+            dst.main.wake(task, now)
+        if transfer.drop_on_arrival:
+            dst.memory.drop(unit, now)
+
+    def _group_progress(self, group: Group) -> None:
+        """One run of a group is done; with the last, its outputs go back."""
+        group.left -= 1
+        if group.left:
+            return
+        visit = group.visit
+        home = self.dense_at[visit.layer]
+
+        def back() -> None:
+            visit.outstanding -= 1
+
+        if group.device is home:
+            back()
+        else:
+            self.cross(group.device, home, visit.layer, group.rows, "out", back)
+
+    def tell(self, event: Any) -> None:
+        actions = self.policy.decide(event, self.view)
+        if actions:
+            self.actions.apply(actions)
+
+    def run(self) -> Records:
+        over = self.over = self.env.event()
+        self.stepper.next_step()
+        self.flush()
+        try:
+            self.env.run(until=over)
+        except RuntimeError:
+            if over.triggered or self.env.peek() != Infinity:
+                raise
+            raise DeadlockError(explain(self)) from None
+        self.records.makespan_ns = self.records.steps[-1].end
+        for device in self.devices:
+            self.records.peak_bytes[device.name] = device.memory.peak
+            for pool in device.memory.pools.values():
+                self.records.pool_peak_bytes[device.name, pool.name] = pool.peak
+        return self.records
+

@@ -1,0 +1,170 @@
+"""The present visit of a layer: which slots are settled, and what is still under way (rule 3, settlement)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.errors import PolicyError
+from moesim.records import InexactRecord
+
+if TYPE_CHECKING:
+    from moesim.engine.devices import DeviceState, Task
+
+FRESH, STALE, SUBSTITUTED, SUBSTITUTED_STALE, SKIPPED = 1, 2, 3, 4, 5
+KINDS = {STALE: "stale", SUBSTITUTED: "substituted", SUBSTITUTED_STALE: "substituted-stale", SKIPPED: "skipped"}
+
+
+class Group:
+    """Runs returned together for one device: their rows cross once, their outputs come back once (rule 8)."""
+
+    __slots__ = ("device", "first_extra", "inputs_from", "left", "rows", "tasks", "union", "visit")
+
+    def __init__(self, visit: Visit, device: DeviceState) -> None:
+        self.visit = visit
+        self.device = device
+        self.first_extra = device.first_extra
+        self.inputs_from = visit.layer  # the layer whose hidden state is read
+        self.tasks: list[Task] = []
+        self.left = 0
+        self.union = 0  # bit r set: row r of the step takes part
+        self.rows = 0
+
+
+class Early:
+    """Rows of a Run that was issued before its layer was routed; settled at Routed."""
+
+    __slots__ = ("expert", "rows", "stale")
+
+    def __init__(self, expert: int, rows: Sequence[int], stale: bool) -> None:
+        self.expert = expert
+        self.rows = rows
+        self.stale = stale
+
+
+class Visit:
+    """One visit of a layer.
+
+    The usual case, each expert run once for all rows routed to it, needs only `pending` (rows nobody has taken yet) and
+    `unsettled`. Runs of chosen rows, substitutions, stale inputs and skips go through a table of slots, `_slots`, which is
+    made when the first of them occurs.
+    """
+
+    __slots__ = (
+        "_slots", "_substitutes", "base", "begin", "decisions", "early", "experts", "k", "layer", "mbs_left", "outstanding", "pending",
+        "step", "unsettled", "weights",
+    )  # fmt: skip
+
+    def __init__(self, step: int, layer: int, n_experts: int, top_k: int, n_mbs: int) -> None:
+        self.step = step
+        self.layer = layer
+        self.base = layer * n_experts
+        self.k = top_k
+        self.begin = -1  # not begun: only early Runs refer to it
+        self.mbs_left = n_mbs
+        self.pending: list[int] = []  # rows per expert that no Run has taken
+        self.unsettled = 0
+        self.outstanding = 0  # tasks and transfers that must end before the layer does
+        self.decisions = 0  # decisions taken whose actions are not applied yet
+        self.experts: list[Any] = []  # per micro-batch (n, k)
+        self.weights: list[Any] = []
+        self.early: list[Early] = []
+        self._slots: Any = None
+        self._substitutes: list[tuple[int, int, bool]] = []  # (expert, row, stale) to settle last
+
+    def route(self, experts: Any, weights: Any, loads: Sequence[int], n_rows: int) -> None:
+        """Take in one micro-batch's routing."""
+        self.mbs_left -= 1
+        self.experts.append(experts)
+        self.weights.append(weights)
+        self.pending = [a + b for a, b in zip(self.pending, loads, strict=True)] if self.pending else list(loads)
+        self.unsettled += n_rows * self.k
+        if self._slots is not None:
+            self._extend_slots()
+
+    @property
+    def done(self) -> bool:
+        """Nothing left to decide, run or wait for; substitutes still to be settled count as decided."""
+        return not (self.outstanding or self.mbs_left or self.decisions) and self.unsettled <= len(self._substitutes)
+
+    # ------------------------------------------------------------------------------------------------ the general case
+    def _extend_slots(self) -> None:
+        known = 0 if self._slots is None else len(self._slots)
+        routed = sum(len(e) for e in self.experts)
+        fresh = np.zeros((routed, self.k), dtype=np.uint8)
+        if known:
+            fresh[:known] = self._slots
+        self._slots = fresh
+
+    def _make_slots(self) -> None:
+        if self._slots is None:
+            self._extend_slots()
+            table = np.concatenate(self.experts)
+            taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
+            self._slots[np.isin(table, taken)] = FRESH
+
+    def rows_of(self, expert: int) -> list[int]:
+        """Rows routed to an expert that no Run has taken, ascending."""
+        table = np.concatenate(self.experts)
+        mask = table == expert
+        if self._slots is not None:
+            mask &= self._slots == 0
+        return [int(r) for r in mask.any(axis=1).nonzero()[0]]
+
+    def settle(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:
+        """Settle the slots of `expert` for `rows`; rows not routed to it wait for `settle_substitutes`."""
+        self._make_slots()
+        table = np.concatenate(self.experts)
+        for row in rows:
+            places = ((table[row] == expert) & (self._slots[row] == 0)).nonzero()[0]
+            if len(places):
+                self._slots[row, places[0]] = kind_if_routed
+                self.unsettled -= 1
+                self.pending[expert] -= 1
+            else:
+                self._substitutes.append((expert, row, stale))
+
+    def settle_early(self) -> None:
+        """Settle the Runs that were issued before the layer was routed, where they match."""
+        for early in self.early:
+            self.settle(early.expert, early.rows, STALE if early.stale else FRESH, early.stale)
+        self.early = []
+
+    @property
+    def has_slots(self) -> bool:
+        return self._slots is not None
+
+    def gate_mass(self) -> float:
+        """Sum of the gate weights of all slots."""
+        return float(sum(w.sum(dtype=np.float64) for w in self.weights))
+
+    def settle_substitutes(self, where: str, who: str) -> None:
+        """Give each Run of an expert that was not routed for a row that row's next unsettled slot, in rank order."""
+        table = np.concatenate(self.experts) if self._substitutes else None
+        for expert, row, stale in self._substitutes:
+            places = (self._slots[row] == 0).nonzero()[0]
+            if not len(places):
+                raise PolicyError(
+                    f"{where}: Run(E{expert}) for row {row}: every slot of that row is settled already; "
+                    f"leave the row out, or Run fewer experts for it {who}"
+                )
+            self._slots[row, places[0]] = SUBSTITUTED_STALE if stale else SUBSTITUTED
+            self.unsettled -= 1
+            assert table is not None
+            self.pending[int(table[row, places[0]])] -= 1
+        self._substitutes = []
+
+    def inexact_records(self) -> list[InexactRecord]:
+        """What was not fresh, once every slot is settled."""
+        if self._slots is None:
+            return []
+        weights = np.concatenate(self.weights).astype(np.float64)
+        found = []
+        for kind, name in KINDS.items():
+            mask = self._slots == kind
+            slots = int(mask.sum())
+            if slots:
+                found.append(InexactRecord(self.step, self.layer, name, slots, float(weights[mask].sum())))
+        return found

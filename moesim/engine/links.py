@@ -1,0 +1,243 @@
+"""Transfers over directed, serial links (rules 5 and 6), and activations on their control lanes (rule 8)."""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING, Any
+
+from moesim.engine.contention import Lane
+from moesim.engine.memory import PoolState
+from moesim.hardware import Link
+from moesim.policy import DEMAND, PREFETCH, Fetch
+from moesim.records import ActivationRecord, TransferRecord
+
+if TYPE_CHECKING:
+    from moesim.engine.core import Engine
+
+_new = tuple.__new__
+_CAUSE = {DEMAND: "demand", PREFETCH: "prefetch"}
+
+
+class Transfer:
+    """One fetch of one expert on its way, or a message."""
+
+    __slots__ = (
+        "cancelled", "dst", "expert", "fetch", "first_chunk", "hop", "key", "layer", "left", "link", "n_bytes", "on_arrival",
+        "path", "pool", "started", "src", "submitted", "transit", "unit", "urgency", "waited_memory", "waiting", "drop_on_arrival",
+    )  # fmt: skip
+
+    def __init__(self, fetch: int, unit: int, layer: int, expert: int, n_bytes: int, path: tuple[LinkState, ...],
+                 urgency: int, submitted: int) -> None:  # fmt: skip
+        self.fetch = fetch  # number, also the submission order
+        self.unit = unit  # -1: a message
+        self.layer = layer
+        self.expert = expert
+        self.n_bytes = n_bytes
+        self.path = path
+        self.urgency = urgency
+        self.submitted = submitted
+        self.src = "message"  # name of the source device; of a message, its cause
+        self.dst: Any = None  # DeviceState of the destination; None for messages
+        self.pool: PoolState | None = None
+        self.hop = 0
+        self.left = n_bytes
+        self.link: LinkState = path[0]  # where it is queued or under way
+        self.started = False
+        self.first_chunk = True  # the next chunk is the first of its hop: memory is not reserved yet
+        self.transit: Any = None  # intermediate device that holds it after a hop
+        self.cancelled = False
+        self.drop_on_arrival = False
+        self.waited_memory = False
+        self.waiting: list[Any] = []  # tasks that need it
+        self.on_arrival: Any = None  # for messages
+
+    @property
+    def cause(self) -> str:
+        if self.unit < 0:
+            return self.src
+        if self.dst.backing:
+            return "write-back"
+        return _CAUSE.get(self.urgency, "update")
+
+
+class Medium:
+    """Links that are serial together. A link without a named medium has one of its own."""
+
+    __slots__ = ("busy", "links")
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.links: list[LinkState] = []
+
+
+class LinkState:
+    """A directed link: its queue, what is in flight, and its control lane."""
+
+    __slots__ = (
+        "activity", "chunk", "control_free", "costs", "current", "current_bytes", "engine", "lane", "link", "medium", "memo",
+        "name", "queue", "start", "to",
+    )  # fmt: skip
+
+    def __init__(self, engine: Engine, link: Link, to: Any, medium: Medium) -> None:
+        self.engine = engine
+        self.link = link
+        self.name = link.name
+        self.activity = link.name
+        self.to = to  # DeviceState at the far end
+        self.medium = medium
+        medium.links.append(self)
+        self.costs = engine.costs
+        self.chunk = engine.costs.chunk_bytes or 0
+        self.queue: list[tuple[int, int, Transfer]] = []  # (urgency, fetch number, transfer), ascending
+        self.lane = Lane(engine.env, engine.contention)
+        self.lane.on_done = self._done
+        self.current: Transfer | None = None
+        self.current_bytes = 0
+        self.start = 0
+        self.memo: dict[int, int] = {}
+        self.control_free = 0
+
+    # ------------------------------------------------------------------------------------------------- weights, messages
+    def enqueue(self, transfer: Transfer) -> None:
+        transfer.link = self
+        insort(self.queue, (transfer.urgency, transfer.fetch, transfer))
+
+    def remove(self, transfer: Transfer) -> None:
+        self.queue.remove((transfer.urgency, transfer.fetch, transfer))
+
+    def next_candidate(self) -> tuple[int, int, Transfer] | None:
+        """Return the first in (urgency, submission) that can start now; its memory is not yet taken, but there."""
+        seen_class = -1
+        for entry in self.queue:
+            transfer = entry[2]
+            head = entry[0] != seen_class
+            seen_class = entry[0]
+            if not transfer.first_chunk or transfer.dst is None:
+                return entry
+            if transfer.hop < len(transfer.path) - 1:  # an intermediate device
+                if self.to.memory.used + transfer.n_bytes <= self.to.memory.capacity:
+                    return entry
+            elif transfer.pool is None:  # write-back: the backing copy's place is always there
+                return entry
+            else:
+                pool = transfer.pool
+                slot = transfer.layer if pool.per_layer else 0
+                if pool.used[slot] + transfer.n_bytes <= pool.capacity:
+                    return entry
+                if head and self.engine.ask_victims(transfer):
+                    return entry
+            if head:
+                transfer.waited_memory = True
+        return None
+
+    def start_transfer(self, entry: tuple[int, int, Transfer]) -> None:
+        transfer = entry[2]
+        if self.queue[0] is entry:
+            del self.queue[0]
+        else:
+            self.queue.remove(entry)
+        engine = self.engine
+        now = engine.env.now
+        if transfer.first_chunk:
+            transfer.first_chunk = False
+            transfer.started = True
+            if transfer.dst is not None:
+                if transfer.hop < len(transfer.path) - 1:
+                    self.to.memory.add(transfer.n_bytes, now)
+                elif transfer.pool is not None:
+                    transfer.dst.memory.reserve(transfer.pool, transfer.layer, now)
+        n_bytes = transfer.left
+        if self.chunk and n_bytes > self.chunk:
+            n_bytes = self.chunk
+        work = self.memo.get(n_bytes)
+        if work is None:
+            work = self.memo[n_bytes] = self.costs.transfer_ns(self.link, n_bytes)
+        self.current = transfer
+        self.current_bytes = n_bytes
+        self.start = now
+        self.medium.busy = True
+        self.lane.begin(self.activity, work)
+
+    def _done(self, event: Any) -> None:
+        engine = self.engine
+        if event is not None:
+            self.medium.busy = False
+            transfer = self.current
+            assert transfer is not None
+            self.current = None
+            self.lane.finish()
+            n_bytes = self.current_bytes
+            transfer.left -= n_bytes
+            last = not transfer.left and transfer.hop == len(transfer.path) - 1
+            engine.records.transfers.append(
+                _new(
+                    TransferRecord,
+                    (self.start, engine.env.now, self.name, transfer.cause, transfer.layer, transfer.expert, n_bytes,
+                     transfer.urgency, transfer.submitted, transfer.fetch, last, transfer.waited_memory),
+                )
+            )  # fmt: skip
+            if transfer.left:
+                self.enqueue(transfer)
+            elif last:
+                engine.arrived.append(transfer)
+            else:
+                self._next_hop(transfer)
+        engine.flush_if_last()
+
+    def _next_hop(self, transfer: Transfer) -> None:
+        """Store and forward: the weights are now at an intermediate device; queue them on the next link."""
+        now = self.engine.env.now
+        if transfer.transit is not None:
+            transfer.transit.memory.add(-transfer.n_bytes, now)
+        transfer.transit = self.to if transfer.dst is not None else None
+        transfer.hop += 1
+        transfer.left = transfer.n_bytes
+        transfer.first_chunk = True
+        transfer.waited_memory = False
+        transfer.path[transfer.hop].enqueue(transfer)
+
+    def remaining_ns(self, transfer: Transfer) -> int:
+        """Time to the arrival of a transfer as things stand: what is in flight, then its chunks and hops alone."""
+        left = transfer.left
+        total = 0
+        if self.current is transfer:
+            total = self.lane.end - self.engine.env.now
+            left -= self.current_bytes
+        for link in transfer.path[transfer.hop :]:
+            total += link.alone_ns(left)
+            left = transfer.n_bytes
+        return total
+
+    def alone_ns(self, n_bytes: int) -> int:
+        """Time of some bytes over this link, in chunks, when nothing else moves."""
+        full, rest = divmod(n_bytes, self.chunk) if self.chunk else (0, n_bytes)
+        total = full * self.costs.transfer_ns(self.link, self.chunk) if full else 0
+        return total + (self.costs.transfer_ns(self.link, rest) if rest else 0)
+
+    # ---------------------------------------------------------------------------------------------------- control lane
+    def send_activation(self, layer: int, rows: int, direction: str, submitted: int, then: Any) -> None:
+        """Move the activations of `rows` rows over this link, then call ``then()``."""
+        engine = self.engine
+        n_bytes = engine.model.activation_bytes(rows)
+        if self.link.share_link:
+            message = Transfer(engine.next_number(), -1, layer, -1, n_bytes, (self,), DEMAND, submitted)
+            message.src = "activation"
+            message.on_arrival = then
+            self.enqueue(message)
+            return
+        now = engine.env.now
+        start = self.control_free if self.control_free > now else now
+        end = start + self.costs.activation_ns(self.link, rows)
+        self.control_free = end
+        engine.records.activations.append(
+            _new(ActivationRecord, (start, end, self.name, engine.step.index, layer, rows, n_bytes, direction, submitted))
+        )
+
+        engine.after(end - now, then)
+
+
+def victim_question(transfer: Transfer) -> Fetch:
+    """The fetch of one expert that could start now, as the policy sees it in `evict`."""
+    pool = transfer.pool
+    assert pool is not None
+    return _new(Fetch, (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None))  # type: ignore[no-any-return]

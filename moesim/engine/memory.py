@@ -1,0 +1,136 @@
+"""Who is where: copies, pools and pins of one device (rule 6)."""
+
+from __future__ import annotations
+
+
+from moesim.records import EvictionRecord, MemoryRecord
+
+_new = tuple.__new__
+
+
+class CopyState:
+    """One resident copy of an expert."""
+
+    __slots__ = ("doomed", "fetch", "pins", "pool", "used")
+
+    def __init__(self, pool: PoolState | None, fetch: int) -> None:
+        self.pool = pool  # None on a backing device
+        self.fetch = fetch  # the fetch that brought it; -1: placed at the start
+        self.pins = 0  # queued or running Runs and copies that read it here
+        self.used = False
+        self.doomed = False  # dropped while pinned: goes when idle
+
+
+class PoolState:
+    """A pool's bytes in use; ``used[0]``, or ``used[layer]`` if the pool is per layer."""
+
+    __slots__ = ("capacity", "name", "peak", "per_layer", "total", "used")
+
+    def __init__(self, name: str, capacity: int, per_layer: bool, n_layers: int) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.per_layer = per_layer
+        self.used = [0] * (n_layers if per_layer else 1)
+        self.total = 0
+        self.peak = 0
+
+    def has_room(self, layer: int, n_bytes: int) -> bool:
+        return self.used[layer if self.per_layer else 0] + n_bytes <= self.capacity
+
+    def take(self, layer: int, n_bytes: int) -> None:
+        self.used[layer if self.per_layer else 0] += n_bytes
+        self.total += n_bytes
+        if self.total > self.peak:
+            self.peak = self.total
+
+    def give(self, layer: int, n_bytes: int) -> None:
+        self.used[layer if self.per_layer else 0] -= n_bytes
+        self.total -= n_bytes
+
+
+class DeviceMemory:
+    """Copies and bytes of one device.
+
+    Attributes
+    ----------
+    resident : bytearray
+        One byte a unit (layer * n_experts + expert): 1 if a usable copy is here.
+    copies : dict of int to CopyState
+        The same, with what is known about each copy.
+    used : int
+        Bytes in use: fixed parts, KV, pools' contents and copies in transit.
+    """
+
+    def __init__(
+        self, name: str, n_layers: int, n_experts: int, expert_bytes: list[int], capacity: int, backing: bool,
+        evictions: list[EvictionRecord], memory: list[MemoryRecord],
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.n_experts = n_experts
+        self.expert_bytes = expert_bytes  # per layer
+        self.capacity = capacity
+        self.backing = backing
+        n_units = n_layers * n_experts
+        self.resident = bytearray(b"\x01" * n_units) if backing else bytearray(n_units)
+        self.copies: dict[int, CopyState] = dict.fromkeys(range(n_units), CopyState(None, -1)) if backing else {}
+        self.pools: dict[str, PoolState] = {}
+        self.used = 0
+        self.kv = 0
+        self.peak = 0
+        self._evictions = evictions
+        self._memory = memory
+
+    def add(self, n_bytes: int, now: int) -> None:
+        """Count bytes in (or, negative, out) and record the new level."""
+        self.used += n_bytes
+        if self.used > self.peak:
+            self.peak = self.used
+        self._memory.append(_new(MemoryRecord, (now, self.name, self.used)))
+
+    def reserve(self, pool: PoolState, layer: int, now: int) -> None:
+        n_bytes = self.expert_bytes[layer]
+        pool.take(layer, n_bytes)
+        self.add(n_bytes, now)
+
+    def arrive(self, unit: int, pool: PoolState, fetch: int) -> CopyState:
+        copy = CopyState(pool, fetch)
+        self.copies[unit] = copy
+        self.resident[unit] = 1
+        return copy
+
+    def remove(self, unit: int, reason: str, now: int) -> None:
+        """Forget an idle copy and free its memory."""
+        copy = self.copies.pop(unit)
+        self.resident[unit] = 0
+        layer, expert = divmod(unit, self.n_experts)
+        pool = copy.pool
+        assert pool is not None and copy.pins == 0
+        n_bytes = self.expert_bytes[layer]
+        pool.give(layer, n_bytes)
+        self.add(-n_bytes, now)
+        self._evictions.append(
+            _new(EvictionRecord, (now, self.name, pool.name, layer, expert, reason, copy.used, copy.fetch))
+        )
+
+    def drop(self, unit: int, now: int) -> None:
+        """Remove a copy now if it is idle, else as soon as it is."""
+        copy = self.copies[unit]
+        if copy.pins:
+            copy.doomed = True
+        else:
+            self.remove(unit, "drop", now)
+
+    def unpin(self, unit: int, now: int) -> None:
+        copy = self.copies[unit]
+        copy.pins -= 1
+        if copy.doomed and not copy.pins:
+            self.remove(unit, "drop", now)
+
+    def relabel(self, unit: int, pool: PoolState, layer: int) -> None:
+        """Move a resident copy to another pool; the device's bytes do not change."""
+        copy = self.copies[unit]
+        assert copy.pool is not None
+        n_bytes = self.expert_bytes[layer]
+        copy.pool.give(layer, n_bytes)
+        pool.take(layer, n_bytes)
+        copy.pool = pool

@@ -1,0 +1,39 @@
+"""Rule 10: say who waits for what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moesim.units import format_bytes, format_ns
+
+if TYPE_CHECKING:
+    from moesim.engine.core import Engine
+
+
+def explain(engine: Engine) -> str:
+    """Build the message of a deadlock from the engine's state."""
+    visit = engine.visit
+    layer = visit.layer if visit is not None else -1
+    waits = []
+    for link in engine.links:
+        for urgency, _, transfer in link.queue[:4]:
+            if transfer.pool is not None:
+                pool = transfer.pool
+                used = pool.used[transfer.layer if pool.per_layer else 0]
+                waits.append(
+                    f"Fetch(L{transfer.layer}/E{transfer.expert}, {transfer.dst.name}, urgency={urgency}) waits for memory in pool "
+                    f"'{pool.name}' ({format_bytes(used)} of {format_bytes(pool.capacity)} used, evict returned None)"
+                )
+            else:
+                waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")
+    for device in engine.devices:
+        for unit, transfer in device.pending.items():
+            for task in transfer.waiting[:2]:
+                waits.append(f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for the fetch of unit {unit}")
+        if device.main.n_waiting and not device.pending:
+            waits.append(f"{device.main.n_waiting} tasks on {device.name} wait for inputs")
+    if visit is not None and visit.unsettled:
+        open_experts = [e for e, n in enumerate(visit.pending) if n]
+        waits.append(f"layer {layer} has {visit.unsettled} unsettled slots of experts {open_experts[:8]}: no Run or Skip names them")
+    where = f"t={format_ns(engine.env.now)}, step {engine.step.index}, layer {layer}"
+    return f"{where}: nothing can happen and work remains: {'; '.join(waits) or 'no work is queued'} [policy={engine.policy_name}]"

@@ -1,0 +1,91 @@
+"""The read-only present that a policy sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.costs import CostModel
+    from moesim.engine.core import Engine
+    from moesim.model import ModelSpec
+
+
+class EngineView:
+    """Answers of `moesim.policy.View` from the engine's state."""
+
+    __slots__ = ("_by_name", "_engine", "_n_experts", "costs", "model", "tables")
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._by_name = engine.by_name
+        self._n_experts = engine.model.n_experts
+        self.model: ModelSpec = engine.model
+        self.costs: CostModel = engine.costs
+        self.tables: Mapping[str, NDArray[Any]] = engine.tables
+
+    @property
+    def now_ns(self) -> int:
+        return self._engine.env.now  # type: ignore[return-value]
+
+    @property
+    def devices(self) -> Sequence[str]:
+        return list(self._by_name)
+
+    @property
+    def gpus(self) -> Sequence[str]:
+        return [d.name for d in self._engine.gpus]
+
+    @property
+    def cpus(self) -> Sequence[str]:
+        return [d.name for d in self._engine.devices if not d.is_gpu]
+
+    @property
+    def compute(self) -> str:
+        return self._engine.costs.hardware.compute
+
+    @property
+    def host(self) -> str:
+        return self._engine.costs.hardware.backing[0]
+
+    @property
+    def max_tokens(self) -> int:
+        return self._engine.workload.max_tokens
+
+    def cache_slots(self, device: str) -> int:
+        return self._engine.cache_slots.get(device, 0)
+
+    def dense_device(self, layer: int) -> str:
+        return self._engine.dense_at[layer].name
+
+    def is_resident(self, layer: int, expert: int, device: str) -> bool:
+        return bool(self._by_name[device].memory.resident[layer * self._n_experts + expert])
+
+    def is_pending(self, layer: int, expert: int, device: str) -> bool:
+        return layer * self._n_experts + expert in self._by_name[device].pending
+
+    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
+        copy = self._by_name[device].memory.copies.get(layer * self._n_experts + expert)
+        return copy is not None and copy.pins > 0
+
+    def residency(self, layer: int, device: str) -> bytes:
+        n = self._n_experts
+        return bytes(self._by_name[device].memory.resident[layer * n : layer * n + n])
+
+    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
+        transfer = self._by_name[device].pending.get(layer * self._n_experts + expert)
+        return transfer.link.remaining_ns(transfer) if transfer is not None else 0
+
+    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
+        n = self._n_experts
+        copies = self._by_name[device].memory.copies
+        if layer is not None:
+            found = (e for e in range(n) if (c := copies.get(layer * n + e)) is not None and c.pool is not None and c.pool.name == pool)
+            return list(found)
+        return [divmod(u, n) for u in sorted(copies) if (p := copies[u].pool) is not None and p.name == pool]
+
+    def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
+        state = self._by_name[device].memory.pools[pool]
+        return state.capacity - state.used[layer if state.per_layer else 0]

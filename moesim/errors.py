@@ -1,0 +1,82 @@
+"""The error tree. Every message is one line: what, where, expected, got, remedy.
+
+Constructors take exactly one message string: SimPy re-raises ``type(e)(*e.args)``, so a richer constructor would
+turn into a TypeError and hide the cause.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MoesimError(Exception):
+    """Base of everything moesim raises on purpose."""
+
+
+class InputError(MoesimError):
+    """What the user gave is wrong; the command line exits with 2 and writes nothing."""
+
+
+class ConfigError(InputError):
+    """An experiment file, an option or a name is wrong."""
+
+
+class ModelError(InputError):
+    """A model specification is wrong or impossible."""
+
+
+class HardwareError(InputError):
+    """A hardware profile is wrong, or lacks a cost that the run needs."""
+
+
+class TraceError(InputError):
+    """A trace is damaged, inconsistent, or does not fit the model or the policy."""
+
+
+class WorkloadError(InputError):
+    """A workload asks for what the trace does not hold."""
+
+
+class CapacityError(InputError):
+    """Something does not fit into the memory it should live in."""
+
+
+class SimulationError(MoesimError):
+    """A run failed; the command line exits with 1."""
+
+
+class PolicyError(SimulationError):
+    """A policy returned an action that cannot be carried out."""
+
+
+class DeadlockError(SimulationError):
+    """Nothing can happen any more, and work remains."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Build the message for an unknown name, with the closest known one.
+
+    Parameters
+    ----------
+    kind : str
+        What the name should have named, for example ``"policy"``.
+    name : str
+        The name as given.
+    known : iterable of str
+        All valid names.
+
+    Returns
+    -------
+    str
+        One line: the name, a suggestion where one is close, and the known names.
+
+    Examples
+    --------
+    >>> unknown_name("policy", "fidler", ["fiddler", "dali"])
+    "unknown policy 'fidler'; did you mean 'fiddler'? known: dali, fiddler"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}"

@@ -1,0 +1,119 @@
+"""Which values of a model's fields are possible. Takes plain values, so that a loader can name the place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAX_EXPERTS = 2**16
+"""Expert ids are stored in at most 16 bits in a trace."""
+
+_POSITIVE = (
+    "n_layers", "n_experts", "hidden", "expert_intermediate", "n_heads", "n_kv_heads", "head_dim", "vocab",
+    "n_mats",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "n_dense_layers", "n_shared", "shared_intermediate", "dense_intermediate", "q_lora_rank", "kv_lora_rank",
+    "rope_head_dim", "nope_head_dim", "v_head_dim",
+)  # fmt: skip
+_BITS = ("expert_bits", "other_bits", "kv_bits", "act_bits")
+_FLAGS = (
+    "tie_embeddings", "expert_bias", "qkv_bias", "out_bias", "norm_bias", "router_bias", "head_bias",
+    "shared_gate", "attention_sinks",
+)  # fmt: skip
+_QK_NORMS = ("none", "head", "full")
+
+
+def is_int(value: object) -> bool:
+    """Tell an integer from everything else, booleans included."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def find_problem(values: Mapping[str, Any]) -> str | None:
+    """Find the first impossible field.
+
+    Parameters
+    ----------
+    values : mapping of str to object
+        A value for every field of `ModelSpec`.
+
+    Returns
+    -------
+    str or None
+        ``"key: expected ..., got ..."``, or None if all is well.
+    """
+    return _find_wrong_type(values) or _find_contradiction(values)
+
+
+def _find_wrong_type(v: Mapping[str, Any]) -> str | None:
+    for key in ("name", "source"):
+        if not isinstance(v[key], str) or "\n" in v[key] or (key == "name" and not v[key].strip()):
+            return f"{key}: expected one line of text, got {v[key]!r}"
+    for key in _POSITIVE:
+        if not is_int(v[key]) or v[key] < 1:
+            return f"{key}: expected a positive integer, got {v[key]!r}"
+    for key in _NOT_NEGATIVE:
+        if not is_int(v[key]) or v[key] < 0:
+            return f"{key}: expected an integer of at least 0, got {v[key]!r}"
+    for key in _BITS:
+        number = isinstance(v[key], (int, float)) and not isinstance(v[key], bool)
+        if not number or not 0 < v[key] <= 64:
+            return f"{key}: expected a number of bits above 0 and at most 64, got {v[key]!r}"
+    for key in _FLAGS:
+        if not isinstance(v[key], bool):
+            return f"{key}: expected true or false, got {v[key]!r}"
+    if v["qk_norm"] not in _QK_NORMS:
+        return f"qk_norm: expected one of {', '.join(_QK_NORMS)}, got {v['qk_norm']!r}"
+    labels = v["labels"]
+    if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
+        return f"labels: expected a tuple of texts, got {labels!r}"
+    return None
+
+
+def _find_contradiction(v: Mapping[str, Any]) -> str | None:
+    if v["n_experts"] > MAX_EXPERTS:
+        return f"n_experts: expected at most {MAX_EXPERTS}, got {v['n_experts']}"
+    if not is_int(v["top_k"]) or not 1 <= v["top_k"] <= v["n_experts"]:
+        return f"top_k: expected an integer from 1 to {v['n_experts']} (n_experts), got {v['top_k']!r}"
+    if v["n_mats"] not in (2, 3):
+        return f"n_mats: expected 2 (up, down) or 3 (gate, up, down), got {v['n_mats']}"
+    for count, width in (("n_dense_layers", "dense_intermediate"), ("n_shared", "shared_intermediate")):
+        if (v[count] == 0) != (v[width] == 0):
+            expected = "a positive integer" if v[count] else "0"
+            return f"{width}: expected {expected}, because {count} is {v[count]}, got {v[width]}"
+    if v["shared_gate"] and not v["n_shared"]:
+        return "shared_gate: expected false, because n_shared is 0, got true"
+    return _find_attention_problem(v) or _find_layer_bytes_problem(v)
+
+
+def _find_attention_problem(v: Mapping[str, Any]) -> str | None:
+    latent = ("rope_head_dim", "nope_head_dim", "v_head_dim")
+    if v["kv_lora_rank"] == 0:
+        for key in ("q_lora_rank", *latent):
+            if v[key]:
+                return f"{key}: expected 0, because kv_lora_rank is 0 (grouped-query attention), got {v[key]}"
+        if v["n_heads"] % v["n_kv_heads"]:
+            return f"n_kv_heads: expected a divisor of {v['n_heads']} (n_heads), got {v['n_kv_heads']}"
+        return None
+    for key in latent:
+        if not v[key]:
+            return f"{key}: expected a positive integer, because kv_lora_rank is {v['kv_lora_rank']}, got 0"
+    width = v["nope_head_dim"] + v["rope_head_dim"]
+    if v["head_dim"] != width:
+        return f"head_dim: expected {width} (nope_head_dim + rope_head_dim), got {v['head_dim']}"
+    if v["qk_norm"] != "none":
+        return f"qk_norm: expected none, because latent attention has its own norms, got {v['qk_norm']!r}"
+    return None
+
+
+def _find_layer_bytes_problem(v: Mapping[str, Any]) -> str | None:
+    by_layer = v["expert_bytes_by_layer"]
+    if by_layer is None:
+        return None
+    if not isinstance(by_layer, tuple) or len(by_layer) != v["n_layers"]:
+        got = f"{len(by_layer)} values" if isinstance(by_layer, tuple) else repr(by_layer)
+        return f"expert_bytes_by_layer: expected {v['n_layers']} values (n_layers), got {got}"
+    for layer, size in enumerate(by_layer):
+        if not is_int(size) or size < 1:
+            return f"expert_bytes_by_layer[{layer}]: expected a positive integer of bytes, got {size!r}"
+    return None

@@ -1,0 +1,316 @@
+"""Which device executes which expert: assignment rules as pure functions over plain lists.
+
+Each takes the costs of every expert and returns a `Plan`. Experts without rows (cost 0 on both sides) appear in no plan.
+Numbers may be integers (nanoseconds, as the policies pass them) or floats (as papers print them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+MAX_BRUTE_FORCE = 16  # experts; 2 ** 16 assignments
+
+
+class Plan(NamedTuple):
+    """Who executes what."""
+
+    gpu: tuple[int, ...]  # expert ids in execution order
+    cpu: tuple[int, ...]  # expert ids in execution order
+    gpu_total: float  # planned, in the unit of the costs
+    cpu_total: float
+
+    @property
+    def makespan(self) -> float:
+        """The planned end: the larger total."""
+        return max(self.gpu_total, self.cpu_total)
+
+
+def layer_costs(
+    loads: Sequence[int],
+    waiting: Sequence[float],
+    gpu_table: Sequence[float],
+    cpu_table: Sequence[float],
+) -> tuple[list[float], list[float]]:
+    """Return what each expert of a layer costs on the GPU and on the CPU, as DALI's equations count it.
+
+    Parameters
+    ----------
+    loads : sequence of int, shape (n_experts,)
+        Rows of each expert.
+    waiting : sequence of float, shape (n_experts,)
+        Time until its weights could be on the GPU: 0 if resident, the transfer time if not.
+    gpu_table, cpu_table : sequence of float
+        Compute time by number of rows; entry 0 is 0.
+
+    Returns
+    -------
+    gpu, cpu : list of float, shape (n_experts,)
+        ``max(waiting, compute)`` on the GPU and the compute time on the CPU; 0 without rows.
+
+    Examples
+    --------
+    >>> layer_costs([2, 0, 1], [3, 3, 0], [0, 2, 2], [0, 1, 2])
+    ([3, 0, 2], [2, 0, 1])
+    """
+    gpu = [max(waiting[e], gpu_table[w]) if w else 0 for e, w in enumerate(loads)]
+    return gpu, [cpu_table[w] if w else 0 for w in loads]
+
+
+def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+    """Assign as DALI's Algorithm 1 does.
+
+    Parameters
+    ----------
+    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
+        Cost of each expert on either device.
+
+    Returns
+    -------
+    Plan
+        In the order of assignment.
+
+    Notes
+    -----
+    Experts are taken by the difference of their two costs, largest first (ties: lower id). Each goes to the GPU if the GPU's
+    total with it is at most the CPU's total with it.
+
+    Examples
+    --------
+    >>> greedy_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1])
+    Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3)
+    """
+    ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
+    ids.sort(key=lambda e: -abs(gpu_cost[e] - cpu_cost[e]))
+    gpu, cpu = [], []
+    gpu_total: float = 0
+    cpu_total: float = 0
+    for e in ids:
+        if gpu_total + gpu_cost[e] <= cpu_total + cpu_cost[e]:
+            gpu.append(e)
+            gpu_total += gpu_cost[e]
+        else:
+            cpu.append(e)
+            cpu_total += cpu_cost[e]
+    return Plan(tuple(gpu), tuple(cpu), gpu_total, cpu_total)
+
+
+def threshold_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+    """Send each expert to the cheaper device, ties to the GPU (Fiddler's rule).
+
+    Parameters
+    ----------
+    gpu_cost : sequence of float, shape (n_experts,)
+        Transfer (0 if resident) plus compute.
+    cpu_cost : sequence of float, shape (n_experts,)
+        Compute.
+
+    Returns
+    -------
+    Plan
+        Ascending ids on both sides.
+
+    Examples
+    --------
+    >>> threshold_assignment([5, 5, 2], [4, 5, 9])
+    Plan(gpu=(1, 2), cpu=(0,), gpu_total=7, cpu_total=4)
+    """
+    ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
+    return make_plan(gpu_cost, cpu_cost, [e for e in ids if gpu_cost[e] <= cpu_cost[e]])
+
+
+FIDDLER_CPU_PER_ROW = 7  # latency_cpu of Fiddler's released code
+FIDDLER_GPU_LOAD = 70  # latency_gpu of the same
+
+
+def fiddler_code_assignment(loads: Sequence[int], resident: Sequence[int]) -> Plan:
+    """Assign as Fiddler's released code does, with its built-in constants.
+
+    Parameters
+    ----------
+    loads : sequence of int, shape (n_experts,)
+        Rows of each expert.
+    resident : sequence of int, shape (n_experts,)
+        1 where the expert is on the GPU.
+
+    Returns
+    -------
+    Plan
+        Ascending ids; experts without rows are left out, though the code counts the uncached ones as assigned to the CPU.
+
+    Notes
+    -----
+    The code enumerates all assignments and keeps the first with the smallest *sum* of costs. A sum separates: an uncached
+    expert goes to the CPU if ``7 w < 70``, that is, with 9 rows or fewer.
+
+    Examples
+    --------
+    >>> fiddler_code_assignment([0, 1, 9, 10, 11, 0, 10, 5], [0, 0, 0, 0, 0, 1, 1, 1])
+    Plan(gpu=(3, 4, 6, 7), cpu=(1, 2), gpu_total=140, cpu_total=70)
+    """
+    gpu_cost = [0 if resident[e] else FIDDLER_GPU_LOAD for e in range(len(loads))]
+    cpu_cost = [FIDDLER_CPU_PER_ROW * w for w in loads]
+    gpu = [e for e, w in enumerate(loads) if w and gpu_cost[e] <= cpu_cost[e]]
+    return make_plan(gpu_cost, cpu_cost, gpu, active=[e for e, w in enumerate(loads) if w])
+
+
+def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+    """Minimise the larger of the two totals exactly: DALI's 0-1 program, solved by HiGHS.
+
+    Parameters
+    ----------
+    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
+        Cost of each expert on either device; the same as the greedy rule takes.
+
+    Returns
+    -------
+    Plan
+        Ascending ids. Where several assignments are optimal, the one HiGHS finds.
+
+    Raises
+    ------
+    RuntimeError
+        If the solver does not prove an optimum.
+
+    Notes
+    -----
+    Minimise T subject to ``sum(gpu_cost * x) <= T`` and ``sum(cpu_cost * (1 - x)) <= T`` with x in {0, 1}. Costs are divided
+    by the largest, and the gap is set to 0. The optimum bounds the plan, not the executed timeline, which pipelines.
+
+    Examples
+    --------
+    >>> exact_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
+    5
+    """
+    ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
+    if not ids:
+        return Plan((), (), 0, 0)
+    gpu = np.array([gpu_cost[e] for e in ids], dtype=np.float64)
+    cpu = np.array([cpu_cost[e] for e in ids], dtype=np.float64)
+    scale = max(gpu.max(), cpu.max())
+    n = len(ids)
+    rows = np.vstack([np.append(gpu, -scale), np.append(-cpu, -scale)]) / scale
+    result = milp(
+        c=np.append(np.zeros(n), 1.0),
+        constraints=LinearConstraint(rows, ub=np.array([0.0, -cpu.sum() / scale])),
+        integrality=np.append(np.ones(n), 0),
+        bounds=Bounds(np.zeros(n + 1), np.append(np.ones(n), np.inf)),
+        options={"mip_rel_gap": 0.0},
+    )
+    if not result.success:
+        raise RuntimeError(f"exact assignment of {n} experts: HiGHS found no optimum: {result.message}")
+    return make_plan(gpu_cost, cpu_cost, [e for e, x in zip(ids, result.x[:n], strict=True) if x > 0.5])
+
+
+def brute_force_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+    """Minimise the larger total by trying every assignment of up to 16 experts.
+
+    Parameters
+    ----------
+    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
+        Cost of each expert on either device.
+
+    Returns
+    -------
+    Plan
+        Ascending ids; the first optimum, counting upwards with bit i set if the i-th expert is on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If more than 16 experts have a cost.
+
+    Examples
+    --------
+    >>> brute_force_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
+    5
+    """
+    ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
+    if len(ids) > MAX_BRUTE_FORCE:
+        raise ValueError(
+            f"brute force: expected at most {MAX_BRUTE_FORCE} experts, got {len(ids)}; use exact_assignment"
+        )
+    codes = np.arange(1 << len(ids))
+    on_cpu = (codes[:, None] >> np.arange(len(ids))) & 1
+    gpu_totals = (1 - on_cpu) @ np.array([gpu_cost[e] for e in ids])
+    cpu_totals = on_cpu @ np.array([cpu_cost[e] for e in ids])
+    best = on_cpu[int(np.argmin(np.maximum(gpu_totals, cpu_totals)))]
+    return make_plan(gpu_cost, cpu_cost, [e for e, cpu in zip(ids, best, strict=True) if not cpu])
+
+
+def beam_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], width: int = 2) -> Plan:
+    """Assign by beam search in the greedy order, keeping the partial plans with the smallest makespan.
+
+    Parameters
+    ----------
+    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
+        Cost of each expert on either device.
+    width : int
+        Partial plans kept; the papers' ablation uses 2.
+
+    Returns
+    -------
+    Plan
+        In the order of assignment.
+
+    Notes
+    -----
+    Ties between partial plans go to the one that extends the better parent, and then to the GPU.
+
+    Examples
+    --------
+    >>> beam_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1]).makespan
+    5
+    """
+    ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
+    ids.sort(key=lambda e: -abs(gpu_cost[e] - cpu_cost[e]))
+    beam: list[tuple[float, float, tuple[bool, ...]]] = [
+        (0, 0, ())
+    ]  # totals, and for each expert: on the GPU?
+    for e in ids:
+        grown = []
+        for gpu_total, cpu_total, chosen in beam:
+            grown.append((gpu_total + gpu_cost[e], cpu_total, (*chosen, True)))
+            grown.append((gpu_total, cpu_total + cpu_cost[e], (*chosen, False)))
+        beam = sorted(grown, key=lambda state: max(state[0], state[1]))[:width]
+    gpu_total, cpu_total, chosen = beam[0]
+    gpu = tuple(e for e, on_gpu in zip(ids, chosen, strict=True) if on_gpu)
+    cpu = tuple(e for e, on_gpu in zip(ids, chosen, strict=True) if not on_gpu)
+    return Plan(gpu, cpu, gpu_total, cpu_total)
+
+
+def all_gpu(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+    """Send everything to the GPU."""
+    return make_plan(gpu_cost, cpu_cost, [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]])
+
+
+def all_cpu(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+    """Send everything to the CPU."""
+    return make_plan(gpu_cost, cpu_cost, [])
+
+
+def make_plan(
+    gpu_cost: Sequence[float],
+    cpu_cost: Sequence[float],
+    gpu: Sequence[int],
+    active: Sequence[int] | None = None,
+) -> Plan:
+    """Build a plan from the ids on the GPU; the other active ones go to the CPU, ascending.
+
+    Parameters
+    ----------
+    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
+        Cost of each expert on either device.
+    gpu : sequence of int
+        Experts on the GPU, in execution order.
+    active : sequence of int or None
+        Experts with rows; None: those with a cost on either device.
+    """
+    if active is None:
+        active = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
+    on_gpu = set(gpu)
+    cpu = tuple(e for e in active if e not in on_gpu)
+    return Plan(tuple(gpu), cpu, sum(gpu_cost[e] for e in gpu), sum(cpu_cost[e] for e in cpu))

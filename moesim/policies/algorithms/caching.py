@@ -1,0 +1,205 @@
+"""Which experts to keep: cache plans and placements as pure functions over plain lists.
+
+Nothing here knows an engine or a view. Ties always go to the lower expert id (then the lower layer) unless a function
+says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+
+class SwapPlan(NamedTuple):
+    """What Mixtral-Offloading does in one layer visit."""
+
+    compute: tuple[int, ...]  # active experts in execution order
+    order: tuple[int, ...]  # residents afterwards, least recently used first
+    swaps: tuple[tuple[int, int], ...]  # (victim, newcomer) in the order in which they start
+    window: int  # swaps that may be under way at a time
+
+
+def mixtral_offloading_plan(order: Sequence[int], active: Sequence[int], buffer_size: int) -> SwapPlan:
+    """Plan a layer visit as Mixtral-Offloading's expert cache does.
+
+    Parameters
+    ----------
+    order : sequence of int
+        Residents of the layer, least recently used first.
+    active : sequence of int
+        Ids of the routed experts, ascending.
+    buffer_size : int
+        Device buffers; one fewer loads may be under way.
+
+    Returns
+    -------
+    SwapPlan
+        Execution order (residents first), residents afterwards, swaps, window.
+
+    Notes
+    -----
+    All active residents are marked as used before the first load, so they are evicted only if the layer has more misses
+    than other residents; then references saved before keep them computable.
+
+    Examples
+    --------
+    >>> mixtral_offloading_plan([4, 5, 6, 7], [0, 1, 4, 5, 6, 7], buffer_size=4)
+    SwapPlan(compute=(4, 5, 6, 7, 0, 1), order=(6, 7, 0, 1), swaps=((4, 0), (5, 1)), window=2)
+    """
+    resident = set(order)
+    hits = [expert for expert in active if expert in resident]
+    misses = [expert for expert in active if expert not in resident]
+    used = set(hits)
+    queue = [expert for expert in order if expert not in used] + hits
+    swaps = []
+    for newcomer in misses:
+        swaps.append((queue.pop(0), newcomer))
+        queue.append(newcomer)
+    window = min(buffer_size - 1, len(order), len(misses))
+    return SwapPlan((*hits, *misses), tuple(queue), tuple(swaps), window)
+
+
+def workload_aware_swap(
+    scores: Sequence[int], resident: Iterable[int], u_size: int, only_if_better: bool = False
+) -> tuple[list[int], list[int]]:
+    """Choose the replacements of DALI's Algorithm 2 at the end of a window.
+
+    Parameters
+    ----------
+    scores : sequence of int, shape (n_experts,)
+        Rows each expert served in the window.
+    resident : iterable of int
+        Experts of the layer that are in the cache.
+    u_size : int
+        Experts to replace; fewer where there are not so many residents or non-residents.
+    only_if_better : bool
+        Keep a resident unless its newcomer's score is higher. The paper swaps in any case.
+
+    Returns
+    -------
+    victims, newcomers : list of int
+        The lowest residents (lowest first) and the highest non-residents (highest first), pair by pair.
+
+    Examples
+    --------
+    >>> workload_aware_swap([5, 0, 1, 7, 4, 0, 6, 2], [0, 1, 2, 3], u_size=2)
+    ([1, 2], [6, 4])
+    """
+    inside = sorted(set(resident))
+    member = set(inside)
+    outside = [expert for expert in range(len(scores)) if expert not in member]
+    count = min(u_size, len(inside), len(outside))
+    victims = sorted(inside, key=lambda expert: scores[expert])[:count]
+    newcomers = sorted(outside, key=lambda expert: -scores[expert])[:count]
+    if only_if_better:
+        better = [
+            (out, new) for out, new in zip(victims, newcomers, strict=True) if scores[new] > scores[out]
+        ]
+        return [out for out, _ in better], [new for _, new in better]
+    return victims, newcomers
+
+
+def belady_victim(candidates: Sequence[int], next_use: Callable[[int], int]) -> int:
+    """Return the candidate whose next use is farthest away, ties to the first given.
+
+    Parameters
+    ----------
+    candidates : sequence of int
+        At least one.
+    next_use : callable
+        Distance or time of the next use of a candidate.
+
+    Examples
+    --------
+    >>> belady_victim([3, 5, 6], {3: 10, 5: 40, 6: 40}.__getitem__)
+    5
+    """
+    return max(candidates, key=next_use)
+
+
+def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
+    """Fill slots with the most frequent (layer, expert) pairs of the whole model.
+
+    Parameters
+    ----------
+    frequency : sequence of sequence of float, shape (n_layers, n_experts)
+        Activation frequencies from calibration.
+    n_slots : int
+        Slots over all layers.
+
+    Returns
+    -------
+    list of list of int
+        Chosen experts of each layer, ascending. Ties go to the lower layer, then the lower id.
+
+    Examples
+    --------
+    >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
+    [[1, 3], [2]]
+    """
+    chosen: list[list[int]] = [[] for _ in frequency]
+    for layer, expert in _by_frequency(frequency)[: max(n_slots, 0)]:
+        chosen[layer].append(expert)
+    return [sorted(experts) for experts in chosen]
+
+
+def per_layer_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
+    """Take the ``n_slots`` most frequent experts of every layer; ties to the lower id; each layer ascending.
+
+    Examples
+    --------
+    >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 1)
+    [[3], [2]]
+    """
+    return [sorted(sorted(range(len(row)), key=lambda e: -row[e])[: max(n_slots, 0)]) for row in frequency]  # noqa: B023
+
+
+def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
+    """Give every layer an equal share of the slots, and what is left to the globally most frequent pairs (DAOP).
+
+    Parameters
+    ----------
+    frequency : sequence of sequence of float, shape (n_layers, n_experts)
+        Activation frequencies from calibration.
+    n_slots : int
+        Slots over all layers.
+
+    Returns
+    -------
+    list of list of int
+        Chosen experts of each layer, ascending.
+
+    Examples
+    --------
+    >>> per_layer_top_with_remainder([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
+    [[1, 3], [2]]
+    """
+    share = n_slots // len(frequency)
+    chosen = per_layer_top(frequency, share)
+    left = n_slots - sum(len(experts) for experts in chosen)
+    for layer, expert in _by_frequency(frequency):
+        if left <= 0:
+            break
+        if expert not in chosen[layer]:
+            chosen[layer].append(expert)
+            left -= 1
+    return [sorted(experts) for experts in chosen]
+
+
+def top_by_count(counts: Sequence[int], size: int) -> list[int]:
+    """Return up to ``size`` ids with the highest positive counts, highest first, ties to the lower id.
+
+    Examples
+    --------
+    >>> top_by_count([0, 3, 1, 3, 0], 4)
+    [1, 3, 2]
+    """
+    positive = [expert for expert, count in enumerate(counts) if count > 0]
+    return sorted(positive, key=lambda expert: -counts[expert])[: max(size, 0)]
+
+
+def _by_frequency(frequency: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
+    pairs = [(layer, expert) for layer, row in enumerate(frequency) for expert in range(len(row))]
+    return sorted(
+        pairs, key=lambda pair: -frequency[pair[0]][pair[1]]
+    )  # stable: already in (layer, expert) order

@@ -1,0 +1,188 @@
+"""What every policy of this package shares: defaults of the contract, and the questions asked in `place`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol, cast
+
+from moesim.errors import CapacityError, HardwareError
+from moesim.policy import Action, Fetch, Placement, View
+
+CACHE = "cache"  # the pool that the experiment's cache slots count
+STAGING = "staging"  # demand loads that do not enter the cache; dropped at the end of their layer
+
+
+class Range(NamedTuple):
+    """Bounds of a numeric option, both included; used in ``Annotated`` and checked by the registry."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+class Future(Protocol):
+    """What an oracle policy is given: the routing that is still to come."""
+
+    def next_use(self, layer: int, expert: int, step: int) -> int:
+        """Return the first step strictly after ``step`` in which ``layer`` routes to ``expert``; huge if none."""
+
+
+class PolicyBase:
+    """Defaults of the contract. A policy needs not derive from this class; the ones shipped here do.
+
+    Constructors only store their options under their own names; whatever a run needs is built in `place`, which the
+    engine calls once at the start of each run, so that one object can serve several runs.
+
+    Attributes
+    ----------
+    paper : str
+        What the system is called and where it is published; empty for a baseline without a paper.
+    missing : tuple of str
+        What the paper or its released code does and this class does not.
+    """
+
+    paper: str = ""
+    missing: tuple[str, ...] = ()
+    exact: bool = True
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Events it wants."""
+        return frozenset()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads from the trace and the profile."""
+        return frozenset()
+
+    def place(self, view: View) -> Placement:
+        """Return where everything is at the start: nothing beyond the backing copies, and no pool."""
+        return Placement()
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Answer an event with actions."""
+        raise NotImplementedError
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Name no victim: the fetch waits until the policy drops something."""
+        return None
+
+    def bind_oracle(self, future: Future) -> None:
+        """Receive the future; only policies whose ``needs`` contains ``"oracle:routing"`` keep it."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as they were given, by name.
+
+        Returns
+        -------
+        dict
+            One entry for each parameter of the constructor.
+        """
+        return {name: getattr(self, name) for name in option_parameters(type(self))}
+
+    def __repr__(self) -> str:
+        parameters = option_parameters(type(self))
+        given = {name: value for name, value in self.options().items() if value != parameters[name].default}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the options of a policy or part: the parameters of its constructor, by name.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+
+    Returns
+    -------
+    dict of str to inspect.Parameter
+        In the order of the constructor; empty for a class without one.
+    """
+    if "__init__" not in {name for base in cls.__mro__[:-1] for name in vars(base)}:
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(cls).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
+
+
+def gpu_of(view: View, policy: str) -> str:
+    """Return the GPU a one-GPU policy uses: the compute device if it is one, else the first.
+
+    Raises
+    ------
+    HardwareError
+        If the profile has no GPU.
+    """
+    if not view.gpus:
+        raise HardwareError(
+            f"policy {policy}: expected a GPU in the hardware profile, got none; choose a profile with one"
+        )
+    return view.compute if view.compute in view.gpus else view.gpus[0]
+
+
+def cpu_of(view: View, policy: str) -> str:
+    """Return the CPU that computes experts: the first backing device if it is a CPU, else the first.
+
+    Raises
+    ------
+    HardwareError
+        If the profile has no CPU.
+    """
+    if not view.cpus:
+        raise HardwareError(
+            f"policy {policy}: expected a CPU in the hardware profile, got none; choose a profile with one"
+        )
+    return view.host if view.host in view.cpus else view.cpus[0]
+
+
+def slot_bytes(view: View) -> int:
+    """Return the size of one expert slot in bytes: the largest expert of any layer, so that each fits each slot."""
+    return max(view.model.expert_bytes(layer) for layer in range(view.model.n_layers))
+
+
+def slots_per_layer(view: View, gpu: str, policy: str, at_least: int = 1) -> int:
+    """Return the cache slots of each layer: an equal share of the granted slots, the remainder unused.
+
+    Parameters
+    ----------
+    view : View
+        The present.
+    gpu : str
+        The device.
+    policy : str
+        Name for the message.
+    at_least : int
+        Slots per layer without which the policy cannot work.
+
+    Raises
+    ------
+    CapacityError
+        If a layer's share is smaller than ``at_least``.
+    """
+    layers, experts = view.model.n_layers, view.model.n_experts
+    slots = min(view.cache_slots(gpu) // layers, experts)
+    if slots < at_least:
+        raise CapacityError(
+            f"policy {policy} on {gpu}: expected at least {at_least} cache slots a layer, got {slots} "
+            f"({view.cache_slots(gpu)} slots over {layers} layers); "
+            f"set cache.ratio to at least {at_least / experts:.4g}"
+        )
+    return slots
+
+
+def layer_residents(view: View, device: str, pool: str, layer: int) -> list[int]:
+    """Return the experts of one layer that are in a pool, ascending."""
+    return cast("list[int]", view.residents(device, pool, layer))
+
+
+def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
+    """Return an expert of the same layer and pool as a fetch that nothing uses, or None; the lowest id.
+
+    What sits idle in a staging pool has been used, because its Run was queued together with its Fetch.
+    """
+    layer, _, device, _, pool, _ = fetch
+    for expert in layer_residents(view, device, pool, layer):
+        if not view.is_pinned(layer, expert, device):
+            return layer, expert
+    return None

@@ -1,0 +1,168 @@
+"""Fiddler: popular experts stay on the GPU; any other goes to whichever device finishes it sooner.
+
+K. Kamahori, T. Tang, Y. Gu, K. Zhu, B. Kasikci, "Fiddler: CPU-GPU Orchestration for Fast Inference of Mixture-of-Experts
+Models", ICLR 2025 (arXiv:2402.07033); code: efeslab/fiddler.
+
+Idea: moving an expert's weights costs far more than moving a few rows, so compute an uncached expert on the CPU unless it
+has so many rows that copying it pays.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| resident set | most popular experts, by calibration | the same over all layers together; never changes | the same, from the trace's calibration table |
+| rule | CPU if cpu(w) < transfer + gpu(w), measured | minimises a sum of costs 7 w (CPU) and 70 (load): CPU if w <= 9 | ``rule: profile`` (engine's costs) or ``code``; ties to the GPU |
+| resident experts | GPU | GPU | GPU |
+| uncached on the GPU | copied | through one placeholder buffer; loads and computes alternate | the same |
+| overlap | CPU and GPU in parallel | all GPU experts, then all CPU experts in one thread; kernels of residents overlap | parallel; ``serial=True``: the CPU starts after the last copy |
+| prefill and decode | same rule | same rule (since April 2024) | same rule |
+| copies | - | synchronous, from pageable memory | the experiment's ``transfer`` curve says which |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_assignment
+from moesim.policies.algorithms.caching import global_top
+from moesim.policies.base import (
+    CACHE,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+)
+from moesim.policy import (
+    DEMAND,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Placement,
+    Pool,
+    Routed,
+    Run,
+    View,
+)
+
+PLACEHOLDER = "placeholder"
+
+
+class Fiddler(PolicyBase):
+    """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025).
+
+    Parameters
+    ----------
+    rule : {"profile", "code"}
+        Costs of the rule: the engine's own, or the constants built into the released code.
+    serial : bool
+        As the released code's head: CPU experts start only when the last copy of the layer has arrived.
+    placeholders : int
+        Buffers for experts that are copied for one use.
+
+    Notes
+    -----
+    Not implemented: see ``missing``.
+    """
+
+    paper = "Fiddler (ICLR 2025, arXiv:2402.07033)"
+    missing = (
+        "serial: in the released code a copy also waits for the kernels queued before it",
+        "the thread-based variant of February 2024 (decode without a cost test)",
+    )
+
+    def __init__(
+        self,
+        *,
+        rule: Literal["profile", "code"] = "profile",
+        serial: bool = False,
+        placeholders: Annotated[int, Range(1)] = 1,
+    ) -> None:
+        self.rule = rule
+        self.serial = serial
+        self.placeholders = placeholders
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing and layer ends; arrivals only for the serial variant."""
+        return frozenset({Routed, LayerEnd, Fetched} if self.serial else {Routed, LayerEnd})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Calibration frequencies, and a host that computes."""
+        return frozenset({"table:activation_frequency", "host-compute"})
+
+    def place(self, view: View) -> Placement:
+        """Fill the granted slots with the globally most frequent experts."""
+        self._gpu, self._cpu = gpu_of(view, "fiddler"), cpu_of(view, "fiddler")
+        model, costs = view.model, view.costs
+        chosen = global_top(view.tables["activation_frequency"].tolist(), view.cache_slots(self._gpu))
+        self._resident = [bytes(e in experts for e in range(model.n_experts)) for experts in chosen]
+        self._cpu_ns = costs.expert_table(self._cpu, view.max_tokens)
+        self._gpu_ns = costs.expert_table(self._gpu, view.max_tokens)
+        self._load_ns = [costs.fetch_ns(view.host, self._gpu, None, layer) for layer in range(model.n_layers)]
+        self._awaited: set[int] = set()  # serial: copies of this layer still under way
+        self._held: set[int] = set()  # serial: CPU experts that wait for them
+        n_bytes = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(chosen))
+        return Placement(
+            copies=[Copy(layer, experts, self._gpu) for layer, experts in enumerate(chosen) if experts],
+            pools=[
+                Pool(self._gpu, CACHE, n_bytes),
+                Pool(self._gpu, PLACEHOLDER, self.placeholders * slot_bytes(view)),
+            ],
+        )
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Assign when routed; empty the placeholder at the end of the layer."""
+        if type(event) is Routed:
+            return self._routed(event, view)
+        if type(event) is Fetched:
+            return self._arrived(event)
+        held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
+        return (Drop(event.layer, held, self._gpu),) if held else ()
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give up a placeholder that has been computed; the resident set never changes."""
+        return idle_resident(view, fetch)
+
+    def plan(self, layer: int, loads: Any) -> Plan:
+        """Assign the experts of a layer by the chosen rule."""
+        resident = self._resident[layer]
+        if self.rule == "code":
+            return fiddler_code_assignment(loads, resident)
+        gpu_ns, cpu_ns, load_ns = self._gpu_ns, self._cpu_ns, self._load_ns[layer]
+        # A resident expert always runs where it is, as if it cost the GPU nothing.
+        gpu_cost = [
+            0 if here or not w else load_ns + gpu_ns[w] for w, here in zip(loads, resident, strict=True)
+        ]
+        return threshold_assignment(gpu_cost, [cpu_ns[w] for w in loads])
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        resident = self._resident[event.layer]
+        plan = self.plan(event.layer, event.loads)
+        streamed = [e for e in plan.gpu if not resident[e]]
+        actions: list[Action] = []
+        if streamed:
+            actions.append(Fetch(event.layer, streamed, self._gpu, DEMAND, PLACEHOLDER))
+        if plan.gpu:
+            actions.append(Run(event.layer, [e for e in plan.gpu if resident[e]] + streamed, self._gpu))
+        self._held.difference_update(plan.gpu)  # the GPU takes the rows of all micro-batches so far
+        if self.serial:  # with several micro-batches an expert may still be in its placeholder
+            self._awaited.update(e for e in streamed if not view.is_resident(event.layer, e, self._gpu))
+        if plan.cpu and self._awaited:
+            self._held.update(plan.cpu)
+        elif plan.cpu:
+            actions.append(Run(event.layer, plan.cpu, self._cpu))
+        return actions
+
+    def _arrived(self, event: Fetched) -> Iterable[Action]:
+        self._awaited.discard(event.expert)
+        if self._awaited or not self._held:
+            return ()
+        held = sorted(self._held)
+        self._held.clear()
+        return (Run(event.layer, held, self._cpu),)

@@ -1,0 +1,150 @@
+"""Mixtral-Offloading: a least-recently-used cache of experts per layer, in which every miss swaps two experts.
+
+A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with Offloading", arXiv:2312.17238, 2023;
+code: dvmazur/mixtral-offloading.
+
+Idea: consecutive tokens re-use experts, so each layer keeps its most recently used ones on the GPU. An expert lives in one
+place only: a miss copies the newcomer in and the victim out, through a few spare device buffers, and the CPU never computes.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| cache | LRU, the same number per layer | the same; initially the highest ids | the same (``slots // layers`` each; a remainder stays unused) |
+| when used | - | all active experts are marked before the first load; each load evicts the LRU head at once | the same |
+| order | - | residents first, then misses, both by ascending id | the same |
+| write-back | - | the victim is copied to the host while the newcomer arrives | ``writeback=True``: the copy out runs on its own link |
+| buffers | 4 | 4 shared by all layers, so 3 loads under way; the next starts when a loaded one is taken | the same; a loaded one is taken when it has arrived |
+| speculative loading | next layer's gate on the present hidden state, 1-2 experts | not in the repository | not implemented |
+| copies | asynchronous | both directions share the compute stream | each direction is its own link, parallel to compute |
+| bits | 2 and 3 bit experts | HQQ 2-bit experts, 4-bit attention | the model specification says |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from moesim.policies.algorithms.caching import mixtral_offloading_plan
+from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slot_bytes, slots_per_layer
+from moesim.policy import (
+    DEMAND,
+    UPDATE,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    Move,
+    Placement,
+    Pool,
+    Ran,
+    Routed,
+    Run,
+    View,
+)
+
+BUFFER = "buffer"
+
+
+class MixtralOffloading(PolicyBase):
+    """LRU cache per layer; every miss copies an expert in and its victim back out (Eliseev and Mazur, 2023).
+
+    Parameters
+    ----------
+    buffer_size : int
+        Spare device buffers; one fewer swaps may be under way.
+    writeback : bool
+        Copy each victim back to the host. False keeps a host copy of everything, so that eviction is free.
+
+    Notes
+    -----
+    Not implemented: see ``missing``.
+    """
+
+    paper = "Mixtral-Offloading (arXiv:2312.17238)"
+    missing = (
+        "speculative loading by the next layer's gate (described in the report, absent from the released code)",
+        "copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",
+    )
+    listens = frozenset({Routed, Fetched, Ran})
+
+    def __init__(self, *, buffer_size: Annotated[int, Range(2)] = 4, writeback: bool = True) -> None:
+        self.buffer_size = buffer_size
+        self.writeback = writeback
+
+    def place(self, view: View) -> Placement:
+        """Put the highest ids of each layer into its cache."""
+        self._gpu = gpu_of(view, "mixtral-offloading")
+        self._host = view.host
+        n_bytes = slot_bytes(view)
+        layers, experts = view.model.n_layers, view.model.n_experts
+        slots = slots_per_layer(view, self._gpu, "mixtral-offloading")
+        first = range(experts - slots, experts)
+        self._order: list[tuple[int, ...]] = [
+            tuple(first)
+        ] * layers  # least recently used first; includes the planned
+        self._waiting: deque[tuple[int, int]] = (
+            deque()
+        )  # (victim, newcomer) not started; of the present layer
+        self._loading: set[int] = set()  # newcomers on their way
+        self._leaving: list[tuple[int, int]] = []  # victims that still occupy a buffer
+        self._owed: set[int] = set()  # newcomers whose Run is returned when their swap starts
+        self._layer = -1
+        pools = [
+            Pool(self._gpu, CACHE, slots * n_bytes, per_layer=True),
+            Pool(self._gpu, BUFFER, self.buffer_size * n_bytes),
+        ]
+        return Placement(
+            copies=[Copy(layer, tuple(first), self._gpu) for layer in range(layers)], pools=pools
+        )
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Plan the layer when it is routed; start the next swap whenever a loaded expert or a buffer is free."""
+        if type(event) is Routed:
+            return self._routed(event, view)
+        if type(event) is Fetched and event.device == self._gpu:
+            self._loading.discard(event.expert)
+        return self._start_swaps(view) if self._waiting else ()
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        self._layer = event.layer
+        plan = mixtral_offloading_plan(self._order[event.layer], event.active, self.buffer_size)
+        self._order[event.layer] = plan.order
+        self._waiting.extend(plan.swaps)
+        later = {newcomer for _, newcomer in self._waiting}
+        self._owed.update(expert for expert in plan.compute if expert in later)
+        now = [expert for expert in plan.compute if expert not in later]
+        run_now: list[Action] = [Run(event.layer, now, self._gpu)] if now else []
+        return run_now + self._start_swaps(view)
+
+    def _start_swaps(self, view: View) -> list[Action]:
+        """Start as many swaps as the window and the free buffers allow."""
+        actions: list[Action] = []
+        layer, gpu = self._layer, self._gpu
+        window = min(self.buffer_size - 1, len(self._order[layer]))
+        while self._waiting and len(self._loading) < window:
+            victim, newcomer = self._waiting[0]
+            # Not the pool's free bytes: with a decision time, victims named before are not moved yet.
+            self._leaving = [unit for unit in self._leaving if view.is_resident(*unit, gpu)]
+            if len(self._leaving) == self.buffer_size:
+                break
+            # With several micro-batches a newcomer may still be leaving, or a victim still be arriving.
+            if view.is_resident(layer, newcomer, gpu) or not view.is_resident(layer, victim, gpu):
+                break
+            self._waiting.popleft()
+            self._leaving.append((layer, victim))
+            actions += self._swap(layer, victim, newcomer)
+        return actions
+
+    def _swap(self, layer: int, victim: int, newcomer: int) -> list[Action]:
+        gpu = self._gpu
+        self._loading.add(newcomer)
+        actions: list[Action] = [Move(layer, (victim,), gpu, BUFFER)]
+        if self.writeback:
+            actions.append(Fetch(layer, (victim,), self._host, UPDATE, source=gpu))
+        actions.append(Drop(layer, (victim,), gpu))
+        actions.append(Fetch(layer, (newcomer,), gpu, DEMAND, CACHE))
+        if newcomer in self._owed:
+            self._owed.discard(newcomer)
+            actions.append(Run(layer, (newcomer,), gpu))
+        return actions

@@ -1,0 +1,69 @@
+"""On-demand loading: no cache; every expert is copied to the GPU for its use and forgotten when its layer ends.
+
+The lower baseline of most papers (DAOP's "MoE-OnDemand", OD-MoE's and Pre-gated MoE's "on-demand"). The CPU computes no
+expert. A device holds only a few experts at a time, so that a layer with more active experts than staging slots goes in
+waves: the engine asks for a victim, and any expert that has been executed is one.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| what is loaded | every activated expert, when the router is done | the same (Hugging Face Accelerate hooks) | the same |
+| order | - | ascending id | ascending id |
+| buffers | - | a whole layer | ``staging_slots``, top_k (at least 2) by default: one computes while the next loads |
+| reuse between layers | none | none | none |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from moesim.policies.base import (
+    STAGING,
+    PolicyBase,
+    Range,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+)
+from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+
+
+class OnDemand(PolicyBase):
+    """No cache: copy every active expert to the GPU for its use, and drop it at the end of the layer.
+
+    Parameters
+    ----------
+    staging_slots : int or None
+        Experts that the staging pool holds; None: the model's top_k, but at least 2.
+    """
+
+    listens = frozenset({Routed, LayerEnd})
+
+    def __init__(self, *, staging_slots: Annotated[int, Range(1)] | None = None) -> None:
+        self.staging_slots = staging_slots
+
+    def place(self, view: View) -> Placement:
+        """Return an empty start and the staging pool."""
+        self._gpu = gpu_of(view, "on-demand")
+        return Placement(pools=[staging_pool(view, self._gpu, self.staging_slots)])
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Load and run what is active; drop at the end of the layer."""
+        if type(event) is Routed:
+            return (
+                Fetch(event.layer, event.active, self._gpu, DEMAND, STAGING),
+                Run(event.layer, event.active, self._gpu),
+            )
+        held = layer_residents(view, self._gpu, STAGING, event.layer)
+        return (Drop(event.layer, held, self._gpu),) if held else ()
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give up any expert that has been executed."""
+        return idle_resident(view, fetch)
+
+
+def staging_pool(view: View, gpu: str, slots: int | None) -> Pool:
+    """Return the pool for demand loads: ``slots`` experts, by default top_k but at least 2 (one computes, one loads)."""
+    n_slots = min(slots if slots is not None else max(2, view.model.top_k), view.model.n_experts)
+    return Pool(gpu, STAGING, n_slots * slot_bytes(view))

@@ -1,0 +1,123 @@
+"""Read the options of policies and parts from their constructors, and check what a user gives against them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.policies.base import Range, option_parameters
+
+
+def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> Any:
+    """Build a policy or a part from options that a user wrote.
+
+    Parameters
+    ----------
+    cls : type
+        Its class; the constructor's parameters are the options.
+    options : mapping of str to object
+        As in the YAML.
+    what : str
+        How messages call it, for example ``"policy dali"``.
+    place : str
+        File and key, for messages.
+
+    Returns
+    -------
+    object
+        The instance.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown, missing, of a wrong type or outside its range.
+    """
+    parameters = option_parameters(cls)
+    hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}
+    for name, value in options.items():
+        if name not in parameters:
+            known = (
+                unknown_name("option", str(name), parameters)
+                if parameters
+                else f"unknown option '{name}'; it has none"
+            )
+            raise ConfigError(f"{place}: {what}: {known}")
+        if name in hints and not matches(value, hints[name]):
+            raise ConfigError(
+                f"{place}: {what}: option {name}: expected {describe(hints[name])}, got {value!r}"
+            )
+    required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
+    if required:
+        raise ConfigError(
+            f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none"
+        )
+    return cls(**options)
+
+
+def matches(value: object, hint: Any) -> bool:
+    """Say whether a value from a YAML file fits a type annotation.
+
+    Understands bool, int, float (integers fit), str, None, Literal, unions, Annotated with `Range`, lists and mappings.
+    Any other class is an instance check, and what cannot be checked fits.
+
+    Examples
+    --------
+    >>> matches(3, Annotated[int, Range(1)] | None), matches(0, Annotated[int, Range(1)]), matches(True, int)
+    (True, False, False)
+    """
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, *extras = get_args(hint)
+        return matches(value, base) and all(_within(value, one) for one in extras if isinstance(one, Range))
+    if origin in (Union, types.UnionType):
+        return any(matches(value, one) for one in get_args(hint))
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in get_args(hint))
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    target = origin if origin is not None else hint
+    if getattr(target, "_is_protocol", False) or not isinstance(target, type):
+        return not isinstance(value, str | int | float | bool | None) if target is not Any else True
+    return isinstance(value, target)
+
+
+def describe(hint: Any) -> str:
+    """Write a type annotation for people.
+
+    Examples
+    --------
+    >>> describe(Annotated[int, Range(1)] | None), describe(Literal["profile", "code"])
+    ('an integer of at least 1 or null', "'profile' or 'code'")
+    """
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, *extras = get_args(hint)
+        return describe(base) + "".join(_describe_range(one) for one in extras if isinstance(one, Range))
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint)))
+    if origin is Literal:
+        return " or ".join(repr(one) for one in get_args(hint))
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string", type(None): "null"}
+    target = origin if origin is not None else hint
+    if target in names:
+        return names[target]
+    if isinstance(target, type) and issubclass(target, Mapping):
+        return "a mapping"
+    return "an object" if getattr(target, "_is_protocol", False) else getattr(target, "__name__", str(hint))
+
+
+def _within(value: object, bounds: Range) -> bool:
+    assert isinstance(value, int | float)
+    return (bounds.low is None or value >= bounds.low) and (bounds.high is None or value <= bounds.high)
+
+
+def _describe_range(bounds: Range) -> str:
+    if bounds.low is not None and bounds.high is not None:
+        return f" from {bounds.low:g} to {bounds.high:g}"
+    return f" of at least {bounds.low:g}" if bounds.low is not None else f" of at most {bounds.high:g}"

@@ -1,0 +1,200 @@
+"""Names to policies: the ones shipped here, a third party's entry points, and ``package.module:Class``.
+
+A third party adds a policy without an edit here, by naming its class in the YAML, or by an entry point in its own
+``pyproject.toml``::
+
+    [project.entry-points."moesim.policies"]
+    my-policy = "my_package.my_module:MyPolicy"
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.policies.base import option_parameters
+from moesim.policies.options import construct
+from moesim.policy import Policy
+
+GROUP = "moesim.policies"
+
+# One line a policy.
+POLICIES: dict[str, str] = {
+    "fiddler": "moesim.policies.fiddler:Fiddler",
+    "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
+    "on-demand": "moesim.policies.on_demand:OnDemand",
+}
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """What `moesim list policies` prints about one policy.
+
+    Attributes
+    ----------
+    name : str
+        As in the YAML.
+    summary : str
+        The first line of its docstring.
+    paper : str
+        The system and its publication; empty for a baseline.
+    missing : tuple of str
+        What the paper or its code does and this class does not.
+    exact : bool
+        True if every routed expert is executed on fresh inputs.
+    options : mapping of str to object
+        Default of each option.
+    target : str
+        ``package.module:Class``.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    missing: tuple[str, ...]
+    exact: bool
+    options: Mapping[str, Any]
+    target: str
+
+
+def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Policy:
+    """Build a policy from a name, or from a mapping with ``name`` and its options.
+
+    Parameters
+    ----------
+    spec : str or mapping
+        ``"lru"``, ``{"name": "dali", "w_size": 2}``, or a class as ``"package.module:Class"``.
+    place : str
+        File and key, for messages.
+
+    Returns
+    -------
+    Policy
+        A new instance.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown, an option has a wrong type, or the class cannot be imported.
+
+    Examples
+    --------
+    >>> make_policy({"name": "fiddler", "rule": "code"})
+    Fiddler(rule='code')
+    """
+    if isinstance(spec, str):
+        spec = {"name": spec}
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+        raise ConfigError(f"{place}: expected a policy name or a mapping with the key name, got {spec!r}")
+    name = spec["name"]
+    options = {key: value for key, value in spec.items() if key != "name"}
+    policy = construct(policy_class(name, place), options, f"policy {name}", place)
+    try:
+        _ = (
+            policy.listens,
+            policy.needs,
+        )  # parts are built from their names here, so that a wrong one is an error now
+    except ConfigError as error:
+        raise ConfigError(f"{place}: policy {name}: {error}") from None
+    except AttributeError as error:
+        raise ConfigError(
+            f"{place}: policy {name}: expected a policy with listens and needs, got {error}"
+        ) from None
+    return cast(Policy, policy)
+
+
+def policy_class(name: str, place: str = "policies") -> type:
+    """Find the class of a policy.
+
+    Parameters
+    ----------
+    name : str
+        A registered name, the name of an entry point, or ``package.module:Class``.
+    place : str
+        File and key, for messages.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or it cannot be imported.
+    """
+    if name in POLICIES:
+        return import_class(POLICIES[name], place)
+    if ":" in name:
+        return import_class(name, place)
+    found = _entry_points()
+    if name in found:
+        return import_class(found[name].value, f"{place}: entry point {name}")
+    raise ConfigError(f"{place}: {unknown_name('policy', name, [*POLICIES, *found])}")
+
+
+def import_class(target: str, place: str) -> type:
+    """Import ``package.module:Class``.
+
+    Raises
+    ------
+    ConfigError
+        If the module or the class does not exist, or is not a class.
+    """
+    module_name, _, class_name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{place}: cannot import module {module_name!r} of {target!r}: {error}; is it installed?"
+        ) from None
+    except ValueError:
+        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}") from None
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        raise ConfigError(
+            f"{place}: expected a class {class_name!r} in module {module_name!r}, got {found!r}"
+        )
+    return found
+
+
+def policy_names() -> list[str]:
+    """Return all known names, sorted; entry points included."""
+    return sorted({*POLICIES, *_entry_points()})
+
+
+def policy_info(names: list[str] | None = None) -> list[PolicyInfo]:
+    """Describe policies.
+
+    Parameters
+    ----------
+    names : list of str or None
+        Which; None: all that are known.
+
+    Returns
+    -------
+    list of PolicyInfo
+        Sorted by name.
+    """
+    return [describe_policy(name) for name in sorted(names if names is not None else policy_names())]
+
+
+def describe_policy(name: str) -> PolicyInfo:
+    """Describe one policy without building it."""
+    cls = policy_class(name)
+    parameters = option_parameters(cls)
+    doc = inspect.getdoc(cls) or ""
+    found = None if name in POLICIES else _entry_points().get(name)
+    return PolicyInfo(
+        name=name,
+        summary=doc.split("\n\n")[0].replace("\n", " "),
+        paper=getattr(cls, "paper", ""),
+        missing=tuple(getattr(cls, "missing", ())),
+        exact=bool(getattr(cls, "exact", True)),
+        options={key: None if one.default is one.empty else one.default for key, one in parameters.items()},
+        target=POLICIES.get(name) or (found.value if found is not None else name),
+    )
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

@@ -1,0 +1,295 @@
+"""The contract between policies and the engine: events in, actions out. No behaviour lives here.
+
+A policy is one object. It says once where weights start (`place`); then the engine tells it facts (`decide` gets an
+event) and it answers with decisions (actions). When memory is needed for a transfer that could start now, the engine
+asks for a victim (`evict`). A policy never sees the simulation itself, only a read-only `View` of the present.
+
+Units on the hot path are dense integers: layers ``0 .. n_layers - 1`` are the MoE layers, experts ``0 .. n_experts - 1``.
+Devices are named by the hardware profile (``"gpu0"``, ``"cpu0"``). Times are integer nanoseconds, sizes integer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.costs import CostModel
+    from moesim.model import ModelSpec
+
+# Urgency classes of a Fetch, which also name its cause in the bytes moved. Any class above 2 counts as an update too.
+DEMAND = 0  # somebody waits for it
+PREFETCH = 1  # expected to be wanted soon
+UPDATE = 2  # the cache is re-arranged; nobody waits
+
+# ------------------------------------------------------------------------------------------------------------- events
+
+
+class StepBegin(NamedTuple):
+    """A step starts: one prefill chunk or one decode step of the whole batch."""
+
+    step: int
+    phase: str  # "prefill" | "decode"
+    requests: NDArray[Any]  # (n_tokens,) request of each row
+    last_chunk: bool  # the last prefill chunk of its batch; True for decode
+
+
+class LayerBegin(NamedTuple):
+    """A layer starts: its dense part is submitted now."""
+
+    step: int
+    layer: int
+
+
+class Routed(NamedTuple):
+    """The router of a layer has chosen."""
+
+    step: int
+    layer: int
+    mb: int  # micro-batch, 0 unless the workload has several
+    experts: NDArray[Any]  # (n_tokens, top_k) ids in rank order
+    weights: NDArray[Any]  # (n_tokens, top_k) as the model uses them
+    scores: NDArray[Any] | None  # (n_tokens, n_experts) full softmax; None if not recorded
+    loads: Sequence[int]  # (n_experts,) rows per expert in this micro-batch, plain ints
+    active: Sequence[int]  # ids with load > 0, ascending
+    first_row: int  # row of the step at which this micro-batch begins
+
+
+class Predicted(NamedTuple):
+    """A prediction about a layer's routing is ready and paid for."""
+
+    step: int
+    layer: int  # the layer it speaks about
+    mb: int
+    ids: NDArray[Any]  # (n_tokens, k) predicted ids, best first
+    scores: NDArray[Any] | None  # (n_tokens, k) beside ids, or (n_tokens, n_experts) if dense; None: ids only
+    source: str
+
+
+class Fetched(NamedTuple):
+    """A copy has arrived on a device."""
+
+    layer: int
+    expert: int
+    device: str
+
+
+class Ran(NamedTuple):
+    """Experts have been executed."""
+
+    step: int
+    layer: int
+    experts: tuple[int, ...]
+    device: str
+
+
+class Sent(NamedTuple):
+    """A message has arrived."""
+
+    tag: str
+
+
+class LayerEnd(NamedTuple):
+    """Every slot of the layer is settled, its runs are done and their outputs are back."""
+
+    step: int
+    layer: int
+
+
+class StepEnd(NamedTuple):
+    """A step is over, the LM head included."""
+
+    step: int
+
+
+Event = StepBegin | LayerBegin | Routed | Predicted | Fetched | Ran | Sent | LayerEnd | StepEnd
+
+# ------------------------------------------------------------------------------------------------------------ actions
+
+
+class Fetch(NamedTuple):
+    """Copy experts to a device. A repeat of a queued fetch may only lower its urgency number; of a resident, nothing.
+
+    A Fetch to a device that backs the weights is a write-back: a real transfer, though the copy there never left.
+    """
+
+    layer: int
+    experts: Sequence[int]
+    device: str
+    urgency: int = DEMAND
+    pool: str = "cache"
+    source: str | None = None  # None: the copy with the fewest hops, then by name
+
+
+class Drop(NamedTuple):
+    """Forget copies as soon as they are idle; what is still queued is cancelled."""
+
+    layer: int
+    experts: Sequence[int]
+    device: str
+
+
+class Move(NamedTuple):
+    """Relabel resident copies as members of another pool of the same device; nothing is copied."""
+
+    layer: int
+    experts: Sequence[int]
+    device: str
+    pool: str
+
+
+class Run(NamedTuple):
+    """Execute experts. Never loads: each must be resident there, or its fetch pending.
+
+    ``rows=None``: every row routed to each expert that no Run has taken yet. Runs returned together for one device form
+    a group: their rows cross to that device once, and their outputs come back once.
+    """
+
+    layer: int
+    experts: Sequence[int]
+    device: str
+    rows: Sequence[int] | None = None  # rows of the step; needed when the layer is not routed yet
+    inputs_from: int | None = None  # the layer whose hidden state is read; None: its own
+    part: str = "expert"
+
+
+class Skip(NamedTuple):
+    """Leave rows unserved by these experts, on purpose. ``rows=None``: every row routed to them."""
+
+    layer: int
+    experts: Sequence[int]
+    rows: Sequence[int] | None = None
+
+
+class Predict(NamedTuple):
+    """Pay for a prediction about ``layer``; it arrives as `Predicted`, never before the state it needs exists."""
+
+    step: int
+    layer: int
+    source: str
+    device: str
+    lane: str = "main"  # "main": ahead of queued Runs; "side": a second stream, at the rate measured for that pair
+
+
+class Send(NamedTuple):
+    """Send any other message over the link between two devices; arrives as `Sent`."""
+
+    n_bytes: int
+    src: str
+    dst: str
+    tag: str
+
+
+Action = Fetch | Drop | Move | Run | Skip | Predict | Send
+
+# ---------------------------------------------------------------------------------------------------------- placement
+
+
+class Pool(NamedTuple):
+    """Memory of a device with one purpose. With ``per_layer`` there is one of ``n_bytes`` for every layer."""
+
+    device: str
+    name: str
+    n_bytes: int
+    per_layer: bool = False
+
+
+class Copy(NamedTuple):
+    """Experts of a layer that are on a device at the start, in a pool of it."""
+
+    layer: int
+    experts: Sequence[int]
+    device: str
+    pool: str = "cache"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything is at the start.
+
+    Attributes
+    ----------
+    copies : sequence of Copy
+        Expert copies beyond those on the backing devices, which hold all of them and always will.
+    pools : sequence of Pool
+        The pools of each device that receives experts.
+    parts : mapping of (part, layer) to device
+        Exceptions for what is not an expert: part is ``"attention"``, ``"dense"`` or ``"shared"`` of a layer, or, with
+        layer -1, ``"embedding"``, ``"leading"`` or ``"head"``. The rest is on the profile's compute device.
+    enforce_capacity : bool
+        False runs as if the devices' memory were large enough, and labels the result ``assumes-memory``.
+    """
+
+    copies: Sequence[Copy] = ()
+    pools: Sequence[Pool] = ()
+    parts: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    enforce_capacity: bool = True
+
+
+# --------------------------------------------------------------------------------------------------- view and policy
+
+
+class View(Protocol):
+    """The read-only present. The future cannot be reached from here; every question is O(1) unless it says otherwise."""
+
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def costs(self) -> CostModel:
+        """The engine's own cost model."""
+    @property
+    def devices(self) -> Sequence[str]:
+        """Names of all devices, in the profile's order."""
+    @property
+    def gpus(self) -> Sequence[str]:
+        """Names of the devices of kind ``gpu``."""
+    @property
+    def cpus(self) -> Sequence[str]:
+        """Names of the devices of kind ``cpu``."""
+    @property
+    def compute(self) -> str:
+        """The profile's default device of everything that is not an expert."""
+    @property
+    def host(self) -> str:
+        """The first backing device."""
+    @property
+    def tables(self) -> Mapping[str, NDArray[Any]]:
+        """Calibration tables of the trace, from requests that are not in it; only those named in `Policy.needs`."""
+    @property
+    def max_tokens(self) -> int:
+        """Rows of the largest step of this workload (a size, not a look ahead at routing)."""
+    def cache_slots(self, device: str) -> int:
+        """Expert slots that the experiment grants to the cache of a device, over all layers."""
+    def is_resident(self, layer: int, expert: int, device: str) -> bool: ...
+    def is_pending(self, layer: int, expert: int, device: str) -> bool: ...
+    def is_pinned(self, layer: int, expert: int, device: str) -> bool: ...
+    def residency(self, layer: int, device: str) -> bytes:
+        """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""
+    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
+        """Time to the arrival of a transfer in flight, as things stand; 0 if resident, its full time if only queued."""
+    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
+        """Residents of a pool: experts of a layer, or (layer, expert) pairs of all layers. O(answer), sorted."""
+    def free_bytes(self, device: str, pool: str, layer: int = 0) -> int: ...
+    def dense_device(self, layer: int) -> str:
+        """The device that runs the router of a layer."""
+
+
+class Policy(Protocol):
+    """What a policy is. `moesim.testing.check_policy` runs the common checks on anybody's class."""
+
+    exact: bool
+    """True: the engine asserts that what ran is what was routed, on fresh inputs."""
+    listens: frozenset[type]
+    """The events it wants; the engine delivers no other."""
+    needs: frozenset[str]
+    """What it reads: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``, ``"host-compute"``."""
+
+    def place(self, view: View) -> Placement: ...
+    def decide(self, event: Any, view: View) -> Iterable[Action]: ...
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Name the victim (layer, expert) for a fetch of one expert that could start now; None: wait."""

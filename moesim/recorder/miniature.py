@@ -1,0 +1,152 @@
+"""Train a miniature Mixture-of-Experts model and record its routing, on a CPU, from nothing but the standard library.
+
+Usage::
+
+    python -m moesim.recorder.miniature mixtral --out traces/mini-mixtral.safetensors
+
+The miniature has the routing shape of the model it is named after (layers, experts, top-k) and a small fraction of its
+width. Its routing is real and learned; its weights are small, so costs must come from the full model's spec.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from moesim.recorder import corpus as corpora
+from moesim.recorder import training
+from moesim.recorder.training import TrainingPlan, mean_loss
+
+VOCABULARY = 4096
+#: Tokens on which the held-out losses are computed; the same for the model and for the bigram.
+HELD_OUT_TOKENS = 150_000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of ``python -m moesim.recorder.miniature``."""
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    checkpoint = Path(options.checkpoint)
+    if not (checkpoint / "model.safetensors").exists():
+        _train(options, checkpoint)
+    if options.train_only:
+        return 0
+    from moesim.recorder.miniature_trace import record_miniature
+
+    trace = record_miniature(*load_checkpoint(checkpoint), seed=options.seed)
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    trace.write(options.out)
+    print(f"{options.out}: {len(trace.request)} rows of {len(trace.requests)} requests")
+    return 0
+
+
+def load_checkpoint(folder: Path) -> tuple[MixtralForCausalLM, Tokenizer, dict[str, Any]]:
+    """Model, tokenizer and the facts of the training, as `_train` saved them; weights are read from safetensors only."""
+    facts: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    config = MixtralConfig.from_json_file(str(folder / "config.json"))
+    model = MixtralForCausalLM(config)
+    missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    if set(missing) - {"lm_head.weight"} or unexpected:
+        raise ValueError(f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again")
+    model.tie_weights()
+    model.eval()
+    return model, Tokenizer.from_file(str(folder / "tokenizer.json")), facts
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m moesim.recorder.miniature",
+        description="Train a miniature MoE model on the Python standard library's sources and record its routing.",
+    )
+    parser.add_argument("model", choices=["mixtral"], help="whose routing shape to take")
+    parser.add_argument("--out", default="traces/mini-mixtral.safetensors", help="trace to write (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=TrainingPlan.steps, help="training steps (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="end the training after this long even if steps are left")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint",
+        default="build/mini-mixtral",
+        help="folder for the trained model; if it holds one, only the recording is done (default: %(default)s)",
+    )
+    parser.add_argument("--train-only", action="store_true", help="train and save the checkpoint, record nothing")
+    return parser
+
+
+def _train(options: argparse.Namespace, checkpoint: Path) -> None:
+    """Train, compare with the bigram, and save model, tokenizer and facts."""
+    corpus = corpora.read_corpus(corpora.standard_library(), options.seed)
+    tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
+    tokens = {name: corpora.encode_set(tokenizer, files) for name, files in corpus.files.items()}
+    held_out = tokens["prompts"][:HELD_OUT_TOKENS]
+    bigram = corpora.bigram_loss(tokens["train"], held_out, VOCABULARY)
+    print(", ".join(f"{name}: {len(row)} tokens" for name, row in tokens.items()))
+    print(f"bigram, held-out: {bigram:.3f} nats a token", flush=True)
+    plan = TrainingPlan(steps=options.steps, seed=options.seed, minutes=options.minutes)
+    model, facts = training.train(training.miniature_config(VOCABULARY), tokens["train"], plan, _Report(plan))
+    facts |= {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "held_out_loss": round(mean_loss(model, held_out, 256, HELD_OUT_TOKENS), 4),
+        "held_out_loss_1152": round(mean_loss(model, held_out, 1152, HELD_OUT_TOKENS), 4),
+        "held_out_loss_bigram": round(bigram, 4),
+        "chance_loss": round(float(np.log(VOCABULARY)), 4),
+        "corpus_sha256": corpus.sha256,
+        "corpus_tokens": {name: len(row) for name, row in tokens.items()},
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    print(json.dumps(facts, indent=1))
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    model.config.to_json_file(str(checkpoint / "config.json"), use_diff=False)
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    weights = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, str(checkpoint / "model.safetensors"))
+
+
+class _Report:
+    """Progress bar on a terminal, a line every 20 steps elsewhere."""
+
+    def __init__(self, plan: TrainingPlan) -> None:
+        self._steps = plan.steps
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f} {task.fields[speed]:.0f} tokens/s"),
+            TimeRemainingColumn(),
+            disable=not sys.stdout.isatty(),
+        )
+        self._task = self._bar.add_task("training", total=plan.steps, loss=float("nan"), speed=0.0)
+        self._smooth = float("nan")
+
+    def __call__(self, progress: training.Progress) -> None:
+        is_first = self._smooth != self._smooth
+        self._smooth = progress.loss if is_first else 0.95 * self._smooth + 0.05 * progress.loss
+        if is_first:
+            self._bar.start()
+        self._bar.update(self._task, completed=progress.step, loss=self._smooth, speed=progress.tokens_per_s)
+        if self._bar.disable and progress.step % 20 == 0:
+            print(
+                f"step {progress.step}/{self._steps} ({progress.fraction:.0%}) loss {self._smooth:.3f} "
+                f"busiest/uniform {progress.imbalance:.2f} {progress.tokens_per_s:.0f} tokens/s",
+                flush=True,
+            )
+        if progress.step == self._steps:
+            self._bar.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""Train a miniature Mixtral in minutes on a CPU, with the load balanced in every layer.
+
+The model class is transformers' own `MixtralForCausalLM`; only the order in which the experts' products are computed
+is replaced while training, because the library's loop spends most of a small model's time in indexing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from moesim.recorder.muon import MatrixMomentum
+
+#: Name under which `sorted_experts` is known to transformers.
+SORTED = "moesim_sorted"
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """How to train.
+
+    Attributes
+    ----------
+    steps : int
+        Optimiser steps.
+    seed : int
+        Seed of the weights and of the batches.
+    minutes : float or None
+        Wall time after which the schedule is over even if steps are left. A run that ends so is not repeatable to
+        the bit; the result says which it was.
+    batch_tokens, sequence : int
+        Tokens a step and tokens a sequence, until `long_from`.
+    long_sequence : int
+        From `long_from` of the way on, every `long_every`-th step has sequences of this many tokens, so that no position
+        that is recorded later is unknown to the model.
+    matrix_rate, other_rate, weight_decay : float
+        Of the optimiser (see `moesim.recorder.muon`), at the peak.
+    warmup : float
+        Share of the schedule spent warming up; then a cosine to a fiftieth of the rate.
+    balance : float
+        Weight of the load-balancing loss.
+    """
+
+    steps: int = 1200
+    seed: int = 0
+    minutes: float | None = None
+    batch_tokens: int = 2048
+    sequence: int = 256
+    long_sequence: int = 1152
+    long_from: float = 0.6
+    long_every: int = 3
+    matrix_rate: float = 0.02
+    other_rate: float = 3e-3
+    weight_decay: float = 0.1
+    warmup: float = 0.04
+    balance: float = 0.03
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows after a step."""
+
+    step: int
+    fraction: float
+    loss: float
+    imbalance: float
+    tokens_per_s: float
+
+
+def miniature_config(vocab_size: int = 4096, n_layers: int = 32) -> MixtralConfig:
+    """Mixtral's routing shape (32 layers, 8 experts, top-2), 1/32 of its width: about 27 million parameters."""
+    return MixtralConfig(
+        vocab_size=vocab_size,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=n_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+
+
+def sorted_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """The experts of one layer with rows sorted by expert, so that each expert is two dense products.
+
+    Same sums as the library's loop, other order. Shapes: hidden_states (n_tokens, hidden), top_k_index and top_k_weights
+    (n_tokens, top_k); returns (n_tokens, hidden).
+    """
+    n_tokens, top_k = top_k_index.shape
+    flat = top_k_index.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    counts = torch.bincount(flat, minlength=self.num_experts).tolist()
+    parts = hidden_states.index_select(0, order // top_k).split(counts)
+    outputs = []
+    # unbind, not indexing: the gradient of an index is a zero tensor of the whole stack, one an expert.
+    for part, gate_up, down in zip(parts, self.gate_up_proj.unbind(0), self.down_proj.unbind(0), strict=True):
+        gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
+        outputs.append(F.linear(F.silu(gate) * up, down))
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order))
+    slots = torch.cat(outputs).index_select(0, back).view(n_tokens, top_k, -1)
+    return (slots * top_k_weights.unsqueeze(-1).to(slots.dtype)).sum(dim=1)
+
+
+def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]:
+    """Load-balancing loss, each layer on its own.
+
+    Parameters
+    ----------
+    logits : list of Tensor, n_layers x (n_tokens, n_experts)
+    top_k : int
+
+    Returns
+    -------
+    loss : Tensor, ()
+        Mean over layers of ``n_experts * sum_e f_e P_e`` with f_e the share of the layer's slots that went to e and P_e
+        the mean probability of e: 1 when balanced.
+    imbalance : float
+        Load of the busiest expert over the uniform load, mean over layers.
+
+    Notes
+    -----
+    Switch Transformers (Fedus et al. 2021), equations 4 to 6, for top-k. The library's own loss puts the layers together
+    first, which lets layers that prefer different experts cancel out.
+    """
+    terms = []
+    peaks = []
+    for layer in logits:
+        n_experts = layer.shape[-1]
+        probabilities = layer.float().softmax(dim=-1)
+        chosen = probabilities.detach().topk(top_k, dim=-1).indices.reshape(-1)
+        share = torch.bincount(chosen, minlength=n_experts).float() / chosen.numel()
+        terms.append(n_experts * (share * probabilities.mean(dim=0)).sum())
+        peaks.append(float(share.max()) * n_experts)
+    return torch.stack(terms).mean(), sum(peaks) / len(peaks)
+
+
+def train(
+    config: MixtralConfig, tokens: NDArray[np.int64], plan: TrainingPlan, report: Callable[[Progress], None]
+) -> tuple[MixtralForCausalLM, dict[str, Any]]:
+    """Train a model from random weights on a row of tokens.
+
+    Parameters
+    ----------
+    config : MixtralConfig
+    tokens : ndarray of int64, (n_tokens,)
+    plan : TrainingPlan
+    report : callable
+        Called after every step.
+
+    Returns
+    -------
+    model : MixtralForCausalLM
+        In evaluation mode.
+    facts : dict
+        The plan, steps done, tokens seen, seconds, the mean training loss of the last 50 steps and why it stopped.
+    """
+    ALL_EXPERTS_FUNCTIONS.register(SORTED, sorted_experts)
+    torch.manual_seed(plan.seed)
+    model = MixtralForCausalLM(config)
+    model.config._experts_implementation = SORTED
+    model.train()
+    optimiser = MatrixMomentum(model, plan.matrix_rate, plan.other_rate, plan.weight_decay)
+    rng = np.random.default_rng(plan.seed)
+    stream = torch.from_numpy(tokens)
+    starts = _starts(len(tokens), plan, rng)
+    losses: list[float] = []
+    seen = 0
+    began = time.monotonic()
+    stopped_by = "steps"
+    with RouterLogits(model) as router:
+        for step in range(plan.steps):
+            fraction = _fraction(step, plan, began)
+            if fraction >= 1.0:
+                stopped_by = "minutes"
+                break
+            sequence = _sequence(step, fraction, plan)
+            rows = [next(starts) for _ in range(max(1, plan.batch_tokens // sequence))]
+            batch = torch.stack([stream[start : start + sequence] for start in rows])
+            loss, imbalance = _step(model, router, batch, plan.balance)
+            optimiser.step(schedule(fraction, plan.warmup))
+            losses.append(loss)
+            seen += batch.numel()
+            report(Progress(step + 1, fraction, loss, imbalance, seen / (time.monotonic() - began)))
+    model.eval()
+    facts = {
+        "plan": asdict(plan),
+        "steps": len(losses),
+        "tokens_seen": seen,
+        "seconds": round(time.monotonic() - began, 1),
+        "train_loss_last_50": round(float(np.mean(losses[-50:])), 4),
+        "stopped_by": stopped_by,
+    }
+    return model, facts
+
+
+@torch.no_grad()
+def mean_loss(model: MixtralForCausalLM, tokens: NDArray[np.int64], sequence: int, max_tokens: int) -> float:
+    """Cross-entropy in nats a token over consecutive windows of `tokens`, at most `max_tokens` of them."""
+    n_windows = min(len(tokens), max_tokens) // sequence
+    windows = torch.from_numpy(tokens[: n_windows * sequence]).view(n_windows, sequence)
+    total = 0.0
+    for window in windows.split(max(1, 2048 // sequence)):
+        logits = model(input_ids=window, use_cache=False).logits
+        total += float(
+            F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum")
+        )
+    return total / (n_windows * (sequence - 1))
+
+
+class RouterLogits:
+    """Context manager that collects the router logits of every layer of one forward pass."""
+
+    def __init__(self, model: MixtralForCausalLM) -> None:
+        self.logits: list[Tensor] = []
+        self._gates = [layer.mlp.gate for layer in model.model.layers]
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> RouterLogits:
+        self._handles = [gate.register_forward_hook(self._collect) for gate in self._gates]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _collect(self, _module: nn.Module, _inputs: object, outputs: tuple[Tensor, ...]) -> None:
+        self.logits.append(outputs[0])
+
+    def take(self) -> list[Tensor]:
+        """The logits since the last call, one Tensor a layer."""
+        taken, self.logits = self.logits, []
+        return taken
+
+
+def schedule(fraction: float, warmup: float) -> float:
+    """Learning rate over its peak: linear warm-up, then a cosine to a fiftieth."""
+    if fraction < warmup:
+        return (fraction + 1e-3) / (warmup + 1e-3)
+    return 0.02 + 0.49 * (1 + math.cos(math.pi * (fraction - warmup) / (1 - warmup)))
+
+
+def _fraction(step: int, plan: TrainingPlan, began: float) -> float:
+    by_steps = step / plan.steps
+    return by_steps if plan.minutes is None else max(by_steps, (time.monotonic() - began) / (60 * plan.minutes))
+
+
+def _sequence(step: int, fraction: float, plan: TrainingPlan) -> int:
+    is_long = fraction >= plan.long_from and step % plan.long_every == 0
+    return plan.long_sequence if is_long else plan.sequence
+
+
+def _starts(n_tokens: int, plan: TrainingPlan, rng: np.random.Generator) -> Iterator[int]:
+    """Where sequences start: each block of the text once, in random order, before any comes again."""
+    last = n_tokens - max(plan.long_sequence, plan.sequence)
+    while True:
+        shift = int(rng.integers(plan.sequence))
+        for block in rng.permutation(max(1, (last - shift) // plan.sequence)).tolist():
+            yield min(shift + block * plan.sequence, last)
+
+
+def _step(model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float) -> tuple[float, float]:
+    """Gradients of one batch, clipped; returns (cross-entropy, imbalance)."""
+    logits = model(input_ids=batch, use_cache=False).logits
+    loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
+    balance, imbalance = layer_balance_loss(router.take(), model.config.num_experts_per_tok)
+    torch.autograd.backward(loss + weight * balance)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return float(loss.detach()), imbalance

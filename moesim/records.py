@@ -1,0 +1,154 @@
+"""What the engine writes down: flat facts, one tuple a record, no statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class TaskRecord(NamedTuple):
+    """One occupation of a device lane."""
+
+    start: int  # ns
+    end: int  # ns
+    device: str
+    lane: str  # "main" | "side"
+    kind: str  # "expert" | "attention" | "dense" | "shared" | "embedding" | "leading" | "head" | "predict"
+    step: int
+    layer: int  # -1 outside the MoE layers
+    mb: int  # -1 for a Run over several micro-batches
+    expert: int  # -1 if not an expert
+    rows: int
+    work: int  # ns it takes alone; end - start is longer under contention
+    submitted: int  # ns at which the Run (or dense task) was submitted
+    ready: int  # ns at which its weights and inputs were there
+
+
+class TransferRecord(NamedTuple):
+    """One occupation of a link by a transfer: a chunk, a hop, or the whole."""
+
+    start: int
+    end: int
+    link: str
+    cause: str  # "demand" | "prefetch" | "update" | "write-back" | "message"
+    layer: int
+    expert: int
+    n_bytes: int
+    urgency: int
+    submitted: int  # ns at which the Fetch was submitted
+    fetch: int  # number of the fetch; the chunks and hops of one fetch share it
+    last: bool  # the copy is complete at its destination when this ends
+    waited_memory: bool  # it was first in line on an idle link, and had to wait for memory
+
+
+class ActivationRecord(NamedTuple):
+    """Activations crossing between two devices, on the control lane or, with share_link, on the link."""
+
+    start: int
+    end: int
+    link: str
+    step: int
+    layer: int
+    rows: int
+    n_bytes: int
+    direction: str  # "in" to the device that runs, "out" back, "hidden" between dense parts
+    submitted: int
+
+
+class LookupRecord(NamedTuple):
+    """The state of the caches when a router's result is known."""
+
+    time: int
+    step: int
+    layer: int
+    mb: int
+    active: tuple[int, ...]  # distinct routed experts
+    loads: tuple[int, ...]  # rows of each
+    hits: tuple[int, ...]  # 1: resident on a GPU
+    in_flight: tuple[int, ...]  # 1: on its way to a GPU
+
+
+class EvictionRecord(NamedTuple):
+    """A copy left a device."""
+
+    time: int
+    device: str
+    pool: str
+    layer: int
+    expert: int
+    reason: str  # "evict" | "drop"
+    used: bool  # it was read by a Run after it arrived (or was placed at the start)
+    fetch: int  # the fetch that had brought it, -1 if placed at the start
+
+
+class DecisionRecord(NamedTuple):
+    """Decision time charged between an event and its actions."""
+
+    start: int
+    end: int
+    step: int
+    layer: int
+
+
+class InexactRecord(NamedTuple):
+    """Slots settled otherwise than fresh, by rank-order settlement."""
+
+    step: int
+    layer: int
+    kind: str  # "stale" | "substituted" | "substituted-stale" | "skipped"
+    slots: int
+    mass: float  # sum of the gate weights of those slots
+
+
+class LayerRecord(NamedTuple):
+    """One visit of a layer."""
+
+    begin: int
+    end: int
+    step: int
+    layer: int
+
+
+class StepRecord(NamedTuple):
+    """One step."""
+
+    begin: int
+    end: int
+    step: int
+    phase: str
+    batch: int
+    n_tokens: int
+    n_sequences: int
+    gate_mass: float  # sum of the gate weights of all rows and layers
+
+
+class MemoryRecord(NamedTuple):
+    """Bytes in use on a device after a change."""
+
+    time: int
+    device: str
+    n_bytes: int
+
+
+@dataclass
+class Records:
+    """All records of one run, in the order in which they were completed.
+
+    ``used_fetches`` holds the numbers of the fetches whose copy some Run read; ``makespan_ns`` is the end of the last step.
+    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool).
+    """
+
+    tasks: list[TaskRecord] = field(default_factory=list)
+    transfers: list[TransferRecord] = field(default_factory=list)
+    activations: list[ActivationRecord] = field(default_factory=list)
+    lookups: list[LookupRecord] = field(default_factory=list)
+    evictions: list[EvictionRecord] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
+    inexact: list[InexactRecord] = field(default_factory=list)
+    layers: list[LayerRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    memory: list[MemoryRecord] = field(default_factory=list)
+    used_fetches: set[int] = field(default_factory=set)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    pool_peak_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
+    makespan_ns: int = 0

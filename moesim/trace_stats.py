@@ -1,0 +1,396 @@
+"""What a trace's routing is like: reuse, balance, what caches could hold of it, and how well it can be predicted.
+
+Every figure is of single requests (batch 1), averaged over layers. The figures of a real model are what a synthetic trace
+for it must match.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.errors import TraceError
+from moesim.layer_caches import layer_hit_rates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from moesim.trace import Signal, Trace
+
+CACHE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+REUSE_DISTANCES = (1, 8)
+_SEED = 0  # of the random other tokens: fixed, so that the figures of a trace are figures of the trace
+_PHASES = {"prefill": 0, "decode": 1}
+
+
+def stats(trace: Trace, phase: str = "decode", *, max_rows: int | None = None) -> dict[str, Any]:
+    """Describe the routing of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+        What was recorded.
+    phase : str
+        ``"decode"`` or ``"prefill"``.
+    max_rows : int or None
+        Stop after the request in which this many rows are reached; None: all rows.
+
+    Returns
+    -------
+    dict
+        ``shape``, ``n_rows``, ``n_requests``, ``sampled``; ``reuse@n``, ``reuse_baseline``; ``entropy``,
+        ``top_over_uniform``; ``cache_shares`` and ``hit_rate`` (policy -> one rate for each share);
+        ``next_layer_recall`` (source -> recall); ``prefill_decode_cosine`` (None without both phases).
+
+    Raises
+    ------
+    TraceError
+        If the trace has no rows of that phase.
+    """
+    if phase not in _PHASES:
+        raise TraceError(f"trace statistics: expected phase 'prefill' or 'decode', got {phase!r}")
+    rows = np.flatnonzero(np.asarray(trace.phase) == _PHASES[phase])
+    if not len(rows):
+        raise TraceError(f"trace statistics: the trace holds no {phase} rows; choose the other phase")
+    request = np.asarray(trace.request)[rows]
+    if max_rows is not None and max_rows < len(rows):
+        rows = rows[request <= request[max_rows - 1]]
+        request = request[: len(rows)]
+    experts = np.asarray(trace.experts)[rows]
+    n_layers, n_experts = trace.n_layers, trace.n_experts
+    frequency = activation_frequency(experts, n_experts)
+    capacities = [round(share * n_experts) for share in CACHE_SHARES]
+    rates = layer_hit_rates(experts, n_experts, capacities)
+    recalls = {name: signal_recall(trace, signal, rows) for name, signal in sorted(trace.signals.items())}
+    recalls["coactivation"] = coactivation_recall(experts, request, n_experts)
+    return {
+        "shape": {"n_layers": n_layers, "n_experts": n_experts, "top_k": trace.top_k},
+        "phase": phase,
+        "n_rows": len(rows),
+        "n_requests": len(np.unique(request)),
+        "sampled": len(rows) < int((np.asarray(trace.phase) == _PHASES[phase]).sum()),
+        **{f"reuse@{n}": reuse(experts, request, n, n_experts) for n in REUSE_DISTANCES},
+        "reuse_baseline": reuse_baseline(experts, n_experts),
+        "entropy": normalised_entropy(frequency),
+        "top_over_uniform": top_over_uniform(frequency),
+        "cache_shares": list(CACHE_SHARES),
+        "cache_capacities": capacities,
+        "hit_rate": {name: rate.mean(axis=1).tolist() for name, rate in rates.items()},
+        "next_layer_recall": recalls,
+        "prefill_decode_cosine": prefill_decode_cosine(trace),
+    }
+
+
+def membership(experts: NDArray[Any], n_experts: int) -> NDArray[np.bool_]:
+    """Mark the experts of each row and layer.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    (n_rows, n_layers, n_experts) bool
+        True where the router chose the expert.
+    """
+    chosen = np.zeros((*experts.shape[:2], n_experts), bool)
+    np.put_along_axis(chosen, experts.astype(np.int64), True, axis=2)
+    return chosen
+
+
+def reuse(experts: NDArray[Any], request: NDArray[Any], distance: int, n_experts: int) -> float:
+    """Compute the share of a token's experts that the token ``distance`` positions earlier also used.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids, rows in token order.
+    request : (n_rows,) integer
+        Request of each row; only rows of the same request are compared.
+    distance : int
+        Tokens between the two.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    float
+        Mean over rows, layers and experts; nan if no request is long enough.
+
+    Examples
+    --------
+    >>> reuse(np.array([[[0, 1]], [[1, 2]]]), np.array([5, 5]), 1, 4)
+    0.5
+    """
+    later = np.flatnonzero(request[distance:] == request[:-distance]) + distance
+    return _shared(experts, later, later - distance, n_experts)
+
+
+def reuse_baseline(experts: NDArray[Any], n_experts: int, seed: int = _SEED) -> float:
+    """Compute the same share against a random other token of any request.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    n_experts : int
+        Experts of a layer.
+    seed : int
+        Seed of the choice.
+
+    Returns
+    -------
+    float
+        Mean over rows, layers and experts; nan for fewer than two rows.
+    """
+    n = len(experts)
+    if n < 2:
+        return float("nan")
+    row = np.arange(n)
+    other = (row + np.random.default_rng(seed).integers(1, n, size=n)) % n
+    return _shared(experts, row, other, n_experts)
+
+
+def _shared(experts: NDArray[Any], rows: NDArray[Any], others: NDArray[Any], n_experts: int) -> float:
+    if not len(rows):
+        return float("nan")
+    chosen = membership(experts, n_experts)
+    shared = np.take_along_axis(chosen[others], experts[rows].astype(np.int64), axis=2)
+    return float(shared.mean())
+
+
+def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
+    """Compute each expert's share of the activations of its layer.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    (n_layers, n_experts) float64
+        Every layer adds up to 1.
+    """
+    n_rows, n_layers, top_k = experts.shape
+    offsets = np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
+    counts = np.bincount((experts + offsets).ravel(), minlength=n_layers * n_experts)
+    return counts.reshape(n_layers, n_experts) / max(1, n_rows * top_k)
+
+
+def normalised_entropy(frequency: NDArray[np.float64]) -> float:
+    """Compute the entropy of the activations over its largest value, log(n_experts); mean over layers.
+
+    Parameters
+    ----------
+    frequency : (n_layers, n_experts) float64
+        Shares that add up to 1 in each layer.
+
+    Returns
+    -------
+    float
+        1 if all experts are used alike, 0 if only one is used.
+
+    Examples
+    --------
+    >>> round(normalised_entropy(np.full((2, 8), 1 / 8)), 9)
+    1.0
+    """
+    logs = np.log(np.where(frequency > 0, frequency, 1.0))
+    return float((-(frequency * logs).sum(axis=1) / np.log(frequency.shape[1])).mean())
+
+
+def top_over_uniform(frequency: NDArray[np.float64]) -> float:
+    """Compute how many times as often as the average expert the most used one is used; mean over layers.
+
+    Parameters
+    ----------
+    frequency : (n_layers, n_experts) float64
+        Shares that add up to 1 in each layer.
+
+    Returns
+    -------
+    float
+        1 if all experts are used alike.
+    """
+    return float((frequency.max(axis=1) * frequency.shape[1]).mean())
+
+
+def recall(
+    predicted: NDArray[Any], experts: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Compute the share of the routed experts that were predicted, layer by layer.
+
+    Parameters
+    ----------
+    predicted : (n_rows, n_layers, n) integer
+        Predicted ids.
+    experts : (n_rows, n_layers, top_k) integer
+        Routed ids.
+
+    Returns
+    -------
+    (n_layers,) float64
+        Mean over rows.
+    """
+    found = (experts[..., :, None] == predicted[..., None, :]).any(axis=3)
+    return np.asarray(found.mean(axis=(0, 2)), np.float64)
+
+
+def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> float:
+    """Compute the recall of a recorded signal's top_k, over the layers and rows it covers.
+
+    Parameters
+    ----------
+    trace : Trace
+        What was recorded.
+    signal : Signal
+        One of its signals.
+    rows : (n,) integer or None
+        Rows of the trace to look at; None: all.
+
+    Returns
+    -------
+    float
+        Mean over layers; nan if it covers none of the rows.
+    """
+    covered = np.asarray(signal.rows)
+    wanted = np.ones(len(covered), bool) if rows is None else np.isin(covered, rows)
+    if not wanted.any():
+        return float("nan")
+    layers = slice(signal.first_layer, None)
+    predicted = top_ids(signal, wanted, trace.top_k)[:, layers]
+    return float(recall(predicted, np.asarray(trace.experts)[covered[wanted]][:, layers]).mean())
+
+
+def top_ids(signal: Signal, which: Any, top_k: int) -> NDArray[Any]:
+    """Read the best ids of a signal.
+
+    Parameters
+    ----------
+    signal : Signal
+        With ids, or dense scores.
+    which : index
+        Which of the signal's rows.
+    top_k : int
+        How many ids.
+
+    Returns
+    -------
+    (n, n_layers, top_k) integer
+        Best first; among equal scores the lower id.
+    """
+    if signal.ids is not None:
+        return np.asarray(signal.ids[which][..., :top_k])
+    return np.argsort(-np.asarray(signal.scores[which], np.float32), axis=-1, kind="stable")[..., :top_k]
+
+
+def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
+    """Count which experts of the next layer follow those of each layer.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    (n_layers, n_experts, n_experts) int64
+        ``[l, i, j]``: rows that used expert i in layer l and j in layer l + 1. The last layer is zero.
+    """
+    n_layers = experts.shape[1]
+    table = np.zeros((n_layers, n_experts, n_experts), np.int64)
+    for layer in range(n_layers - 1):
+        here, there = experts[:, layer].astype(np.int64), experts[:, layer + 1].astype(np.int64)
+        pairs = here[:, :, None] * n_experts + there[:, None, :]
+        table[layer] = np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
+    return table
+
+
+def coactivation_scores(table: NDArray[Any], layer: int, experts: NDArray[Any]) -> NDArray[np.float64]:
+    """Score the experts of the next layer by those of this one.
+
+    Parameters
+    ----------
+    table : (n_layers, n_experts, n_experts)
+        Counts or shares, as by `coactivation`.
+    layer : int
+        This layer.
+    experts : (n_rows, top_k) integer
+        Its experts.
+
+    Returns
+    -------
+    (n_rows, n_experts) float64
+        Sum over i in the row of P(j | i); each P adds up to 1 over j.
+    """
+    counts = np.asarray(table[layer], np.float64)
+    total = counts.sum(axis=1, keepdims=True)
+    conditional = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    return np.asarray(conditional[experts.astype(np.int64)].sum(axis=1))
+
+
+def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> float:
+    """Compute the recall of a co-occurrence table, counted over every other request and tried on the rest.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    request : (n_rows,) integer
+        Request of each row.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    float
+        Mean over layers 1 and up; nan with fewer than two requests or layers.
+    """
+    _, number = np.unique(request, return_inverse=True)
+    seen, unseen = experts[number % 2 == 0], experts[number % 2 == 1]
+    n_layers, top_k = experts.shape[1:]
+    if not len(unseen) or n_layers < 2:
+        return float("nan")
+    table = coactivation(seen, n_experts)
+    found = []
+    for layer in range(n_layers - 1):
+        scores = coactivation_scores(table, layer, unseen[:, layer])
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        found.append((unseen[:, layer + 1][:, :, None] == best[:, None, :]).any(axis=2).mean())
+    return float(np.mean(found))
+
+
+def prefill_decode_cosine(trace: Trace) -> float | None:
+    """Compute how alike prefill and decode activate experts.
+
+    Parameters
+    ----------
+    trace : Trace
+        What was recorded.
+
+    Returns
+    -------
+    float or None
+        Cosine of the activation frequencies of the two phases, mean over layers; None if a phase is missing.
+    """
+    phase = np.asarray(trace.phase)
+    vectors = []
+    for code in _PHASES.values():
+        rows = np.flatnonzero(phase == code)
+        if not len(rows):
+            return None
+        vectors.append(activation_frequency(np.asarray(trace.experts)[rows], trace.n_experts))
+    a, b = vectors
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(((a * b).sum(axis=1) / lengths).mean())

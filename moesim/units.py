@@ -1,0 +1,149 @@
+"""Integer nanoseconds and bytes, and the only place where strings become numbers."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from moesim.errors import ConfigError
+
+NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
+NS_PER_US = 1_000
+
+_BYTES = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_TIME = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def _split(text: str, units: dict[str, int], what: str, place: str) -> int:
+    match = _QUANTITY.fullmatch(text)
+    example = "'8 GiB'" if what == "a size" else "'0.4 ms'"
+    if match is None:
+        raise ConfigError(f"{place}: expected {what} such as {example}, got {text!r}")
+    unit = match[2].lower()
+    if unit not in units:
+        known = ", ".join(units)
+        raise ConfigError(f"{place}: expected {what} with a unit ({known}), got {text!r}; write for example {example}")
+    try:
+        value = Decimal(match[1].replace("_", "")) * units[unit]
+    except InvalidOperation:
+        raise ConfigError(f"{place}: expected {what}, got {text!r}") from None
+    return int(value.to_integral_value())
+
+
+def parse_bytes(value: int | str, place: str = "size") -> int:
+    """Read a number of bytes.
+
+    Parameters
+    ----------
+    value : int or str
+        Plain bytes, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024).
+    place : str
+        File and key, for the message.
+
+    Returns
+    -------
+    int
+        Bytes.
+
+    Raises
+    ------
+    ConfigError
+        If the value is negative, fractional, or has no known unit.
+
+    Examples
+    --------
+    >>> parse_bytes("4 GiB"), parse_bytes("1.5 MB"), parse_bytes(7)
+    (4294967296, 1500000, 7)
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{place}: expected bytes as an integer or a string such as '8 GiB', got {value!r}")
+    if isinstance(value, int):
+        if value < 0:
+            raise ConfigError(f"{place}: expected a size of at least 0 bytes, got {value}")
+        return value
+    return _split(value, _BYTES, "a size", place)
+
+
+def parse_time_ns(value: int | str, place: str = "time") -> int:
+    """Read a time.
+
+    Parameters
+    ----------
+    value : int or str
+        A string with ns, us, ms or s; the integer 0 needs no unit, any other plain number is refused.
+    place : str
+        File and key, for the message.
+
+    Returns
+    -------
+    int
+        Nanoseconds, rounded half to even.
+
+    Raises
+    ------
+    ConfigError
+        If the value has no unit or is not a time.
+
+    Examples
+    --------
+    >>> parse_time_ns("0.4 ms"), parse_time_ns("12 us"), parse_time_ns(0)
+    (400000, 12000, 0)
+    """
+    if value == 0 and not isinstance(value, bool):
+        return 0
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}: expected a time with a unit, such as '0.4 ms', got {value!r}")
+    return _split(value, _TIME, "a time", place)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Divide integers, rounding up.
+
+    >>> ceil_div(7, 2), ceil_div(8, 2)
+    (4, 4)
+    """
+    return -(-a // b)
+
+
+def us_to_ns(us: float) -> int:
+    """Convert microseconds from a profile to whole nanoseconds (nearest).
+
+    >>> us_to_ns(0.4)
+    400
+    """
+    return round(us * NS_PER_US)
+
+
+def format_bytes(n: float) -> str:
+    """Write bytes for people, in decimal units.
+
+    >>> format_bytes(352_321_536)
+    '352 MB'
+    """
+    size = float(n)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(size) < 1000 or unit == "TB":
+            return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def format_ns(ns: float) -> str:
+    """Write a time for people.
+
+    >>> format_ns(12_403_000)
+    '12.403 ms'
+    """
+    if abs(ns) < NS_PER_US:
+        return f"{ns:.0f} ns"
+    if abs(ns) < NS_PER_MS:
+        return f"{ns / NS_PER_US:.3f} us"
+    if abs(ns) < NS_PER_S:
+        return f"{ns / NS_PER_MS:.3f} ms"
+    return f"{ns / NS_PER_S:.3f} s"
