@@ -1,13 +1,13 @@
-"""What a cache would have held, replayed over a sequence of visits: LRU, LFU and Belady, with no notion of time.
+"""What a cache would have held, replayed over visits without a notion of time: LRU, LFU and Belady.
 
-A *visit* is a group of lookups made together: the experts that one token, or one step, uses in one layer. Two ways of
-counting it differ by up to several points, so both are here:
+A *visit* is a group of lookups made together: the experts that one token, or one step, uses in one layer. Two
+ways of counting it differ by up to several points, so both are here:
 
-* **set-wise** (the default): every lookup of a visit is answered before the cache is updated. Then the visited keys enter or
-  are refreshed in the order given, and only after all of them does the cache shrink to its capacity. This is what an
-  engine does that asks once per layer what is resident.
-* **sequential**: lookup and insertion one key at a time, as a general-purpose cache library does. An early miss of a visit can
-  evict what the same visit looks up later.
+* **set-wise** (the default): every lookup of a visit is answered before the cache is updated. Then the
+  visited keys enter or are refreshed in the order given, and only after all of them does the cache shrink to
+  its capacity. This is what an engine does that asks once per layer what is resident.
+* **sequential**: lookup and insertion one key at a time, as a general-purpose cache library does. An early
+  miss of a visit can evict what the same visit looks up later.
 
 A key is any hashable value: ``expert`` for one cache a layer, ``(layer, expert)`` for a global one.
 """
@@ -81,8 +81,8 @@ def replay_lfu(
 ) -> list[bool]:
     """Replay a cache that forgets what was used least often.
 
-    Uses are counted from the start, in and out of the cache. Among equals the one used longest ago goes. What a visit
-    used goes last, since it had to be brought in.
+    Uses are counted from the start, in and out of the cache. Among equals the one used longest ago goes. What
+    a visit used goes last, since it had to be brought in.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ def replay_belady(
 ) -> list[bool]:
     """Replay a cache that knows the future, and keeps what is used again soonest.
 
-    A key that was only just used may be the one that goes: no cache that fetches on demand has more hits if all sizes are
-    equal. With different sizes it is a strong heuristic, not an optimum.
+    A key that was only just used may be the one that goes: no cache that fetches on demand has more hits if
+    all sizes are equal. With different sizes it is a strong heuristic, not an optimum.
 
     Parameters
     ----------
@@ -166,7 +166,9 @@ def replay_belady(
     upcoming = _next_uses(groups)
     cached: dict[K, int] = {}
     next_use: dict[K, int] = {}
-    queue: list[tuple[int, int, K]] = []  # (-next use, -order, key): the farthest first, the latest among equals
+    queue: list[
+        tuple[int, int, K]
+    ] = []  # (-next use, -order, key): the farthest first, the latest among equals
     hits: list[bool] = []
     used = order = 0
     for group, uses in zip(groups, upcoming, strict=True):

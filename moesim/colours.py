@@ -76,7 +76,7 @@ CHROME: Final = {
     "predict": "grey",
     "idle": "white",
 }
-"""The nearest of the few names that the trace event format knows; Perfetto chooses its own colours instead."""
+"""The nearest of the few colour names of the trace event format; Perfetto chooses its own instead."""
 
 
 def text_on(fill: str) -> str:

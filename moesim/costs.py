@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.cost_links import LinkCosts
+from moesim.cost_parts import Roofline
 from moesim.curves import covers, curve_ns, nearest, range_text
-from moesim.errors import HardwareError, unknown_name
-from moesim.hardware import LABELS, TRANSFERS, CostCurve, Device, HardwareProfile, Link, Transfer, weakest
+from moesim.errors import HardwareError
+from moesim.hardware_types import CostCurve, Device, HardwareProfile, weakest
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.units import NS_PER_S, ceil_div
 
@@ -26,27 +28,7 @@ FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 _SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 
 
-class _Roofline:
-    """Time of one part on one device: launch + max(bytes / rate, operations / rate, the other launches).
-
-    The launches of a part run ahead of the device, so they hide behind long kernels and dominate short ones.
-    """
-
-    __slots__ = ("first_ns", "flops", "floor_ns", "rate")
-
-    def __init__(self, device: Device, part: str) -> None:
-        launches = device.launches.get(part, 1)
-        self.first_ns = round(device.launch_us * 1000) if launches else 0
-        self.floor_ns = round(device.launch_us * 1000 * max(0, launches - 1))
-        self.rate = device.memory_bytes_per_s
-        self.flops = device.flops
-
-    def ns(self, n_bytes: int, operations: int) -> int:
-        reading = ceil_div(n_bytes * NS_PER_S, self.rate)
-        return self.first_ns + max(reading, ceil_div(operations * NS_PER_S, self.flops), self.floor_ns)
-
-
-class CostModel:
+class CostModel(LinkCosts):
     """Costs of one model on one machine.
 
     Parameters
@@ -77,23 +59,14 @@ class CostModel:
         chunk_bytes: int | None = None,
         extrapolate: bool = False,
     ) -> None:
-        if transfer not in TRANSFERS:
-            raise HardwareError(f"transfer: {unknown_name('kind of transfer', transfer, TRANSFERS)}")
-        if chunk_bytes is not None and chunk_bytes < 1:
-            raise HardwareError(f"chunk_bytes: expected at least 1 byte, or nothing for no chunks, got {chunk_bytes}")
-        self.model = model
-        self.hardware = hardware
-        self.transfer = transfer
-        self.chunk_bytes = chunk_bytes
+        super().__init__(model, hardware, transfer, chunk_bytes)
         self.extrapolate = extrapolate
         self._memo: dict[tuple[Any, ...], int] = {}
         self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in hardware.devices}
         self._tables: dict[str, list[int]] = {name: [0] for name in hardware.devices}
         self._arrays: dict[str, NDArray[np.int64]] = {}
-        self._attention: dict[str, tuple[_Roofline, int, int, int, int]] = {}
-        self._rooflines: dict[tuple[str, str], _Roofline] = {}
-        self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
-        self._used: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._attention: dict[str, tuple[Roofline, int, int, int, int]] = {}
+        self._rooflines: dict[tuple[str, str], Roofline] = {}
 
     # ---- experts
 
@@ -147,7 +120,8 @@ class CostModel:
         if array is None or len(array) <= largest:
             array = np.asarray(self.expert_table(device, largest), dtype=np.int64)
             self._arrays[device] = array
-        return array[rows]
+        found: NDArray[np.int64] = array[rows]
+        return found
 
     def first_extra_ns(self, device: str) -> int:
         """Extra time of the first expert of a group on a device, ns."""
@@ -161,7 +135,7 @@ class CostModel:
                     break
             self._memo[key] = 0 if extra is None else round(extra * 1000)
             if extra is not None:
-                self._note(f"first extra @{device}", "constant", where)
+                self._ledger.note(f"first extra @{device}", "constant", where)
         return self._memo[key]
 
     def _expert_curves(self, device: Device) -> list[CostCurve]:
@@ -221,7 +195,7 @@ class CostModel:
             return alone + context
         return roofline.ns(weights + n_bytes, per_row * n_rows + operations)
 
-    def _attention_constants(self, device: str) -> tuple[_Roofline, int, int, int, int]:
+    def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int]:
         model = self.model
         roofline = self._roofline(self.hardware.devices[device], "attention")
         if model.kv_lora_rank:
@@ -239,7 +213,7 @@ class CostModel:
             ns = self._part_ns(device, "dense", n_rows, model.dense_bytes(0), 2 * n_rows * model.dense_params)
             if found.router_us and n_rows:
                 ns += round(found.router_us * 1000)
-                self._note(f"router @{device}", "constant", f"devices.{device}.router_us")
+                self._ledger.note(f"router @{device}", "constant", f"devices.{device}.router_us")
             self._memo[key] = ns
         return self._memo[key]
 
@@ -312,90 +286,18 @@ class CostModel:
         params = model.n_experts * model.hidden
         return self._roofline(device, "predict").ns(bits_to_bytes(params, model.other_bits), 2 * n_rows * params)
 
-    def _shadow_roofline(self, device: Device, active: int) -> _Roofline:
+    def _shadow_roofline(self, device: Device, active: int) -> Roofline:
         """One whole layer: the launches of all its parts, and of each activated expert."""
-        roofline = self._roofline(device, "predict")
-        per_layer = sum(device.launches.get(part, 1) for part in ("attention", "dense"))
-        per_layer += device.launches.get("shared", 1) if self.model.shared_params else 0
-        launches = per_layer + active * device.launches.get("expert", 1)
-        whole = _Roofline(device, "predict")
-        whole.first_ns, whole.floor_ns = roofline.first_ns, round(device.launch_us * 1000 * (launches - 1))
-        return whole
-
-    # ---- links
-
-    def path(self, src: str, dst: str) -> tuple[Link, ...]:
-        """Links from one device to another, fewest hops, then by name. Raises `HardwareError` if there is no way."""
-        key = (src, dst)
-        if key not in self._paths:
-            self._paths[key] = self.hardware.path_between(src, dst)
-        return self._paths[key]
-
-    def transfer_ns(self, link: Link, n_bytes: int) -> int:
-        """Time of one piece of weights over one link: latency + bytes / rate, rounded up, ns."""
-        key = ("transfer", link.name, n_bytes)
-        if key not in self._memo:
-            curve = link.curves.get(self.transfer)
-            if curve is None:
-                have = ", ".join(link.curves)
-                raise HardwareError(
-                    f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
-                    f"add it or choose transfer: {next(iter(link.curves))}"
-                )
-            self._memo[key] = self._over(curve, n_bytes)
-            self._note(f"transfer {self.transfer} {link.name}", "latency + bytes / rate", *_transfer_keys(curve))
-        return self._memo[key]
-
-    def fetch_ns(self, src: str, dst: str, n_bytes: int | None = None, layer: int = 0) -> int:
-        """Time to copy one expert between two devices when nothing else moves.
-
-        Parameters
-        ----------
-        src, dst : str
-            Devices.
-        n_bytes : int, optional
-            Bytes; by default one expert of ``layer``.
-        layer : int
-            MoE layer.
-
-        Returns
-        -------
-        int, ns
-            All pieces over all hops, one hop after the other (store and forward).
-        """
-        size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes
-        key = ("fetch", src, dst, size)
-        if key not in self._memo:
-            full, rest = (0, size) if self.chunk_bytes is None else divmod(size, self.chunk_bytes)
-            ns = 0
-            for link in self.path(src, dst):
-                ns += full * self.transfer_ns(link, self.chunk_bytes or 0) if full else 0
-                ns += self.transfer_ns(link, rest) if rest or not full else 0
-            self._memo[key] = ns
-        return self._memo[key]
-
-    def activation_ns(self, link: Link, n_rows: int) -> int:
-        """Time of the hidden states of ``n_rows`` rows over one link, ns."""
-        key = ("activation", link.name, n_rows)
-        if key not in self._memo:
-            curve = link.activation or next(iter(link.curves.values()))
-            self._memo[key] = self._over(curve, self.model.activation_bytes(n_rows))
-            self._note(f"activation {link.name}", "latency + bytes / rate", *_transfer_keys(curve))
-        return self._memo[key]
-
-    @staticmethod
-    def _over(curve: Transfer, n_bytes: int) -> int:
-        return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
+        self._roofline(device, "predict")  # notes the device's rates
+        parts = ("attention", "dense", "shared") if self.model.shared_params else ("attention", "dense")
+        launches = sum(device.launches.get(part, 1) for part in parts)
+        return Roofline(device, launches + active * device.launches.get("expert", 1))
 
     # ---- provenance
 
     def labels(self) -> tuple[str, ...]:
-        """Distinct source labels of all numbers used so far, strongest first."""
-        found = {self.hardware.numbers[key].source for _, keys in self._used.values() for key in keys}
-        for form, _ in self._used.values():
-            found |= {"derived"} if form == "roofline" else set()
-            found |= {"extrapolated"} if "extrapolated" in form else set()
-        return tuple(sorted(found, key=LABELS.index))
+        """Distinct source labels of all numbers used so far, strongest first, contention included."""
+        return self._ledger.labels()
 
     def label(self) -> str:
         """Weakest of `labels`."""
@@ -410,31 +312,16 @@ class CostModel:
             For every cost: ``form``, ``source`` (weakest label), ``ref`` (the words beside the numbers, joined), and
             ``numbers``: dotted key to ``{"value", "source", "ref"}``.
         """
-        told = {}
-        for cost, (form, keys) in sorted(self._used.items()):
-            numbers = {key: self.hardware.numbers[key] for key in keys}
-            labels = [number.source for number in numbers.values()]
-            labels += ["derived"] if form == "roofline" else []
-            labels += ["extrapolated"] if "extrapolated" in form else []
-            told[cost] = {
-                "form": form,
-                "source": weakest(labels),
-                "ref": " | ".join(dict.fromkeys(number.ref for number in numbers.values())),
-                "numbers": {k: {"value": n.value, "source": n.source, "ref": n.ref} for k, n in numbers.items()},
-            }
-        return told
-
-    def _note(self, cost: str, form: str, *keys: str) -> None:
-        self._used[cost] = (form, tuple(key for key in keys if key in self.hardware.numbers))
+        return self._ledger.provenance()
 
     # ---- shared parts
 
-    def _roofline(self, device: Device, part: str) -> _Roofline:
+    def _roofline(self, device: Device, part: str) -> Roofline:
         key = (device.name, part)
         if key not in self._rooflines:
-            self._rooflines[key] = _Roofline(device, part)
+            self._rooflines[key] = Roofline(device, device.launches.get(part, 1))
             names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}")
-            self._note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
+            self._ledger.note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
         return self._rooflines[key]
 
     def _part_curves(self, device: str, part: str) -> list[CostCurve]:
@@ -471,9 +358,5 @@ class CostModel:
             cost += " outside its range"
         names = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points")
         form = curve.form if covers(curve, n_rows) else f"{curve.form}, extrapolated"
-        self._note(cost, form, *(f"{curve.key}.{name}" for name in names))
+        self._ledger.note(cost, form, *(f"{curve.key}.{name}" for name in names))
         return curve_ns(curve, n_rows)
-
-
-def _transfer_keys(curve: Transfer) -> tuple[str, str]:
-    return f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s"

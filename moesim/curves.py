@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from moesim.hardware import CostCurve
+from moesim.hardware_types import CostCurve
 
 
 def curve_ns(curve: CostCurve, n_rows: int) -> int:

@@ -1,7 +1,7 @@
 """One cache a layer, of several sizes at once: hit rates of LRU, LFU and Belady over the rows of a trace.
 
-The same set-wise counting as `moesim.cache_replay`, which is the reference for it; here all layers and sizes go through
-NumPy together, which a trace of some ten thousand rows needs.
+The same set-wise counting as `moesim.cache_replay`, which is the reference for it; here all layers and sizes
+go through NumPy together, which a trace of some ten thousand rows needs.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    _Worth = Callable[[int, NDArray[np.int64]], NDArray[np.float64]]
 
 _CHUNK_CELLS = 2**24  # cells of the largest temporary array
 
@@ -23,7 +25,8 @@ def layer_hit_rates(
 ) -> dict[str, NDArray[np.float64]]:
     """Replay rows through one cache a layer.
 
-    Each row is one visit of every layer: batch 1. The caches start empty and live on from one request to the next.
+    Each row is one visit of every layer: batch 1. The caches start empty and live on from one request to the
+    next.
 
     Parameters
     ----------
@@ -97,7 +100,7 @@ def _lfu(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDA
     def value(row: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         np.put_along_axis(last, ids, row * top_k + rank[None, :], axis=1)
         np.put_along_axis(uses, ids, np.take_along_axis(uses, ids, axis=1) + 1, axis=1)
-        worth = uses * lookups + last  # exact: below 2**53
+        worth: NDArray[np.float64] = uses * lookups + last  # exact: below 2**53
         # What the visit used was brought in, so it goes last.
         np.put_along_axis(worth, ids, np.take_along_axis(worth, ids, axis=1) + lookups * lookups, axis=1)
         return worth
@@ -131,21 +134,20 @@ def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
 
 
 def _keep_worthiest(
-    experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: Any
+    experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: _Worth
 ) -> NDArray[np.int64]:
     """Let the least worthy go after each row, until every cache is back at its size."""
     n_rows, n_layers, top_k = experts.shape
     held = np.zeros((len(sizes), n_layers, n_experts), bool)
     n_held = np.zeros((len(sizes), n_layers), np.int64)
     hits = np.zeros((len(sizes), n_layers), np.int64)
-    at_size = np.arange(len(sizes))[:, None]
-    at_layer = np.arange(n_layers)[None, :]
+    layers = np.arange(n_layers)[:, None]
     for row in range(n_rows):
         ids = experts[row].astype(np.int64)
-        found = held[:, at_layer[0][:, None], ids].sum(axis=2)
+        found = held[:, layers, ids].sum(axis=2)
         hits += found
         n_held += top_k - found
-        held[:, at_layer[0][:, None], ids] = True
+        held[:, layers, ids] = True
         worth = np.where(held, value(row, ids), np.inf)
         while True:
             over = n_held > sizes[:, None]

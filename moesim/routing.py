@@ -1,4 +1,4 @@
-"""The routing of a step in the form the engine and the policies read: NumPy once a step, then plain integers."""
+"""The routing of a step as the engine and the policies read it: NumPy once a step, then plain integers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _POINTER_BYTES = 8
 class LayerRouting(NamedTuple):
     """What the router of one layer chose for the rows of one micro-batch.
 
-    All of it is read-only, since it is kept and shared between runs. Tuples of integers also cost the garbage collector
-    nothing, which with lists took as long as all the rest here.
+    All of it is read-only, since it is kept and shared between runs. Tuples of integers also cost the garbage
+    collector nothing, which with lists took as long as all the rest here.
     """
 
     experts: NDArray[Any]  # (n_rows, top_k) ids in rank order
@@ -96,7 +96,7 @@ class RoutingSource:
         if kept is None:
             kept = self._look_up(rows, spans)
             if not self.keep:
-                self._kept.clear()  # the latest step stays: the engine and the predictors ask for it repeatedly
+                self._kept.clear()  # the latest step stays: engine and predictors ask for it repeatedly
             self._kept[step] = kept
         return kept
 
@@ -156,7 +156,7 @@ def layer_routing(
 
 
 def _count(experts: NDArray[Any], n_experts: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    # One bincount over (layer, expert) pairs; counting in Python was slower for every shape and batch that was tried.
+    # One bincount over (layer, expert) pairs; counting in Python was slower for every shape and batch tried.
     n_layers = experts.shape[1]
     offsets = np.arange(n_layers, dtype=np.int64) * n_experts
     counts = np.bincount((experts + offsets[:, None]).ravel(), minlength=n_layers * n_experts)

@@ -1,4 +1,4 @@
-"""Which requests of a trace take part in a workload, and which of their rows. The rules are in `moesim.workload`."""
+"""Which requests of a trace take part in a workload, and which of their rows; the rules are in `workload`."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def select(
         order = np.flatnonzero(exact | longer).tolist()
         want = max(1, len(order))
     else:
+        assert isinstance(spec.requests, tuple)
         order = list(spec.requests)
         want = len(order)
         qualify = exact | longer | (_repeatable(recorded, spec) if spec.reuse == "shifted" else False)
@@ -104,28 +105,16 @@ def select(
 
 def _read_table(trace: Trace, require_signals: Collection[str]) -> _Recorded:
     table = trace.requests
-    columns = [
-        np.asarray(c, np.int64)
-        for c in (table.first_row, table.n_prompt, table.n_decode, table.prompt_offset)
-    ]
-    first, n_prompt, n_decode, _ = columns
-    covered = np.ones(len(first), bool)
     for name in sorted(require_signals):
         if name not in trace.signals:
             raise WorkloadError(unknown_name("signal", name, trace.signals))
-        before = np.zeros(len(trace.request) + 1, np.int64)
-        before[1:][trace.signals[name].rows] = 1
-        before = before.cumsum()
-        in_prompt = before[first + n_prompt] - before[first]
-        in_decode = before[first + n_prompt + n_decode] - before[first + n_prompt]
-        # A signal recorded in decode only is as good as can be: its predictions for prefill are simply missing.
-        whole_prompt = (in_prompt == n_prompt) | (not in_prompt.any())
-        covered &= whole_prompt & (in_decode == n_decode) & (in_prompt + in_decode > 0)
-    return _Recorded(*columns, covered)
+    wanted = frozenset(require_signals)
+    covered = np.array([wanted.issubset(names) for names in table.signals], bool)
+    return _Recorded(table.first_row, table.n_prompt, table.n_decode, table.prompt_offset, covered)
 
 
 def _qualifying(r: _Recorded, spec: WorkloadSpec) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Requests whose prompt is as asked for, and those whose prompt is longer; both with enough decode rows."""
+    """Find requests with a prompt as asked for, and with a longer one; both with enough decode rows."""
     decode = r.n_decode if spec.decode_tokens is None else spec.decode_tokens
     enough = r.covered & (r.n_decode >= decode) & (r.n_prompt + decode > 0)
     if spec.prompt_tokens is None:
@@ -134,7 +123,7 @@ def _qualifying(r: _Recorded, spec: WorkloadSpec) -> tuple[NDArray[np.bool_], ND
 
 
 def _repeatable(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.bool_]:
-    """Requests that will do if rows may repeat from the start."""
+    """Find requests that will do if rows may repeat from the start."""
     has_decode = (r.n_decode > 0) | (spec.decode_tokens in (0, None))
     result: NDArray[np.bool_] = r.covered & has_decode & (r.n_prompt + r.n_decode > 0)
     return result
@@ -158,11 +147,11 @@ def _cut(order: Sequence[int], r: _Recorded, spec: WorkloadSpec) -> list[Admitte
         decode = n_decode if spec.decode_tokens is None else spec.decode_tokens
         if n_copies > max(n_decode, n_prompt):
             raise WorkloadError(
-                f"workload: expected at most {max(n_decode, n_prompt)} copies of request {request}, as many as it has "
-                f"rows of a phase, got {n_copies}; ask for fewer requests"
+                f"workload: expected at most {max(n_decode, n_prompt)} copies of request {request}, which "
+                f"has no more rows of a phase to start from, got {n_copies}; ask for fewer requests"
             )
         used = min(prompt, n_prompt)
-        # Rows that repeat (prompt > recorded) can only be rows that exist: without any, the prompt has a length only.
+        # Only rows that exist can repeat (prompt > recorded): without any, the prompt has just a length.
         n_prefill = prompt if n_prompt and prompt > int(r.prompt[request]) else used
         first_prompt = int(r.first_row[request]) + n_prompt - used
         admitted.append(
@@ -196,8 +185,8 @@ def _check_named(
             )
         if not qualify[request]:
             raise WorkloadError(
-                f"workload.requests: request {request} has a prompt of {r.prompt[request]} and {r.n_decode[request]} "
-                f"decode tokens; expected {_conditions(r, spec, require_signals)}"
+                f"workload.requests: request {request} has a prompt of {r.prompt[request]} and "
+                f"{r.n_decode[request]} decode tokens; expected {_conditions(r, spec, require_signals)}"
             )
 
 
@@ -218,9 +207,10 @@ def _too_few(
 ) -> str:
     remedy = "ask for fewer or shorter ones" + ("" if spec.reuse else ", or set reuse: shifted")
     return (
-        f"workload: expected {want} distinct requests (batch_size {spec.batch_size} x n_batches {spec.n_batches}), but "
-        f"{found} of the {len(r.prompt)} recorded qualify ({_conditions(r, spec, require_signals)}); the trace holds "
-        f"prompts of {_span(r.prompt)} and decodes of {_span(r.n_decode)} tokens; {remedy}"
+        f"workload: expected {want} distinct requests (batch_size {spec.batch_size} x n_batches "
+        f"{spec.n_batches}), but {found} of the {len(r.prompt)} recorded qualify "
+        f"({_conditions(r, spec, require_signals)}); the trace holds prompts of {_span(r.prompt)} and "
+        f"decodes of {_span(r.n_decode)} tokens; {remedy}"
     )
 
 

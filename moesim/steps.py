@@ -1,4 +1,4 @@
-"""The steps of a workload: which rows of which requests run together, and when each request comes and goes."""
+"""The steps of a workload: which rows of which requests run together, when each request comes and goes."""
 
 from __future__ import annotations
 

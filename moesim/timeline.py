@@ -20,7 +20,10 @@ from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.machine import Machine, machine_of
 from moesim.records import Records, TaskRecord, TransferRecord
+from moesim.timeline_check import check_timeline
 from moesim.units import NS_PER_US
+
+__all__ = ["Event", "check_timeline", "timeline_events", "timeline_json", "write_timeline"]
 
 Event = dict[str, Any]
 
@@ -179,7 +182,10 @@ def _write_run(w: _Writer) -> None:
     steps, layers = w.lanes.get(_RUN, "steps"), w.lanes.get(_RUN, "layers")
     for s in w.records.steps:
         if w.shows(s.begin, s.end):
-            args = {"step": s.step, "phase": s.phase, "batch": s.batch, "tokens": s.n_tokens, "sequences": s.n_sequences}
+            args = {
+                "step": s.step, "phase": s.phase, "batch": s.batch,
+                "tokens": s.n_tokens, "sequences": s.n_sequences,
+            }  # fmt: skip
             w.slice(steps, s.begin, s.end, f"{s.phase} {s.step}", "step", args)
     for r in w.records.layers:
         if w.shows(r.begin, r.end):
@@ -200,11 +206,14 @@ def _write_counters(w: _Writer) -> None:
         memory[m.device].append((m.time, m.n_bytes))
     for device, levels in memory.items():
         w.counter(_DEVICES, f"memory {device}", "bytes", sorted(levels, key=lambda level: level[0]))
-    queued: dict[str, list[tuple[int, int]]] = {name: [] for name in w.machine.links} seen:
-    dict[tuple[str, int], None] = {} reached: dict[int, int] = {}  # end of what was carried of each fetch
-    so far: a later hop queues from there for t in sorted(w.records.transfers):
+    queued: dict[str, list[tuple[int, int]]] = {name: [] for name in w.machine.links}
+    seen: set[tuple[str, int]] = set()
+    reached: dict[
+        int, int
+    ] = {}  # end of what was carried of each fetch so far: a later hop queues from there
+    for t in sorted(w.records.transfers):
         if (t.link, t.fetch) not in seen:
-            seen[t.link, t.fetch] = None
+            seen.add((t.link, t.fetch))
             since = max(t.submitted, reached.get(t.fetch, 0))
             if since < t.start:
                 queued[t.link] += [(since, 1), (t.start, -1)]
@@ -266,8 +275,8 @@ def timeline_events(
         shown = [s for s in records.steps if steps[0] <= s.step <= steps[1]]
         if not shown:
             raise ConfigError(
-                f"timeline steps {steps[0]}..{steps[1]}: expected steps of the run, which has
-                {len(records.steps)} from 0"
+                f"timeline steps {steps[0]}..{steps[1]}: expected steps of the run, got none of its "
+                f"{len(records.steps)} steps from 0"
             )
         begin, end = min(s.begin for s in shown), max(s.end for s in shown)
     w = _Writer(records, machine_of(hardware), begin, end)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
-_COMMON = {"ph": str, "name": str, "pid": int, "tid": int, "ts": (int, float)}
+_COMMON: dict[str, Any] = {"ph": str, "name": str, "pid": int, "tid": int, "ts": (int, float)}
 _KNOWN = "X", "C", "M", "s", "f", "B", "E"
 _MAX_SHOWN = 100
 
@@ -23,8 +24,11 @@ def _schema(i: int, e: Any) -> list[str]:
         return [f"event {i}: expected an object, got {type(e).__name__}"]
     wrong = [k for k, kind in _COMMON.items() if not isinstance(e.get(k), kind) or isinstance(e.get(k), bool)]
     if wrong:
-        return [f"event {i}: expected {', '.join(wrong)} of the right type, got {({k: e.get(k) for k in
-        wrong})}"]
+        return [
+            f"event {i}: expected {', '.join(wrong)} of the right type, got {
+                ({k: e.get(k) for k in wrong})
+            }"
+        ]
     if e["ph"] not in _KNOWN:
         return [f"event {i}: expected ph among {', '.join(_KNOWN)}, got {e['ph']!r}"]
     found = []
@@ -32,13 +36,18 @@ def _schema(i: int, e: Any) -> list[str]:
     for key in times:
         value = e.get(key)
         if not isinstance(value, (int, float)) or value < 0 or _ns(value) is None:
-            found.append(f"event {i} ({e['name']}): expected {key} in us, exact to the ns and at least 0,
-            got {value!r}")
+            found.append(
+                f"event {i} ({e['name']}): expected {key} in us, whole ns and at least 0, got {value!r}"
+            )
     if e["ph"] in "sf" and "id" not in e:
         found.append(f"event {i} ({e['name']}): expected an id on an arrow, got none")
     if e["ph"] == "C":
-        args = e.get("args") if not isinstance(args, dict) or not args or not all(isinstance(v, (int,
-        float)) for v in args.values()):
+        args = e.get("args")
+        if (
+            not isinstance(args, dict)
+            or not args
+            or not all(isinstance(v, (int, float)) for v in args.values())
+        ):
             found.append(f"event {i} ({e['name']}): expected numbers in the args of a counter, got {args!r}")
     return found
 
@@ -65,7 +74,8 @@ def _slices(events: Sequence[Mapping[str, Any]]) -> tuple[dict[Lane, list[Span]]
                 continue
             begin, name = opened[lane].pop()
             lanes.setdefault(lane, []).append((begin, ts, name))
-    found += [f"lane {lane}: {name} begins at {ts} ns and never ends" for lane, o in opened.items() for ts, name in o]
+    for lane, still in opened.items():
+        found += [f"lane {lane}: {name} begins at {ts} ns and never ends" for ts, name in still]
     return lanes, found
 
 
@@ -73,7 +83,7 @@ def _overlaps(lanes: Mapping[Lane, list[Span]]) -> list[str]:
     found = []
     for lane, spans in lanes.items():
         spans.sort()
-        for (_, end, name), (start, _, following) in zip(spans, spans[1:], strict=False):
+        for (_, end, name), (start, _, following) in pairwise(spans):
             if start < end:
                 found.append(f"lane {lane}: {following} begins at {start} ns, before {name} ends at {end} ns")
     return found
@@ -84,13 +94,15 @@ def _flows(events: Sequence[Mapping[str, Any]], lanes: Mapping[Lane, list[Span]]
     ends: dict[Any, dict[str, list[tuple[int, Lane]]]] = {}
     for e in events:
         if e["ph"] in "sf":
-            key = (e.get("cat"), e["name"], e["id"]) ends.setdefault(key, {"s": [], "f":
-            []})[e["ph"]].append((_ns(e["ts"]) or 0, (e["pid"], e["tid"])))
+            key = (e.get("cat"), e["name"], e["id"])
+            both = ends.setdefault(key, {"s": [], "f": []})
+            both[e["ph"]].append((_ns(e["ts"]) or 0, (e["pid"], e["tid"])))
     spans = {lane: {(s, t) for s, t, _ in several} for lane, several in lanes.items()}
     for key, both in ends.items():
         if len(both["s"]) != 1 or len(both["f"]) != 1:
-            found.append(f"arrow {key}: expected one start and one end, got {len(both['s'])} and
-            {len(both['f'])}") continue
+            n_starts, n_ends = len(both["s"]), len(both["f"])
+            found.append(f"arrow {key}: expected one start and one end, got {n_starts} and {n_ends}")
+            continue
         (start, source), (end, target) = both["s"][0], both["f"][0]
         if end < start:
             found.append(f"arrow {key}: ends at {end} ns, before its start at {start} ns")

@@ -1,7 +1,7 @@
-"""What a trace's routing is like: reuse, balance, what caches could hold of it, and how well it can be predicted.
+"""What a trace's routing is like: reuse, balance, what caches could hold, how well it can be predicted.
 
-Every figure is of single requests (batch 1), averaged over layers. The figures of a real model are what a synthetic trace
-for it must match.
+Every figure is of single requests (batch 1), averaged over layers. The figures of a real model are what a
+synthetic trace for it must match.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import numpy as np
 
 from moesim.errors import TraceError
 from moesim.layer_caches import layer_hit_rates
+from moesim.prediction_stats import coactivation_recall, signal_recall
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from moesim.trace import Signal, Trace
+    from moesim.trace import Trace
 
 CACHE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 REUSE_DISTANCES = (1, 8)
@@ -183,7 +182,7 @@ def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.fl
     n_rows, n_layers, top_k = experts.shape
     offsets = np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
     counts = np.bincount((experts + offsets).ravel(), minlength=n_layers * n_experts)
-    return counts.reshape(n_layers, n_experts) / max(1, n_rows * top_k)
+    return np.asarray(counts.reshape(n_layers, n_experts) / max(1, n_rows * top_k), np.float64)
 
 
 def normalised_entropy(frequency: NDArray[np.float64]) -> float:
@@ -222,153 +221,6 @@ def top_over_uniform(frequency: NDArray[np.float64]) -> float:
         1 if all experts are used alike.
     """
     return float((frequency.max(axis=1) * frequency.shape[1]).mean())
-
-
-def recall(
-    predicted: NDArray[Any], experts: NDArray[Any]
-) -> NDArray[np.float64]:
-    """Compute the share of the routed experts that were predicted, layer by layer.
-
-    Parameters
-    ----------
-    predicted : (n_rows, n_layers, n) integer
-        Predicted ids.
-    experts : (n_rows, n_layers, top_k) integer
-        Routed ids.
-
-    Returns
-    -------
-    (n_layers,) float64
-        Mean over rows.
-    """
-    found = (experts[..., :, None] == predicted[..., None, :]).any(axis=3)
-    return np.asarray(found.mean(axis=(0, 2)), np.float64)
-
-
-def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> float:
-    """Compute the recall of a recorded signal's top_k, over the layers and rows it covers.
-
-    Parameters
-    ----------
-    trace : Trace
-        What was recorded.
-    signal : Signal
-        One of its signals.
-    rows : (n,) integer or None
-        Rows of the trace to look at; None: all.
-
-    Returns
-    -------
-    float
-        Mean over layers; nan if it covers none of the rows.
-    """
-    covered = np.asarray(signal.rows)
-    wanted = np.ones(len(covered), bool) if rows is None else np.isin(covered, rows)
-    if not wanted.any():
-        return float("nan")
-    layers = slice(signal.first_layer, None)
-    predicted = top_ids(signal, wanted, trace.top_k)[:, layers]
-    return float(recall(predicted, np.asarray(trace.experts)[covered[wanted]][:, layers]).mean())
-
-
-def top_ids(signal: Signal, which: Any, top_k: int) -> NDArray[Any]:
-    """Read the best ids of a signal.
-
-    Parameters
-    ----------
-    signal : Signal
-        With ids, or dense scores.
-    which : index
-        Which of the signal's rows.
-    top_k : int
-        How many ids.
-
-    Returns
-    -------
-    (n, n_layers, top_k) integer
-        Best first; among equal scores the lower id.
-    """
-    if signal.ids is not None:
-        return np.asarray(signal.ids[which][..., :top_k])
-    return np.argsort(-np.asarray(signal.scores[which], np.float32), axis=-1, kind="stable")[..., :top_k]
-
-
-def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count which experts of the next layer follow those of each layer.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    (n_layers, n_experts, n_experts) int64
-        ``[l, i, j]``: rows that used expert i in layer l and j in layer l + 1. The last layer is zero.
-    """
-    n_layers = experts.shape[1]
-    table = np.zeros((n_layers, n_experts, n_experts), np.int64)
-    for layer in range(n_layers - 1):
-        here, there = experts[:, layer].astype(np.int64), experts[:, layer + 1].astype(np.int64)
-        pairs = here[:, :, None] * n_experts + there[:, None, :]
-        table[layer] = np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
-    return table
-
-
-def coactivation_scores(table: NDArray[Any], layer: int, experts: NDArray[Any]) -> NDArray[np.float64]:
-    """Score the experts of the next layer by those of this one.
-
-    Parameters
-    ----------
-    table : (n_layers, n_experts, n_experts)
-        Counts or shares, as by `coactivation`.
-    layer : int
-        This layer.
-    experts : (n_rows, top_k) integer
-        Its experts.
-
-    Returns
-    -------
-    (n_rows, n_experts) float64
-        Sum over i in the row of P(j | i); each P adds up to 1 over j.
-    """
-    counts = np.asarray(table[layer], np.float64)
-    total = counts.sum(axis=1, keepdims=True)
-    conditional = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
-    return np.asarray(conditional[experts.astype(np.int64)].sum(axis=1))
-
-
-def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> float:
-    """Compute the recall of a co-occurrence table, counted over every other request and tried on the rest.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    request : (n_rows,) integer
-        Request of each row.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    float
-        Mean over layers 1 and up; nan with fewer than two requests or layers.
-    """
-    _, number = np.unique(request, return_inverse=True)
-    seen, unseen = experts[number % 2 == 0], experts[number % 2 == 1]
-    n_layers, top_k = experts.shape[1:]
-    if not len(unseen) or n_layers < 2:
-        return float("nan")
-    table = coactivation(seen, n_experts)
-    found = []
-    for layer in range(n_layers - 1):
-        scores = coactivation_scores(table, layer, unseen[:, layer])
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-        found.append((unseen[:, layer + 1][:, :, None] == best[:, None, :]).any(axis=2).mean())
-    return float(np.mean(found))
 
 
 def prefill_decode_cosine(trace: Trace) -> float | None:

@@ -1,17 +1,18 @@
 """Requests of a trace -> batched steps: prefill, decode, chunks, micro-batches.
 
-A recorded request is batch-1 data, and the routing of a token does not depend on its batch, so any requests can be
-batched. A step has one phase. Within it the rows of a request are contiguous and in token order.
+A recorded request is batch-1 data, and the routing of a token does not depend on its batch, so any requests
+can be batched. A step has one phase. Within it the rows of a request are contiguous and in token order.
 
 How requests are chosen and cut:
 
-* A request qualifies if it has at least ``decode_tokens`` decode rows and a prompt of at least ``prompt_tokens``.
-  Prompts of exactly that length come first; of a longer one the *last* ``prompt_tokens`` tokens are used, since decode
-  follows them, with contexts counted as if the prompt began there. That is labelled ``prompt-truncated``.
+* A request qualifies if it has at least ``decode_tokens`` decode rows and a prompt of at least
+  ``prompt_tokens``. Prompts of exactly that length come first; of a longer one the *last* ``prompt_tokens``
+  tokens are used, since decode follows them, with contexts counted as if the prompt began there. That is
+  labelled ``prompt-truncated``.
 * A prompt whose routing was not recorded has a length but no rows: such a request starts in decode.
-* ``reuse: shifted`` fills up with copies of the same requests. Copy c of C reads prompt and decode rows rotated by c/C of
-  their number, so copies are as far apart in time as can be. If no request is long enough, rows repeat from the
-  start. Both are labelled ``reuse-shifted``.
+* ``reuse: shifted`` fills up with copies of the same requests. Copy c of C reads prompt and decode rows
+  rotated by c/C of their number, so copies are as far apart in time as can be. If no request is long enough,
+  rows repeat from the start. Both are labelled ``reuse-shifted``.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ class WorkloadSpec:
     micro_batches : int
         Groups into which each step is split; a step with fewer sequences has fewer.
     prefill_chunk : int or None
-        Most tokens of a prefill step, over all its requests, first come first served; None: all prompts in one step.
+        Most tokens of a prefill step, over all its requests, first come first served; None: all prompts in
+        one step.
     refill : bool
-        Admit the next request as soon as one leaves, so that ``n_batches * batch_size`` requests pass through.
+        Admit the next request as soon as one leaves, so that ``n_batches * batch_size`` requests pass
+        through.
     reuse : "shifted" or None
         How to go beyond what was recorded; None: not at all.
     requests : None, "all" or tuple of int
-        None: chosen with the seed. "all": every request that qualifies, in trace order. Or just these, in this order.
-        With "all" or a tuple, the number of batches follows from it.
+        None: chosen with the seed. "all": every request that qualifies, in trace order. Or just these, in
+        this order. With "all" or a tuple, the number of batches follows from it.
 
     Raises
     ------
@@ -97,8 +100,8 @@ class WorkloadSpec:
             raise WorkloadError(f"workload.reuse: expected 'shifted' or nothing, got {self.reuse!r}")
         if self.micro_batches > self.batch_size:
             raise WorkloadError(
-                f"workload.micro_batches: expected at most batch_size = {self.batch_size}, got {self.micro_batches}; "
-                "a micro-batch holds whole requests"
+                f"workload.micro_batches: expected at most batch_size = {self.batch_size}, got "
+                f"{self.micro_batches}; a micro-batch holds whole requests"
             )
         if isinstance(self.requests, list):
             object.__setattr__(self, "requests", tuple(self.requests))
@@ -118,8 +121,8 @@ class WorkloadSpec:
             )
         if self.n_batches != 1:
             raise WorkloadError(
-                f"workload.n_batches: expected 1 (the default) beside workload.requests, got {self.n_batches}; "
-                "the number of batches follows from the requests"
+                f"workload.n_batches: expected 1 (the default) beside workload.requests, got {self.n_batches}"
+                "; the number of batches follows from the requests"
             )
         if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
             raise WorkloadError(
@@ -182,8 +185,8 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
     spec : WorkloadSpec
         What is asked for.
     require_signals : collection of str
-        Signals of the trace that must cover every request chosen. A signal that covers no prompt row at all needs to
-        cover the decode rows only.
+        Signals of the trace that must cover every request chosen. A signal that covers no prompt row at all
+        needs to cover the decode rows only.
 
     Returns
     -------

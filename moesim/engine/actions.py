@@ -51,7 +51,7 @@ class Actions:
     def fail(self, what: str, remedy: str) -> NoReturn:
         engine = self.engine
         layer = engine.visit.layer if engine.visit is not None else -1
-        where = f"t={format_ns(engine.env.now)}, step {engine.step.index}, layer {layer}"
+        where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
         raise PolicyError(f"{where}: {what}; {remedy} [policy={engine.policy_name}]")
 
     def _device(self, name: str, what: str) -> DeviceState:
@@ -96,7 +96,6 @@ class Actions:
                 copy.doomed = False
                 continue
             self._new_transfer(layer, expert, unit, device, urgency, pool, source)
-        engine.links_changed = True
 
     def _hasten(self, transfer: Transfer, urgency: int) -> None:
         transfer.drop_on_arrival = False
@@ -127,7 +126,7 @@ class Actions:
             self.fail(f"Fetch(L{layer}/E{expert}, {device.name}): {known}", "leave source out, or fetch it to there first")
         copy.pins += 1
         path = engine.path(src.name, device.name)
-        transfer = Transfer(engine.next_number(), unit, layer, expert, n_bytes, path, urgency, engine.env.now)
+        transfer = Transfer(engine.next_number(), unit, layer, expert, n_bytes, path, urgency, engine.now)
         transfer.src = src.name
         transfer.dst = device
         transfer.pool = pool
@@ -139,7 +138,7 @@ class Actions:
         device = self._device(name, "Drop")
         if device.backing:
             self.fail(f"Drop(L{layer}, {name}): copies on a backing device stay", "drop copies on other devices only")
-        now = self.engine.env.now
+        now = self.engine.now
         for expert in experts:
             unit = self._unit(layer, expert, "Drop")
             if unit in device.memory.copies:
@@ -186,7 +185,7 @@ class Actions:
                 group = groups[key] = Group(visit, device)
                 group.inputs_from = layer if inputs_from is None else inputs_from
         copies = device.memory.copies
-        now = engine.env.now
+        now = engine.now
         main = device.main
         for expert in experts:
             unit = visit.base + expert
@@ -201,7 +200,15 @@ class Actions:
                 assert group is not None
                 for row in rows:
                     group.union |= 1 << row
-            task = Task(engine.next_number(), "expert", visit.step, layer, engine.mb, expert, unit, n_rows, engine.expert_ns(device, n_rows), now, visit, group, None)
+            work = device.expert_ns.get(n_rows)
+            if work is None:
+                work = engine.expert_ns(device, n_rows)
+            number = engine.number = engine.number + 1
+            task = Task(number, "expert", visit.step, layer, engine.mb, n_rows, work, now)
+            task.expert = expert
+            task.unit = unit
+            task.visit = visit
+            task.group = group
             copy = copies.get(unit)
             if copy is not None:
                 copy.pins += 1
@@ -287,7 +294,7 @@ class Actions:
 
         def wake() -> None:
             for task in group.tasks:
-                group.device.main.wake(task, engine.env.now)
+                group.device.main.wake(task)
 
         def inputs_ready() -> None:
             if far:
@@ -338,11 +345,12 @@ class Actions:
         def done() -> None:
             engine.predicted.append((step, layer, source, predictor))
 
-        task = Task(key, "predict", step, layer, -1, -1, -1, engine.step_rows, work, engine.env.now, None, None, done)
+        task = Task(key, "predict", step, layer, -1, engine.step_rows, work, engine.now)
+        task.then = done
         needed = predictor.needs_layer(layer)
         if needed is not None and not engine.state_is_there(needed):
             task.waits = 1
-            engine.when_state(needed, lambda: target.wake(task, engine.env.now))
+            engine.when_state(needed, lambda: target.wake(task))
         target.submit(task)
 
     def _send(self, action: Send) -> None:
@@ -353,6 +361,6 @@ class Actions:
         self._device(src, "Send")
         self._device(dst, "Send")
         path = engine.path(src, dst)
-        message = Transfer(engine.next_number(), -1, -1, -1, n_bytes, path, 0, engine.env.now)
+        message = Transfer(engine.next_number(), -1, -1, -1, n_bytes, path, 0, engine.now)
         message.on_arrival = lambda: engine.sent.append(tag)
         path[0].enqueue(message)

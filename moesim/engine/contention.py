@@ -98,15 +98,8 @@ class ContentionTable:
         self.partners: dict[str, dict[str, int]] = {}  # activity -> {other: rate of activity while other goes on}
         self.active: dict[str, list[Lane]] = {}
         for pair in hardware.contention:
-            self._add(pair.a, pair.b, pair.a_rate_ppm, pair.b_rate_ppm)
-        for device in hardware.devices.values():
-            if device.side_ppm is not None:
-                for main in (f"{device.name}.experts", f"{device.name}.dense"):
-                    self._add(f"{device.name}.side", main, device.side_ppm, FULL)
-
-    def _add(self, a: str, b: str, a_rate: int, b_rate: int) -> None:
-        self.partners.setdefault(a, {})[b] = a_rate
-        self.partners.setdefault(b, {})[a] = b_rate
+            self.partners.setdefault(pair.a, {})[pair.b] = pair.a_rate_ppm
+            self.partners.setdefault(pair.b, {})[pair.a] = pair.b_rate_ppm
 
     def rate_of(self, activity: str) -> int:
         rate = FULL

@@ -69,14 +69,14 @@ class Delivery:
             flying = tuple([int(any(base + e in g.pending for g in gpus)) for e in active])
         rows = tuple([loads[e] for e in active])
         engine.records.lookups.append(
-            _new(LookupRecord, (engine.env.now, visit.step, visit.layer, mb, active, rows, hits, flying))
+            _new(LookupRecord, (engine.now, visit.step, visit.layer, mb, active, rows, hits, flying))
         )
 
     def _charge(self, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
         """Delay the effect of a decision; what the layer needs stays pinned meanwhile."""
         engine = self.engine
         mb = engine.mb
-        now = engine.env.now
+        now = engine.now
         engine.records.decisions.append(DecisionRecord(now, now + self.decision_ns, visit.step, visit.layer))
         visit.decisions += 1
         pinned = []
@@ -92,7 +92,7 @@ class Delivery:
             engine.actions.apply(actions)
             visit.decisions -= 1
             for memory, unit in pinned:
-                memory.unpin(unit, engine.env.now)
+                memory.unpin(unit, engine.now)
 
         engine.after(self.decision_ns, apply)
 
@@ -115,10 +115,11 @@ class Delivery:
                 engine.cross(device, home, layer, rows, "out", over)
 
         work = engine.costs.shared_ns(device.name, rows)
-        task = Task(engine.next_number(), "shared", visit.step, layer, mb, -1, -1, rows, work, engine.env.now, None, None, done)
+        task = Task(engine.next_number(), "shared", visit.step, layer, mb, rows, work, engine.now)
+        task.then = done
         if device is not home:
             task.waits = 1
-            engine.cross(home, device, layer, rows, "in", lambda: device.main.wake(task, engine.env.now))
+            engine.cross(home, device, layer, rows, "in", lambda: device.main.wake(task))
         device.main.submit(task)
 
     def predicted(self, step: int, layer: int, source: str, predictor: Predictor) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from typing import TYPE_CHECKING, Any
 
+from simpy.events import Timeout
+
 from moesim.engine.contention import Lane
 from moesim.engine.memory import PoolState
 from moesim.hardware import Link
@@ -19,12 +21,18 @@ _CAUSE = {DEMAND: "demand", PREFETCH: "prefetch"}
 
 
 class Transfer:
-    """One fetch of one expert on its way, or a message."""
+    """One fetch of one expert on its way, or a message. Class attributes are what most transfers have."""
 
-    __slots__ = (
-        "cancelled", "dst", "expert", "fetch", "first_chunk", "hop", "key", "layer", "left", "link", "n_bytes", "on_arrival",
-        "path", "pool", "started", "src", "submitted", "transit", "unit", "urgency", "waited_memory", "waiting", "drop_on_arrival",
-    )  # fmt: skip
+    src = "message"  # name of the source device; of a message, its cause
+    dst: Any = None  # DeviceState of the destination; None for messages
+    pool: PoolState | None = None
+    hop = 0
+    started = False
+    first_chunk = True  # the next chunk is the first of its hop: memory is not reserved yet
+    transit: Any = None  # intermediate device that holds it after a hop
+    drop_on_arrival = False
+    waited_memory = False
+    on_arrival: Any = None  # for messages
 
     def __init__(self, fetch: int, unit: int, layer: int, expert: int, n_bytes: int, path: tuple[LinkState, ...],
                  urgency: int, submitted: int) -> None:  # fmt: skip
@@ -36,20 +44,9 @@ class Transfer:
         self.path = path
         self.urgency = urgency
         self.submitted = submitted
-        self.src = "message"  # name of the source device; of a message, its cause
-        self.dst: Any = None  # DeviceState of the destination; None for messages
-        self.pool: PoolState | None = None
-        self.hop = 0
         self.left = n_bytes
         self.link: LinkState = path[0]  # where it is queued or under way
-        self.started = False
-        self.first_chunk = True  # the next chunk is the first of its hop: memory is not reserved yet
-        self.transit: Any = None  # intermediate device that holds it after a hop
-        self.cancelled = False
-        self.drop_on_arrival = False
-        self.waited_memory = False
         self.waiting: list[Any] = []  # tasks that need it
-        self.on_arrival: Any = None  # for messages
 
     @property
     def cause(self) -> str:
@@ -63,20 +60,31 @@ class Transfer:
 class Medium:
     """Links that are serial together. A link without a named medium has one of its own."""
 
-    __slots__ = ("busy", "links")
-
     def __init__(self) -> None:
         self.busy = False
+        self.blocked = False  # something is queued, and nothing of it can start for want of memory
         self.links: list[LinkState] = []
+
+    def start_next(self) -> bool:
+        """Start the first transfer that can; False if some are queued and none can."""
+        if self.busy:
+            return True
+        best: tuple[int, int, Transfer] | None = None
+        queued = False
+        for link in self.links:
+            if link.queue:
+                queued = True
+                entry = link.next_candidate()
+                if entry is not None and (best is None or entry[:2] < best[:2]):
+                    best = entry
+        if best is None:
+            return not queued
+        best[2].link.start_transfer(best)
+        return True
 
 
 class LinkState:
     """A directed link: its queue, what is in flight, and its control lane."""
-
-    __slots__ = (
-        "activity", "chunk", "control_free", "costs", "current", "current_bytes", "engine", "lane", "link", "medium", "memo",
-        "name", "queue", "start", "to",
-    )  # fmt: skip
 
     def __init__(self, engine: Engine, link: Link, to: Any, medium: Medium) -> None:
         self.engine = engine
@@ -90,17 +98,27 @@ class LinkState:
         self.chunk = engine.costs.chunk_bytes or 0
         self.queue: list[tuple[int, int, Transfer]] = []  # (urgency, fetch number, transfer), ascending
         self.lane = Lane(engine.env, engine.contention)
-        self.lane.on_done = self._done
+        self.lane.on_done = self._contended_done
+        self.records = engine.records.transfers
         self.current: Transfer | None = None
         self.current_bytes = 0
         self.start = 0
         self.memo: dict[int, int] = {}
         self.control_free = 0
+        self.plain = link.name not in engine.contention.partners
+        self.end = 0  # of what is in flight, if plain
 
     # ------------------------------------------------------------------------------------------------- weights, messages
     def enqueue(self, transfer: Transfer) -> None:
         transfer.link = self
-        insort(self.queue, (transfer.urgency, transfer.fetch, transfer))
+        queue = self.queue
+        entry = (transfer.urgency, transfer.fetch, transfer)
+        if not queue or queue[-1] < entry:
+            queue.append(entry)
+        else:
+            insort(queue, entry)
+        if not self.medium.busy:
+            self.engine.media_to_start.append(self.medium)
 
     def remove(self, transfer: Transfer) -> None:
         self.queue.remove((transfer.urgency, transfer.fetch, transfer))
@@ -137,7 +155,7 @@ class LinkState:
         else:
             self.queue.remove(entry)
         engine = self.engine
-        now = engine.env.now
+        now = engine.now
         if transfer.first_chunk:
             transfer.first_chunk = False
             transfer.started = True
@@ -156,37 +174,51 @@ class LinkState:
         self.current_bytes = n_bytes
         self.start = now
         self.medium.busy = True
-        self.lane.begin(self.activity, work)
+        if self.plain:
+            self.end = now + work
+            Timeout(engine.env, work).callbacks.append(self._done)
+        else:
+            self.lane.begin(self.activity, work)
 
-    def _done(self, event: Any) -> None:
-        engine = self.engine
+    def _contended_done(self, event: Any) -> None:
         if event is not None:
-            self.medium.busy = False
-            transfer = self.current
-            assert transfer is not None
-            self.current = None
             self.lane.finish()
-            n_bytes = self.current_bytes
-            transfer.left -= n_bytes
-            last = not transfer.left and transfer.hop == len(transfer.path) - 1
-            engine.records.transfers.append(
-                _new(
-                    TransferRecord,
-                    (self.start, engine.env.now, self.name, transfer.cause, transfer.layer, transfer.expert, n_bytes,
-                     transfer.urgency, transfer.submitted, transfer.fetch, last, transfer.waited_memory),
-                )
-            )  # fmt: skip
-            if transfer.left:
-                self.enqueue(transfer)
-            elif last:
-                engine.arrived.append(transfer)
-            else:
-                self._next_hop(transfer)
-        engine.flush_if_last()
+            self._done(event)
+        else:
+            self.engine.flush_if_last()
+
+    def _done(self, _: Any) -> None:
+        engine = self.engine
+        env = engine.env
+        now = engine.now = env.now
+        medium = self.medium
+        medium.busy = False
+        engine.media_to_start.append(medium)
+        transfer = self.current
+        assert transfer is not None
+        self.current = None
+        n_bytes = self.current_bytes
+        transfer.left -= n_bytes
+        last = not transfer.left and transfer.hop == len(transfer.path) - 1
+        self.records.append(
+            _new(
+                TransferRecord,
+                (self.start, now, self.name, transfer.cause, transfer.layer, transfer.expert, n_bytes, transfer.urgency,
+                 transfer.submitted, transfer.fetch, last, transfer.waited_memory),
+            )
+        )  # fmt: skip
+        if last:
+            engine.arrived.append(transfer)
+        elif transfer.left:
+            self.enqueue(transfer)
+        else:
+            self._next_hop(transfer)
+        if env.peek() > now:
+            engine.flush()
 
     def _next_hop(self, transfer: Transfer) -> None:
         """Store and forward: the weights are now at an intermediate device; queue them on the next link."""
-        now = self.engine.env.now
+        now = self.engine.now
         if transfer.transit is not None:
             transfer.transit.memory.add(-transfer.n_bytes, now)
         transfer.transit = self.to if transfer.dst is not None else None
@@ -201,7 +233,7 @@ class LinkState:
         left = transfer.left
         total = 0
         if self.current is transfer:
-            total = self.lane.end - self.engine.env.now
+            total = (self.end if self.plain else self.lane.end) - self.engine.now
             left -= self.current_bytes
         for link in transfer.path[transfer.hop :]:
             total += link.alone_ns(left)
@@ -225,7 +257,7 @@ class LinkState:
             message.on_arrival = then
             self.enqueue(message)
             return
-        now = engine.env.now
+        now = engine.now
         start = self.control_free if self.control_free > now else now
         end = start + self.costs.activation_ns(self.link, rows)
         self.control_free = end

@@ -49,7 +49,7 @@ class Stepper:
         engine.future.clear()
         engine.state_waiters.clear()
         self._dense_ns.clear()
-        self._began = engine.env.now
+        self._began = engine.now
         self._gate_mass = 0.0
         self._reserve_kv(step.kv_tokens)
         if StepBegin in engine.listens:
@@ -72,7 +72,7 @@ class Stepper:
             change = tokens * per_layer * layers - memory.kv
             if change:
                 memory.kv += change
-                memory.add(change, engine.env.now)
+                memory.add(change, engine.now)
 
     def _step_part(self, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]) -> None:
         """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
@@ -96,7 +96,7 @@ class Stepper:
         engine = self.engine
         step = engine.step
         engine.records.steps.append(
-            StepRecord(self._began, engine.env.now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, self._gate_mass)
+            StepRecord(self._began, engine.now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, self._gate_mass)
         )
         if StepEnd in engine.listens:
             engine.tell(StepEnd(step.index))
@@ -111,7 +111,7 @@ class Stepper:
         visit = engine.future.pop(layer, None)
         if visit is None:
             visit = Visit(engine.step.index, layer, engine.model.n_experts, engine.model.top_k, engine.n_mbs)
-        visit.begin = engine.env.now
+        visit.begin = engine.now
         engine.visit = visit
         if self._wants_begin:
             engine.tell(_new(LayerBegin, (visit.step, layer)))
@@ -173,7 +173,7 @@ class Stepper:
             self._settle(visit)
         if not engine.policy.exact:
             self._gate_mass += visit.gate_mass()
-        engine.records.layers.append(_new(LayerRecord, (visit.begin, engine.env.now, visit.step, layer)))
+        engine.records.layers.append(_new(LayerRecord, (visit.begin, engine.now, visit.step, layer)))
         engine.visit = None
         if self._wants_end:
             engine.tell(_new(LayerEnd, (visit.step, layer)))
@@ -197,4 +197,7 @@ class Stepper:
     def _task(self, kind: str, device: DeviceState, layer: int, mb: int, rows: int, work: int, then: Callable[..., Any],
               argument: Any = None) -> Task:  # fmt: skip
         engine = self.engine
-        return Task(engine.next_number(), kind, engine.step.index, layer, mb, -1, -1, rows, work, engine.env.now, None, None, then, argument)
+        task = Task(engine.next_number(), kind, engine.step.index, layer, mb, rows, work, engine.now)
+        task.then = then
+        task.argument = argument
+        return task

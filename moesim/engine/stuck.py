@@ -35,5 +35,5 @@ def explain(engine: Engine) -> str:
     if visit is not None and visit.unsettled:
         open_experts = [e for e, n in enumerate(visit.pending) if n]
         waits.append(f"layer {layer} has {visit.unsettled} unsettled slots of experts {open_experts[:8]}: no Run or Skip names them")
-    where = f"t={format_ns(engine.env.now)}, step {engine.step.index}, layer {layer}"
+    where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
     return f"{where}: nothing can happen and work remains: {'; '.join(waits) or 'no work is queued'} [policy={engine.policy_name}]"

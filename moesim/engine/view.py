@@ -28,7 +28,7 @@ class EngineView:
 
     @property
     def now_ns(self) -> int:
-        return self._engine.env.now  # type: ignore[return-value]
+        return self._engine.now
 
     @property
     def devices(self) -> Sequence[str]:

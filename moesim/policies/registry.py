@@ -25,9 +25,20 @@ GROUP = "moesim.policies"
 
 # One line a policy.
 POLICIES: dict[str, str] = {
+    "all-cpu": "moesim.policies.all_cpu:AllCpu",
+    "all-gpu": "moesim.policies.all_gpu:AllGpu",
+    "belady": "moesim.policies.caches:Belady",
+    "composed": "moesim.policies.composed:Composed",
+    "dali": "moesim.policies.dali:Dali",
     "fiddler": "moesim.policies.fiddler:Fiddler",
+    "fifo": "moesim.policies.caches:FIFO",
+    "lfu": "moesim.policies.caches:LFU",
+    "llama-cpp": "moesim.policies.llama_cpp:LlamaCpp",
+    "lru": "moesim.policies.caches:LRU",
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
     "on-demand": "moesim.policies.on_demand:OnDemand",
+    "random": "moesim.policies.caches:RandomCache",
+    "static": "moesim.policies.caches:StaticCache",
 }
 
 

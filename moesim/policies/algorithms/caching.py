@@ -7,7 +7,9 @@ says otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+Unit = TypeVar("Unit")
 
 
 class SwapPlan(NamedTuple):
@@ -99,15 +101,15 @@ def workload_aware_swap(
     return victims, newcomers
 
 
-def belady_victim(candidates: Sequence[int], next_use: Callable[[int], int]) -> int:
+def belady_victim(candidates: Sequence[Unit], next_use: Callable[[Unit], Any]) -> Unit:
     """Return the candidate whose next use is farthest away, ties to the first given.
 
     Parameters
     ----------
-    candidates : sequence of int
-        At least one.
+    candidates : sequence
+        At least one expert, or (layer, expert) pair.
     next_use : callable
-        Distance or time of the next use of a candidate.
+        Distance or time of the next use of a candidate; anything that compares.
 
     Examples
     --------

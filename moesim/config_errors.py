@@ -1,0 +1,122 @@
+"""Say in one line what is wrong with an experiment file: key, expected, got."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from moesim.errors import unknown_name
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_TAGS = ("one", "many")  # of a sweepable field: which of its two forms was meant
+
+# pydantic's error types -> what was expected
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "string_too_short": "a text that is not empty",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "too_short": "at least one entry",
+}
+
+
+def key_path(steps: Sequence[str | int]) -> str:
+    """Write a place in a YAML file.
+
+    Parameters
+    ----------
+    steps : sequence of str or int
+        Keys and indices.
+
+    Returns
+    -------
+    str
+        Such as ``"cache.ratio[1]"``.
+
+    Examples
+    --------
+    >>> key_path(["cache", "ratio", 1])
+    'cache.ratio[1]'
+    """
+    path = ""
+    for step in steps:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
+    """Describe the first thing that is wrong.
+
+    Parameters
+    ----------
+    failure : ValidationError
+        From pydantic.
+    root : type
+        The model that was validated.
+
+    Returns
+    -------
+    str
+        ``"key.path[index]: expected ..., got ..."``. An unknown key comes before what it leaves missing.
+    """
+    errors = sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    first = errors[0]
+    steps = [step for step in first["loc"] if step not in _TAGS]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    path = key_path(steps)
+    message = " ".join(_message(first, steps, root).split())
+    return f"{path}: {message}{more}" if path else message + more
+
+
+def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[BaseModel]) -> str:
+    kind, got, context = error["type"], error.get("input"), error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_name("key", str(steps[-1]), _keys(root, steps[:-1]))
+    if kind == "missing":
+        return "expected this key, got nothing; add it"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        return f"expected {context['expected']}, got {got!r}"
+    if steps and _field_name(steps) == "ratio":
+        return f"expected a number in (0, 1], got {got!r}"
+    if kind == "greater_than_equal":
+        number = "an integer" if isinstance(context["ge"], int) else "a number"
+        return f"expected {number} of at least {context['ge']}, got {got!r}"
+    if kind in ("int_type", "int_from_float"):
+        return f"expected an integer, got {got!r}"
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}, got {got!r}"
+    return f"expected {str(error['msg']).removeprefix('Input should be ')}, got {got!r}"
+
+
+def _field_name(steps: Sequence[str | int]) -> str:
+    return next((step for step in reversed(steps) if isinstance(step, str)), "")
+
+
+def _keys(root: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
+    """Keys that the mapping at a place may have."""
+    here = root
+    for step in steps:
+        if isinstance(step, str):
+            here = _model_of(here.model_fields[step].annotation) or here
+    return list(here.model_fields)
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return next((found for arg in get_args(annotation) if (found := _model_of(arg))), None)
+    return None

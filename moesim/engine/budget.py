@@ -1,0 +1,122 @@
+"""How many cache slots fit into a memory budget, found with the policy's own placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from moesim.engine.build import required_bytes
+from moesim.engine.core import Engine, EngineOptions
+from moesim.errors import CapacityError
+from moesim.policy import Placement
+from moesim.units import format_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.costs import CostModel
+    from moesim.model import ModelSpec
+    from moesim.policy import Policy, View
+    from moesim.workload import Workload
+
+
+class _Placed(Exception):
+    """Carries a placement out of the engine's set-up."""
+
+
+class _Probe:
+    """Stands for a policy until it has said where everything is at the start."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.exact = policy.exact
+        self.listens: frozenset[type] = frozenset()
+        self.needs: frozenset[str] = frozenset()
+
+    def place(self, view: View) -> Placement:
+        raise _Placed(self._policy.place(view))
+
+    def decide(self, event: Any, view: View) -> Iterable[Any]:
+        raise AssertionError("a probe decides nothing")
+
+    def evict(self, fetch: Any, view: View) -> tuple[int, int] | None:
+        raise AssertionError("a probe evicts nothing")
+
+
+def initial_placement(
+    model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
+    tables: Mapping[str, NDArray[Any]],
+) -> Placement:  # fmt: skip
+    """Ask a policy for its placement without running it.
+
+    Parameters
+    ----------
+    model, costs, workload, policy, cache_slots, tables
+        As for `moesim.engine.simulate`.
+
+    Returns
+    -------
+    Placement
+        Not yet checked against the devices' capacity.
+
+    Raises
+    ------
+    CapacityError
+        If the policy cannot work with so few slots.
+    """
+    try:
+        Engine(model, costs, workload, _Probe(policy), cache_slots, {}, tables, EngineOptions(), "probe", None)
+    except _Placed as placed:
+        placement: Placement = placed.args[0]
+        return placement
+    raise AssertionError("unreachable: the engine asks for a placement while it is set up")
+
+
+def slots_within(
+    budget_bytes: int, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy,
+    tables: Mapping[str, NDArray[Any]], policy_name: str,
+) -> int:  # fmt: skip
+    """Find the largest number of cache slots, the same on each GPU, with which no GPU needs more than a budget.
+
+    Parameters
+    ----------
+    budget_bytes : int, bytes
+        Of each GPU; weights, KV cache, workspace and all pools count.
+    model, costs, workload, policy, tables
+        As for `moesim.engine.simulate`.
+    policy_name : str
+        For the message.
+
+    Returns
+    -------
+    int
+        Slots over all layers, at most all experts. What a policy needs grows with its slots, so a binary search finds it.
+
+    Raises
+    ------
+    CapacityError
+        If not even a cache without slots fits.
+    """
+    gpus = [name for name, device in costs.hardware.devices.items() if device.kind == "gpu"]
+
+    def needed(slots: int) -> tuple[int, str]:
+        """Most bytes that a GPU needs, and which."""
+        try:
+            placement = initial_placement(model, costs, workload, policy, dict.fromkeys(gpus, slots), tables)
+        except CapacityError:
+            return 0, ""  # too few for this policy: more may do
+        need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement)
+        return max((sum(need[gpu].values()), gpu) for gpu in gpus)
+
+    low, high = 0, model.n_layers * model.n_experts
+    least, where = needed(low)
+    if least > budget_bytes:
+        raise CapacityError(
+            f"cache.budget: expected at least {format_bytes(least)}, which {where} of {costs.hardware.name} needs "
+            f"without any cache slot, got {format_bytes(budget_bytes)}; raise the budget, or lower the batch or the "
+            f"context [policy={policy_name}]"
+        )
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if needed(middle)[0] <= budget_bytes else (low, middle - 1)
+    return low

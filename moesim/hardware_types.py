@@ -1,0 +1,265 @@
+"""What a hardware profile is once it is read: frozen dataclasses with plain numbers, and the source labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from moesim.errors import HardwareError, unknown_name
+
+LABELS = ("measured", "published", "derived", "spec-sheet", "extrapolated", "synthetic", "assumed", "oracle")
+"""Source labels, strongest first. The first four and ``assumed`` occur in profiles, the others in results."""
+
+TRANSFERS = ("pinned", "pageable", "chunked")
+"""Kinds of transfer of weights over a link."""
+
+
+def weakest(labels: Iterable[str]) -> str:
+    """Find the weakest of some source labels.
+
+    Parameters
+    ----------
+    labels : iterable of str
+        Members of `LABELS`.
+
+    Returns
+    -------
+    str
+        The weakest; ``"measured"`` if there is none.
+
+    Examples
+    --------
+    >>> weakest(["published", "spec-sheet", "measured"])
+    'spec-sheet'
+    """
+    return max(labels, key=LABELS.index, default=LABELS[0])
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a profile as it was written, with its source label and the words that back it."""
+
+    value: Any
+    source: str
+    ref: str
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Time as a function of rows.
+
+    Attributes
+    ----------
+    key : str
+        Where in the profile it is, for messages and provenance.
+    form : str
+        ``"linear"``: base + slope rows; ``"flat_linear"``: base up to ``knee`` rows, then slope for each row beyond;
+        ``"points"``: straight lines between ``points``.
+    first, last : int
+        Rows for which it holds.
+    base_us, slope_us : Fraction
+        Microseconds, and microseconds a row.
+    knee : int
+        Rows up to which ``flat_linear`` is flat.
+    points : tuple of (int, Fraction)
+        Rows, microseconds.
+    shape : tuple of (int, int, float) or None
+        Hidden width, expert width, bits of an expert curve.
+    model, part : str
+        What a curve of a dense part is of.
+    first_extra_us : Fraction or None
+        Extra of the first expert of a group.
+    """
+
+    key: str
+    form: str
+    first: int
+    last: int
+    base_us: Fraction = Fraction(0)
+    slope_us: Fraction = Fraction(0)
+    knee: int = 0
+    points: tuple[tuple[int, Fraction], ...] = ()
+    shape: tuple[int, int, float] | None = None
+    model: str = ""
+    part: str = ""
+    first_extra_us: Fraction | None = None
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device; see ``hardware_profiles/README.md`` for the meaning of each key.
+
+    Attributes
+    ----------
+    name, kind, host : str
+        Name, ``"gpu"`` or ``"cpu"``, and the machine it sits in.
+    memory_bytes, workspace_bytes : int, bytes
+        Capacity, and what the software needs of it apart from weights, KV cache and pools.
+    memory_bytes_per_s, flops : int
+        Rates that kernels reach, for rooflines.
+    launch_us : Fraction, us
+        Start-up of one kernel or operator.
+    launches : mapping of str to int
+        Kernels of each part (1 where not given).
+    router_us : Fraction, us
+        Time for the router's result to reach the host, once a layer.
+    first_extra_us : Fraction or None, us
+        Extra of the first expert of a group, unless the expert curve has its own.
+    experts, parts : tuple of CostCurve
+        Curves of experts, and of other parts of a layer.
+    predict : mapping of str to CostCurve
+        Curves of predictors by source name.
+    idle_w, busy_w : float or None, W
+        Power.
+    """
+
+    name: str
+    kind: str
+    host: str
+    memory_bytes: int
+    workspace_bytes: int
+    memory_bytes_per_s: int
+    flops: int
+    launch_us: Fraction
+    launches: Mapping[str, int]
+    router_us: Fraction
+    first_extra_us: Fraction | None
+    experts: tuple[CostCurve, ...]
+    parts: tuple[CostCurve, ...]
+    predict: Mapping[str, CostCurve]
+    idle_w: float | None
+    busy_w: float | None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Time of a copy: latency + bytes / rate; ``key`` says where in the profile it is."""
+
+    key: str
+    latency_us: Fraction
+    bytes_per_s: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A directed link between two devices; links with the same ``medium`` are serial together."""
+
+    name: str
+    src: str
+    dst: str
+    medium: str | None
+    curves: Mapping[str, Transfer]
+    activation: Transfer | None
+    share_link: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two activities, and the rate of each while both run, in parts per million of its rate alone.
+
+    Activities are ``"<device>.experts"``, ``"<device>.dense"``, ``"<device>.side"``, and names of links.
+    """
+
+    a: str
+    b: str
+    a_rate_ppm: int
+    b_rate_ppm: int
+    source: str
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """A machine.
+
+    Attributes
+    ----------
+    name, path : str
+        Name, and the file it came from.
+    description : str
+        One paragraph.
+    corrections : tuple of str
+        Where the profile differs from what was printed about the machine.
+    compute : str
+        Default device of everything that is not a routed expert.
+    backing : tuple of str
+        CPU devices that hold all experts.
+    devices : mapping of str to Device
+        In the order of the file.
+    links : tuple of Link
+        In the order of the file.
+    contention : tuple of Pair
+        What slows down what.
+    platform_w : float or None, W
+        Power of the rest of the machine.
+    numbers : mapping of str to Number
+        Every number of the file by its dotted key, with its source.
+    overrides : tuple of str
+        Dotted keys that an experiment has changed.
+    """
+
+    name: str
+    path: str
+    description: str
+    corrections: tuple[str, ...]
+    compute: str
+    backing: tuple[str, ...]
+    devices: Mapping[str, Device]
+    links: tuple[Link, ...]
+    contention: tuple[Pair, ...]
+    platform_w: float | None
+    numbers: Mapping[str, Number]
+    overrides: tuple[str, ...] = field(default=())
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Distinct source labels of all numbers, strongest first."""
+        return tuple(sorted({number.source for number in self.numbers.values()}, key=LABELS.index))
+
+    def link(self, name: str) -> Link:
+        """Find a link by name, such as ``"cpu0->gpu0"``. Raises `HardwareError` if there is none."""
+        for link in self.links:
+            if link.name == name:
+                return link
+        raise HardwareError(f"{self.path}: {unknown_name('link', name, [link.name for link in self.links])}")
+
+    def path_between(self, src: str, dst: str) -> tuple[Link, ...]:
+        """Find the links from one device to another: fewest hops, then by name.
+
+        Parameters
+        ----------
+        src, dst : str
+            Names of devices.
+
+        Returns
+        -------
+        tuple of Link
+            Empty if they are the same.
+
+        Raises
+        ------
+        HardwareError
+            If a device is unknown or there is no way.
+        """
+        for device in (src, dst):
+            if device not in self.devices:
+                raise HardwareError(f"{self.path}: {unknown_name('device', device, self.devices)}")
+        ways: list[tuple[str, tuple[Link, ...]]] = [(src, ())]
+        seen = {src}
+        while ways:
+            for here, way in ways:
+                if here == dst:
+                    return way
+            longer: list[tuple[str, tuple[Link, ...]]] = []
+            for here, way in ways:
+                for link in sorted(self.links, key=lambda link: link.name):
+                    if link.src == here and link.dst not in seen:
+                        longer.append((link.dst, (*way, link)))
+            longer.sort(key=lambda item: [link.name for link in item[1]])
+            ways = []
+            for here, way in longer:
+                if here not in seen:  # the first by name wins
+                    seen.add(here)
+                    ways.append((here, way))
+        raise HardwareError(f"{self.path}: links: expected a path {src} -> {dst}, got none; add a link")

@@ -1,0 +1,12 @@
+"""Figures from frames of result rows: Matplotlib figures, made without pyplot and so without global state.
+
+A frame has one row a run, with the keys of `moesim.metrics.summarise` and the columns ``policy``, ``model``,
+``hardware``, ``trace``, ``source_label`` (the weakest), and ``cache_ratio`` or ``batch_size``.
+"""
+
+from moesim.plots.bars import breakdown, decode_speed
+from moesim.plots.gantt import gantt
+from moesim.plots.lines import hit_rate
+from moesim.plots.style import corner_label, save
+
+__all__ = ["breakdown", "corner_label", "decode_speed", "gantt", "hit_rate", "save"]

@@ -1,0 +1,87 @@
+"""Lines of hit rates."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moesim.colours import BLACK, GREY, SERIES
+from moesim.plots.style import (
+    OPTIMUM,
+    add_corner,
+    colours_of,
+    corner_label,
+    legend_beside,
+    mean,
+    need,
+    new_figure,
+    policies_of,
+    styled,
+)
+
+_MARKERS = "osD^vPX<>"
+
+
+@styled
+def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate") -> Figure:
+    """Hit rate against the cache ratio.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows with ``policy``, ``cache_ratio`` and the metric.
+    metric : str
+        Any of the hit rates of `moesim.hits.hit_rates`.
+
+    Returns
+    -------
+    Figure
+        A line a policy, Belady's emphasised, and the null: what a cache with random content hits if
+        routing is uniform.
+    """
+    need(frame, ("policy", "cache_ratio", metric), "hit_rate")
+    figure, axes = new_figure(5.6, 3.8)
+    policies = policies_of(frame)
+    colours = colours_of(policies)
+    for policy in policies:
+        rows = frame[frame["policy"] == policy]
+        ratios = sorted(rows["cache_ratio"].unique())
+        points = [(r, mean(rows[rows["cache_ratio"] == r], metric)) for r in ratios]
+        x, y = (
+            [100 * float(r) for r, v in points if v is not None],
+            [100 * v for _, v in points if v is not None],
+        )
+        if policy == OPTIMUM:
+            axes.plot(
+                x,
+                y,
+                color=BLACK,
+                linewidth=2.4,
+                marker="*",
+                markersize=9,
+                label=f"{policy} (optimum)",
+                zorder=4,
+            )
+        else:
+            i = list(colours).index(policy) - 1  # the optimum is first
+            axes.plot(
+                x,
+                y,
+                color=colours[policy],
+                linewidth=1.4,
+                marker=_MARKERS[i % len(_MARKERS)],
+                markersize=5,
+                markeredgecolor=BLACK,
+                markeredgewidth=0.4,
+                linestyle=("-", "--", "-.")[i // len(SERIES) % 3],
+                label=policy,
+            )
+    axes.plot([0, 100], [0, 100], color=GREY, linestyle=":", linewidth=1.2, label="uniform null", zorder=1)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 103)
+    axes.set_xlabel("cache ratio (% of all experts)")
+    axes.set_ylabel(f"{metric.replace('_', ' ')} (%)")
+    axes.set_title("Hit rate by cache ratio")
+    legend_beside(axes, [f"{OPTIMUM} (optimum)", *policies])
+    add_corner(figure, corner_label(frame), ["one lookup per layer visit and distinct routed expert"])
+    return figure

@@ -1,0 +1,89 @@
+"""Assignment parts: which device executes each active expert, from the engine's own costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from moesim.policies.algorithms.assignment import (
+    Plan,
+    beam_assignment,
+    exact_assignment,
+    greedy_assignment,
+    layer_costs,
+    threshold_assignment,
+)
+from moesim.policies.base import Range
+from moesim.policies.parts import Part, Setup
+
+
+class AllGpu(Part):
+    """Everything on the GPU."""
+
+    uses_cpu = False
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Return every active expert for the GPU, without planned totals."""
+        return Plan(tuple(e for e, w in enumerate(loads) if w), (), 0, 0)
+
+
+class AllCpu(Part):
+    """Everything on the CPU, resident or not."""
+
+    uses_cpu = True
+    needs = frozenset({"host-compute"})
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Return every active expert for the CPU, without planned totals."""
+        return Plan((), tuple(e for e, w in enumerate(loads) if w), 0, 0)
+
+
+class _Costed(Part):
+    """Assignment by DALI's cost of each expert: max(transfer, compute) on the GPU, compute on the CPU."""
+
+    uses_cpu = True
+    needs = frozenset({"host-compute"})
+    _rule: Callable[[Sequence[float], Sequence[float]], Plan]
+
+    def start(self, setup: Setup) -> None:
+        """Read the cost tables once."""
+        costs, rows = setup.view.costs, setup.view.max_tokens
+        self._gpu_ns = costs.expert_table(setup.gpu, rows)
+        self._cpu_ns = costs.expert_table(setup.cpu, rows)
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Apply the rule to the costs of this layer."""
+        return type(self)._rule(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns))
+
+
+class Greedy(_Costed):
+    """DALI's Algorithm 1."""
+
+    _rule = staticmethod(greedy_assignment)
+
+
+class Exact(_Costed):
+    """The 0-1 program that the greedy rule approximates, solved exactly."""
+
+    _rule = staticmethod(exact_assignment)
+
+
+class Beam(_Costed):
+    """Beam search in the greedy order."""
+
+    def __init__(self, *, width: Annotated[int, Range(1)] = 2) -> None:
+        self.width = width
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Search with the costs of this layer."""
+        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width)
+
+
+class Threshold(_Costed):
+    """Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute."""
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Compare the two costs of each expert; residents always run where they are."""
+        gpu_ns, cpu_ns = self._gpu_ns, self._cpu_ns
+        gpu_cost = [waiting[e] + gpu_ns[w] if w and waiting[e] else 0 for e, w in enumerate(loads)]
+        return threshold_assignment(gpu_cost, [cpu_ns[w] if w else 0 for w in loads])

@@ -1,0 +1,315 @@
+"""A policy made of parts: placement x assignment x prefetch x replacement.
+
+Many systems are such a composition, and an ablation swaps one part::
+
+    policies:
+      - {name: composed, placement: random, assignment: greedy, replacement: lru}
+      - {name: composed, assignment: {name: beam, width: 4}, prefetch: {name: predicted, source: frequency, size: 2}}
+
+What happens at each event:
+
+* Routed: predictions for later layers are asked for; the assignment plans; what the GPU lacks is fetched, into the cache
+  if the replacement admits demand loads, else through a small staging pool; both devices run their experts, on the GPU the
+  ones already there first and the others by arrival.
+* Predicted: the prefetch part's choice is fetched, unless that layer has been routed meanwhile.
+* LayerEnd: transient copies of the layer are dropped, and the replacement may swap experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+
+from moesim.errors import CapacityError, ConfigError
+from moesim.policies.assigning import AllCpu, AllGpu
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    Future,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+    slots_per_layer,
+)
+from moesim.policies.on_demand import staging_pool
+from moesim.policies.part_names import make_part
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Setup
+from moesim.policies.prefetching import NoPrefetch
+from moesim.policy import (
+    DEMAND,
+    PREFETCH,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    LayerEnd,
+    Move,
+    Placement,
+    Pool,
+    Predicted,
+    Routed,
+    Run,
+    View,
+)
+
+PREFETCHED = "prefetch"  # the pool of a transient prefetch part
+PartSpec = str | Mapping[str, Any]
+
+
+class Parts(NamedTuple):
+    """The four parts of a composition."""
+
+    placement: PlacementPart
+    assignment: AssignmentPart
+    prefetch: PrefetchPart
+    replacement: ReplacementPart
+
+
+class Composed(PolicyBase):
+    """Any combination of placement, assignment, prefetch and replacement parts.
+
+    Parameters
+    ----------
+    placement, assignment, prefetch, replacement : str, mapping or part
+        A part by its name, by a mapping of ``name`` and its options, or the object itself.
+    scope : {"per-layer", "global"}
+        Equal cache slots for each layer (a remainder stays unused), or one pool for all.
+    staging_slots : int or None
+        Experts of the staging pool; None: the model's top_k, but at least 2.
+    load_order : {"id", "rows"}
+        Demand loads in ascending id, or by rows, most first.
+    cache_only : bool
+        The assignment counts only cached experts as being on the GPU, not prefetched ones.
+    """
+
+    def __init__(
+        self,
+        *,
+        placement: PartSpec | PlacementPart = "lowest-ids",
+        assignment: PartSpec | AssignmentPart = "all-gpu",
+        prefetch: PartSpec | PrefetchPart = "none",
+        replacement: PartSpec | ReplacementPart = "lru",
+        scope: Literal["per-layer", "global"] = "per-layer",
+        staging_slots: Annotated[int, Range(1)] | None = None,
+        load_order: Literal["id", "rows"] = "id",
+        cache_only: bool = False,
+    ) -> None:
+        self.placement = placement
+        self.assignment = assignment
+        self.prefetch = prefetch
+        self.replacement = replacement
+        self.scope = scope
+        self.staging_slots = staging_slots
+        self.load_order = load_order
+        self.cache_only = cache_only
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts, built from their names at the first use."""
+        return Parts(
+            make_part("placement", self.placement),
+            make_part("assignment", self.assignment),
+            make_part("prefetch", self.prefetch),
+            make_part("replacement", self.replacement),
+        )
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing; predictions if something is prefetched; layer ends if something is transient."""
+        _, _, prefetch, replacement = self.parts
+        events: set[type] = {Routed}
+        if not isinstance(prefetch, NoPrefetch):
+            events.add(Predicted)
+        if not replacement.admits or prefetch.transient:
+            events.add(LayerEnd)
+        return frozenset(events)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What its parts need."""
+        return frozenset().union(*(part.needs for part in self.parts))
+
+    def bind_oracle(self, future: Future) -> None:
+        """Hand the future to the parts that want it."""
+        for part in self.parts:
+            if hasattr(part, "bind_oracle"):
+                part.bind_oracle(future)
+
+    def place(self, view: View) -> Placement:
+        """Start the parts; return residents and pools."""
+        placement, assignment, prefetch, replacement = self.parts
+        self._check()
+        name = type(self).__name__
+        gpu = self._gpu = gpu_of(view, name)
+        self._cpu = cpu_of(view, name) if assignment.uses_cpu else ""
+        per_layer = self.scope == "per-layer"
+        slots = self._cache_slots(view, per_layer)
+        setup = Setup(view, gpu, self._cpu, slots, per_layer)
+        residents = placement.choose(setup)
+        assignment.start(setup)
+        prefetch.start(setup)
+        replacement.start(setup, residents)
+        self._load_ns = [
+            view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)
+        ]
+        self._now = (-1, -1)  # step and layer routed last
+        self._transient: dict[int, list[int]] = {}  # layer -> experts fetched ahead into the transient pool
+        pools = [Pool(gpu, CACHE, slots * slot_bytes(view), per_layer)]
+        if not replacement.admits:
+            pools.append(staging_pool(view, gpu, self.staging_slots))
+        if prefetch.transient:
+            pools.append(Pool(gpu, PREFETCHED, min(prefetch.slots, view.model.n_experts) * slot_bytes(view)))
+        copies = [Copy(layer, experts, gpu) for layer, experts in enumerate(residents) if experts]
+        return Placement(copies=copies, pools=pools)
+
+    def _check(self) -> None:
+        _, assignment, prefetch, replacement = self.parts
+        into_cache = not isinstance(prefetch, NoPrefetch) and not prefetch.transient
+        if into_cache and not replacement.admits:
+            raise ConfigError(
+                f"prefetch {prefetch!r}: expected pool 'transient' with replacement {replacement!r}, which admits "
+                "nothing to the cache, got pool 'cache'; set pool: transient"
+            )
+
+    def _cache_slots(self, view: View, per_layer: bool) -> int:
+        least = 1 if self.parts.replacement.admits else 0
+        if per_layer:
+            return slots_per_layer(view, self._gpu, type(self).__name__, least)
+        slots = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts)
+        if slots < least:
+            raise CapacityError(
+                f"policy {type(self).__name__} on {self._gpu}: expected at least 1 cache slot, got 0; raise cache.ratio"
+            )
+        return slots
+
+    # ------------------------------------------------------------------------------------------------------ events
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Answer an event from the parts' choices."""
+        kind = type(event)
+        if kind is Routed:
+            return self._routed(event, view)
+        if kind is LayerEnd:
+            return self._layer_end(event, view)
+        return self._predicted(event, view)
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        step, layer, gpu = event.step, event.layer, self._gpu
+        _, assignment, prefetch, replacement = self.parts
+        self._now = (step, layer)
+        actions: list[Action] = list(prefetch.ask(event, view))  # first: computed ahead of the Runs below
+        replacement.used(event)
+        resident = view.residency(layer, gpu)
+        on_gpu: Sequence[int] = event.active
+        on_cpu: Sequence[int] = ()
+        if assignment.uses_cpu:
+            plan = assignment.assign(layer, event.loads, self._waiting(layer, event.active, resident, view))
+            on_gpu, on_cpu = plan.gpu, plan.cpu
+        if on_cpu:
+            actions.append(Run(layer, on_cpu, self._cpu))
+        hits = [e for e in on_gpu if resident[e]]
+        misses = [e for e in on_gpu if not resident[e]]
+        if misses:
+            misses.sort()
+            if self.load_order == "rows":
+                loads = event.loads
+                misses.sort(key=lambda e: -loads[e])
+            actions += self._load(layer, misses, view)
+        if on_gpu:
+            actions.append(Run(layer, [*hits, *misses], gpu))
+        return actions
+
+    def _waiting(self, layer: int, active: Sequence[int], resident: bytes, view: View) -> list[int]:
+        """Return the time until each active expert could be on the GPU: 0, what is left of a transfer, or a whole one."""
+        gpu, load_ns = self._gpu, self._load_ns[layer]
+        waiting = [0] * len(resident)
+        cached = set(layer_residents(view, gpu, CACHE, layer)) if self.cache_only else None
+        for expert in active:
+            if cached is not None:
+                waiting[expert] = 0 if expert in cached else load_ns
+            elif not resident[expert]:
+                pending = view.is_pending(layer, expert, gpu)
+                waiting[expert] = view.remaining_ns(layer, expert, gpu) if pending else load_ns
+        return waiting
+
+    def _load(self, layer: int, misses: Sequence[int], view: View) -> list[Action]:
+        """Fetch what the GPU lacks; what is already on its way only becomes more urgent, in the pool it was meant for."""
+        ahead = self._transient.get(layer, ())
+        early = [e for e in misses if e in ahead and view.is_pending(layer, e, self._gpu)]
+        rest = [e for e in misses if e not in early] if early else misses
+        actions: list[Action] = []
+        if early:
+            actions.append(Fetch(layer, early, self._gpu, DEMAND, PREFETCHED))
+        if rest and self.parts.replacement.admits:
+            self.parts.replacement.inserted(layer, rest)
+            actions.append(Fetch(layer, rest, self._gpu, DEMAND, CACHE))
+        elif rest:
+            actions.append(Fetch(layer, rest, self._gpu, DEMAND, STAGING))
+        return actions
+
+    def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
+        layer, gpu = event.layer, self._gpu
+        step, now = self._now
+        if step == event.step and now >= layer:
+            return ()  # too late: that layer is routed
+        wanted = [e for e in self.parts.prefetch.choose(event, view) if not view.is_pending(layer, e, gpu)]
+        if not wanted:
+            return ()
+        if self.parts.prefetch.transient:
+            self._transient.setdefault(layer, []).extend(wanted)
+            return (Fetch(layer, wanted, gpu, PREFETCH, PREFETCHED),)
+        self.parts.replacement.inserted(layer, wanted)
+        return (Fetch(layer, wanted, gpu, PREFETCH, CACHE),)
+
+    def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        layer, gpu = event.layer, self._gpu
+        _, _, prefetch, replacement = self.parts
+        held = [] if replacement.admits else layer_residents(view, gpu, STAGING, layer)
+        busy: list[int] = []
+        if prefetch.transient:
+            held += layer_residents(view, gpu, PREFETCHED, layer)
+            # What is in this list and still pending is on its way to the transient pool, for nobody.
+            busy = [e for e in self._transient.pop(layer, ()) if view.is_pending(layer, e, gpu)]
+            held += busy
+        swap = replacement.layer_end(event.step, layer, busy)
+        actions: list[Action] = []
+        newcomers: Sequence[int] = ()
+        if swap is not None:
+            newcomers = swap.newcomers
+            actions.append(Drop(layer, swap.victims, gpu))
+            if swap.relabel:
+                kept = [e for e in newcomers if e in held]  # resident: what is busy is no newcomer
+                newcomers = [e for e in newcomers if e not in kept]
+                held = [e for e in held if e not in kept]
+                if kept:
+                    actions.append(Move(layer, kept, gpu, CACHE))
+        if held:
+            actions.append(Drop(layer, held, gpu))
+        if swap is not None and newcomers:
+            actions.append(Fetch(layer, newcomers, gpu, swap.urgency, CACHE))
+        return actions
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Name a victim: by the replacement in the cache, whatever has been used elsewhere."""
+        if fetch.pool == CACHE:
+            return self.parts.replacement.victim(fetch, view)
+        if fetch.pool == STAGING:
+            return idle_resident(view, fetch)
+        return self._spent(fetch, view)
+
+    def _spent(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Return a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""
+        _, now = self._now
+        for layer, experts in self._transient.items():
+            if layer <= now or fetch.urgency == DEMAND:
+                for expert in experts:
+                    if view.is_resident(layer, expert, self._gpu) and not view.is_pinned(
+                        layer, expert, self._gpu
+                    ):
+                        experts.remove(expert)
+                        return layer, expert
+        return None

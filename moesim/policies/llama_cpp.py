@@ -1,0 +1,157 @@
+"""llama.cpp: whole layers, or the experts of whole layers, on the CPU or on the GPU; nothing is cached.
+
+ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``.
+
+Idea: weights live where they are put at the start, and are computed there. Only for larger batches are the weights of the CPU's
+layers copied to the GPU for one use.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| n_gpu_layers | - | the last n layers, the output layer counting as one; the others keep all they own on the CPU | the same |
+| n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU | the same |
+| neither given | - | everything on the GPU (recent versions fit by themselves) | n_cpu_moe such that the rest fits the cache slots |
+| layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all of them are |
+| large batches | - | from 32 rows on, used experts of CPU layers are copied, computed on the GPU and forgotten | the same (``op_offload``, ``op_offload_min_rows``) |
+| overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
+| token embedding | - | on the CPU | the same |
+| cache | HybriMoE's table says LFU | none | none |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from moesim.errors import CapacityError
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+)
+from moesim.policies.on_demand import staging_pool
+from moesim.policy import DEMAND, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+
+
+class LlamaCpp(PolicyBase):
+    """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp).
+
+    Parameters
+    ----------
+    n_gpu_layers : int or None
+        Layers on the GPU, counted from the end with the output layer as one; None: all.
+    n_cpu_moe : int or None
+        First layers whose experts are on the CPU; None: none, or, if ``n_gpu_layers`` is None too, as few as the cache slots ask.
+    op_offload : bool
+        Copy the experts of CPU layers to the GPU for larger batches.
+    op_offload_min_rows : int
+        Rows of a micro-batch from which on it does.
+    staging_slots : int or None
+        Experts of the pool for such copies; None: the model's top_k, but at least 2.
+
+    Notes
+    -----
+    Not implemented: see ``missing``.
+    """
+
+    paper = "llama.cpp (ggml-org/llama.cpp)"
+    missing = (
+        "op_offload of attention and dense weights of CPU layers (parts have one place)",
+        "splitting a prompt into micro-batches of 512 rows: set prefill_chunk in the workload",
+        "waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)",
+        "a part of the dense leading layers on the GPU",
+    )
+
+    def __init__(
+        self,
+        *,
+        n_gpu_layers: Annotated[int, Range(0)] | None = None,
+        n_cpu_moe: Annotated[int, Range(0)] | None = None,
+        op_offload: bool = True,
+        op_offload_min_rows: Annotated[int, Range(1)] = 32,
+        staging_slots: Annotated[int, Range(1)] | None = None,
+    ) -> None:
+        self.n_gpu_layers = n_gpu_layers
+        self.n_cpu_moe = n_cpu_moe
+        self.op_offload = op_offload
+        self.op_offload_min_rows = op_offload_min_rows
+        self.staging_slots = staging_slots
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing, and the end of layers whose experts may have been copied."""
+        return frozenset({Routed, LayerEnd} if self.op_offload else {Routed})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """A host that computes."""
+        return frozenset({"host-compute"})
+
+    def place(self, view: View) -> Placement:
+        """Put layers where the two options say."""
+        gpu, cpu = self._gpu, self._cpu = gpu_of(view, "llama-cpp"), cpu_of(view, "llama-cpp")
+        model = view.model
+        first_dense, first_expert = self._split(view)
+        self._first = first_expert  # MoE layer from which on experts are on the GPU
+        on_gpu = range(first_expert, model.n_layers)
+        parts = {
+            (part, layer): cpu for layer in range(first_dense) for part in ("attention", "dense", "shared")
+        }
+        parts["embedding", -1] = cpu
+        if self._first_model_layer(view) > 0 and model.n_dense_layers:
+            parts["leading", -1] = cpu
+        if self.n_gpu_layers == 0:
+            parts["head", -1] = cpu
+        n_bytes = model.n_experts * sum(model.expert_bytes(layer) for layer in on_gpu)
+        pools = [Pool(gpu, CACHE, n_bytes)]
+        if self.op_offload and first_expert:
+            pools.append(staging_pool(view, gpu, self.staging_slots))
+        everyone = tuple(range(model.n_experts))
+        return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, parts)
+
+    def _first_model_layer(self, view: View) -> int:
+        """Return the first layer of the whole model, dense ones included, that is on the GPU."""
+        n_layers = view.model.n_dense_layers + view.model.n_layers
+        return 0 if self.n_gpu_layers is None else min(max(n_layers + 1 - self.n_gpu_layers, 0), n_layers)
+
+    def _split(self, view: View) -> tuple[int, int]:
+        """Return the first MoE layer whose dense part, and the first whose experts, are on the GPU."""
+        model = view.model
+        slots = view.cache_slots(self._gpu) // model.n_experts  # in whole layers
+        first_dense = max(0, self._first_model_layer(view) - model.n_dense_layers)
+        if self.n_cpu_moe is not None:
+            first_expert = max(first_dense, min(self.n_cpu_moe - model.n_dense_layers, model.n_layers))
+        elif self.n_gpu_layers is None:
+            first_expert = max(0, model.n_layers - slots)
+        else:
+            first_expert = first_dense
+        asked = model.n_layers - first_expert
+        if asked > slots:
+            raise CapacityError(
+                f"policy llama-cpp on {self._gpu}: expected experts of at most {slots} layers, as the cache slots allow, "
+                f"got {asked}; raise cache.ratio to {asked / model.n_layers:.4g}, lower n_gpu_layers or raise n_cpu_moe"
+            )
+        return first_dense, first_expert
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Run experts where they are, or copy them first if there are many rows."""
+        layer = event.layer
+        if type(event) is LayerEnd:
+            held = layer_residents(view, self._gpu, STAGING, layer) if layer < self._first else None
+            return (Drop(layer, held, self._gpu),) if held else ()
+        if layer >= self._first:
+            return (Run(layer, event.active, self._gpu),)
+        if self.op_offload and len(event.experts) >= self.op_offload_min_rows:
+            return (
+                Fetch(layer, event.active, self._gpu, DEMAND, STAGING),
+                Run(layer, event.active, self._gpu),
+            )
+        return (Run(layer, event.active, self._cpu),)
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give up a copy that has been computed."""
+        return idle_resident(view, fetch)

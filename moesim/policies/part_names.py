@@ -1,0 +1,78 @@
+"""Names to parts, so that a composition can be written in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.policies import assigning, placement, prefetching, replacement
+from moesim.policies.options import construct
+
+PARTS: dict[str, dict[str, type]] = {
+    "placement": {
+        "none": placement.Empty,
+        "random": placement.Random,
+        "lowest-ids": placement.LowestIds,
+        "highest-ids": placement.HighestIds,
+        "frequency-global": placement.FrequencyGlobal,
+        "frequency-per-layer": placement.FrequencyPerLayer,
+    },
+    "assignment": {
+        "all-gpu": assigning.AllGpu,
+        "all-cpu": assigning.AllCpu,
+        "greedy": assigning.Greedy,
+        "threshold": assigning.Threshold,
+        "exact": assigning.Exact,
+        "beam": assigning.Beam,
+    },
+    "prefetch": {"none": prefetching.NoPrefetch, "predicted": prefetching.TopPredicted},
+    "replacement": {
+        "lru": replacement.LRU,
+        "fifo": replacement.FIFO,
+        "lfu": replacement.LFU,
+        "random": replacement.RandomVictim,
+        "belady": replacement.Belady,
+        "static": replacement.Static,
+        "workload-aware": replacement.WorkloadAware,
+    },
+}
+
+
+def make_part(kind: str, spec: Any) -> Any:
+    """Build a part from a name, or from a mapping of ``name`` and its options; an object is taken as it is.
+
+    Parameters
+    ----------
+    kind : {"placement", "assignment", "prefetch", "replacement"}
+        What it decides.
+    spec : str, mapping or part
+        Which, and with which options.
+
+    Returns
+    -------
+    part
+        A new instance, or the object given.
+
+    Raises
+    ------
+    ConfigError
+        If the name or an option is unknown or wrong.
+
+    Examples
+    --------
+    >>> make_part("assignment", {"name": "beam", "width": 3})
+    Beam(width=3)
+    """
+    options: dict[str, Any] = {}
+    if isinstance(spec, Mapping):
+        options = {key: value for key, value in spec.items() if key != "name"}
+        spec = spec.get("name")
+        if not isinstance(spec, str):
+            raise ConfigError(f"{kind}: expected a mapping with the key name, got the keys {sorted(options)}")
+    if not isinstance(spec, str):
+        return spec
+    known = PARTS[kind]
+    if spec not in known:
+        raise ConfigError(f"{kind}: {unknown_name(kind, spec, known)}")
+    return construct(known[spec], options, f"{kind} {spec}", kind)

@@ -1,0 +1,151 @@
+"""What a policy is composed of: placement, assignment, prefetch and replacement, each a protocol of one decision.
+
+A part decides one thing and never returns engine actions where a list of experts will do; `Composed` turns the answers into
+actions. A part is started once per run, and may keep state between its questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.base import option_parameters
+from moesim.policy import UPDATE, Fetch, Predict, Predicted, Routed, View
+
+
+class Setup(NamedTuple):
+    """What every part is told before a run."""
+
+    view: View
+    gpu: str
+    cpu: str  # "" if nothing is computed on the host
+    slots: int  # cache slots of each layer if per_layer, else of all layers together
+    per_layer: bool
+
+
+class Swap(NamedTuple):
+    """Cached experts of a layer to be replaced, decided at the end of the layer."""
+
+    victims: Sequence[int]
+    newcomers: Sequence[int]
+    urgency: int = UPDATE
+    relabel: bool = False  # keep a newcomer that happens to be on the GPU instead of copying it again
+
+
+class PlacementPart(Protocol):
+    """Which experts are in the cache at the start."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads; see `moesim.policy.Policy.needs`."""
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Return the experts of each layer; none for an empty start."""
+
+
+class AssignmentPart(Protocol):
+    """Which device executes each active expert."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads."""
+
+    @property
+    def uses_cpu(self) -> bool:
+        """False: it never sends anything to the CPU, and `assign` is not asked."""
+
+    def start(self, setup: Setup) -> None:
+        """Begin a run."""
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Return a plan; ``waiting`` is the time in ns until each expert's weights could be on the GPU."""
+
+
+class PrefetchPart(Protocol):
+    """Which experts of a later layer to fetch before they are asked for."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads."""
+
+    @property
+    def transient(self) -> bool:
+        """True: what it fetches goes to a pool of its own, emptied at the end of the layer; False: to the cache."""
+
+    @property
+    def slots(self) -> int:
+        """Experts that its own pool holds."""
+
+    def start(self, setup: Setup) -> None:
+        """Begin a run."""
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Return the predictions to pay for now that a layer is routed."""
+
+    def choose(self, event: Predicted, view: View) -> Sequence[int]:
+        """Return the experts of ``event.layer`` to fetch, best first."""
+
+
+class ReplacementPart(Protocol):
+    """What leaves the cache when something else wants its place."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads."""
+
+    @property
+    def admits(self) -> bool:
+        """True: a demand load enters the cache. False: it is staged, and dropped after its layer."""
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]]) -> None:
+        """Begin a run with these residents of each layer."""
+
+    def used(self, event: Routed) -> None:
+        """Take note of a routed layer."""
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Take note of experts that are being fetched into the cache."""
+
+    def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Name an idle resident of the cache that a fetch may replace, or None to wait."""
+
+    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+        """Return replacements to make at the end of a layer, if any; experts that are ``busy`` cannot come in now."""
+
+
+class Part:
+    """Defaults of all parts: nothing needed, nothing to begin, printed with its options."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Nothing."""
+        return frozenset()
+
+    def start(self, setup: Setup) -> None:
+        """Begin a run."""
+
+    def __repr__(self) -> str:
+        """Write it as its constructor call."""
+        given = {name: getattr(self, name) for name in option_parameters(type(self))}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def source_needs(source: str) -> frozenset[str]:
+    """Return what a prediction source needs of the trace.
+
+    Examples
+    --------
+    >>> sorted(source_needs("signal:residual")), sorted(source_needs("frequency")), sorted(source_needs("synthetic"))
+    (['signal:residual'], ['table:activation_frequency'], [])
+    """
+    if source.startswith("signal:"):
+        return frozenset({source})
+    return _TABLES.get(source, frozenset())
+
+
+_TABLES: dict[str, frozenset[Any]] = {
+    "frequency": frozenset({"table:activation_frequency"}),
+    "co-activation": frozenset({"table:coactivation"}),
+    "oracle": frozenset({"oracle:routing"}),
+}

@@ -1,0 +1,94 @@
+"""Placement parts: which experts are in the cache at the start."""
+
+from __future__ import annotations
+
+import random
+
+from moesim.errors import ConfigError
+from moesim.policies.algorithms.caching import global_top, per_layer_top, per_layer_top_with_remainder
+from moesim.policies.parts import Part, Setup
+
+FREQUENCY = "table:activation_frequency"
+
+
+class Empty(Part):
+    """Nothing: a cold start."""
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Return no expert for any layer."""
+        return [[] for _ in range(setup.view.model.n_layers)]
+
+
+class Random(Part):
+    """Experts drawn at random: the same number in each layer, or over all layers together for a global pool."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.seed = seed
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Draw without replacement from a generator of its own."""
+        model = setup.view.model
+        draw = random.Random(self.seed)
+        if setup.per_layer:
+            return [sorted(draw.sample(range(model.n_experts), setup.slots)) for _ in range(model.n_layers)]
+        units = draw.sample(range(model.n_layers * model.n_experts), setup.slots)
+        return [
+            sorted(unit % model.n_experts for unit in units if unit // model.n_experts == layer)
+            for layer in range(model.n_layers)
+        ]
+
+
+class LowestIds(Part):
+    """Experts 0, 1, 2 ... of each layer; in a global pool the first layers take what an equal share leaves over."""
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Return ids from 0 upwards."""
+        return [list(range(count)) for count in equal_shares(setup)]
+
+
+class HighestIds(Part):
+    """The last experts of each layer; in a global pool the first layers take what an equal share leaves over."""
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Return ids up to the last."""
+        n_experts = setup.view.model.n_experts
+        return [list(range(n_experts - count, n_experts)) for count in equal_shares(setup)]
+
+
+class FrequencyGlobal(Part):
+    """The most frequent (layer, expert) pairs of the calibration table; needs a global pool."""
+
+    needs = frozenset({FREQUENCY})
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Fill a global pool."""
+        if setup.per_layer:
+            raise ConfigError(
+                "placement frequency-global: expected scope 'global', got 'per-layer'; "
+                "set scope: global or choose frequency-per-layer"
+            )
+        return global_top(setup.view.tables["activation_frequency"].tolist(), setup.slots)
+
+
+class FrequencyPerLayer(Part):
+    """The most frequent experts of each layer; in a global pool the rest goes to the globally most frequent."""
+
+    needs = frozenset({FREQUENCY})
+
+    def choose(self, setup: Setup) -> list[list[int]]:
+        """Fill each layer's share."""
+        table = setup.view.tables["activation_frequency"].tolist()
+        return (
+            per_layer_top(table, setup.slots)
+            if setup.per_layer
+            else per_layer_top_with_remainder(table, setup.slots)
+        )
+
+
+def equal_shares(setup: Setup) -> list[int]:
+    """Return the slots of each layer; in a global pool the first layers get one more where it does not divide."""
+    layers = setup.view.model.n_layers
+    if setup.per_layer:
+        return [setup.slots] * layers
+    share, rest = divmod(setup.slots, layers)
+    return [share + (layer < rest) for layer in range(layers)]

@@ -1,0 +1,120 @@
+"""Prefetch parts: which experts of a later layer to fetch before they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from moesim.policies.algorithms.caching import top_by_count
+from moesim.policies.base import Range
+from moesim.policies.parts import Part, Setup, source_needs
+from moesim.policy import Predict, Predicted, Routed, View
+
+
+class NoPrefetch(Part):
+    """Nothing is prefetched."""
+
+    transient = False
+    slots = 0
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Ask for no prediction."""
+        return ()
+
+    def choose(self, event: Predicted, view: View) -> Sequence[int]:
+        """Choose no expert."""
+        return ()
+
+
+class TopPredicted(Part):
+    """Fetch the experts that a predictor gives the most rows in a following layer.
+
+    Parameters
+    ----------
+    source : str
+        Prediction source, for example ``"signal:gate_next1"``, ``"frequency"`` or ``"oracle"``.
+    size : int
+        Experts of a layer visit to prefetch.
+    pool : {"transient", "cache"}
+        Where they go: a pool of their own, emptied at the end of their layer, or the cache.
+    buffers : int
+        Slots of the transient pool in units of ``size``.
+    over : {"all", "non-resident"}
+        Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU.
+    lookahead : int
+        How many layers ahead.
+    lane : {"main", "side"}
+        Where the prediction is computed; ``"side"`` needs its rate in the profile.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        size: Annotated[int, Range(1)] = 1,
+        pool: Literal["transient", "cache"] = "transient",
+        buffers: Annotated[int, Range(1)] = 1,
+        over: Literal["all", "non-resident"] = "all",
+        lookahead: Annotated[int, Range(1)] = 1,
+        lane: Literal["main", "side"] = "main",
+    ) -> None:
+        self.source = source
+        self.size = size
+        self.pool = pool
+        self.buffers = buffers
+        self.over = over
+        self.lookahead = lookahead
+        self.lane = lane
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The source's signal or table."""
+        return source_needs(self.source)
+
+    @property
+    def transient(self) -> bool:
+        """Whether it has a pool of its own."""
+        return self.pool == "transient"
+
+    @property
+    def slots(self) -> int:
+        """Experts that its own pool holds."""
+        return self.size * self.buffers if self.transient else 0
+
+    def start(self, setup: Setup) -> None:
+        """Forget the counts of an earlier run."""
+        self._gpu = setup.gpu
+        self._top_k = setup.view.model.top_k
+        self._n_layers = setup.view.model.n_layers
+        self._n_experts = setup.view.model.n_experts
+        self._about = (-1, -1)  # step and layer that the counts speak about
+        self._counts: list[int] = []
+        self._chosen: set[int] = set()
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Ask about the layer ahead, once per layer visit."""
+        layer = event.layer + self.lookahead
+        if event.mb or layer >= self._n_layers:
+            return ()
+        return (Predict(event.step, layer, self.source, view.dense_device(event.layer), self.lane),)
+
+    def choose(self, event: Predicted, view: View) -> Sequence[int]:
+        """Count predicted rows over the micro-batches so far; choose the top, at most ``size`` in all."""
+        if self._about != (event.step, event.layer):
+            self._about = (event.step, event.layer)
+            self._counts = [0] * self._n_experts
+            self._chosen = set()
+        counts = self._counts
+        for row in event.ids[:, : self._top_k].tolist():
+            for expert in row:
+                counts[expert] += 1
+        resident = view.residency(event.layer, self._gpu)
+        if self.over == "all":
+            top = top_by_count(counts, self.size)
+        else:
+            top = top_by_count(
+                [0 if here else n for n, here in zip(counts, resident, strict=True)], self.size
+            )
+        new = [e for e in top if not resident[e] and e not in self._chosen][: self.size - len(self._chosen)]
+        self._chosen.update(new)
+        return new

@@ -1,0 +1,188 @@
+"""How well routing can be told in advance: recall of recorded signals and of a co-occurrence table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace import Signal, Trace
+
+
+def recall(predicted: NDArray[Any], experts: NDArray[Any]) -> NDArray[np.float64]:
+    """Compute the share of the routed experts that were predicted, layer by layer.
+
+    Parameters
+    ----------
+    predicted : (n_rows, n_layers, n) integer
+        Predicted ids.
+    experts : (n_rows, n_layers, top_k) integer
+        Routed ids.
+
+    Returns
+    -------
+    (n_layers,) float64
+        Mean over rows.
+    """
+    found = (experts[..., :, None] == predicted[..., None, :]).any(axis=3)
+    return np.asarray(found.mean(axis=(0, 2)), np.float64)
+
+
+def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> float:
+    """Compute the recall of a recorded signal's top_k, over the layers and rows it covers.
+
+    Parameters
+    ----------
+    trace : Trace
+        What was recorded.
+    signal : Signal
+        One of its signals.
+    rows : (n,) integer or None
+        Rows of the trace to look at; None: all.
+
+    Returns
+    -------
+    float
+        Mean over layers; nan if it covers none of the rows.
+    """
+    covered = np.asarray(signal.rows)
+    wanted = np.ones(len(covered), bool) if rows is None else np.isin(covered, rows)
+    if not wanted.any():
+        return float("nan")
+    layers = slice(signal.first_layer, None)
+    predicted = top_ids(signal, wanted, trace.top_k)[:, layers]
+    return float(recall(predicted, np.asarray(trace.experts)[covered[wanted]][:, layers]).mean())
+
+
+def top_ids(signal: Signal, which: Any, top_k: int) -> NDArray[Any]:
+    """Read the best ids of a signal.
+
+    Parameters
+    ----------
+    signal : Signal
+        With ids, or dense scores.
+    which : index
+        Which of the signal's rows.
+    top_k : int
+        How many ids.
+
+    Returns
+    -------
+    (n, n_layers, top_k) integer
+        Best first; among equal scores the lower id.
+    """
+    if signal.ids is not None:
+        return np.asarray(signal.ids[which][..., :top_k])
+    return np.argsort(-np.asarray(signal.scores[which], np.float32), axis=-1, kind="stable")[..., :top_k]
+
+
+def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
+    """Count which experts of the next layer follow those of each layer.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    (n_layers, n_experts, n_experts) int64
+        ``[l, i, j]``: rows that used expert i in layer l and j in layer l + 1. The last layer is zero.
+    """
+    n_layers = experts.shape[1]
+    table = np.zeros((n_layers, n_experts, n_experts), np.int64)
+    for layer in range(n_layers - 1):
+        table[layer] = pair_counts(experts[:, layer], experts[:, layer + 1], n_experts)
+    return table
+
+
+def pair_counts(here: NDArray[Any], there: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
+    """Count pairs of experts that the same rows used in two layers.
+
+    Parameters
+    ----------
+    here, there : (n_rows, top_k) integer
+        Expert ids in one layer and in the other.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    (n_experts, n_experts) int64
+        ``[i, j]``: rows that used i here and j there.
+    """
+    pairs = here.astype(np.int64)[:, :, None] * n_experts + there.astype(np.int64)[:, None, :]
+    return np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
+
+
+def conditional(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Turn pair counts into P(there | here).
+
+    Parameters
+    ----------
+    counts : (n_experts, n_experts)
+        As by `pair_counts`, or shares of them.
+
+    Returns
+    -------
+    (n_experts, n_experts) float64
+        Every row adds up to 1, or to 0 if that expert was never used here.
+    """
+    total = np.asarray(counts, np.float64).sum(axis=1, keepdims=True)
+    shares = np.zeros(counts.shape, np.float64)
+    np.divide(counts, total, out=shares, where=total > 0)
+    return shares
+
+
+def coactivation_scores(shares: NDArray[np.float64], experts: NDArray[Any]) -> NDArray[np.float64]:
+    """Score the experts of the next layer by those of this one.
+
+    Parameters
+    ----------
+    shares : (n_experts, n_experts) float64
+        P(there | here), as by `conditional`.
+    experts : (n_rows, top_k) integer
+        The experts used here.
+
+    Returns
+    -------
+    (n_rows, n_experts) float64
+        Sum of P over the row's experts.
+    """
+    return np.asarray(shares[experts.astype(np.int64)].sum(axis=1))
+
+
+def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> float:
+    """Compute the recall of a co-occurrence table, counted over every other request and tried on the rest.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids.
+    request : (n_rows,) integer
+        Request of each row.
+    n_experts : int
+        Experts of a layer.
+
+    Returns
+    -------
+    float
+        Mean over layers 1 and up; nan with fewer than two requests or layers.
+    """
+    _, number = np.unique(request, return_inverse=True)
+    seen, unseen = experts[number % 2 == 0], experts[number % 2 == 1]
+    n_layers, top_k = experts.shape[1:]
+    if not len(unseen) or n_layers < 2:
+        return float("nan")
+    table = coactivation(seen, n_experts)
+    found = []
+    for layer in range(n_layers - 1):
+        scores = coactivation_scores(conditional(table[layer]), unseen[:, layer])
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        found.append((unseen[:, layer + 1][:, :, None] == best[:, None, :]).any(axis=2).mean())
+    return float(np.mean(found))
