@@ -109,9 +109,7 @@ def cut_windows(records: Records) -> list[Window]:
     return windows
 
 
-def breakdown(
-    records: Records, kinds: Mapping[str, str], media: Mapping[str, str] | None = None
-) -> Breakdown:
+def breakdown(records: Records, kinds: Mapping[str, str], media: Mapping[str, str] | None = None) -> Breakdown:
     """Split the makespan of a run by what was waited for.
 
     Parameters

@@ -166,9 +166,7 @@ def replay_belady(
     upcoming = _next_uses(groups)
     cached: dict[K, int] = {}
     next_use: dict[K, int] = {}
-    queue: list[
-        tuple[int, int, K]
-    ] = []  # (-next use, -order, key): the farthest first, the latest among equals
+    queue: list[tuple[int, int, K]] = []  # (-next use, -order, key): the farthest first, the latest among equals
     hits: list[bool] = []
     used = order = 0
     for group, uses in zip(groups, upcoming, strict=True):

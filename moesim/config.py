@@ -72,14 +72,18 @@ def _size(value: Any) -> int:
 Positive = Annotated[int, Field(strict=True, ge=1)]
 Natural = Annotated[int, Field(strict=True, ge=0)]
 Size = Annotated[
-    Any, AfterValidator(_size), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})
+    Any,
+    AfterValidator(_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
 ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
-HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
+HardwareRef = Annotated[
+    Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")
+]
 PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
 
 
@@ -124,10 +128,10 @@ class TransferConfig(_Strict):
 
 
 class TimelineConfig(_Strict):
-    """Which runs go into ``timeline.json``, and how many of their steps."""
+    """Which policies, at the first setting, go into ``timeline.json`` (null: all), and how many of their steps."""
 
     policies: list[Text] | None = None
-    steps: Positive | None = None
+    steps: Positive = 3
 
 
 class Config(_Strict):
@@ -146,7 +150,7 @@ class Config(_Strict):
     decision_us: Sweep[Annotated[float, Field(strict=True, ge=0)]] = 0.0
     extrapolate: Flag = False
     plots: list[Text] = Field(default_factory=list)
-    timeline: TimelineConfig | None = None
+    timeline: TimelineConfig | None = TimelineConfig()
     frames: Flag = False
     warm_up_steps: Natural | None = None
     output: Text | None = None
@@ -179,7 +183,9 @@ def parse_config(raw: Any, place: str) -> Config:
     """
     if not isinstance(raw, dict):
         got = "nothing" if raw is None else type(raw).__name__
-        raise ConfigError(f"{place}: expected a mapping with model, hardware, trace, cache and policies, got {got}")
+        raise ConfigError(
+            f"{place}: expected a mapping with model, hardware, trace, cache and policies, got {got}"
+        )
     try:
         return Config.model_validate(raw)
     except ValidationError as failure:

@@ -12,9 +12,7 @@ from moesim.units import NS_PER_S, ceil_div
 class LinkCosts:
     """Costs over links; see `moesim.costs.CostModel`, which is the whole of it."""
 
-    def __init__(
-        self, model: ModelSpec, hardware: HardwareProfile, transfer: str, chunk_bytes: int | None
-    ) -> None:
+    def __init__(self, model: ModelSpec, hardware: HardwareProfile, transfer: str, chunk_bytes: int | None) -> None:
         if transfer not in TRANSFERS:
             raise HardwareError(f"transfer: {unknown_name('kind of transfer', transfer, TRANSFERS)}")
         if chunk_bytes is not None and chunk_bytes < 1:

@@ -58,9 +58,15 @@ class Ledger:
         return labels + (["extrapolated"] if "extrapolated" in form else [])
 
     def labels(self) -> tuple[str, ...]:
-        """Distinct source labels, strongest first, contention included (it may act at any time)."""
+        """Distinct source labels, strongest first.
+
+        Contention is included, since it may act at any time; that of a side lane once a prediction has been costed.
+        """
         found = {label for form, keys in self._used.values() for label in self._labels_of(form, keys)}
-        found |= {pair.source for pair in self._hardware.contention}
+        idle = {f"{name}.side" for name in self._hardware.devices} - {
+            f"{cost.rpartition('@')[2]}.side" for cost in self._used if cost.startswith("predict")
+        }
+        found |= {pair.source for pair in self._hardware.contention if not {pair.a, pair.b} & idle}
         return tuple(sorted(found, key=LABELS.index))
 
     def provenance(self) -> dict[str, dict[str, Any]]:

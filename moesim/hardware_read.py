@@ -71,6 +71,8 @@ def unknown_key(loc: Sequence[str | int]) -> str:
     known, key = keys_at(loc[:-1]), str(loc[-1])
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
+    if not close and key.endswith(("_ms", "_ns", "_s")):
+        hint = "times are in microseconds (_us); "
     return f"unknown key '{key}'; {hint}known: {', '.join(known)}"
 
 

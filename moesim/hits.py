@@ -66,9 +66,7 @@ def flatten_lookups(records: Records) -> Lookups:
     def joined(values: list[tuple[int, ...]]) -> Flat:
         return np.fromiter(chain.from_iterable(values), dtype=np.int64, count=total)
 
-    step, layer, mb = (
-        spread(list(v)) for v in ([r.step for r in rows], [r.layer for r in rows], [r.mb for r in rows])
-    )
+    step, layer, mb = (spread(list(v)) for v in ([r.step for r in rows], [r.layer for r in rows], [r.mb for r in rows]))
     expert = joined([r.active for r in rows])
     first = np.ones(total, dtype=bool)
     if total and bool(mb.any()):  # several micro-batches: only the first to route to an expert counts it
@@ -115,9 +113,7 @@ def _share(flags: NDArray[np.bool_], chosen: NDArray[np.bool_], weight: Flat | N
     return part / whole if whole else None
 
 
-def hit_rates(
-    records: Records, kinds: Mapping[str, str], warm_up_steps: int | None = None
-) -> dict[str, float | int | None]:
+def hit_rates(records: Records, kinds: Mapping[str, str], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
     """Hit rates of a run, by the conventions of `docs/metrics.md`.
 
     Parameters
@@ -158,9 +154,7 @@ def hit_rates(
     }
 
 
-def _arrivals(
-    records: Records, kinds: Mapping[str, str]
-) -> dict[tuple[str, int, int], list[tuple[int, str]]]:
+def _arrivals(records: Records, kinds: Mapping[str, str]) -> dict[tuple[str, int, int], list[tuple[int, str]]]:
     """Arrivals (ns, cause) of each (GPU, layer, expert), ascending in time."""
     found: dict[tuple[str, int, int], list[tuple[int, str]]] = {}
     for t in records.transfers:
@@ -176,10 +170,9 @@ def _prefetch_hits(records: Records, looked: Lookups, kinds: Mapping[str, str]) 
     if not n_counted:
         return None
     times: dict[tuple[int, int], list[tuple[int, bool]]] = {}
-    chosen = np.flatnonzero(looked.first)
-    fields = (looked.layer, looked.expert, looked.time, looked.hit)
-    for layer, expert, time, hit in zip(*(f[chosen].tolist() for f in fields), strict=True):
-        times.setdefault((layer, expert), []).append((time, hit))
+    fields = (looked.layer, looked.expert, looked.time, looked.hit & looked.first)
+    for layer, expert, at_ns, counts in zip(*(f.tolist() for f in fields), strict=True):
+        times.setdefault((layer, expert), []).append((at_ns, counts))
     credited = set()  # two GPUs may both have received a copy: a lookup counts once
     for (_, layer, expert), arrivals in _arrivals(records, kinds).items():
         lookups = times.get((layer, expert), [])
@@ -193,20 +186,16 @@ def _prefetch_hits(records: Records, looked: Lookups, kinds: Mapping[str, str]) 
 def _no_demand_share(records: Records, kinds: Mapping[str, str]) -> float | None:
     """Share of the experts run on GPUs that did not need a demand fetch for it."""
     arrivals = _arrivals(records, kinds)
-    runs: dict[tuple[str, int, int, int], int] = {}  # start of the first Run in a layer visit
-    for task in records.tasks:
-        if task.expert >= 0 and kinds[task.device] == "gpu":
-            key = (task.device, task.layer, task.expert, task.step)
-            runs[key] = min(runs.get(key, task.start), task.start)
-    if not runs:
-        return None
-    fed: set[tuple[str, int, int, int]] = set()  # with the number of the arrival: taken by an earlier Run
-    n_demand = 0
-    for (device, layer, expert, _), start in sorted(runs.items(), key=lambda item: item[1]):
-        history = arrivals.get((device, layer, expert))
-        at = bisect_right(history, (start, "~")) - 1 if history else -1  # "~" sorts after every cause
-        if history is None or at < 0 or (device, layer, expert, at) in fed:
-            continue
-        fed.add((device, layer, expert, at))
-        n_demand += history[at][1] == "demand"
-    return 1 - n_demand / len(runs)
+    visits: dict[tuple[str, int, int, int], bool] = {}  # whether any Run of the visit needed a fetch
+    taken: set[tuple[str, int, int, int]] = set()  # arrivals that an earlier Run has used, by their number
+    runs = (t for t in records.tasks if t.expert >= 0 and kinds[t.device] == "gpu")
+    for run in sorted(runs):
+        place = (run.device, run.layer, run.expert)
+        visit = (*place, run.step)
+        visits.setdefault(visit, False)
+        history = arrivals.get(place, [])
+        at = bisect_right(history, (run.start, "~")) - 1  # "~" sorts after every cause
+        if at >= 0 and (*place, at) not in taken:
+            taken.add((*place, at))
+            visits[visit] |= history[at][1] == "demand"
+    return 1 - sum(visits.values()) / len(visits) if visits else None

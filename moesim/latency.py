@@ -36,9 +36,7 @@ def percentile(samples: Sequence[Sample], percent: int) -> int | None:
     return next(t for (t, _), total in zip(ordered, totals, strict=True) if total >= rank)
 
 
-def token_times(
-    records: Records, last_chunks: Collection[int] | None = None
-) -> tuple[list[Sample], list[Sample]]:
+def token_times(records: Records, last_chunks: Collection[int] | None = None) -> tuple[list[Sample], list[Sample]]:
     """Collect the times to the first token and between tokens.
 
     Parameters

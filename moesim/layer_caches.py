@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 _CHUNK_CELLS = 2**24  # cells of the largest temporary array
 
 
-def layer_hit_rates(
-    experts: NDArray[Any], n_experts: int, capacities: Sequence[int]
-) -> dict[str, NDArray[np.float64]]:
+def layer_hit_rates(experts: NDArray[Any], n_experts: int, capacities: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """Replay rows through one cache a layer.
 
     Each row is one visit of every layer: batch 1. The caches start empty and live on from one request to the
@@ -133,9 +131,7 @@ def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
     return result
 
 
-def _keep_worthiest(
-    experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: _Worth
-) -> NDArray[np.int64]:
+def _keep_worthiest(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: _Worth) -> NDArray[np.int64]:
     """Let the least worthy go after each row, until every cache is back at its size."""
     n_rows, n_layers, top_k = experts.shape
     held = np.zeros((len(sizes), n_layers, n_experts), bool)

@@ -39,11 +39,7 @@ class Machine:
     def of(cls, hardware: HardwareProfile) -> Machine:
         """Read a hardware profile; the power figures count only if no device lacks them."""
         devices = hardware.devices
-        power_w = {
-            n: (d.idle_w, d.busy_w)
-            for n, d in devices.items()
-            if d.idle_w is not None and d.busy_w is not None
-        }
+        power_w = {n: (d.idle_w, d.busy_w) for n, d in devices.items() if d.idle_w is not None and d.busy_w is not None}
         complete = len(power_w) == len(devices)
         keys = (*(f"devices.{name}.{key}" for name in devices for key in ("idle_w", "busy_w")), "platform_w")
         return cls(
@@ -52,9 +48,7 @@ class Machine:
             media={link.name: link.medium for link in hardware.links if link.medium is not None},
             power_w=power_w if complete else {},
             platform_w=hardware.platform_w or 0.0,
-            energy_label=weakest(hardware.numbers[key].source for key in keys if key in hardware.numbers)
-            if complete
-            else None,
+            energy_label=weakest(hardware.numbers[key].source for key in keys if key in hardware.numbers) if complete else None,
         )
 
 

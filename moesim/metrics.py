@@ -44,9 +44,7 @@ def bytes_moved(records: Records) -> dict[str, float | int | None]:
         ``bytes_<cause>``, ``bytes_total`` (weights and messages), ``bytes_activation``, and bytes per
         token. Every hop counts, since every hop occupies a link.
     """
-    moved = dict.fromkeys(
-        ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message", "activation"), 0
-    )
+    moved = dict.fromkeys(("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message", "activation"), 0)
     used = records.used_fetches
     for t in records.transfers:
         cause = t.cause.replace("-", "_")
@@ -87,14 +85,16 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
     -------
     dict of str to float or None
         Shares of the gate mass, ``fidelity_fresh``, ``_stale``, ``_substituted``, ``_substituted_stale`` and
-        ``_skipped``, which add up to 1; None if nothing was routed. ``n_inexact_slots`` counts slots.
+        ``_skipped``, which add up to 1; None if nothing was run. ``n_inexact_slots`` counts slots.
     """
     whole = sum(s.gate_mass for s in records.steps)
     mass = dict.fromkeys(_INEXACT, 0.0)
     for r in records.inexact:
         mass[r.kind] += r.mass
+    if records.steps and not records.inexact:
+        whole = 1.0  # all of it was fresh, so it does not matter how much; exact runs do not add it up
     shares = {kind: m / whole if whole else None for kind, m in mass.items()}
-    fresh = max(0.0, 1 - sum(m / whole for m in mass.values())) if whole else None
+    fresh = max(0.0, 1 - sum(mass.values()) / whole) if whole else None
     result: dict[str, float | int | None] = {"fidelity_fresh": fresh}
     result.update({f"fidelity_{kind.replace('-', '_')}": share for kind, share in shares.items()})
     result["n_inexact_slots"] = sum(r.slots for r in records.inexact)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moesim.errors import ConfigError, TraceError, WorkloadError, unknown_name
 from moesim.hardware import load_hardware
 from moesim.model import load_model
+from moesim.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.policies.registry import make_policy
 from moesim.predictor_set import stand_in
 from moesim.sweep import Point, expand
@@ -120,7 +121,14 @@ class Experiment:
             # Exact: 0.29 of 100 experts are 29, which floating point makes 28.
             slots = int(Fraction(repr(point.ratio)) * model.n_layers * model.n_experts)
         return RunSpec(
-            index, point, model, machine, workload, slots, us_to_ns(point.decision_us), policy_label(point.policy)
+            index,
+            point,
+            model,
+            machine,
+            workload,
+            slots,
+            us_to_ns(point.decision_us),
+            policy_label(point.policy),
         )
 
     def _check_shape(self, name: str, trace: Trace, model: ModelSpec) -> None:
@@ -138,11 +146,15 @@ class Experiment:
         for spec in self.specs:
             written = json.dumps(spec.point.policy, sort_keys=True, default=str)
             if names.setdefault(spec.policy_name, written) != written:
-                raise ConfigError(f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice")
+                raise ConfigError(
+                    f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice"
+                )
         first = [s.policy_name for s in self.specs if s.point == _with_policy(self.specs[0].point, s.point)]
         for name in dict.fromkeys(first):
             if first.count(name) > 1:
-                raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
+                raise ConfigError(
+                    f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times"
+                )
 
     def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
         trace = self.traces[_key(spec.point.trace)]
@@ -158,6 +170,29 @@ class Experiment:
     def trace(self, spec: RunSpec) -> Trace:
         """Give the trace of a run."""
         return self.traces[_key(spec.point.trace)]
+
+    def inputs(self) -> dict[str, Any]:
+        """Name every input with a sha256 of what was read.
+
+        Returns
+        -------
+        dict
+            ``models``, ``hardware`` and ``traces`` by name, in the order of the experiment; no path of this machine is in it.
+        """
+        models, machines, traces = {}, {}, {}
+        for spec in self.specs:
+            machine = {k: v for k, v in vars(spec.hardware).items() if k != "path"}
+            models[model_label(spec.model)] = {
+                "sha256": fingerprint(vars(spec.model)),
+                "source": spec.model.source,
+            }
+            machines[hardware_label(spec.hardware)] = {
+                "sha256": fingerprint(machine),
+                "labels": list(spec.hardware.labels),
+            }
+            trace = self.trace(spec)
+            traces[spec.point.trace] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
+        return {"models": models, "hardware": machines, "traces": traces}
 
     def workload(self, spec: RunSpec) -> Workload:
         """Give the workload of a run; runs that differ in something else share it."""
@@ -177,34 +212,6 @@ def _read_trace(written: str, place: str) -> Trace:
     except TraceError as error:
         raise TraceError(f"{place}: trace: {error}") from None
     return Trace.read(path)
-
-
-def policy_label(policy: Mapping[str, Any]) -> str:
-    """Write a policy and its options in one word or so.
-
-    Parameters
-    ----------
-    policy : mapping of str to object
-        ``name`` and options.
-
-    Returns
-    -------
-    str
-        The name, with the options that were given in brackets.
-
-    Examples
-    --------
-    >>> policy_label({"name": "lru"}), policy_label({"name": "hybrimoe", "alpha": 0.5})
-    ('lru', 'hybrimoe(alpha=0.5)')
-    """
-    options = ",".join(f"{key}={_written(value)}" for key, value in policy.items() if key != "name")
-    return policy["name"] + (f"({options})" if options else "")
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return policy_label(value) if "name" in value else json.dumps(value, sort_keys=True)
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _with_policy(point: Point, other: Point) -> Point:

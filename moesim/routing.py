@@ -148,9 +148,7 @@ def layer_routing(
     n_layers = experts.shape[1]
     loads, active = _count(experts, n_experts)
     by_layer, weights_by_layer = experts.swapaxes(0, 1), weights.swapaxes(0, 1)
-    scores_by_layer: Iterable[NDArray[Any] | None] = (
-        repeat(None, n_layers) if scores is None else scores.swapaxes(0, 1)
-    )
+    scores_by_layer: Iterable[NDArray[Any] | None] = repeat(None, n_layers) if scores is None else scores.swapaxes(0, 1)
     layers = zip(by_layer, weights_by_layer, scores_by_layer, loads, active, strict=True)
     return [LayerRouting(*layer) for layer in layers]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,13 +16,12 @@ from moesim.future import FutureUse
 from moesim.hardware import LABELS, weakest
 from moesim.machine import Machine
 from moesim.metrics import Value, summarise
+from moesim.naming import hardware_label, model_label
 from moesim.policies.registry import make_policy
 from moesim.predictor_set import PredictorSet
 from moesim.records import Records
 
 if TYPE_CHECKING:
-    from moesim.hardware import HardwareProfile
-    from moesim.model import ModelSpec
     from moesim.resolve import Experiment, RunSpec
     from moesim.trace import Trace
     from moesim.workload import Workload
@@ -58,7 +56,11 @@ class Outcome:
 
 
 def run_one(
-    experiment: Experiment, spec: RunSpec, *, keep: bool = False, progress: Callable[[int], None] | None = None
+    experiment: Experiment,
+    spec: RunSpec,
+    *,
+    keep: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Outcome:
     """Run one run.
 
@@ -86,7 +88,11 @@ def run_one(
 
 
 def _run(
-    experiment: Experiment, spec: RunSpec, machine: Machine, keep: bool, progress: Callable[[int], None] | None
+    experiment: Experiment,
+    spec: RunSpec,
+    machine: Machine,
+    keep: bool,
+    progress: Callable[[int], None] | None,
 ) -> Outcome:
     trace, workload = experiment.trace(spec), experiment.workload(spec)
     policy: Any = make_policy(spec.point.policy, experiment.place)
@@ -120,6 +126,7 @@ def _run(
     row: dict[str, Value] = {
         **settings(spec),
         "cache_slots": slots,
+        "cache_share": slots / (spec.model.n_layers * spec.model.n_experts),
         "source_label": weakest(label for label in labels if label in LABELS),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
@@ -134,7 +141,11 @@ def _costs(experiment: Experiment, spec: RunSpec) -> CostModel:
     """A cost model of its own for each use: it remembers the numbers it was asked for."""
     point = spec.point
     return CostModel(
-        spec.model, spec.hardware, transfer=point.curve, chunk_bytes=point.chunk_bytes, extrapolate=experiment.config.extrapolate
+        spec.model,
+        spec.hardware,
+        transfer=point.curve,
+        chunk_bytes=point.chunk_bytes,
+        extrapolate=experiment.config.extrapolate,
     )
 
 
@@ -173,17 +184,6 @@ def settings(spec: RunSpec) -> dict[str, Value]:
     return row
 
 
-def model_label(model: ModelSpec) -> str:
-    """Name a model with what was changed in it."""
-    return model.name + (f" ({', '.join(model.labels)})" if model.labels else "")
-
-
-def hardware_label(hardware: HardwareProfile) -> str:
-    """Name a machine with what was changed in it."""
-    changed = ", ".join(f"{key}={hardware.numbers[key].value if key in hardware.numbers else 'set'}" for key in hardware.overrides)
-    return hardware.name + (f" ({changed})" if changed else "")
-
-
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool) -> list[str]:
     """List what a reader must know beside the source label.
 
@@ -210,8 +210,3 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     notes += [f"model {label}" for label in spec.model.labels]
     notes += [f"{source} = {actual}" for source, actual in spec.point.predictors.items()]
     return notes
-
-
-def fingerprint(value: Any) -> str:
-    """sha256 of anything that JSON can hold, in canonical form."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str, separators=(",", ":")).encode()).hexdigest()

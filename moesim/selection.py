@@ -49,9 +49,7 @@ class _Recorded(NamedTuple):
         return self.prompt_offset + self.n_prompt
 
 
-def select(
-    trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]
-) -> tuple[list[Admitted], tuple[str, ...]]:
+def select(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -> tuple[list[Admitted], tuple[str, ...]]:
     """Choose requests and rows.
 
     Parameters
@@ -145,10 +143,11 @@ def _cut(order: Sequence[int], r: _Recorded, spec: WorkloadSpec) -> list[Admitte
         n_prompt, n_decode = int(r.n_prompt[request]), int(r.n_decode[request])
         prompt = int(r.prompt[request]) if spec.prompt_tokens is None else spec.prompt_tokens
         decode = n_decode if spec.decode_tokens is None else spec.decode_tokens
-        if n_copies > max(n_decode, n_prompt):
+        starts = n_decode if decode else n_prompt
+        if n_copies > max(1, starts):
             raise WorkloadError(
-                f"workload: expected at most {max(n_decode, n_prompt)} copies of request {request}, which "
-                f"has no more rows of a phase to start from, got {n_copies}; ask for fewer requests"
+                f"workload: expected at most {starts} copies of request {request}, which has no more rows "
+                f"to start from, got {n_copies}; ask for fewer requests"
             )
         used = min(prompt, n_prompt)
         # Only rows that exist can repeat (prompt > recorded): without any, the prompt has just a length.
@@ -180,9 +179,7 @@ def _check_named(
 ) -> None:
     for request in named:
         if not 0 <= request < len(qualify):
-            raise WorkloadError(
-                f"workload.requests: request {request} is not in the trace, which holds 0..{len(qualify) - 1}"
-            )
+            raise WorkloadError(f"workload.requests: request {request} is not in the trace, which holds 0..{len(qualify) - 1}")
         if not qualify[request]:
             raise WorkloadError(
                 f"workload.requests: request {request} has a prompt of {r.prompt[request]} and "
@@ -202,9 +199,7 @@ def _conditions(r: _Recorded, spec: WorkloadSpec, require_signals: Collection[st
     return ", ".join(wanted[1:] or wanted)
 
 
-def _too_few(
-    want: int, found: int, r: _Recorded, spec: WorkloadSpec, require_signals: Collection[str]
-) -> str:
+def _too_few(want: int, found: int, r: _Recorded, spec: WorkloadSpec, require_signals: Collection[str]) -> str:
     remedy = "ask for fewer or shorter ones" + ("" if spec.reuse else ", or set reuse: shifted")
     return (
         f"workload: expected {want} distinct requests (batch_size {spec.batch_size} x n_batches "

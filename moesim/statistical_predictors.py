@@ -117,9 +117,7 @@ class Coactivation:
         if layer < LOOKAHEAD or (self._past is not None and step.index == 0):
             return None
         before = layer - LOOKAHEAD
-        shares = (
-            self._shares[before] if self._past is None else conditional(self._past.before(step.index)[before])
-        )
+        shares = self._shares[before] if self._past is None else conditional(self._past.before(step.index)[before])
         scores = coactivation_scores(shares, step.micro[mb].layers[before].experts)
         return np.argsort(-scores, axis=1, kind="stable")[:, : self._top_k], scores
 
@@ -127,9 +125,7 @@ class Coactivation:
 class _Past:
     """Counts over all steps before a given one, kept up to date when questions come in order of time."""
 
-    def __init__(
-        self, workload: Workload, shape: tuple[int, ...], add: Callable[[NDArray[Any], Any], Any]
-    ) -> None:
+    def __init__(self, workload: Workload, shape: tuple[int, ...], add: Callable[[NDArray[Any], Any], Any]) -> None:
         self._workload = workload
         self._add = add
         self._counts = np.zeros(shape, np.int64)
@@ -157,7 +153,5 @@ def _add_pairs(counts: NDArray[Any], layers: Any) -> None:
 
 def _table(trace: Trace, name: str) -> NDArray[Any]:
     if name not in trace.tables:
-        raise ConfigError(
-            f"predictor: the trace has no calibration table {name!r}; count with the suffix ':running'"
-        )
+        raise ConfigError(f"predictor: the trace has no calibration table {name!r}; count with the suffix ':running'")
     return np.asarray(trace.tables[name])

@@ -140,9 +140,7 @@ def _tables(ids: NDArray[np.int64], phase: NDArray[np.int64], n_experts: int) ->
     }
 
 
-def _signal(
-    rng: np.random.Generator, name: str, ids: NDArray[np.int64], full: NDArray[np.float32], recall: float
-) -> Signal:
+def _signal(rng: np.random.Generator, name: str, ids: NDArray[np.int64], full: NDArray[np.float32], recall: float) -> Signal:
     """Predict the true ids with some of them pushed below the rest."""
     n_rows, _, top_k = ids.shape
     n_experts = full.shape[2]

@@ -208,9 +208,7 @@ def _write_counters(w: _Writer) -> None:
         w.counter(_DEVICES, f"memory {device}", "bytes", sorted(levels, key=lambda level: level[0]))
     queued: dict[str, list[tuple[int, int]]] = {name: [] for name in w.machine.links}
     seen: set[tuple[str, int]] = set()
-    reached: dict[
-        int, int
-    ] = {}  # end of what was carried of each fetch so far: a later hop queues from there
+    reached: dict[int, int] = {}  # end of what was carried of each fetch so far: a later hop queues from there
     for t in sorted(w.records.transfers):
         if (t.link, t.fetch) not in seen:
             seen.add((t.link, t.fetch))
@@ -245,9 +243,7 @@ def _write_flows(w: _Writer) -> None:
                 w.flow(t.fetch, w.lanes.get(_LINKS, t.link), t.end - 1, _task_lane(w, run), run.start)
 
 
-def timeline_events(
-    records: Records, hardware: HardwareProfile | Machine, steps: tuple[int, int] | None = None
-) -> list[Event]:
+def timeline_events(records: Records, hardware: HardwareProfile | Machine, steps: tuple[int, int] | None = None) -> list[Event]:
     """Turn records into trace events.
 
     Parameters

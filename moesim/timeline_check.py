@@ -24,11 +24,8 @@ def _schema(i: int, e: Any) -> list[str]:
         return [f"event {i}: expected an object, got {type(e).__name__}"]
     wrong = [k for k, kind in _COMMON.items() if not isinstance(e.get(k), kind) or isinstance(e.get(k), bool)]
     if wrong:
-        return [
-            f"event {i}: expected {', '.join(wrong)} of the right type, got {
-                ({k: e.get(k) for k in wrong})
-            }"
-        ]
+        got = {k: e.get(k) for k in wrong}
+        return [f"event {i}: expected {', '.join(wrong)} of the right type, got {got}"]
     if e["ph"] not in _KNOWN:
         return [f"event {i}: expected ph among {', '.join(_KNOWN)}, got {e['ph']!r}"]
     found = []
@@ -36,18 +33,12 @@ def _schema(i: int, e: Any) -> list[str]:
     for key in times:
         value = e.get(key)
         if not isinstance(value, (int, float)) or value < 0 or _ns(value) is None:
-            found.append(
-                f"event {i} ({e['name']}): expected {key} in us, whole ns and at least 0, got {value!r}"
-            )
+            found.append(f"event {i} ({e['name']}): expected {key} in us, whole ns and at least 0, got {value!r}")
     if e["ph"] in "sf" and "id" not in e:
         found.append(f"event {i} ({e['name']}): expected an id on an arrow, got none")
     if e["ph"] == "C":
         args = e.get("args")
-        if (
-            not isinstance(args, dict)
-            or not args
-            or not all(isinstance(v, (int, float)) for v in args.values())
-        ):
+        if not isinstance(args, dict) or not args or not all(isinstance(v, (int, float)) for v in args.values()):
             found.append(f"event {i} ({e['name']}): expected numbers in the args of a counter, got {args!r}")
     return found
 

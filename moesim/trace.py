@@ -5,7 +5,7 @@ On disk a trace is one safetensors file: safe to load, memory-mapped, no pickle.
 ==========================  ==========================  =====================================================
 ``experts``                 uint8 or uint16             (n_rows, n_layers, top_k), in router-rank order
 ``weights``                 float16                     same shape, as the model uses them
-``request``, ``position``   int32                       (n_rows,): request, and place of the token in it from 0
+``request``, ``position``   int32                       (n_rows,): request; place of the token in it, from 0
 ``phase``                   uint8                       (n_rows,): 0 prefill, 1 decode
 ``scores``                  float16                     optional (n_rows, n_layers, n_experts): full softmax
 ``signals/NAME``            float16                     optional: what a predictor said, see `Signal`
@@ -66,18 +66,20 @@ class Trace:
     signals : dict of str to Signal
         What predictors said, by name.
     tables : dict of str to ndarray, (n_layers, ...)
-        Calibration: ``activation_frequency`` and ``activation_frequency_decode`` (n_layers, n_experts), shares that add up
-        to 1 in a layer; ``coactivation`` (n_layers, n_experts, n_experts), rows that used i in l and j in l + 1;
+        Calibration: ``activation_frequency`` and ``activation_frequency_decode`` (n_layers, n_experts),
+        shares that add up to 1 in a layer; ``coactivation`` (n_layers, n_experts, n_experts), rows that used
+        i in l and j in l + 1;
         ``residual`` (n_layers, hidden). From requests that are not in the trace.
     header : dict
-        ``schema_version``, ``model``, ``n_layers``, ``n_experts``, ``top_k``, ``label`` (``measured`` or ``synthetic``) and
-        where the trace comes from. ``signals`` and ``sha256`` are filled in when it is written.
+        ``schema_version``, ``model``, ``n_layers``, ``n_experts``, ``top_k``, ``label`` (``measured`` or
+        ``synthetic``) and where the trace comes from. ``signals`` and ``sha256`` are filled in when it is
+        written.
 
     Examples
     --------
     >>> trace = Trace.build(
-    ...     experts=np.array([[[2, 0]], [[1, 3]]], np.uint8), weights=np.full((2, 1, 2), 0.5), n_prompt=[1], n_decode=[1],
-    ...     n_experts=4, model="tiny", label="synthetic",
+    ...     experts=np.array([[[2, 0]], [[1, 3]]], np.uint8), weights=np.full((2, 1, 2), 0.5), n_prompt=[1],
+    ...     n_decode=[1], n_experts=4, model="tiny", label="synthetic",
     ... )
     >>> trace.n_layers, trace.top_k, trace.phase.tolist(), trace.requests.n_decode.tolist()
     (1, 2, [0, 1], [1])
@@ -256,7 +258,8 @@ class Trace:
         path : str or Path
             A file; see `find_trace` for names.
         verify : bool
-            Compare the arrays with the checksums of the header, and check their content. This reads the whole file.
+            Compare the arrays with the checksums of the header, and check their content. This reads the whole
+            file.
 
         Returns
         -------
@@ -274,7 +277,9 @@ class Trace:
             verify_checksums(place, arrays, header_object(header, "sha256", place))
         for name in _ROUTING:
             if name not in arrays:
-                raise TraceError(f"{place}: expected an array '{name}', got {sorted(arrays)}; record the trace again")
+                raise TraceError(
+                    f"{place}: expected an array '{name}', got {sorted(arrays)}; record the trace again"
+                )
         trace = cls(
             **{name: arrays[name] for name in _ROUTING},
             scores=arrays.get("scores"),
@@ -331,7 +336,8 @@ class Trace:
         Returns
         -------
         pandas.DataFrame
-            One row for each (token, layer, rank): request, position, phase (a category), layer, rank, expert, weight.
+            One row for each (token, layer, rank): request, position, phase (a category), layer, rank, expert,
+            weight.
         """
         import pandas as pd
 
@@ -342,7 +348,9 @@ class Trace:
                 "request": np.repeat(self.request, n_cells),
                 "position": np.repeat(self.position, n_cells),
                 "phase": phases,
-                "layer": np.tile(np.repeat(np.arange(self.n_layers, dtype=np.int16), self.top_k), self.n_rows),
+                "layer": np.tile(
+                    np.repeat(np.arange(self.n_layers, dtype=np.int16), self.top_k), self.n_rows
+                ),
                 "rank": np.tile(np.arange(self.top_k, dtype=np.int16), self.n_rows * self.n_layers),
                 "expert": self.experts.reshape(-1),
                 "weight": self.weights.reshape(-1).astype(np.float32),
@@ -356,8 +364,8 @@ def find_trace(name_or_path: str | Path) -> Path:
     Parameters
     ----------
     name_or_path : str or Path
-        A path, or a name such as ``mini-mixtral``, which is looked for in ``./traces``, then beside the checkout, then in
-        the installed package.
+        A path, or a name such as ``mini-mixtral``, which is looked for in ``./traces``, then beside the
+        checkout, then in the installed package.
 
     Returns
     -------

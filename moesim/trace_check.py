@@ -44,7 +44,9 @@ def check_trace(trace: Trace, place: str) -> None:
         _check_signal(trace, signal, f"{place}: signals/{name}")
     for name, table in sorted(trace.tables.items()):
         if table.ndim < 1 or table.shape[0] != trace.n_layers:
-            raise _wrong(f"{place}: calibration/{name}", f"{trace.n_layers} layers first", f"shape {table.shape}")
+            raise _wrong(
+                f"{place}: calibration/{name}", f"{trace.n_layers} layers first", f"shape {table.shape}"
+            )
         check_finite(table, f"{place}: calibration/{name}")
 
 
@@ -101,7 +103,7 @@ def check_array(array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int, 
 
 
 def _check_order(trace: Trace, place: str) -> None:
-    """Rows of a request lie together in token order, the prompt first; requests are numbered in order from 0."""
+    """Rows of a request lie together in token order, the prompt first; requests count up from 0."""
     request, position, phase = trace.request, trace.position, trace.phase
     if request[0] != 0:
         raise _wrong(f"{place}: request[0]", 0, request[0])
@@ -129,7 +131,9 @@ def _check_order(trace: Trace, place: str) -> None:
     bad = np.flatnonzero(same & (phase[1:] < phase[:-1]))
     if len(bad):
         row = int(bad[0]) + 1
-        raise _wrong(f"{place}: phase[{row}] of request {request[row]}", "1 (decode) after decode", phase[row])
+        raise _wrong(
+            f"{place}: phase[{row}] of request {request[row]}", "1 (decode) after decode", phase[row]
+        )
 
 
 def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
@@ -145,7 +149,9 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
         bad = np.argwhere(part >= n_experts)
         if len(bad):
             row, layer, rank = bad[0].tolist()
-            raise _wrong(f"{place}[{start + row}, {layer}, {rank}]", f"0..{n_experts - 1}", part[row, layer, rank])
+            raise _wrong(
+                f"{place}[{start + row}, {layer}, {rank}]", f"0..{n_experts - 1}", part[row, layer, rank]
+            )
         if ids.shape[-1] > 1:
             ordered = np.sort(part, axis=-1)
             bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]).any(axis=-1))
@@ -176,14 +182,18 @@ def check_finite(values: NDArray[Any], place: str) -> None:
 def _check_signal(trace: Trace, signal: Signal, place: str) -> None:
     n, n_layers, n_experts = len(signal.rows), trace.n_layers, trace.n_experts
     check_array(signal.rows, ("int32",), (n,), f"{place}: rows")
-    if n and (signal.rows[0] < 0 or signal.rows[-1] >= len(trace.request) or (np.diff(signal.rows) <= 0).any()):
+    if n and (
+        signal.rows[0] < 0 or signal.rows[-1] >= len(trace.request) or (np.diff(signal.rows) <= 0).any()
+    ):
         raise _wrong(f"{place}: rows", f"ascending rows in 0..{len(trace.request) - 1}", "others")
     if signal.ids is None:
         shape: tuple[int, ...] = (n, n_layers, n_experts)
     else:
         width = signal.ids.shape[-1] if signal.ids.ndim == 3 else 0
         if not 1 <= width <= n_experts:
-            raise _wrong(f"{place}: ids", f"({n}, {n_layers}, 1..{n_experts}) ids", f"shape {signal.ids.shape}")
+            raise _wrong(
+                f"{place}: ids", f"({n}, {n_layers}, 1..{n_experts}) ids", f"shape {signal.ids.shape}"
+            )
         shape = (n, n_layers, width)
         check_array(signal.ids, ("uint8", "uint16"), shape, f"{place}: ids")
     check_array(signal.scores, ("float16",), shape, f"{place}: scores")

@@ -1,7 +1,7 @@
 """The container of a trace: safetensors with one JSON header, and what must hold of its arrays.
 
-A safetensors file is eight bytes of length, a JSON table of names, types, shapes and offsets, and then the arrays. It is
-read here without a copy: the arrays are views of the memory-mapped file.
+A safetensors file is eight bytes of length, a JSON table of names, types, shapes and offsets, and then the
+arrays. It is read here without a copy: the arrays are views of the memory-mapped file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 #: Version of the layout below. A reader refuses any other.
 SCHEMA_VERSION = 1
-#: Key of the JSON header in the metadata of the file. One key only: the library does not keep the order of several.
+#: Key of the JSON header in the metadata of the file. One key only: the library does not keep the order of
+#: several.
 METADATA_KEY = "moesim"
 #: Keys that every header has.
 REQUIRED = ("schema_version", "model", "n_layers", "n_experts", "top_k", "label", "sha256")
 
 _TYPES = {
-    "U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
+    "U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8",
+    "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1",
 }  # fmt: skip
 _MAX_TABLE_BYTES = 2**27
@@ -77,13 +79,15 @@ def _read_table(path: Path, raw: NDArray[np.uint8]) -> tuple[dict[str, Any], int
     length = int.from_bytes(raw[:8].tobytes(), "little") if len(raw) >= 8 else 0
     if not 2 <= length <= min(_MAX_TABLE_BYTES, len(raw) - 8):
         raise TraceError(
-            f"{path}: expected a safetensors table of arrays after 8 bytes, got {len(raw)} bytes that announce one of "
-            f"{length}; the file is truncated or of another format, fetch or record it again"
+            f"{path}: expected a safetensors table of arrays after 8 bytes, got {len(raw)} bytes that "
+            f"announce one of {length}; the file is truncated or of another format, fetch or record it again"
         )
     try:
         table = json.loads(raw[8 : 8 + length].tobytes())
     except ValueError as error:
-        raise TraceError(f"{path}: table of arrays: expected JSON, got: {error}; fetch or record it again") from None
+        raise TraceError(
+            f"{path}: table of arrays: expected JSON, got: {error}; fetch or record it again"
+        ) from None
     if not isinstance(table, dict):
         raise TraceError(f"{path}: table of arrays: expected a JSON object, got {type(table).__name__}")
     return table, 8 + length
@@ -114,13 +118,13 @@ def _map_array(path: Path, raw: NDArray[np.uint8], name: str, entry: Any, begin:
         raise TraceError(f"{path}: {name}: expected dtype, shape and data_offsets, got {entry!r}") from None
     if last > len(raw):
         raise TraceError(
-            f"{path}: {name}: expected bytes up to {last}, got a file of {len(raw)} bytes; it is truncated, fetch or "
-            "record it again"
+            f"{path}: {name}: expected bytes up to {last}, got a file of {len(raw)} bytes; it is truncated, "
+            "fetch or record it again"
         )
     if first < begin or last - first != math.prod(shape) * dtype.itemsize:
         raise TraceError(
-            f"{path}: {name}: expected {math.prod(shape) * dtype.itemsize} bytes for {dtype.name} {shape}, got "
-            f"{last - first}; fetch or record it again"
+            f"{path}: {name}: expected {math.prod(shape) * dtype.itemsize} bytes for {dtype.name} {shape}, "
+            f"got {last - first}; fetch or record it again"
         )
     return raw[first:last].view(np.ndarray).view(dtype).reshape(shape)
 
@@ -179,6 +183,6 @@ def verify_checksums(place: str, arrays: Mapping[str, NDArray[Any]], expected: M
     for name, got in checksums(arrays).items():
         if got != expected[name]:
             raise TraceError(
-                f"{place}: {name}: expected sha256 {expected[name][:12]}..., got {got[:12]}...; the bytes were "
-                "altered, fetch or record it again"
+                f"{place}: {name}: expected sha256 {expected[name][:12]}..., got {got[:12]}...; the bytes "
+                "were altered, fetch or record it again"
             )

@@ -36,7 +36,8 @@ class Signal:
     lookahead : int
         Layers between the one whose state was read and the one it is about.
     needs_layer_offset : int or None
-        The prediction about layer l can be made once layer ``l - needs_layer_offset`` has its state; None: at any time.
+        The prediction about layer l can be made once layer ``l - needs_layer_offset`` has its state; None: at
+        any time.
     first_layer : int
         Layers before this one have no source; their entries are zero and mean nothing.
     about : str
@@ -121,7 +122,9 @@ def header_object(header: Mapping[str, Any], key: str, place: str) -> dict[str, 
     return value
 
 
-def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], place: str) -> dict[str, Signal]:
+def read_signals(
+    arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], place: str
+) -> dict[str, Signal]:
     """Put the signals of a file together from its arrays and header.
 
     Parameters
@@ -144,12 +147,15 @@ def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], p
     found = {name.split("/", 1)[1] for name in arrays if name.startswith("signals/")}
     if found != set(facts):
         raise TraceError(
-            f"{place}: signals: expected {sorted(facts)} of the header, got {sorted(found)}; record the trace again"
+            f"{place}: signals: expected {sorted(facts)} of the header, got {sorted(found)}; "
+            "record the trace again"
         )
     signals = {}
     for name in sorted(found):
         if f"signal_rows/{name}" not in arrays:
-            raise TraceError(f"{place}: signals/{name}: expected 'signal_rows/{name}', got none; record it again")
+            raise TraceError(
+                f"{place}: signals/{name}: expected 'signal_rows/{name}', got none; record it again"
+            )
         try:
             signals[name] = Signal(
                 name,
@@ -160,7 +166,7 @@ def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], p
             )
         except TypeError:
             raise TraceError(
-                f"{place}: header.signals.{name}: expected lookahead, needs_layer_offset, first_layer and about, got "
-                f"{facts[name]!r}; record the trace again"
+                f"{place}: header.signals.{name}: expected lookahead, needs_layer_offset, first_layer and "
+                f"about, got {facts[name]!r}; record the trace again"
             ) from None
     return signals

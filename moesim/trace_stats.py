@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CACHE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 REUSE_DISTANCES = (1, 8)
-_SEED = 0  # of the random other tokens: fixed, so that the figures of a trace are figures of the trace
 _PHASES = {"prefill": 0, "decode": 1}
 
 
@@ -128,11 +127,14 @@ def reuse(experts: NDArray[Any], request: NDArray[Any], distance: int, n_experts
     0.5
     """
     later = np.flatnonzero(request[distance:] == request[:-distance]) + distance
-    return _shared(experts, later, later - distance, n_experts)
+    if not len(later):
+        return float("nan")
+    chosen = membership(experts, n_experts)
+    return float(np.take_along_axis(chosen[later - distance], experts[later].astype(np.int64), axis=2).mean())
 
 
-def reuse_baseline(experts: NDArray[Any], n_experts: int, seed: int = _SEED) -> float:
-    """Compute the same share against a random other token of any request.
+def reuse_baseline(experts: NDArray[Any], n_experts: int) -> float:
+    """Compute the share that a random other token of the trace would have used.
 
     Parameters
     ----------
@@ -140,28 +142,23 @@ def reuse_baseline(experts: NDArray[Any], n_experts: int, seed: int = _SEED) -> 
         Expert ids.
     n_experts : int
         Experts of a layer.
-    seed : int
-        Seed of the choice.
 
     Returns
     -------
     float
         Mean over rows, layers and experts; nan for fewer than two rows.
+
+    Notes
+    -----
+    The expectation over all pairs of different rows, so nothing is drawn: with c rows that use an expert,
+    c (c - 1) of the n (n - 1) pairs share it.
     """
-    n = len(experts)
-    if n < 2:
+    n_rows, _, top_k = experts.shape
+    if n_rows < 2:
         return float("nan")
-    row = np.arange(n)
-    other = (row + np.random.default_rng(seed).integers(1, n, size=n)) % n
-    return _shared(experts, row, other, n_experts)
-
-
-def _shared(experts: NDArray[Any], rows: NDArray[Any], others: NDArray[Any], n_experts: int) -> float:
-    if not len(rows):
-        return float("nan")
-    chosen = membership(experts, n_experts)
-    shared = np.take_along_axis(chosen[others], experts[rows].astype(np.int64), axis=2)
-    return float(shared.mean())
+    count = activation_frequency(experts, n_experts) * n_rows * top_k
+    pairs = (count * (count - 1)).sum(axis=1)
+    return float(pairs.mean() / (n_rows * (n_rows - 1) * top_k))
 
 
 def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:

@@ -164,13 +164,9 @@ def utilisation(times: Busy, kinds: Mapping[str, str]) -> dict[str, float | None
     shares: dict[str, float | None] = {}
     shares.update({f"utilisation.{name}": times.share(found) for name, found in times.devices.items()})
     shares.update({f"utilisation.{name}": times.share(found) for name, found in times.links.items()})
-    shares.update(
-        {f"control_utilisation.{name}": times.share(found) for name, found in times.control.items()}
-    )
+    shares.update({f"control_utilisation.{name}": times.share(found) for name, found in times.control.items()})
     until = times.makespan_ns
-    to_gpu = [
-        found for name, found in times.links.items() if "gpu" in {kinds[end] for end in name.split("->")}
-    ]
+    to_gpu = [found for name, found in times.links.items() if "gpu" in {kinds[end] for end in name.split("->")}]
     shares["pcie_share"] = times.share(_together(to_gpu, until))
     computing = _together(times.devices.values(), until)
     moving = _together(times.links.values(), until)

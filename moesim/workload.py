@@ -61,9 +61,9 @@ class WorkloadSpec:
         through.
     reuse : "shifted" or None
         How to go beyond what was recorded; None: not at all.
-    requests : None, "all" or tuple of int
+    requests : None, "all" or sequence of int
         None: chosen with the seed. "all": every request that qualifies, in trace order. Or just these, in
-        this order. With "all" or a tuple, the number of batches follows from it.
+        this order. With "all" or a list, the number of batches follows from it.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class WorkloadSpec:
     prefill_chunk: int | None = None
     refill: bool = False
     reuse: str | None = None
-    requests: str | tuple[int, ...] | None = None
+    requests: str | tuple[int, ...] | list[int] | None = None
 
     def __post_init__(self) -> None:
         smallest = {"batch_size": 1, "prompt_tokens": 1, "decode_tokens": 0, "n_batches": 1, "seed": 0}
@@ -91,9 +91,7 @@ class WorkloadSpec:
             if value is None and name in may_be_none:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise WorkloadError(
-                    f"workload.{name}: expected an integer of at least {least}, got {value!r}"
-                )
+                raise WorkloadError(f"workload.{name}: expected an integer of at least {least}, got {value!r}")
         if not isinstance(self.refill, bool):
             raise WorkloadError(f"workload.refill: expected true or false, got {self.refill!r}")
         if self.reuse not in (None, "shifted"):
@@ -112,22 +110,16 @@ class WorkloadSpec:
             return
         named = self.requests
         if named != "all" and not (
-            isinstance(named, tuple)
-            and named
-            and all(isinstance(r, int) and not isinstance(r, bool) for r in named)
+            isinstance(named, tuple) and named and all(isinstance(r, int) and not isinstance(r, bool) for r in named)
         ):
-            raise WorkloadError(
-                f"workload.requests: expected 'all' or a list of request numbers, got {named!r}"
-            )
+            raise WorkloadError(f"workload.requests: expected 'all' or a list of request numbers, got {named!r}")
         if self.n_batches != 1:
             raise WorkloadError(
                 f"workload.n_batches: expected 1 (the default) beside workload.requests, got {self.n_batches}"
                 "; the number of batches follows from the requests"
             )
         if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
-            raise WorkloadError(
-                "workload.requests: a request is named twice; name it once, or set reuse: shifted"
-            )
+            raise WorkloadError("workload.requests: a request is named twice; name it once, or set reuse: shifted")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reader of `route_trace v1` files, which hold the routing of an engine beside what its own cache really held."""
+"""Reader of `route_trace v1` files: the routing of an engine beside what its own cache really held."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RouteTrace:
     def visits(self, phase: int) -> list[list[Lookup]]:
         """Group the lookups by what the engine does at once.
 
-        Prefill goes through a layer with all its tokens before the next layer; decode takes a token at a time.
+        Prefill goes through a layer with all its tokens before the next; decode takes a token at a time.
         """
         chosen = [x for x in self.lookups if x.phase == phase]
         key = (lambda x: x.layer) if phase == 0 else (lambda x: (x.step, x.layer))

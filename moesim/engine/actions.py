@@ -33,6 +33,8 @@ class Actions:
     def apply(self, actions: Iterable[Any]) -> None:
         """Apply the actions returned for one event; Runs among them that share a device and layer form a group."""
         groups: dict[tuple[int, int], Group] | None = None
+        if type(actions) is not list and type(actions) is not tuple:
+            actions = list(actions)  # collected before any takes effect: a generator must not see its own consequences
         for action in actions:
             kind = type(action)
             if kind is Run:
@@ -42,7 +44,9 @@ class Actions:
             else:
                 handler = self._apply.get(kind)
                 if handler is None:
-                    self.fail(f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send")
+                    self.fail(
+                        f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send"
+                    )
                 handler(action)
         if groups:
             for group in groups.values():
@@ -57,7 +61,9 @@ class Actions:
     def _device(self, name: str, what: str) -> DeviceState:
         device = self.engine.by_name.get(name)
         if device is None:
-            self.fail(f"{what}: {unknown_name('device', name, self.engine.by_name)}", "name a device of the profile")
+            self.fail(
+                f"{what}: {unknown_name('device', name, self.engine.by_name)}", "name a device of the profile"
+            )
         return device
 
     def _unit(self, layer: int, expert: int, what: str) -> int:
@@ -72,7 +78,8 @@ class Actions:
         pool = device.memory.pools.get(name)
         if pool is None:
             self.fail(
-                f"{what}: {unknown_name('pool', name, device.memory.pools)}", f"declare Pool('{device.name}', '{name}', ...) in place()"
+                f"{what}: {unknown_name('pool', name, device.memory.pools)}",
+                f"declare Pool('{device.name}', '{name}', ...) in place()",
             )
         return pool
 
@@ -123,10 +130,13 @@ class Actions:
                 break
         else:
             known = f"no copy on {source}" if source else "no copy anywhere that can be reached"
-            self.fail(f"Fetch(L{layer}/E{expert}, {device.name}): {known}", "leave source out, or fetch it to there first")
+            self.fail(
+                f"Fetch(L{layer}/E{expert}, {device.name}): {known}",
+                "leave source out, or fetch it to there first",
+            )
         copy.pins += 1
         path = engine.path(src.name, device.name)
-        transfer = Transfer(engine.next_number(), unit, layer, expert, n_bytes, path, urgency, engine.now)
+        transfer = Transfer(engine.next_fetch(), unit, layer, expert, n_bytes, path, urgency, engine.now)
         transfer.src = src.name
         transfer.dst = device
         transfer.pool = pool
@@ -137,7 +147,10 @@ class Actions:
         layer, experts, name = action
         device = self._device(name, "Drop")
         if device.backing:
-            self.fail(f"Drop(L{layer}, {name}): copies on a backing device stay", "drop copies on other devices only")
+            self.fail(
+                f"Drop(L{layer}, {name}): copies on a backing device stay",
+                "drop copies on other devices only",
+            )
         now = self.engine.now
         for expert in experts:
             unit = self._unit(layer, expert, "Drop")
@@ -146,7 +159,10 @@ class Actions:
                 continue
             transfer = device.pending.get(unit)
             if transfer is None:
-                self.fail(f"Drop(L{layer}/E{expert}, {name}): neither resident nor being fetched", "drop only what is there")
+                self.fail(
+                    f"Drop(L{layer}/E{expert}, {name}): neither resident nor being fetched",
+                    "drop only what is there",
+                )
             if transfer.started or transfer.waiting:
                 transfer.drop_on_arrival = True
             else:
@@ -164,7 +180,10 @@ class Actions:
             if copy is None:
                 self.fail(f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
             if copy.pool is not pool and not pool.has_room(layer, self.engine.expert_bytes[layer]):
-                self.fail(f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full", "Drop or Move something out of it first")
+                self.fail(
+                    f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full",
+                    "Drop or Move something out of it first",
+                )
             device.memory.relabel(unit, pool, layer)
 
     # ----------------------------------------------------------------------------------------------------------- runs
@@ -173,38 +192,52 @@ class Actions:
         engine = self.engine
         device = engine.by_name.get(name) or self._device(name, "Run")
         if part != "expert":
-            self.fail(f"Run(L{layer}, {name}): {unknown_name('part', part, ['expert'])}", "this model has experts of one precision")
+            self.fail(
+                f"Run(L{layer}, {name}): {unknown_name('part', part, ['expert'])}",
+                "this model has experts of one precision",
+            )
         visit = engine.visit
         if visit is None or layer != visit.layer or visit.mbs_left == engine.n_mbs or inputs_from is not None:
             visit = self._visit_for(layer, rows, inputs_from, name)
         group: Group | None = None
         if device is not engine.dense_at[layer] or device.first_extra or rows is not None:
-            key = (device.index, layer if inputs_from is None else inputs_from * self.n_layers + layer)
+            read = layer if inputs_from is None else inputs_from
+            key = (device.index, read * self.n_layers + layer)
             group = groups.get(key)
             if group is None:
                 group = groups[key] = Group(visit, device)
-                group.inputs_from = layer if inputs_from is None else inputs_from
+                group.inputs_from = read
         copies = device.memory.copies
         now = engine.now
         main = device.main
+        pending = visit.pending
+        base = visit.base
+        n_experts = self.n_experts
+        step = visit.step
+        mb = engine.mb
         for expert in experts:
-            unit = visit.base + expert
+            unit = base + expert
             if rows is None:
-                n_rows = self._take_all(visit, layer, expert, name)
+                n_rows = pending[expert] if 0 <= expert < n_experts else 0
+                if not n_rows:
+                    self._nothing_to_run(layer, expert, name)
                 if group is not None:
                     group.union |= self._row_bits(visit, expert)
-                visit.pending[expert] = 0
-                visit.unsettled -= n_rows
+                if engine.n_mbs > 1 or visit.has_slots:
+                    visit.note_taken(expert)
+                pending[expert] = 0
+                visit.open += 1 - n_rows  # its slots are settled, the task is to be done
             else:
                 n_rows = self._take_rows(visit, layer, expert, rows, inputs_from)
+                visit.open += 1
                 assert group is not None
                 for row in rows:
-                    group.union |= 1 << row
+                    group.union |= 1 << int(row)  # a NumPy integer would overflow
             work = device.expert_ns.get(n_rows)
             if work is None:
                 work = engine.expert_ns(device, n_rows)
             number = engine.number = engine.number + 1
-            task = Task(number, "expert", visit.step, layer, engine.mb, n_rows, work, now)
+            task = Task(number, "expert", step, layer, mb, n_rows, work, now)
             task.expert = expert
             task.unit = unit
             task.visit = visit
@@ -221,7 +254,6 @@ class Actions:
                     )
                 transfer.waiting.append(task)
                 task.waits = 1
-            visit.outstanding += 1
             if group is None:
                 main.submit(task)
             else:
@@ -230,47 +262,52 @@ class Actions:
     def _visit_for(self, layer: int, rows: Sequence[int] | None, inputs_from: int | None, name: str) -> Visit:
         """Return the visit that a Run belongs to when it is not simply the present, routed layer."""
         engine = self.engine
-        now_layer = engine.visit.layer if engine.visit is not None else -1
+        now_layer = engine.visit.layer if engine.visit is not None else engine.reached + 1
         if not now_layer <= layer < self.n_layers:
-            self.fail(f"Run(L{layer}, {name}): that layer is over or does not exist", "run experts of this layer or a later one of this step")
+            self.fail(
+                f"Run(L{layer}, {name}): that layer is over or does not exist",
+                "run experts of this layer or a later one of this step",
+            )
         routed = layer == now_layer and engine.visit is not None and engine.visit.mbs_left < engine.n_mbs
         if inputs_from is not None and not 0 <= inputs_from <= layer:
             self.fail(f"Run(L{layer}, {name}): inputs_from={inputs_from}", f"name a layer in 0..{layer}")
         if not routed and rows is None:
             self.fail(f"Run(L{layer}, {name}): not routed yet", "name its rows, or wait for Routed")
         if inputs_from is not None and rows is None:
-            self.fail(f"Run(L{layer}, {name}): inputs_from without rows", "name the rows that read the other state")
+            self.fail(
+                f"Run(L{layer}, {name}): inputs_from without rows", "name the rows that read the other state"
+            )
         if layer == now_layer and engine.visit is not None:
             return engine.visit
         return engine.future_visit(layer)
 
-    def _take_all(self, visit: Visit, layer: int, expert: int, name: str) -> int:
-        n_rows = visit.pending[expert] if 0 <= expert < self.n_experts else 0
-        if not n_rows:
-            self._unit(layer, expert, "Run")
-            self.fail(
-                f"Run(L{layer}/E{expert}, {name}): no row is routed to it, or all have been taken",
-                "run each active expert once; name rows to run another expert instead",
-            )
-        return n_rows
+    def _nothing_to_run(self, layer: int, expert: int, name: str) -> NoReturn:
+        self._unit(layer, expert, "Run")
+        self.fail(
+            f"Run(L{layer}/E{expert}, {name}): no row is routed to it, or all have been taken",
+            "run each active expert once; name rows to run another expert instead",
+        )
 
     def _row_bits(self, visit: Visit, expert: int) -> int:
         """Rows that a Run of `expert` with rows=None takes, as bits."""
         if self.engine.step_rows == 1:
             return 1
-        if visit._slots is not None:
+        if visit.has_slots or len(visit.experts) > 1:
             return sum(1 << row for row in visit.rows_of(expert))
-        table = visit.experts[0] if len(visit.experts) == 1 else np.concatenate(visit.experts)
-        mask = np.packbits((table == expert).any(axis=1), bitorder="little")
+        mask = np.packbits((visit.experts[0] == expert).any(axis=1), bitorder="little")
         return int.from_bytes(mask.tobytes(), "little")
 
-    def _take_rows(self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
+    def _take_rows(
+        self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None
+    ) -> int:
         self._unit(layer, expert, "Run")
         n_step = self.engine.step_rows
         if not len(rows) or any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
-            self.fail(f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
+            self.fail(
+                f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}"
+            )
         stale = inputs_from is not None and inputs_from != layer
-        if visit.experts and not visit.mbs_left:
+        if max(rows) < visit.routed_rows:
             visit.settle(expert, rows, STALE if stale else FRESH, stale)
         else:
             visit.early.append(Early(expert, rows, stale))
@@ -286,11 +323,13 @@ class Actions:
         home = engine.dense_at[group.inputs_from]
         far = group.device is not home
         ready = engine.state_is_there(group.inputs_from)
+        if not ready and group.inputs_from == layer:  # the micro-batches it reads may be routed, if not all are
+            ready = group.union.bit_length() <= visit.routed_rows
         for task in group.tasks:
             if far or not ready:
                 task.waits += 1
             group.device.main.submit(task)
-        visit.outstanding += 1  # the group itself: until its outputs are back
+        visit.open += 1  # the group itself: until its outputs are back
 
         def wake() -> None:
             for task in group.tasks:
@@ -316,8 +355,11 @@ class Actions:
             self._unit(layer, expert, "Skip")
             chosen = visit.rows_of(expert) if rows is None else list(rows)
             routed = set(visit.rows_of(expert))
-            if not chosen or not routed.issuperset(chosen):
-                self.fail(f"Skip(L{layer}/E{expert}): rows {chosen[:8]} are not routed to it, or are settled", "skip only open slots")
+            if not chosen or not routed.issuperset(chosen) or len(set(chosen)) != len(chosen):
+                self.fail(
+                    f"Skip(L{layer}/E{expert}): rows {chosen[:8]} are not routed to it, or are settled",
+                    "skip only open slots",
+                )
             visit.settle(expert, chosen, SKIPPED, False)
 
     # ------------------------------------------------------------------------------------------------ predictions, messages
@@ -326,11 +368,16 @@ class Actions:
         engine = self.engine
         device = self._device(name, "Predict")
         if step != engine.step.index:
-            self.fail(f"Predict(step {step}, L{layer}): this is step {engine.step.index}", "predict within the present step")
+            self.fail(
+                f"Predict(step {step}, L{layer}): this is step {engine.step.index}",
+                "predict within the present step",
+            )
         self._unit(layer, 0, "Predict")
         predictor = engine.predictors.get(source)
         if predictor is None:
-            self.fail(f"Predict: {unknown_name('source', source, engine.predictors)}", "list it in Policy.needs")
+            self.fail(
+                f"Predict: {unknown_name('source', source, engine.predictors)}", "list it in Policy.needs"
+            )
         if lane not in ("main", "side"):
             self.fail(f"Predict(L{layer}): lane '{lane}'", "lanes are 'main' and 'side'")
         if lane == "side" and device.side.expert_activity not in engine.contention.partners:
@@ -361,6 +408,6 @@ class Actions:
         self._device(src, "Send")
         self._device(dst, "Send")
         path = engine.path(src, dst)
-        message = Transfer(engine.next_number(), -1, -1, -1, n_bytes, path, 0, engine.now)
+        message = Transfer(engine.next_fetch(), -1, -1, -1, n_bytes, path, 0, engine.now)
         message.on_arrival = lambda: engine.sent.append(tag)
         path[0].enqueue(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -156,8 +157,10 @@ def _put_in_place(engine: Engine, placement: Placement, needed: Mapping[str, Map
     n_experts = engine.model.n_experts
     for device in engine.devices:
         memory = device.memory
-        if not placement.enforce_capacity:
-            memory.capacity = max(memory.capacity, sum(needed[device.name].values()))
+        if placement.enforce_capacity:
+            memory.spare = memory.capacity - sum(needed[device.name].values())
+        else:
+            memory.capacity = memory.spare = sys.maxsize
         fixed = sum(v for k, v in needed[device.name].items() if k in ("weights", "workspace", "experts"))
         memory.used = memory.peak = fixed
     for pool in placement.pools:

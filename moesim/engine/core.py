@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from simpy import Environment
 from simpy.core import Infinity
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _new = tuple.__new__
 
 
-def _submission(done: tuple[DeviceLane, Task]) -> int:
-    return done[1].key
+def _submission(task: Task) -> int:
+    return task.key
 
 
 def _completion(record: TaskRecord) -> tuple[int, int, str, str]:
@@ -151,11 +151,12 @@ class Engine:
         self._wants_ran = Ran in self.listens
         self.may_chain = options.coalesce and not self._wants_ran
         self.expert_bytes = [model.expert_bytes(layer) for layer in range(model.n_layers)]
-        self.number = 0
+        self.number = 0  # of the latest task
+        self.fetch_number = 0  # of the latest transfer
         # What has been completed at this instant and is not yet told; see `flush`.
         self.now = 0  # the clock, read once a callback
         self.arrived: list[Transfer] = []
-        self.finished: list[tuple[DeviceLane, Task]] = []
+        self.finished: list[Task] = []
         self.deferred: list[Callable[[], None]] = []
         self.routed: list[int] = []  # micro-batches
         self.predicted: list[tuple[int, int, str, Predictor]] = []
@@ -163,7 +164,7 @@ class Engine:
         self.lanes_to_start: list[DeviceLane] = []  # idle lanes that may have something to start
         self.media_to_start: list[Medium] = []
         self.blocked: list[Medium] = []  # media whose queue waits for memory; tried again at every instant
-        self.chained: list[DeviceLane] = []
+        self.planned: list[DeviceLane] = []  # lanes whose plan has parts without an alarm
         # The present step and layer; `Stepper` moves them on.
         self.step: Step = None  # type: ignore[assignment]
         self.step_rows = 0
@@ -171,8 +172,11 @@ class Engine:
         self.n_mbs = 1
         self.mb = 0  # micro-batch of the event being answered
         self.visit: Visit | None = None
+        self.reached = -1  # the layer begun last in this step
         self.future: dict[int, Visit] = {}  # layers of this step that have early Runs
-        self.state_waiters: dict[int, list[Callable[[], None]]] = {}  # layer -> calls once its gate input exists
+        self.state_waiters: dict[
+            int, list[Callable[[], None]]
+        ] = {}  # layer -> calls once its gate input exists
         self.over: Any = None  # SimPy event: the last step has ended
         # Filled by `build`.
         self.by_name: dict[str, DeviceState] = {}
@@ -195,8 +199,14 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------- small helpers
     def next_number(self) -> int:
+        """Number a task: the submission order on its lane."""
         self.number += 1
         return self.number
+
+    def next_fetch(self) -> int:
+        """Number a transfer: the submission order on its links."""
+        self.fetch_number += 1
+        return self.fetch_number
 
     def expert_ns(self, device: DeviceState, rows: int) -> int:
         ns = device.expert_ns[rows] = self.costs.expert_ns(device.name, rows)
@@ -223,7 +233,15 @@ class Engine:
             found = self._sources[device.name] = [self.by_name[n] for _, n in sorted(reach)]
         return found
 
-    def cross(self, src: DeviceState, dst: DeviceState, layer: int, rows: int, direction: str, then: Callable[[], None]) -> None:
+    def cross(
+        self,
+        src: DeviceState,
+        dst: DeviceState,
+        layer: int,
+        rows: int,
+        direction: str,
+        then: Callable[[], None],
+    ) -> None:
         """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``."""
         path = self.path(src.name, dst.name)
 
@@ -254,7 +272,9 @@ class Engine:
     def state_is_there(self, layer: int) -> bool:
         """Whether the gate input of a layer exists in this step, for all rows."""
         visit = self.visit
-        return visit is not None and (layer < visit.layer or (layer == visit.layer and not visit.mbs_left))
+        if visit is None:  # before the first layer, between two, or after the last
+            return layer <= self.reached
+        return layer < visit.layer or (layer == visit.layer and not visit.mbs_left)
 
     def when_state(self, layer: int, call: Callable[[], None]) -> None:
         self.state_waiters.setdefault(layer, []).append(call)
@@ -264,22 +284,40 @@ class Engine:
         pool = transfer.pool
         assert pool is not None
         memory = transfer.dst.memory
-        while not pool.has_room(transfer.layer, transfer.n_bytes):
-            victim = self.policy.evict(victim_question(transfer), self.view)
+        n_experts = memory.n_experts
+        slot = transfer.layer if pool.per_layer else 0
+        question = victim_question(transfer)
+        while pool.used[slot] + transfer.n_bytes > pool.capacity:
+            victim = self.policy.evict(question, self.view)
             if victim is None:
                 return False
             layer, expert = victim
-            unit = layer * self.model.n_experts + expert
+            unit = layer * n_experts + expert
             copy = memory.copies.get(unit)
-            what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
-            if copy is None or copy.pool is not pool:
-                self.actions.fail(f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full")
-            if pool.per_layer and layer != transfer.layer:
-                self.actions.fail(f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
-            if copy.pins:
-                self.actions.fail(f"{what}: it is in use", "check view.is_pinned, or return None to wait")
+            if (
+                copy is None
+                or copy.pool is not pool
+                or copy.pins
+                or not 0 <= expert < n_experts
+                or (pool.per_layer and layer != transfer.layer)
+            ):
+                self._refuse_victim(transfer, layer, expert)
             memory.remove(unit, "evict", self.now)
         return True
+
+    def _refuse_victim(self, transfer: Transfer, layer: int, expert: int) -> NoReturn:
+        pool = transfer.pool
+        assert pool is not None
+        memory = transfer.dst.memory
+        copy = memory.copies.get(layer * memory.n_experts + expert)
+        what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
+        if copy is None or copy.pool is not pool or not 0 <= expert < memory.n_experts:
+            self.actions.fail(
+                f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full"
+            )
+        if copy.pins:
+            self.actions.fail(f"{what}: it is in use", "check view.is_pinned, or return None to wait")
+        self.actions.fail(f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
 
     # ------------------------------------------------------------------------------------------------------- one instant
     def flush_if_last(self) -> None:
@@ -291,13 +329,14 @@ class Engine:
 
     def flush(self) -> None:
         """Tell what happened at this instant, in the order of rule 2, and start what can start."""
-        for lane in self.chained:
-            lane.catch_up()
+        if self.planned:
+            for lane in self.planned.copy():
+                lane.catch_up()
         while True:
             if self.finished or self.arrived or self.deferred or self.sent:
                 self._complete()
             visit = self.visit
-            if visit is not None and not visit.outstanding and visit.done:
+            if visit is not None and visit.open <= 0:
                 self.stepper.end_layer(visit)
             elif self.routed:
                 mbs = self.routed
@@ -323,6 +362,16 @@ class Engine:
             for lane in lanes:
                 lane.start_next()
             lanes.clear()
+        if self.planned:
+            self._arm_if_awaited()
+
+    def _arm_if_awaited(self) -> None:
+        """Give lazy plans alarms if the layer waits for nothing else any more."""
+        lazy = [lane for lane in self.planned if not lane.armed]
+        visit = self.visit
+        if lazy and (visit is None or visit.open <= sum(len(lane.plan) for lane in lazy)):
+            for lane in lazy:
+                lane.arm()
 
     def _start_media(self) -> None:
         media, self.media_to_start = self.media_to_start, []
@@ -330,8 +379,8 @@ class Engine:
             if not medium.start_next() and medium not in self.blocked:
                 self.blocked.append(medium)
         if self.blocked:  # memory may become free at the end of any Run
-            for lane in self.chained.copy():
-                lane.break_chain()
+            for lane in self.planned.copy():
+                lane.cut_short()
 
     def _complete(self) -> None:
         """Take in completions: first all states and memory, then Fetched and Ran."""
@@ -341,15 +390,15 @@ class Engine:
             self.finished = []
             if len(finished) > 1:
                 finished.sort(key=_submission)
-            for lane, task in finished:
+            for task in finished:
                 unit = task.unit
                 if unit >= 0:
-                    memory = lane.device.memory
+                    memory = task.lane.memory
                     copy = memory.copies[unit]
                     copy.pins -= 1
                     if copy.doomed and not copy.pins:
                         memory.remove(unit, "drop", now)
-                    task.visit.outstanding -= 1  # type: ignore[union-attr]
+                    task.visit.open -= 1  # type: ignore[union-attr]
                     if task.group is not None:
                         self._group_progress(task.group)
                 elif task.argument is None:
@@ -372,9 +421,9 @@ class Engine:
                 if transfer.unit >= 0:
                     self.tell(_new(Fetched, (transfer.layer, transfer.expert, transfer.dst.name)))
         if finished and self._wants_ran:
-            for lane, task in finished:
+            for task in finished:
                 if task.unit >= 0:
-                    self.tell(_new(Ran, (task.step, task.layer, (task.expert,), lane.device.name)))
+                    self.tell(_new(Ran, (task.step, task.layer, (task.expert,), task.lane.device.name)))
         if self.sent:
             sent, self.sent = self.sent, []
             for tag in sent:
@@ -388,7 +437,7 @@ class Engine:
             return
         dst = transfer.dst
         if transfer.transit is not None:
-            transfer.transit.memory.add(-transfer.n_bytes, now)
+            transfer.transit.memory.hold(-transfer.n_bytes, now)
         del dst.pending[unit]
         self.by_name[transfer.src].memory.unpin(unit, now)
         if dst.backing:
@@ -409,7 +458,7 @@ class Engine:
         home = self.dense_at[visit.layer]
 
         def back() -> None:
-            visit.outstanding -= 1
+            visit.open -= 1
 
         if group.device is home:
             back()
@@ -428,16 +477,22 @@ class Engine:
         try:
             with _paused_collector():
                 self.env.run(until=over)
-        except RuntimeError:
-            if over.triggered or self.env.peek() != Infinity:
+        except RuntimeError as error:
+            # SimPy's own, once its heap is empty; a policy's RuntimeError must not pass for a deadlock.
+            if (
+                over.triggered
+                or self.env.peek() != Infinity
+                or not str(error).startswith("No scheduled events left")
+            ):
                 raise
             raise DeadlockError(explain(self)) from None
         if len({(task[2], task[3]) for task in self.records.tasks}) > 1:
-            self.records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
+            self.records.tasks.sort(
+                key=_completion
+            )  # independent of which completion of an instant came first
         self.records.makespan_ns = self.records.steps[-1].end
         for device in self.devices:
             self.records.peak_bytes[device.name] = device.memory.peak
             for pool in device.memory.pools.values():
                 self.records.pool_peak_bytes[device.name, pool.name] = pool.peak
         return self.records
-

@@ -47,7 +47,9 @@ class Delivery:
             self._submit_shared(visit, mb)
         if not self.wants_routed:
             return
-        event = _new(Routed, (visit.step, layer, mb, experts, weights, scores, loads, active, micro.first_row))
+        event = _new(
+            Routed, (visit.step, layer, mb, experts, weights, scores, loads, active, micro.first_row)
+        )
         actions = engine.policy.decide(event, engine.view)
         if self.decision_ns:
             self._charge(visit, active, list(actions or ()))
@@ -78,7 +80,7 @@ class Delivery:
         mb = engine.mb
         now = engine.now
         engine.records.decisions.append(DecisionRecord(now, now + self.decision_ns, visit.step, visit.layer))
-        visit.decisions += 1
+        visit.open += 1
         pinned = []
         for device in engine.devices:
             for expert in active:
@@ -90,7 +92,7 @@ class Delivery:
         def apply() -> None:
             engine.mb = mb
             engine.actions.apply(actions)
-            visit.decisions -= 1
+            visit.open -= 1
             for memory, unit in pinned:
                 memory.unpin(unit, engine.now)
 
@@ -103,10 +105,10 @@ class Delivery:
         rows = engine.micro[mb].n_rows
         device = engine.shared_at[layer]
         home = engine.dense_at[layer]
-        visit.outstanding += 1
+        visit.open += 1
 
         def over() -> None:
-            visit.outstanding -= 1
+            visit.open -= 1
 
         def done() -> None:
             if device is home:
@@ -131,4 +133,3 @@ class Delivery:
             answer = predictor.predict(engine.step, mb, layer)
             if answer is not None:
                 engine.tell(Predicted(step, layer, mb, answer[0], answer[1], source))
-

@@ -1,8 +1,10 @@
 """Device lanes: one task at a time, first in first out among those that are ready (rule 4).
 
-Where several ready Runs of one layer follow each other and nobody asks about the moments in between, they are *chained*:
-one alarm at the end of the last instead of one for each. Whoever looks at the engine's state in between sees it as if each
-had been completed on its own (`catch_up`); whatever could come between them undoes the rest of the chain (`break_chain`).
+A lane plans ahead where the next moments are certain and nobody listens to them: ready Runs of one layer that follow each
+other share one alarm; the dense part of the next layer joins them if the layer ends with them; and Runs on which nothing
+depends yet have no alarm at all. Before the engine looks at its state it brings every plan up to the present (`catch_up`),
+so the state is as if each task had had an alarm of its own; whatever could come between cuts the plan short. The records
+are the same with `EngineOptions(coalesce=False)`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from moesim.engine.layer import Group, Visit
 
 _new = tuple.__new__
-AHEAD = -(1 << 60)  # added to the number of a task that goes ahead of everything queued (Predict on the main lane)
+AHEAD = -(
+    1 << 60
+)  # added to the number of a task that goes ahead of everything queued (Predict on the main lane)
 NEVER = 1 << 62
 
 
@@ -30,6 +34,7 @@ class Task:
 
     unit = -1  # the unit whose weights it reads
     expert = -1
+    lane: DeviceLane
     visit: Visit | None = None
     group: Group | None = None
     then: Any = None  # called at completion, with `argument` unless that is None; None for experts
@@ -38,7 +43,9 @@ class Task:
     start = 0
     end = 0
 
-    def __init__(self, key: int, kind: str, step: int, layer: int, mb: int, rows: int, work: int, submitted: int) -> None:
+    def __init__(
+        self, key: int, kind: str, step: int, layer: int, mb: int, rows: int, work: int, submitted: int
+    ) -> None:
         self.key = key  # submission order
         self.kind = kind
         self.step = step
@@ -50,7 +57,11 @@ class Task:
 
 
 class DeviceLane:
-    """A main or side lane: a heap of ready tasks in submission order."""
+    """A main or side lane: a heap of ready tasks in submission order, and the plan of what runs.
+
+    ``plan`` holds the task that runs and those that follow it without question. It has an alarm at its end if it is
+    `armed`; else (`lazy`) nothing depends on when it ends, until somebody asks or something queues behind it.
+    """
 
     def __init__(self, engine: Engine, device: DeviceState, name: str) -> None:
         self.engine = engine
@@ -63,28 +74,34 @@ class DeviceLane:
         self.plain = self.expert_activity not in partners and self.dense_activity not in partners
         self.may_chain = self.plain and engine.may_chain
         self.heap: list[tuple[int, Task]] = []
-        self.current: Task | None = None
         self.n_waiting = 0
         self.first_waiting = NEVER  # no task that waits has a smaller number than this
-        self.chain: list[Task] = []  # what follows `current` without an alarm of its own
-        self.chain_number = 0
+        self.plan: list[Task] = []
+        self.armed = False
+        self.alarm = 0  # number of the valid alarm
         self.lane = Lane(engine.env, engine.contention)
         self.lane.on_done = self._contended_done
-        self._tasks = engine.records.tasks
+        self.memory = device.memory
         self._copies = device.memory.copies
+        self._records = engine.records.tasks
+        self._used = engine.records.used_fetches
 
     # ------------------------------------------------------------------------------------------------------------- queue
     def submit(self, task: Task) -> None:
+        task.lane = self
         if task.waits:
             self.n_waiting += 1
             if task.key < self.first_waiting:
                 self.first_waiting = task.key
             return
         heappush(self.heap, (task.key, task))
-        if self.current is None:
+        plan = self.plan
+        if not plan:
             self.engine.lanes_to_start.append(self)
-        elif self.chain and task.key < self.chain[-1].key:
-            self.break_chain()
+        elif len(plan) > 1 and (task.key < plan[-1].key or plan[-1].unit < 0):
+            self.cut_short()
+        elif not self.armed:
+            self.arm()
 
     def wake(self, task: Task) -> None:
         """One thing that the task waited for is there."""
@@ -95,27 +112,31 @@ class DeviceLane:
                 self.first_waiting = NEVER
             task.ready = self.engine.now
             heappush(self.heap, (task.key, task))
-            if self.current is None:
+            if not self.plan:
                 self.engine.lanes_to_start.append(self)
+            elif not self.armed:
+                self.arm()
 
     # ------------------------------------------------------------------------------------------------------------- start
     def start_next(self) -> None:
-        """Start the first ready task, and chain what may follow it."""
+        """Start the first ready task, and plan what follows it."""
         heap = self.heap
-        if self.current is not None or not heap:
+        plan = self.plan
+        if plan or not heap:
             return
         engine = self.engine
         task = heappop(heap)[1]
-        self.current = task
+        plan.append(task)
         now = task.start = engine.now
-        work = self._work(task) if task.unit >= 0 else task.work
+        is_expert = task.unit >= 0
+        work = self._work(task) if is_expert else task.work
         if not self.plain:
-            self.lane.begin(self.expert_activity if task.unit >= 0 else self.dense_activity, work)
+            self.armed = True
+            self.lane.begin(self.expert_activity if is_expert else self.dense_activity, work)
             return
         end = task.end = now + work
-        if heap and self.may_chain and task.unit >= 0 and not engine.blocked:
+        if is_expert and self.may_chain and not engine.blocked:
             visit, group, limit = task.visit, task.group, self.first_waiting
-            chain = self.chain
             while heap:
                 key, follower = heap[0]
                 if key > limit or follower.visit is not visit or follower.group is not group or follower.unit < 0:
@@ -123,13 +144,29 @@ class DeviceLane:
                 heappop(heap)
                 follower.start = end
                 end = follower.end = end + self._work(follower)
-                chain.append(follower)
-            if chain:
-                self.chain_number += 1
-                engine.chained.append(self)
-                Timeout(engine.env, end - now, self.chain_number).callbacks.append(self._chain_done)
-                return
-        Timeout(engine.env, work).callbacks.append(self._done)
+                plan.append(follower)
+            if not heap and group is None and visit is engine.visit:
+                if visit.open > len(plan):  # type: ignore[union-attr]
+                    engine.planned.append(self)  # lazy; `Engine.flush` arms it if the layer comes to wait for it
+                    return
+                if not self.n_waiting:
+                    dense = engine.stepper.foresee_dense(self.device)
+                    if dense is not None:
+                        dense.start = end
+                        end = dense.end = end + dense.work
+                        plan.append(dense)
+            if len(plan) > 1:
+                engine.planned.append(self)
+        self.armed = True
+        self.alarm += 1
+        Timeout(engine.env, end - now, self.alarm).callbacks.append(self._ring)
+
+    def arm(self) -> None:
+        """Give the plan an alarm at its end."""
+        self.armed = True
+        self.alarm += 1
+        engine = self.engine
+        Timeout(engine.env, self.plan[-1].end - engine.now, self.alarm).callbacks.append(self._ring)
 
     def _work(self, task: Task) -> int:
         """Note that the copy is read, and return the task's work, with the extra of a group's first expert."""
@@ -137,7 +174,7 @@ class DeviceLane:
         if not copy.used:
             copy.used = True
             if copy.fetch >= 0:
-                self.engine.records.used_fetches.add(copy.fetch)
+                self._used.add(copy.fetch)
         group = task.group
         if group is not None and group.first_extra:
             task.work += group.first_extra
@@ -145,94 +182,99 @@ class DeviceLane:
         return task.work
 
     # -------------------------------------------------------------------------------------------------------------- done
-    def _done(self, _: Any) -> None:
+    def _ring(self, event: Any) -> None:
+        if event._value != self.alarm:
+            self.engine.flush_if_last()  # a stale alarm may still be the last event of this instant
+            return
         engine = self.engine
         env = engine.env
         now = engine.now = env.now
-        task = self.current
-        self.current = None
-        if self.heap:
-            engine.lanes_to_start.append(self)
-        self._tasks.append(
-            _new(
-                TaskRecord,
-                (task.start, now, self.device.name, self.name, task.kind, task.step, task.layer, task.mb, task.expert,  # type: ignore[union-attr]
-                 task.rows, task.work, task.submitted, task.ready),  # type: ignore[union-attr]
-            )
-        )  # fmt: skip
-        engine.finished.append((self, task))
+        plan = self.plan
+        if len(plan) > 1:
+            self._complete_until(now)
+        self._finish(plan.pop(), now)
         if env.peek() > now:
             engine.flush()
 
     def _contended_done(self, event: Any) -> None:
         if event is not None:
             self.lane.finish()
-            self._done(event)
-        else:
-            self.engine.flush_if_last()
+            self.engine.now = self.engine.env.now
+            self._finish(self.plan.pop(), self.engine.now)
+        self.engine.flush_if_last()
 
-    def _chain_done(self, event: Any) -> None:
-        if event.value == self.chain_number and self.current is not None:
-            engine = self.engine
-            engine.now = engine.env.now
-            if self.chain:
-                self._advance(self.chain[-1])
-            engine.chained.remove(self)
-            self._done(event)
-        else:
-            self.engine.flush_if_last()
-
-    def _advance(self, upto: Task) -> None:
-        """Complete the chained tasks before `upto`, which becomes the current one."""
+    def _finish(self, task: Task, now: int) -> None:
+        """The last task of the plan is done; the engine will tell who must know."""
         engine = self.engine
-        chain = self.chain
-        task = self.current
-        while task is not upto:
-            assert task is not None
-            engine.records.tasks.append(
-                _new(
-                    TaskRecord,
-                    (task.start, task.end, self.device.name, self.name, task.kind, task.step, task.layer, task.mb, task.expert,
-                     task.rows, task.work, task.submitted, task.ready),
-                )
-            )  # fmt: skip
-            self.device.memory.unpin(task.unit, task.end)
-            task.visit.outstanding -= 1  # type: ignore[union-attr]
+        self.armed = False
+        if self.heap:
+            engine.lanes_to_start.append(self)
+        self._record(task, now)
+        engine.finished.append(task)
+
+    def _record(self, task: Task, end: int) -> None:
+        self._records.append(
+            _new(
+                TaskRecord,
+                (task.start, end, self.device.name, self.name, task.kind, task.step, task.layer, task.mb, task.expert,
+                 task.rows, task.work, task.submitted, task.ready),
+            )
+        )  # fmt: skip
+
+    def _complete_until(self, now: int) -> None:
+        """Complete the planned Runs that have ended by now, as of the moments when they ended; of an armed plan all but the last."""
+        plan = self.plan
+        keep = 1 if self.armed else 0
+        done = 0
+        while len(plan) - done > keep and plan[done].end <= now:
+            task = plan[done]
+            done += 1
+            end = task.end
+            self._record(task, end)
+            copy = self._copies[task.unit]
+            copy.pins -= 1
+            if copy.doomed and not copy.pins:
+                self.memory.remove(task.unit, "drop", end)
+            visit = task.visit
+            visit.open -= 1  # type: ignore[union-attr]
             if task.group is not None:
-                task.group.left -= 1  # never the group's last: that one ends the chain
-            task = chain.pop(0)
-        self.current = task
+                task.group.left -= 1  # never the group's last: a plan with groups is armed
+            elif not visit.open:  # type: ignore[union-attr]
+                self.engine.stepper.enter_foreseen(visit, plan[done], end)
+        del plan[:done]
 
     def catch_up(self) -> None:
-        """Complete the chained tasks that have ended by now, all but the last."""
-        now = self.engine.now
-        upto = self.current
-        for task in self.chain:
-            if upto.end > now:  # type: ignore[union-attr]
-                break
-            upto = task
-        if upto is not self.current:
-            assert upto is not None
-            self._advance(upto)
+        """Bring the plan up to now, so that the state is as if every task had had its own alarm."""
+        self._complete_until(self.engine.now)
+        plan = self.plan
+        if len(plan) <= 1 and (self.armed or not plan):
+            self.engine.planned.remove(self)
+            if not plan and self.heap:
+                self.engine.lanes_to_start.append(self)
 
-    def break_chain(self) -> None:
-        """Put back what has not started; the current task ends with an alarm of its own."""
+    def cut_short(self) -> None:
+        """Put back what has not started; what runs gets an alarm of its own."""
         engine = self.engine
-        self.catch_up()
-        for task in self.chain:
-            heappush(self.heap, (task.key, task))
-        self.chain.clear()
-        self.chain_number += 1
-        engine.chained.remove(self)
-        task = self.current
-        assert task is not None
-        Timeout(engine.env, task.end - engine.now).callbacks.append(self._done)
+        self._complete_until(engine.now)
+        plan = self.plan
+        for task in plan[1:]:
+            if task.unit >= 0:  # a dense part that was foreseen is forgotten
+                heappush(self.heap, (task.key, task))
+        del plan[1:]
+        if self in engine.planned:
+            engine.planned.remove(self)
+        if plan:
+            self.arm()
+        elif self.heap:
+            engine.lanes_to_start.append(self)
 
 
 class DeviceState:
     """A device: its memory, its lanes and what is on its way to it."""
 
-    def __init__(self, engine: Engine, name: str, index: int, is_gpu: bool, backing: bool, memory: DeviceMemory) -> None:
+    def __init__(
+        self, engine: Engine, name: str, index: int, is_gpu: bool, backing: bool, memory: DeviceMemory
+    ) -> None:
         self.name = name
         self.index = index
         self.is_gpu = is_gpu

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from moesim.engine.devices import DeviceState, Task
 
 FRESH, STALE, SUBSTITUTED, SUBSTITUTED_STALE, SKIPPED = 1, 2, 3, 4, 5
-KINDS = {STALE: "stale", SUBSTITUTED: "substituted", SUBSTITUTED_STALE: "substituted-stale", SKIPPED: "skipped"}
+KINDS = {
+    STALE: "stale",
+    SUBSTITUTED: "substituted",
+    SUBSTITUTED_STALE: "substituted-stale",
+    SKIPPED: "skipped",
+}
 
 
 class Group:
@@ -48,14 +53,9 @@ class Visit:
     """One visit of a layer.
 
     The usual case, each expert run once for all rows routed to it, needs only `pending` (rows nobody has taken yet) and
-    `unsettled`. Runs of chosen rows, substitutions, stale inputs and skips go through a table of slots, `_slots`, which is
+    `open`. Runs of chosen rows, substitutions, stale inputs and skips go through a table of slots, `_slots`, which is
     made when the first of them occurs.
     """
-
-    __slots__ = (
-        "_slots", "_substitutes", "base", "begin", "decisions", "early", "experts", "k", "layer", "mbs_left", "outstanding", "pending",
-        "step", "unsettled", "weights",
-    )  # fmt: skip
 
     def __init__(self, step: int, layer: int, n_experts: int, top_k: int, n_mbs: int) -> None:
         self.step = step
@@ -64,12 +64,12 @@ class Visit:
         self.k = top_k
         self.begin = -1  # not begun: only early Runs refer to it
         self.mbs_left = n_mbs
+        self.open = n_mbs  # what keeps the layer open: micro-batches to route, slots to settle, tasks and transfers to end
         self.pending: list[int] = []  # rows per expert that no Run has taken
-        self.unsettled = 0
-        self.outstanding = 0  # tasks and transfers that must end before the layer does
-        self.decisions = 0  # decisions taken whose actions are not applied yet
         self.experts: list[Any] = []  # per micro-batch (n, k)
         self.weights: list[Any] = []
+        self.routed_rows = 0  # rows of the micro-batches routed so far
+        self.taken: dict[int, int] = {}  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
         self.early: list[Early] = []
         self._slots: Any = None
         self._substitutes: list[tuple[int, int, bool]] = []  # (expert, row, stale) to settle last
@@ -79,15 +79,13 @@ class Visit:
         self.mbs_left -= 1
         self.experts.append(experts)
         self.weights.append(weights)
-        self.pending = [a + b for a, b in zip(self.pending, loads, strict=True)] if self.pending else list(loads)
-        self.unsettled += n_rows * self.k
+        self.pending = (
+            [a + b for a, b in zip(self.pending, loads, strict=True)] if self.pending else list(loads)
+        )
+        self.routed_rows += n_rows
+        self.open += n_rows * self.k - 1
         if self._slots is not None:
             self._extend_slots()
-
-    @property
-    def done(self) -> bool:
-        """Nothing left to decide, run or wait for; substitutes still to be settled count as decided."""
-        return not (self.outstanding or self.mbs_left or self.decisions) and self.unsettled <= len(self._substitutes)
 
     # ------------------------------------------------------------------------------------------------ the general case
     def _extend_slots(self) -> None:
@@ -104,6 +102,15 @@ class Visit:
             table = np.concatenate(self.experts)
             taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
             self._slots[np.isin(table, taken)] = FRESH
+            for expert, end in self.taken.items():
+                self._slots[:end][table[:end] == expert] = FRESH
+
+    def note_taken(self, expert: int) -> None:
+        """Remember that a Run takes all rows routed to an expert so far, where `pending` cannot tell."""
+        self.taken[expert] = self.routed_rows
+        if self._slots is not None:
+            table = np.concatenate(self.experts)
+            self._slots[(table == expert) & (self._slots == 0)] = FRESH
 
     def rows_of(self, expert: int) -> list[int]:
         """Rows routed to an expert that no Run has taken, ascending."""
@@ -111,6 +118,8 @@ class Visit:
         mask = table == expert
         if self._slots is not None:
             mask &= self._slots == 0
+        else:
+            mask[: self.taken.get(expert, 0)] = False
         return [int(r) for r in mask.any(axis=1).nonzero()[0]]
 
     def settle(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:
@@ -121,10 +130,10 @@ class Visit:
             places = ((table[row] == expert) & (self._slots[row] == 0)).nonzero()[0]
             if len(places):
                 self._slots[row, places[0]] = kind_if_routed
-                self.unsettled -= 1
                 self.pending[expert] -= 1
             else:
                 self._substitutes.append((expert, row, stale))
+            self.open -= 1
 
     def settle_early(self) -> None:
         """Settle the Runs that were issued before the layer was routed, where they match."""
@@ -151,7 +160,6 @@ class Visit:
                     f"leave the row out, or Run fewer experts for it {who}"
                 )
             self._slots[row, places[0]] = SUBSTITUTED_STALE if stale else SUBSTITUTED
-            self.unsettled -= 1
             assert table is not None
             self.pending[int(table[row, places[0]])] -= 1
         self._substitutes = []

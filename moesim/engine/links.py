@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from simpy.events import Timeout
@@ -33,6 +34,7 @@ class Transfer:
     drop_on_arrival = False
     waited_memory = False
     on_arrival: Any = None  # for messages
+    rows = 0  # of activations that share the link
 
     def __init__(self, fetch: int, unit: int, layer: int, expert: int, n_bytes: int, path: tuple[LinkState, ...],
                  urgency: int, submitted: int) -> None:  # fmt: skip
@@ -69,17 +71,14 @@ class Medium:
         """Start the first transfer that can; False if some are queued and none can."""
         if self.busy:
             return True
-        best: tuple[int, int, Transfer] | None = None
-        queued = False
-        for link in self.links:
-            if link.queue:
-                queued = True
-                entry = link.next_candidate()
-                if entry is not None and (best is None or entry[:2] < best[:2]):
-                    best = entry
-        if best is None:
-            return not queued
-        best[2].link.start_transfer(best)
+        if len(self.links) == 1:
+            queue = self.links[0].queue
+        else:  # one order over all, so that a victim is asked for only if the transfer then starts
+            queue = sorted(entry for link in self.links for entry in link.queue)
+        entry = next_candidate(queue)
+        if entry is None:
+            return not queue
+        entry[2].link.start_transfer(entry)
         return True
 
 
@@ -123,31 +122,6 @@ class LinkState:
     def remove(self, transfer: Transfer) -> None:
         self.queue.remove((transfer.urgency, transfer.fetch, transfer))
 
-    def next_candidate(self) -> tuple[int, int, Transfer] | None:
-        """Return the first in (urgency, submission) that can start now; its memory is not yet taken, but there."""
-        seen_class = -1
-        for entry in self.queue:
-            transfer = entry[2]
-            head = entry[0] != seen_class
-            seen_class = entry[0]
-            if not transfer.first_chunk or transfer.dst is None:
-                return entry
-            if transfer.hop < len(transfer.path) - 1:  # an intermediate device
-                if self.to.memory.used + transfer.n_bytes <= self.to.memory.capacity:
-                    return entry
-            elif transfer.pool is None:  # write-back: the backing copy's place is always there
-                return entry
-            else:
-                pool = transfer.pool
-                slot = transfer.layer if pool.per_layer else 0
-                if pool.used[slot] + transfer.n_bytes <= pool.capacity:
-                    return entry
-                if head and self.engine.ask_victims(transfer):
-                    return entry
-            if head:
-                transfer.waited_memory = True
-        return None
-
     def start_transfer(self, entry: tuple[int, int, Transfer]) -> None:
         transfer = entry[2]
         if self.queue[0] is entry:
@@ -161,13 +135,16 @@ class LinkState:
             transfer.started = True
             if transfer.dst is not None:
                 if transfer.hop < len(transfer.path) - 1:
-                    self.to.memory.add(transfer.n_bytes, now)
+                    self.to.memory.hold(transfer.n_bytes, now)
                 elif transfer.pool is not None:
                     transfer.dst.memory.reserve(transfer.pool, transfer.layer, now)
         n_bytes = transfer.left
-        if self.chunk and n_bytes > self.chunk:
-            n_bytes = self.chunk
-        work = self.memo.get(n_bytes)
+        if transfer.rows:  # activations: their own curve, and in one piece
+            work: int | None = self.costs.activation_ns(self.link, transfer.rows)
+        else:
+            if self.chunk and n_bytes > self.chunk:
+                n_bytes = self.chunk
+            work = self.memo.get(n_bytes)
         if work is None:
             work = self.memo[n_bytes] = self.costs.transfer_ns(self.link, n_bytes)
         self.current = transfer
@@ -220,7 +197,7 @@ class LinkState:
         """Store and forward: the weights are now at an intermediate device; queue them on the next link."""
         now = self.engine.now
         if transfer.transit is not None:
-            transfer.transit.memory.add(-transfer.n_bytes, now)
+            transfer.transit.memory.hold(-transfer.n_bytes, now)
         transfer.transit = self.to if transfer.dst is not None else None
         transfer.hop += 1
         transfer.left = transfer.n_bytes
@@ -252,8 +229,9 @@ class LinkState:
         engine = self.engine
         n_bytes = engine.model.activation_bytes(rows)
         if self.link.share_link:
-            message = Transfer(engine.next_number(), -1, layer, -1, n_bytes, (self,), DEMAND, submitted)
+            message = Transfer(engine.next_fetch(), -1, layer, -1, n_bytes, (self,), DEMAND, submitted)
             message.src = "activation"
+            message.rows = rows
             message.on_arrival = then
             self.enqueue(message)
             return
@@ -266,6 +244,41 @@ class LinkState:
         )
 
         engine.after(end - now, then)
+
+
+def next_candidate(queue: Iterable[tuple[int, int, Transfer]]) -> tuple[int, int, Transfer] | None:
+    """Return the first in (urgency, submission) that can start now; its memory is not yet taken, but there.
+
+    Victims are asked for on behalf of the head of each urgency class of each link.
+    """
+    seen_class = -1
+    seen: list[LinkState] = []  # links whose head of this class has been tried
+    for entry in queue:
+        transfer = entry[2]
+        link = transfer.link
+        if not transfer.first_chunk or transfer.dst is None:
+            return entry
+        if entry[0] != seen_class:
+            seen_class = entry[0]
+            seen.clear()
+        head = link not in seen
+        if head:
+            seen.append(link)
+        if transfer.hop < len(transfer.path) - 1:  # an intermediate device
+            if transfer.n_bytes <= link.to.memory.spare:
+                return entry
+        elif transfer.pool is None:  # write-back: the backing copy's place is always there
+            return entry
+        else:
+            pool = transfer.pool
+            slot = transfer.layer if pool.per_layer else 0
+            if pool.used[slot] + transfer.n_bytes <= pool.capacity:
+                return entry
+            if head and link.engine.ask_victims(transfer):
+                return entry
+        if head:
+            transfer.waited_memory = True
+    return None
 
 
 def victim_question(transfer: Transfer) -> Fetch:

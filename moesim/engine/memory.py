@@ -11,14 +11,13 @@ _new = tuple.__new__
 class CopyState:
     """One resident copy of an expert."""
 
-    __slots__ = ("doomed", "fetch", "pins", "pool", "used")
+    pins = 0  # queued or running Runs and copies that read it here
+    used = False
+    doomed = False  # dropped while pinned: goes when idle
 
     def __init__(self, pool: PoolState | None, fetch: int) -> None:
         self.pool = pool  # None on a backing device
         self.fetch = fetch  # the fetch that brought it; -1: placed at the start
-        self.pins = 0  # queued or running Runs and copies that read it here
-        self.used = False
-        self.doomed = False  # dropped while pinned: goes when idle
 
 
 class PoolState:
@@ -72,10 +71,13 @@ class DeviceMemory:
         self.backing = backing
         n_units = n_layers * n_experts
         self.resident = bytearray(b"\x01" * n_units) if backing else bytearray(n_units)
-        self.copies: dict[int, CopyState] = dict.fromkeys(range(n_units), CopyState(None, -1)) if backing else {}
+        self.copies: dict[int, CopyState] = (
+            {u: CopyState(None, -1) for u in range(n_units)} if backing else {}
+        )
         self.pools: dict[str, PoolState] = {}
         self.used = 0
         self.kv = 0
+        self.spare = capacity  # bytes that no purpose claims, for copies in transit
         self.peak = 0
         self._evictions = evictions
         self._memory = memory
@@ -87,10 +89,21 @@ class DeviceMemory:
             self.peak = self.used
         self._memory.append(_new(MemoryRecord, (now, self.name, self.used)))
 
+    def hold(self, n_bytes: int, now: int) -> None:
+        """Count a copy in transit in (or, negative, out). It takes nothing that a pool or the KV cache may still fill."""
+        self.spare -= n_bytes
+        self.add(n_bytes, now)
+
     def reserve(self, pool: PoolState, layer: int, now: int) -> None:
         n_bytes = self.expert_bytes[layer]
-        pool.take(layer, n_bytes)
-        self.add(n_bytes, now)
+        pool.used[layer if pool.per_layer else 0] += n_bytes
+        total = pool.total = pool.total + n_bytes
+        if total > pool.peak:
+            pool.peak = total
+        used = self.used = self.used + n_bytes
+        if used > self.peak:
+            self.peak = used
+        self._memory.append(_new(MemoryRecord, (now, self.name, used)))
 
     def arrive(self, unit: int, pool: PoolState, fetch: int) -> CopyState:
         copy = CopyState(pool, fetch)
@@ -102,14 +115,27 @@ class DeviceMemory:
         """Forget an idle copy and free its memory."""
         copy = self.copies.pop(unit)
         self.resident[unit] = 0
-        layer, expert = divmod(unit, self.n_experts)
+        layer = unit // self.n_experts
         pool = copy.pool
-        assert pool is not None and copy.pins == 0
         n_bytes = self.expert_bytes[layer]
-        pool.give(layer, n_bytes)
-        self.add(-n_bytes, now)
+        pool.used[layer if pool.per_layer else 0] -= n_bytes  # type: ignore[union-attr]
+        pool.total -= n_bytes  # type: ignore[union-attr]
+        used = self.used = self.used - n_bytes
+        self._memory.append(_new(MemoryRecord, (now, self.name, used)))
         self._evictions.append(
-            _new(EvictionRecord, (now, self.name, pool.name, layer, expert, reason, copy.used, copy.fetch))
+            _new(
+                EvictionRecord,
+                (
+                    now,
+                    self.name,
+                    pool.name,
+                    layer,
+                    unit - layer * self.n_experts,
+                    reason,
+                    copy.used,
+                    copy.fetch,
+                ),  # type: ignore[union-attr]
+            )
         )
 
     def drop(self, unit: int, now: int) -> None:

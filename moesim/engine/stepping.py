@@ -27,9 +27,14 @@ class Stepper:
         self._steps: Iterator[Step] = iter(engine.workload.steps)
         self._began = 0
         self._gate_mass = 0.0
-        self._dense_ns: dict[tuple[int, int], int] = {}  # (device, micro-batch) -> cost of a whole dense part in this step
+        self._dense_ns: dict[
+            tuple[int, int], int
+        ] = {}  # (device, micro-batch) -> cost of a whole dense part in this step
         self._wants_begin = LayerBegin in engine.listens
         self._wants_end = LayerEnd in engine.listens
+        self._told = self._wants_begin or self._wants_end
+        self._exact = engine.policy.exact
+        self._n_layers, self._n_experts, self._top_k = engine.model.n_layers, engine.model.n_experts, engine.model.top_k
 
     # -------------------------------------------------------------------------------------------------------------- steps
     def next_step(self) -> None:
@@ -52,6 +57,7 @@ class Stepper:
         self._began = engine.now
         self._gate_mass = 0.0
         self._reserve_kv(step.kv_tokens)
+        engine.reached = -1
         if StepBegin in engine.listens:
             engine.tell(StepBegin(step.index, step.phase, step.requests, step.last_chunk))
         self.hidden_at = engine.step_parts["embedding"]
@@ -74,7 +80,9 @@ class Stepper:
                 memory.kv += change
                 memory.add(change, engine.now)
 
-    def _step_part(self, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]) -> None:
+    def _step_part(
+        self, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]
+    ) -> None:
         """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
         engine = self.engine
         device = engine.step_parts[part]
@@ -96,7 +104,16 @@ class Stepper:
         engine = self.engine
         step = engine.step
         engine.records.steps.append(
-            StepRecord(self._began, engine.now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, self._gate_mass)
+            StepRecord(
+                self._began,
+                engine.now,
+                step.index,
+                step.phase,
+                step.batch,
+                step.n_tokens,
+                step.n_sequences,
+                self._gate_mass,
+            )
         )
         if StepEnd in engine.listens:
             engine.tell(StepEnd(step.index))
@@ -108,38 +125,68 @@ class Stepper:
     def begin_layer(self, layer: int) -> None:
         """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
         engine = self.engine
-        visit = engine.future.pop(layer, None)
-        if visit is None:
-            visit = Visit(engine.step.index, layer, engine.model.n_experts, engine.model.top_k, engine.n_mbs)
-        visit.begin = engine.now
-        engine.visit = visit
+        self._open_visit(layer, engine.now)
         if self._wants_begin:
-            engine.tell(_new(LayerBegin, (visit.step, layer)))
+            engine.tell(_new(LayerBegin, (engine.step.index, layer)))
         attention, dense = engine.attention_at[layer], engine.dense_at[layer]
         hidden, self.hidden_at = self.hidden_at, dense
         for mb in range(engine.n_mbs):
             if attention is dense and dense is hidden:
-                self._submit_dense(layer, mb, dense)
+                dense.main.submit(self._whole_dense(layer, mb, dense))
             else:
                 self._dense_chain(layer, mb, hidden, attention, dense)
 
-    def _submit_dense(self, layer: int, mb: int, device: DeviceState) -> None:
+    def _open_visit(self, layer: int, now: int) -> None:
+        engine = self.engine
+        visit = engine.future.pop(layer, None) if engine.future else None
+        if visit is None:
+            visit = Visit(engine.step.index, layer, self._n_experts, self._top_k, engine.n_mbs)
+        visit.begin = now
+        engine.visit = visit
+        engine.reached = layer
+
+    def foresee_dense(self, device: DeviceState) -> Task | None:
+        """Return the next layer's dense part if it is certain to follow on this device when the present layer ends."""
+        engine = self.engine
+        layer = engine.visit.layer + 1  # type: ignore[union-attr]
+        if self._told or engine.n_mbs > 1 or layer == self._n_layers or engine.visit.has_slots:  # type: ignore[union-attr]
+            return None
+        if not (engine.attention_at[layer] is engine.dense_at[layer] is self.hidden_at is device):
+            return None
+        return self._whole_dense(layer, 0, device)
+
+    def enter_foreseen(self, visit: Visit, dense: Task, now: int) -> None:
+        """The present layer has ended at `now`, and the dense part that was foreseen begins."""
+        engine = self.engine
+        self._close_visit(visit, now)
+        self._open_visit(visit.layer + 1, now)
+        number = engine.number = engine.number + 1
+        dense.key = number
+        dense.submitted = dense.ready = now
+        dense.lane = engine.dense_at[dense.layer].main
+
+    def _whole_dense(self, layer: int, mb: int, device: DeviceState) -> Task:
         """Attention and the rest on one device are one task."""
         engine = self.engine
         micro = engine.micro[mb]
         work = self._dense_ns.get((device.index, mb))
         if work is None:
-            work = engine.costs.dense_ns(device.name, micro.n_rows)
-            work += self._attention_ns(device, micro)
+            work = engine.costs.dense_ns(device.name, micro.n_rows) + self._attention_ns(device, micro)
             self._dense_ns[device.index, mb] = work
-        device.main.submit(self._task("dense", device, layer, mb, micro.n_rows, work, engine.routed.append, mb))
+        number = engine.number = engine.number + 1
+        task = Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now)
+        task.then = engine.routed.append
+        task.argument = mb
+        return task
 
     def _attention_ns(self, device: DeviceState, micro: MicroBatch) -> int:
         rows = slice(micro.first_row, micro.first_row + micro.n_rows)
         n_requests = len(set(self.engine.step.requests[rows].tolist()))
         return self.engine.costs.attention_ns(device.name, micro.n_rows, micro.work2, n_requests)
 
-    def _dense_chain(self, layer: int, mb: int, hidden: DeviceState, attention: DeviceState, dense: DeviceState) -> None:
+    def _dense_chain(
+        self, layer: int, mb: int, hidden: DeviceState, attention: DeviceState, dense: DeviceState
+    ) -> None:
         """Attention and the rest on different devices, or the hidden state elsewhere: each waits for the one before."""
         engine = self.engine
         micro = engine.micro[mb]
@@ -147,7 +194,7 @@ class Stepper:
 
         def run_dense() -> None:
             if attention is dense:
-                self._submit_dense(layer, mb, dense)
+                dense.main.submit(self._whole_dense(layer, mb, dense))
                 return
             work = engine.costs.dense_ns(dense.name, rows)
             dense.main.submit(self._task("dense", dense, layer, mb, rows, work, engine.routed.append, mb))
@@ -169,18 +216,22 @@ class Stepper:
         """Close a visit whose work is all done, and go on to the next layer or the LM head."""
         engine = self.engine
         layer = visit.layer
-        if visit.has_slots:
-            self._settle(visit)
-        if not engine.policy.exact:
-            self._gate_mass += visit.gate_mass()
-        engine.records.layers.append(_new(LayerRecord, (visit.begin, engine.now, visit.step, layer)))
-        engine.visit = None
+        self._close_visit(visit, engine.now)
         if self._wants_end:
             engine.tell(_new(LayerEnd, (visit.step, layer)))
-        if layer + 1 < engine.model.n_layers:
+        if layer + 1 < self._n_layers:
             self.begin_layer(layer + 1)
         else:
             self._step_part("head", engine.costs.head_ns, engine.step.n_sequences, (), self._end_step)
+
+    def _close_visit(self, visit: Visit, now: int) -> None:
+        engine = self.engine
+        if visit.has_slots:
+            self._settle(visit)
+        if not self._exact:
+            self._gate_mass += visit.gate_mass()
+        engine.records.layers.append(_new(LayerRecord, (visit.begin, now, visit.step, visit.layer)))
+        engine.visit = None
 
     def _settle(self, visit: Visit) -> None:
         engine = self.engine

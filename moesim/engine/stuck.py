@@ -17,7 +17,12 @@ def explain(engine: Engine) -> str:
     waits = []
     for link in engine.links:
         for urgency, _, transfer in link.queue[:4]:
-            if transfer.pool is not None:
+            if transfer.pool is not None and transfer.hop < len(transfer.path) - 1:
+                waits.append(
+                    f"Fetch(L{transfer.layer}/E{transfer.expert}, {transfer.dst.name}, urgency={urgency}) waits for memory on "
+                    f"{link.to.name} on its way ({format_bytes(max(0, link.to.memory.spare))} claimed by nobody)"
+                )
+            elif transfer.pool is not None:
                 pool = transfer.pool
                 used = pool.used[transfer.layer if pool.per_layer else 0]
                 waits.append(
@@ -29,11 +34,15 @@ def explain(engine: Engine) -> str:
     for device in engine.devices:
         for unit, transfer in device.pending.items():
             for task in transfer.waiting[:2]:
-                waits.append(f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for the fetch of unit {unit}")
+                waits.append(
+                    f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for the fetch of unit {unit}"
+                )
         if device.main.n_waiting and not device.pending:
             waits.append(f"{device.main.n_waiting} tasks on {device.name} wait for inputs")
-    if visit is not None and visit.unsettled:
-        open_experts = [e for e, n in enumerate(visit.pending) if n]
-        waits.append(f"layer {layer} has {visit.unsettled} unsettled slots of experts {open_experts[:8]}: no Run or Skip names them")
+    if visit is not None and any(visit.pending):
+        left = [e for e, n in enumerate(visit.pending) if n]
+        waits.append(
+            f"layer {layer} has {sum(visit.pending)} unsettled slots of experts {left[:8]}: no Run or Skip names them"
+        )
     where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
     return f"{where}: nothing can happen and work remains: {'; '.join(waits) or 'no work is queued'} [policy={engine.policy_name}]"

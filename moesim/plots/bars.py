@@ -13,6 +13,7 @@ from moesim.colours import BLACK, FILL, HATCH, LABEL
 from moesim.plots.style import (
     CONDITIONED,
     add_corner,
+    averaged,
     colours_of,
     corner_label,
     group_name,
@@ -58,7 +59,7 @@ def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
     n_bars = len(policies) * len(groups)
     figure, axes = new_figure(max(4.5, 1.9 + 0.33 * n_bars), 3.6)
     width = 0.84 / len(policies)
-    notes = []
+    notes = averaged(frame, group)
     for i, policy in enumerate(policies):
         for j, value in enumerate(groups):
             rows = frame[(frame["policy"] == policy) & (frame[group] == value)]
@@ -80,7 +81,7 @@ def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
             text = short(speed)
             if mark:
                 text += f"\n{mark}"
-                notes = [CONDITIONED]
+                notes = [*averaged(frame, group), CONDITIONED]
             axes.annotate(text, (x, speed), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
     axes.set_xticks(range(len(groups)), [group_name(value) for value in groups])
     axes.tick_params(axis="x", length=0)
@@ -89,7 +90,7 @@ def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
     axes.set_ylabel("decode speed (tokens/s, whole batch)")
     axes.set_title("Decode speed by policy")
     legend_beside(axes, policies)
-    add_corner(figure, corner_label(frame), notes)
+    add_corner(figure, corner_label(frame, group), notes)
     return figure
 
 
@@ -133,7 +134,7 @@ def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = Non
     for cause, values in zip(CAUSES, np.array(bars).T, strict=True):
         if values.any():
             axes.barh(
-                names,
+                range(len(names)),
                 values,
                 left=left,
                 height=0.68,
@@ -146,10 +147,11 @@ def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = Non
             left += values
     for i, total in enumerate(left):
         axes.annotate(short(total), (total, i), (3, 0), textcoords="offset points", va="center", fontsize=7)
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.margins(x=0.08)
+    axes.set_xlim(0, 1.09 * max(left.max(), 1e-9))  # room for the totals; no margin is kept beyond a bar of no width
     axes.set_xlabel("time per decode token (ms)" if per_token else "time (ms)")
     axes.set_title("Time by what was waited for")
     legend_beside(axes, [LABEL[cause] for cause in CAUSES])
-    add_corner(figure, corner_label(frame), [CONDITIONED] if lossy else [])
+    add_corner(figure, corner_label(frame, group), [*averaged(frame, group), *([CONDITIONED] if lossy else [])])
     return figure

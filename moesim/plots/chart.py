@@ -56,9 +56,7 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
     """
     visits = sorted(v for v in records.layers if v.step == step and layers[0] <= v.layer <= layers[1])
     if not visits:
-        raise ConfigError(
-            f"gantt: expected a run with layers {layers[0]}..{layers[1]} in step {step}, got no such layer"
-        )
+        raise ConfigError(f"gantt: expected a run with layers {layers[0]}..{layers[1]} in step {step}, got no such layer")
     begin, end = visits[0].begin, max(v.end for v in visits)
     boxes: list[Box] = []
 
@@ -72,9 +70,7 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
     for m in records.transfers:
         text = ""
         if m.expert >= 0:  # of another layer: say which
-            text = (
-                str(m.expert) if m.layer == visits[0].layer == visits[-1].layer else f"{m.layer}/{m.expert}"
-            )
+            text = str(m.expert) if m.layer == visits[0].layer == visits[-1].layer else f"{m.layer}/{m.expert}"
         add(m.link, m.start, m.end, transfer_cause(m), text)
     for a in records.activations:
         add(f"{a.link} act.", a.start, a.end, "activation", "")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from moesim.causes import CAUSES
-from moesim.colours import BLACK, FILL, HATCH, LABEL, text_on
+from moesim.colours import BLACK, FILL, LABEL, text_on
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.machine import Machine, machine_of
@@ -79,7 +79,6 @@ def gantt(
             facecolor=FILL[cause],
             edgecolor=BLACK,
             linewidth=0.5,
-            hatch=HATCH[cause],
             label=_GANTT_LABEL.get(cause, LABEL[cause]),
         )
         for cause in CAUSES
@@ -104,7 +103,6 @@ def _draw_chart(axes: Axes, drawn: Chart, longest_ms: float) -> None:
             color=FILL[box.cause],
             edgecolor=BLACK,
             linewidth=0.4,
-            hatch=HATCH[box.cause] if not box.text else None,
         )
         if box.text and width >= per_character * (len(box.text) + 0.6):
             axes.text(

@@ -9,6 +9,7 @@ from moesim.colours import BLACK, GREY, SERIES
 from moesim.plots.style import (
     OPTIMUM,
     add_corner,
+    averaged,
     colours_of,
     corner_label,
     legend_beside,
@@ -59,7 +60,7 @@ def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate") -> Figure:
                 linewidth=2.4,
                 marker="*",
                 markersize=9,
-                label=f"{policy} (optimum)",
+                label=f"{policy} (best demand cache)",
                 zorder=4,
             )
         else:
@@ -82,6 +83,10 @@ def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate") -> Figure:
     axes.set_xlabel("cache ratio (% of all experts)")
     axes.set_ylabel(f"{metric.replace('_', ' ')} (%)")
     axes.set_title("Hit rate by cache ratio")
-    legend_beside(axes, [f"{OPTIMUM} (optimum)", *policies])
-    add_corner(figure, corner_label(frame), ["one lookup per layer visit and distinct routed expert"])
+    legend_beside(axes, [f"{OPTIMUM} (best demand cache)", *policies])
+    add_corner(
+        figure,
+        corner_label(frame, "cache_ratio"),
+        [*averaged(frame, "cache_ratio"), "one lookup per layer visit and distinct routed expert"],
+    )
     return figure

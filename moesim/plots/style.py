@@ -45,8 +45,7 @@ STYLE: Final[Any] = {
 }
 
 CONDITIONED: Final = (
-    "* share of gate mass computed as routed and on fresh inputs; the rest was not, "
-    "yet routing is replayed as recorded"
+    "* share of gate mass computed as routed and on fresh inputs; the rest was not, yet routing is replayed as recorded"
 )
 """What must stand beside the speed of a policy that is not exact."""
 
@@ -78,23 +77,29 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def corner_label(frame: pd.DataFrame) -> str:
+def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
     """Say what a figure is about: model, hardware, trace and the weakest source label of all its numbers.
 
     Parameters
     ----------
     frame : DataFrame
         Result rows.
+    group : str, optional
+        The column that is on an axis, and so not repeated here.
 
     Returns
     -------
     str
-        One line; the columns that the frame lacks are left out.
+        One line, with batch size and cache ratio where all rows have the same; the columns that the
+        frame lacks are left out.
     """
     parts = []
     for column in ("model", "hardware", "trace"):
         if column in frame:
             parts.append(", ".join(sorted({str(v) for v in frame[column].dropna()})))
+    for column, words in (("batch_size", "batch"), ("cache_ratio", "cache ratio")):
+        if column != group and column in frame and frame[column].nunique() == 1:
+            parts.append(f"{words} {group_name(frame[column].dropna().iloc[0])}")
     if "source_label" in frame:
         labels = [str(v) for v in frame["source_label"].dropna()]
         if labels:
@@ -105,9 +110,7 @@ def corner_label(frame: pd.DataFrame) -> str:
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
     """Write the corner label, and notes below it, under a figure."""
     width = int(figure.get_figwidth() * 18)  # characters of this size in the width
-    lines = [
-        line for part in (*notes, text) if part for line in textwrap.wrap(part, width, break_on_hyphens=False)
-    ]
+    lines = [line for part in (*notes, text) if part for line in textwrap.wrap(part, width, break_on_hyphens=False)]
     if lines:
         figure.supxlabel("\n".join(lines), x=0.99, ha="right", fontsize=7, color="#555555")
 
@@ -116,11 +119,19 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
     """Check that a frame has columns and rows; raises `ConfigError`."""
     missing = [column for column in columns if column not in frame]
     if missing:
-        raise ConfigError(
-            f"plot {what}: expected the columns {', '.join(missing)} in the results, got none of them"
-        )
+        raise ConfigError(f"plot {what}: expected the columns {', '.join(missing)} in the results, got none of them")
     if frame.empty:
         raise ConfigError(f"plot {what}: expected at least one result, got none")
+
+
+def averaged(frame: pd.DataFrame, group: str | None) -> list[str]:
+    """Say over what a figure averages: the swept columns that it does not show."""
+    found = []
+    for column in ("cache_ratio", "batch_size"):
+        if column != group and column in frame and frame[column].nunique() > 1:
+            values = ", ".join(group_name(value) for value in sorted(frame[column].dropna().unique()))
+            found.append(f"mean over {column.replace('_', ' ')} {values}")
+    return found
 
 
 def policies_of(frame: pd.DataFrame) -> list[str]:
@@ -161,9 +172,7 @@ def group_name(value: Any) -> str:
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
     """Put the legend to the right of the axes, where it covers nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    order = sorted(
-        range(len(labels)), key=lambda i: names.index(labels[i]) if labels[i] in names else len(names)
-    )
+    order = sorted(range(len(labels)), key=lambda i: names.index(labels[i]) if labels[i] in names else len(names))
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from moesim.policies.base import CACHE, PolicyBase, gpu_of, slot_bytes
+from moesim.policies.base import CACHE, PolicyBase, gpu_of
 from moesim.policy import Action, Copy, Placement, Pool, Routed, Run, View
 
 
@@ -34,9 +34,10 @@ class AllGpu(PolicyBase):
         """Put every expert on the GPU."""
         self._gpu = gpu_of(view, "all-gpu")
         everyone = tuple(range(view.model.n_experts))
+        n_bytes = len(everyone) * sum(view.model.expert_bytes(layer) for layer in range(view.model.n_layers))
         return Placement(
             copies=[Copy(layer, everyone, self._gpu) for layer in range(view.model.n_layers)],
-            pools=[Pool(self._gpu, CACHE, len(everyone) * slot_bytes(view), per_layer=True)],
+            pools=[Pool(self._gpu, CACHE, n_bytes)],
             enforce_capacity=not self.assume_fits,
         )
 

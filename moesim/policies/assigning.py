@@ -13,7 +13,7 @@ from moesim.policies.algorithms.assignment import (
     layer_costs,
     threshold_assignment,
 )
-from moesim.policies.base import Range
+from moesim.policies.base import CostTable, Range
 from moesim.policies.parts import Part, Setup
 
 
@@ -46,10 +46,9 @@ class _Costed(Part):
     _rule: Callable[[Sequence[float], Sequence[float]], Plan]
 
     def start(self, setup: Setup) -> None:
-        """Read the cost tables once."""
-        costs, rows = setup.view.costs, setup.view.max_tokens
-        self._gpu_ns = costs.expert_table(setup.gpu, rows)
-        self._cpu_ns = costs.expert_table(setup.cpu, rows)
+        """Prepare the costs of both devices."""
+        self._gpu_ns = CostTable(setup.view, setup.gpu)
+        self._cpu_ns = CostTable(setup.view, setup.cpu)
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Apply the rule to the costs of this layer."""

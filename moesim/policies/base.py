@@ -106,6 +106,23 @@ def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
 
 
+class CostTable(dict[int, int]):
+    """Time in ns of one expert on a device by its rows, asked of the cost model when it is first wanted.
+
+    Not the model's whole table: a profile need not know costs for numbers of rows that no expert gets.
+    """
+
+    def __init__(self, view: View, device: str) -> None:
+        super().__init__({0: 0})
+        self._costs = view.costs
+        self._device = device
+
+    def __missing__(self, rows: int) -> int:
+        """Ask the cost model, and remember."""
+        found = self[rows] = self._costs.expert_ns(self._device, rows)
+        return found
+
+
 def gpu_of(view: View, policy: str) -> str:
     """Return the GPU a one-GPU policy uses: the compute device if it is one, else the first.
 

@@ -26,6 +26,7 @@ from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment,
 from moesim.policies.algorithms.caching import global_top
 from moesim.policies.base import (
     CACHE,
+    CostTable,
     PolicyBase,
     Range,
     cpu_of,
@@ -102,8 +103,7 @@ class Fiddler(PolicyBase):
         model, costs = view.model, view.costs
         chosen = global_top(view.tables["activation_frequency"].tolist(), view.cache_slots(self._gpu))
         self._resident = [bytes(e in experts for e in range(model.n_experts)) for experts in chosen]
-        self._cpu_ns = costs.expert_table(self._cpu, view.max_tokens)
-        self._gpu_ns = costs.expert_table(self._gpu, view.max_tokens)
+        self._cpu_ns, self._gpu_ns = CostTable(view, self._cpu), CostTable(view, self._gpu)
         self._load_ns = [costs.fetch_ns(view.host, self._gpu, None, layer) for layer in range(model.n_layers)]
         self._awaited: set[int] = set()  # serial: copies of this layer still under way
         self._held: set[int] = set()  # serial: CPU experts that wait for them

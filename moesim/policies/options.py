@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.base import Range, option_parameters
 
+_PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
+
 
 def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> Any:
     """Build a policy or a part from options that a user wrote.
@@ -82,8 +84,10 @@ def matches(value: object, hint: Any) -> bool:
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     target = origin if origin is not None else hint
+    if target is Any:
+        return True
     if getattr(target, "_is_protocol", False) or not isinstance(target, type):
-        return not isinstance(value, str | int | float | bool | None) if target is not Any else True
+        return not isinstance(value, _PLAIN)  # an object that somebody made, not something from a file
     return isinstance(value, target)
 
 

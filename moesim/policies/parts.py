@@ -7,7 +7,7 @@ actions. A part is started once per run, and may keep state between its question
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import option_parameters
@@ -132,20 +132,11 @@ class Part:
 
 
 def source_needs(source: str) -> frozenset[str]:
-    """Return what a prediction source needs of the trace.
+    """Return what a prediction source needs of the trace: a recorded signal, or nothing that could be lacking.
 
     Examples
     --------
-    >>> sorted(source_needs("signal:residual")), sorted(source_needs("frequency")), sorted(source_needs("synthetic"))
-    (['signal:residual'], ['table:activation_frequency'], [])
+    >>> sorted(source_needs("signal:residual")), sorted(source_needs("frequency"))
+    (['signal:residual'], [])
     """
-    if source.startswith("signal:"):
-        return frozenset({source})
-    return _TABLES.get(source, frozenset())
-
-
-_TABLES: dict[str, frozenset[Any]] = {
-    "frequency": frozenset({"table:activation_frequency"}),
-    "co-activation": frozenset({"table:coactivation"}),
-    "oracle": frozenset({"oracle:routing"}),
-}
+    return frozenset({source}) if source.startswith("signal:") else frozenset()

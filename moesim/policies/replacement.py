@@ -238,11 +238,13 @@ class WorkloadAware(Static):
             self._scores[layer], members, self.u_size, self.only_if_better
         )
         self._scores[layer] = [0] * len(self._scores[layer])
+        pairs = [(out, new) for out, new in zip(victims, newcomers, strict=True) if new not in busy]
+        if not pairs:
+            return None
+        victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
         members.difference_update(victims)
         members.update(newcomers)
-        return (
-            Swap(victims, newcomers, DEMAND if self.blocking else UPDATE, self.relabel) if victims else None
-        )
+        return Swap(victims, newcomers, DEMAND if self.blocking else UPDATE, self.relabel)
 
     def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Name a copy that was replaced while it was on its way, and then asked for once more."""

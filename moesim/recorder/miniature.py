@@ -1,11 +1,12 @@
-"""Train a miniature Mixture-of-Experts model and record its routing, on a CPU, from nothing but the standard library.
+"""Train a miniature Mixture-of-Experts model and record its routing, on a CPU and without any download.
 
 Usage::
 
     python -m moesim.recorder.miniature mixtral --out traces/mini-mixtral.safetensors
 
-The miniature has the routing shape of the model it is named after (layers, experts, top-k) and a small fraction of its
-width. Its routing is real and learned; its weights are small, so costs must come from the full model's spec.
+The miniature has the routing shape of the model it is named after (layers, experts, top-k) and a small
+fraction of its width. Its routing is real and learned; its weights are small, so costs must come from the
+full model's spec.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from moesim.recorder import corpus as corpora
 from moesim.recorder import training
+from moesim.recorder.miniature_trace import check_corpus, record_miniature
 from moesim.recorder.training import TrainingPlan, mean_loss
 
 VOCABULARY = 4096
@@ -37,66 +40,106 @@ HELD_OUT_TOKENS = 150_000
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m moesim.recorder.miniature``."""
     options = _parser().parse_args(arguments)
-    torch.set_num_threads(options.threads)
     checkpoint = Path(options.checkpoint)
-    if not (checkpoint / "model.safetensors").exists():
+    if options.train_further or not _is_trained(checkpoint):
+        torch.set_num_threads(options.threads)
         _train(options, checkpoint)
     if options.train_only:
         return 0
-    from moesim.recorder.miniature_trace import record_miniature
-
+    torch.set_num_threads(
+        1
+    )  # one token at a time: threads cost more than they give, and one adds up in one order
     trace = record_miniature(*load_checkpoint(checkpoint), seed=options.seed)
-    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     trace.write(options.out)
-    print(f"{options.out}: {len(trace.request)} rows of {len(trace.requests)} requests")
+    print(
+        f"{options.out}: {trace.n_rows} rows of {trace.n_requests} requests, "
+        f"{Path(options.out).stat().st_size / 1e6:.1f} MB"
+    )
     return 0
 
 
 def load_checkpoint(folder: Path) -> tuple[MixtralForCausalLM, Tokenizer, dict[str, Any]]:
-    """Model, tokenizer and the facts of the training, as `_train` saved them; weights are read from safetensors only."""
+    """Read what `save_checkpoint` wrote: model, tokenizer and the facts of the training."""
     facts: dict[str, Any] = json.loads((folder / "training.json").read_text())
     config = MixtralConfig.from_json_file(str(folder / "config.json"))
     model = MixtralForCausalLM(config)
     missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     if set(missing) - {"lm_head.weight"} or unexpected:
-        raise ValueError(f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again")
+        raise ValueError(
+            f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again"
+        )
     model.tie_weights()
     model.eval()
     return model, Tokenizer.from_file(str(folder / "tokenizer.json")), facts
 
 
+def save_checkpoint(
+    folder: Path, model: MixtralForCausalLM, tokenizer: Tokenizer, facts: dict[str, Any]
+) -> None:
+    """Save what `load_checkpoint` reads; the weights go last, so that a folder that has them is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.to_json_file(str(folder / "config.json"), use_diff=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, str(folder / "model.safetensors"))
+
+
+def _is_trained(checkpoint: Path) -> bool:
+    return (checkpoint / "model.safetensors").exists()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m moesim.recorder.miniature",
-        description="Train a miniature MoE model on the Python standard library's sources and record its routing.",
+        description="Train a miniature MoE model on Python's standard library and record its routing.",
     )
     parser.add_argument("model", choices=["mixtral"], help="whose routing shape to take")
-    parser.add_argument("--out", default="traces/mini-mixtral.safetensors", help="trace to write (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=TrainingPlan.steps, help="training steps (default: %(default)s)")
+    parser.add_argument(
+        "--out", default="traces/mini-mixtral.safetensors", help="trace to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=TrainingPlan.steps, help="training steps (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, help="end the training after this long even if steps are left")
+    parser.add_argument(
+        "--minutes", type=float, help="end the training after this long even if steps are left"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     parser.add_argument(
         "--checkpoint",
         default="build/mini-mixtral",
-        help="folder for the trained model; if it holds one, only the recording is done (default: %(default)s)",
+        help="folder of the trained model; if it holds one, it is only recorded (default: %(default)s)",
     )
-    parser.add_argument("--train-only", action="store_true", help="train and save the checkpoint, record nothing")
+    parser.add_argument(
+        "--train-only", action="store_true", help="train and save the checkpoint, record nothing"
+    )
     return parser
 
 
 def _train(options: argparse.Namespace, checkpoint: Path) -> None:
-    """Train, compare with the bigram, and save model, tokenizer and facts."""
+    """Train (further), compare with the bigram, and save model, tokenizer and facts."""
     corpus = corpora.read_corpus(corpora.standard_library(), options.seed)
-    tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
+    stages: list[dict[str, Any]] = []
+    start: MixtralConfig | MixtralForCausalLM = training.miniature_config(VOCABULARY)
+    if _is_trained(checkpoint):
+        start, tokenizer, before = load_checkpoint(checkpoint)
+        stages = before["stages"]
+        check_corpus(corpus, before)
+    else:
+        tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
     tokens = {name: corpora.encode_set(tokenizer, files) for name, files in corpus.files.items()}
     held_out = tokens["prompts"][:HELD_OUT_TOKENS]
     bigram = corpora.bigram_loss(tokens["train"], held_out, VOCABULARY)
     print(", ".join(f"{name}: {len(row)} tokens" for name, row in tokens.items()))
     print(f"bigram, held-out: {bigram:.3f} nats a token", flush=True)
-    plan = TrainingPlan(steps=options.steps, seed=options.seed, minutes=options.minutes)
-    model, facts = training.train(training.miniature_config(VOCABULARY), tokens["train"], plan, _Report(plan))
-    facts |= {
+    # Each stage draws its own batches; long sequences come late in the first one, all through later ones.
+    plan = TrainingPlan(steps=options.steps, seed=options.seed + 1000 * len(stages), minutes=options.minutes)
+    plan = replace(plan, long_from=0.0) if stages else plan
+    model, stage = training.train(start, tokens["train"], plan, _Report(plan))
+    facts = {
+        "seed": options.seed,
+        "stages": [*stages, stage],
         "parameters": sum(p.numel() for p in model.parameters()),
         "held_out_loss": round(mean_loss(model, held_out, 256, HELD_OUT_TOKENS), 4),
         "held_out_loss_1152": round(mean_loss(model, held_out, 1152, HELD_OUT_TOKENS), 4),
@@ -109,12 +152,7 @@ def _train(options: argparse.Namespace, checkpoint: Path) -> None:
         "transformers": transformers.__version__,
     }
     print(json.dumps(facts, indent=1))
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    model.config.to_json_file(str(checkpoint / "config.json"), use_diff=False)
-    tokenizer.save(str(checkpoint / "tokenizer.json"))
-    (checkpoint / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
-    weights = {name: t for name, t in model.state_dict().items() if name != "lm_head.weight"}
-    save_file(weights, str(checkpoint / "model.safetensors"))
+    save_checkpoint(checkpoint, model, tokenizer, facts)
 
 
 class _Report:
@@ -125,7 +163,9 @@ class _Report:
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f} {task.fields[speed]:.0f} tokens/s"),
+            TextColumn(
+                "{task.completed}/{task.total} loss {task.fields[loss]:.3f} {task.fields[speed]:.0f} tokens/s"
+            ),
             TimeRemainingColumn(),
             disable=not sys.stdout.isatty(),
         )

@@ -1,7 +1,8 @@
 """Train a miniature Mixtral in minutes on a CPU, with the load balanced in every layer.
 
-The model class is transformers' own `MixtralForCausalLM`; only the order in which the experts' products are computed
-is replaced while training, because the library's loop spends most of a small model's time in indexing.
+The model class is transformers' own `MixtralForCausalLM`; only the order in which the experts' products are
+computed is replaced while training, because the library's loop spends most of a small model's time in
+indexing.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class TrainingPlan:
     seed : int
         Seed of the weights and of the batches.
     minutes : float or None
-        Wall time after which the schedule is over even if steps are left. A run that ends so is not repeatable to
-        the bit; the result says which it was.
+        Wall time after which the schedule is over even if steps are left. A run that ends so is not
+        repeatable to the bit; the result says which it was.
     batch_tokens, sequence : int
         Tokens a step and tokens a sequence, until `long_from`.
     long_sequence : int
-        From `long_from` of the way on, every `long_every`-th step has sequences of this many tokens, so that no position
-        that is recorded later is unknown to the model.
+        From `long_from` of the way on, every `long_every`-th step has sequences of this many tokens, so that
+        no position that is recorded later is unknown to the model.
     matrix_rate, other_rate, weight_decay : float
         Of the optimiser (see `moesim.recorder.muon`), at the peak.
     warmup : float
@@ -79,7 +80,7 @@ class Progress:
 
 
 def miniature_config(vocab_size: int = 4096, n_layers: int = 32) -> MixtralConfig:
-    """Mixtral's routing shape (32 layers, 8 experts, top-2), 1/32 of its width: about 27 million parameters."""
+    """Build Mixtral's routing shape (32 layers, 8 experts, top-2) at 1/32 of its width: 27 M parameters."""
     return MixtralConfig(
         vocab_size=vocab_size,
         hidden_size=128,
@@ -101,10 +102,10 @@ def miniature_config(vocab_size: int = 4096, n_layers: int = 32) -> MixtralConfi
 
 
 def sorted_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """The experts of one layer with rows sorted by expert, so that each expert is two dense products.
+    """Compute the experts of one layer with rows sorted by expert, so that each expert is two dense products.
 
-    Same sums as the library's loop, other order. Shapes: hidden_states (n_tokens, hidden), top_k_index and top_k_weights
-    (n_tokens, top_k); returns (n_tokens, hidden).
+    Same sums as the library's loop, other order. Shapes: hidden_states (n_tokens, hidden), top_k_index and
+    top_k_weights (n_tokens, top_k); returns (n_tokens, hidden).
     """
     n_tokens, top_k = top_k_index.shape
     flat = top_k_index.reshape(-1)
@@ -133,15 +134,15 @@ def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]
     Returns
     -------
     loss : Tensor, ()
-        Mean over layers of ``n_experts * sum_e f_e P_e`` with f_e the share of the layer's slots that went to e and P_e
-        the mean probability of e: 1 when balanced.
+        Mean over layers of ``n_experts * sum_e f_e P_e`` with f_e the share of the layer's slots that went to
+        e and P_e the mean probability of e: 1 when balanced.
     imbalance : float
         Load of the busiest expert over the uniform load, mean over layers.
 
     Notes
     -----
-    Switch Transformers (Fedus et al. 2021), equations 4 to 6, for top-k. The library's own loss puts the layers together
-    first, which lets layers that prefer different experts cancel out.
+    Switch Transformers (Fedus et al. 2021), equations 4 to 6, for top-k. The library's own loss puts the
+    layers together first, which lets layers that prefer different experts cancel out.
     """
     terms = []
     peaks = []
@@ -156,13 +157,17 @@ def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]
 
 
 def train(
-    config: MixtralConfig, tokens: NDArray[np.int64], plan: TrainingPlan, report: Callable[[Progress], None]
+    start: MixtralConfig | MixtralForCausalLM,
+    tokens: NDArray[np.int64],
+    plan: TrainingPlan,
+    report: Callable[[Progress], None],
 ) -> tuple[MixtralForCausalLM, dict[str, Any]]:
-    """Train a model from random weights on a row of tokens.
+    """Train a model on a row of tokens.
 
     Parameters
     ----------
-    config : MixtralConfig
+    start : MixtralConfig or MixtralForCausalLM
+        What to train from random weights, or a model to train further, with a schedule of its own.
     tokens : ndarray of int64, (n_tokens,)
     plan : TrainingPlan
     report : callable
@@ -173,11 +178,13 @@ def train(
     model : MixtralForCausalLM
         In evaluation mode.
     facts : dict
-        The plan, steps done, tokens seen, seconds, the mean training loss of the last 50 steps and why it stopped.
+        The plan, steps done, tokens seen, seconds, the mean training loss of the last 50 steps and why it
+        stopped.
     """
     ALL_EXPERTS_FUNCTIONS.register(SORTED, sorted_experts)
     torch.manual_seed(plan.seed)
-    model = MixtralForCausalLM(config)
+    model = MixtralForCausalLM(start) if isinstance(start, MixtralConfig) else start
+    experts_implementation = model.config._experts_implementation
     model.config._experts_implementation = SORTED
     model.train()
     optimiser = MatrixMomentum(model, plan.matrix_rate, plan.other_rate, plan.weight_decay)
@@ -203,6 +210,7 @@ def train(
             seen += batch.numel()
             report(Progress(step + 1, fraction, loss, imbalance, seen / (time.monotonic() - began)))
     model.eval()
+    model.config._experts_implementation = experts_implementation
     facts = {
         "plan": asdict(plan),
         "steps": len(losses),
@@ -223,7 +231,9 @@ def mean_loss(model: MixtralForCausalLM, tokens: NDArray[np.int64], sequence: in
     for window in windows.split(max(1, 2048 // sequence)):
         logits = model(input_ids=window, use_cache=False).logits
         total += float(
-            F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum")
+            F.cross_entropy(
+                logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum"
+            )
         )
     return total / (n_windows * (sequence - 1))
 
@@ -248,7 +258,7 @@ class RouterLogits:
         self.logits.append(outputs[0])
 
     def take(self) -> list[Tensor]:
-        """The logits since the last call, one Tensor a layer."""
+        """Hand over the logits since the last call, one Tensor a layer."""
         taken, self.logits = self.logits, []
         return taken
 
@@ -262,7 +272,9 @@ def schedule(fraction: float, warmup: float) -> float:
 
 def _fraction(step: int, plan: TrainingPlan, began: float) -> float:
     by_steps = step / plan.steps
-    return by_steps if plan.minutes is None else max(by_steps, (time.monotonic() - began) / (60 * plan.minutes))
+    return (
+        by_steps if plan.minutes is None else max(by_steps, (time.monotonic() - began) / (60 * plan.minutes))
+    )
 
 
 def _sequence(step: int, fraction: float, plan: TrainingPlan) -> int:
@@ -279,7 +291,9 @@ def _starts(n_tokens: int, plan: TrainingPlan, rng: np.random.Generator) -> Iter
             yield min(shift + block * plan.sequence, last)
 
 
-def _step(model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float) -> tuple[float, float]:
+def _step(
+    model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float
+) -> tuple[float, float]:
     """Gradients of one batch, clipped; returns (cross-entropy, imbalance)."""
     logits = model(input_ids=batch, use_cache=False).logits
     loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))

@@ -7,12 +7,18 @@ Numbers may be integers (nanoseconds, as the policies pass them) or floats (as p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 MAX_BRUTE_FORCE = 16  # experts; 2 ** 16 assignments
+
+
+class Costs(Protocol):
+    """Anything that gives a cost for a number of rows in square brackets."""
+
+    def __getitem__(self, rows: int, /) -> float: ...
 
 
 class Plan(NamedTuple):
@@ -32,8 +38,8 @@ class Plan(NamedTuple):
 def layer_costs(
     loads: Sequence[int],
     waiting: Sequence[float],
-    gpu_table: Sequence[float],
-    cpu_table: Sequence[float],
+    gpu_table: Costs,
+    cpu_table: Costs,
 ) -> tuple[list[float], list[float]]:
     """Return what each expert of a layer costs on the GPU and on the CPU, as DALI's equations count it.
 
@@ -43,8 +49,8 @@ def layer_costs(
         Rows of each expert.
     waiting : sequence of float, shape (n_experts,)
         Time until its weights could be on the GPU: 0 if resident, the transfer time if not.
-    gpu_table, cpu_table : sequence of float
-        Compute time by number of rows; entry 0 is 0.
+    gpu_table, cpu_table : sequence or mapping of int to float
+        Compute time by number of rows.
 
     Returns
     -------

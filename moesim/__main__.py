@@ -1,0 +1,5 @@
+"""Run the command line with ``python -m moesim``."""
+
+from moesim.cli import app
+
+app()

@@ -1,0 +1,165 @@
+"""How fast the simulator is: expert runs per second, beside what bare SimPy does on the same machine at the same time."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from moesim.costs import CostModel
+from moesim.engine import simulate
+from moesim.engine.timeouts import bare_timeouts
+from moesim.hardware import load_hardware
+from moesim.model import ModelSpec, load_model
+from moesim.policies.registry import make_policy
+from moesim.predictor_set import PredictorSet
+from moesim.testing_traces import synthetic_trace
+from moesim.units import NS_PER_S
+from moesim.workload import WorkloadSpec, compose
+
+N_TIMEOUTS = 100_000
+PROMPT_TOKENS = 16
+HARDWARE = "rtx3090-epyc7532"
+CACHED = 0.5  # share of all experts
+RECALL = 0.8  # of the signals that a policy reads
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure.
+
+    Attributes
+    ----------
+    name : str
+        For the table.
+    model : str
+        A built-in model; its experts are taken as 4 bits wide, so that half of them fit.
+    policy : str
+        A registered policy.
+    contention : bool
+        Keep the profile's contention pairs; else they are left out.
+    """
+
+    name: str
+    model: str
+    policy: str
+    contention: bool = False
+
+
+CASES = (
+    Case("Mixtral 32x8 top-2, lru", "mixtral-8x7b", "lru"),
+    Case("Mixtral 32x8 top-2, dali", "mixtral-8x7b", "dali"),
+    Case("Qwen3 48x128 top-8, lru", "qwen3-30b-a3b", "lru"),
+    Case("Qwen3 48x128 top-8, dali", "qwen3-30b-a3b", "dali"),
+    Case("Mixtral, dali, CPU and link contend", "mixtral-8x7b", "dali", contention=True),
+)
+"""Shapes and policies. DALI computes on the CPU too, so that activations cross; in the last case memory is shared as well."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of one case.
+
+    Attributes
+    ----------
+    case : str
+        Its name.
+    n_runs : int
+        Expert runs in one simulation.
+    simulated_ns : int, ns
+        Makespan of the simulation.
+    wall_s, timeout_s : tuple of float, s
+        Wall time of each repeat of the simulation, and of `N_TIMEOUTS` bare timeouts right before it.
+    """
+
+    case: str
+    n_runs: int
+    simulated_ns: int
+    wall_s: tuple[float, ...]
+    timeout_s: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Bare timeouts in the time of one expert run, for each repeat."""
+        return [
+            (wall / self.n_runs) / (bare / N_TIMEOUTS)
+            for wall, bare in zip(self.wall_s, self.timeout_s, strict=True)
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """Give all figures by name."""
+        return {
+            **{key: value for key, value in asdict(self).items() if not isinstance(value, tuple)},
+            "runs_per_s_best": self.n_runs / min(self.wall_s),
+            "runs_per_s_median": self.n_runs / median(self.wall_s),
+            "timeouts_per_s_best": N_TIMEOUTS / min(self.timeout_s),
+            "timeouts_per_run_best": min(self.ratios),
+            "timeouts_per_run_median": median(self.ratios),
+            "simulated_over_wall": self.simulated_ns / NS_PER_S / median(self.wall_s),
+        }
+
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        figures = self.record()
+        return [
+            self.case,
+            f"{self.n_runs:,}",
+            f"{figures['runs_per_s_best']:,.0f}",
+            f"{figures['runs_per_s_median']:,.0f}",
+            f"{figures['timeouts_per_s_best']:,.0f}",
+            f"{figures['timeouts_per_run_best']:.2f}",
+            f"{figures['timeouts_per_run_median']:.2f}",
+            f"{figures['simulated_over_wall']:.1f}",
+        ]
+
+
+def run_case(case: Case, repeats: int, tokens: int) -> Measured:
+    """Measure one case: simulation and bare timeouts in turns, so that both see the same machine.
+
+    Parameters
+    ----------
+    case : Case
+        What to measure.
+    repeats : int
+        How often.
+    tokens : int
+        Decode tokens of each simulation.
+
+    Returns
+    -------
+    Measured
+        The first, unmeasured simulation has prepared the routing, which all runs over a workload share.
+    """
+    model = load_model({"base": case.model, "expert_bits": 4})
+    hardware = load_hardware(HARDWARE)
+    if not case.contention:
+        hardware = replace(hardware, contention=())
+    policy = make_policy(case.policy)
+    signals = sorted(need.removeprefix("signal:") for need in policy.needs if need.startswith("signal:"))
+    trace = synthetic_trace(
+        model.n_layers, model.n_experts, model.top_k, 1, PROMPT_TOKENS, tokens, calibration=True,
+        signals=dict.fromkeys(signals, RECALL),
+    )  # fmt: skip
+    workload = compose(trace, WorkloadSpec(prompt_tokens=PROMPT_TOKENS, decode_tokens=tokens))
+    slots = {"gpu0": int(CACHED * model.n_layers * model.n_experts)}
+
+    def simulation() -> tuple[float, int, int]:
+        costs = CostModel(model, hardware)
+        predictors = PredictorSet(trace, workload, {}, 0)
+        gc.collect()
+        began = time.perf_counter()
+        records = simulate(
+            model=model, costs=costs, workload=workload, policy=policy, cache_slots=slots, predictors=predictors,
+            tables=trace.tables, policy_name=case.policy,
+        )  # fmt: skip
+        wall = time.perf_counter() - began
+        return wall, sum(task.expert >= 0 for task in records.tasks), records.makespan_ns
+
+    _, n_runs, simulated = simulation()
+    walls, bare = [], []
+    for _ in range(repeats):
+        bare.append(bare_timeouts(N_TIMEOUTS))
+        walls.append(simulation()[0])
+    return Measured(case.name, n_runs, simulated, tuple(walls), tuple(bare))

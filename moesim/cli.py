@@ -1,0 +1,76 @@
+"""The command line. Each command is a thin layer over a function; errors are one line, and the exit code says which kind.
+
+Exit codes: 0 done; 1 a run failed; 2 the input is wrong, and nothing was written.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from moesim.commands import bench, listing, runs, schema, traces
+from moesim.errors import InputError, MoesimError
+
+_app = typer.Typer(
+    name="moesim",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Simulate offloaded inference of Mixture-of-Experts models: what a policy would cost on a machine.",
+)
+_app.command("run")(runs.run)
+_app.command("compare")(runs.compare)
+_app.command("list")(listing.listing)
+_app.command("schema")(schema.schema)
+_app.command("bench")(bench.bench)
+_app.add_typer(traces.app, name="trace")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Default: those of the process.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    try:
+        result = _app(args=arguments, standalone_mode=False)
+    except InputError as error:
+        return _fail(str(error), 2)
+    except MoesimError as error:
+        return _fail(str(error), 1)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
+        if hasattr(error, "format_message"):
+            return _fail(error.format_message(), 2)
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"moesim: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def app() -> None:
+    """Run as the console script ``moesim``."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,165 @@
+"""``moesim list``: what there is to choose from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from moesim.hardware import hardware_names, load_hardware
+from moesim.model import builtin_models
+from moesim.policies.registry import policy_info
+from moesim.table import Format, render, render_records
+from moesim.trace import Trace, find_trace, trace_names
+from moesim.units import format_bytes
+
+Rows = list[dict[str, Any]]
+
+
+class Kind(str, Enum):
+    """What can be listed."""
+
+    POLICIES = "policies"
+    MODELS = "models"
+    HARDWARE = "hardware"
+    TRACES = "traces"
+    PREDICTORS = "predictors"
+
+
+def listing(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """List policies, models, hardware profiles, traces or predictors."""
+    rows = _LISTS[kind]()
+    if form is Format.JSON:
+        sys.stdout.write(render_records(rows, form))
+        return
+    columns = list(rows[0]) if rows else ["name"]
+    sys.stdout.write(render(columns, [[_cell(row[c]) for c in columns] for row in rows], form))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_cell(one)}" for key, one in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value)) or "-"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _policies() -> Rows:
+    return [
+        {
+            "name": info.name,
+            "exact": info.exact,
+            "summary": info.summary,
+            "paper": info.paper or "-",
+            "missing": list(info.missing),
+            "options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()},
+        }
+        for info in policy_info()
+    ]
+
+
+def _simple(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def _models() -> Rows:
+    return [
+        {
+            "name": name,
+            "layers": model.n_layers + model.n_dense_layers,
+            "MoE layers": model.n_layers,
+            "experts": model.n_experts,
+            "top_k": model.top_k,
+            "shared": model.n_shared,
+            "bytes per expert": format_bytes(model.expert_bytes(0)),
+            "all experts": format_bytes(
+                sum(model.expert_bytes(i) for i in range(model.n_layers)) * model.n_experts
+            ),
+            "the rest": format_bytes(model.non_expert_bytes),
+            "source": model.source,
+        }
+        for name, model in builtin_models().items()
+    ]
+
+
+def _hardware() -> Rows:
+    rows = []
+    for name in hardware_names():
+        profile = load_hardware(name)
+        gpus = [device for device in profile.devices.values() if device.kind == "gpu"]
+        rows.append(
+            {
+                "name": name,
+                "devices": list(profile.devices),
+                "GPU memory": format_bytes(max((gpu.memory_bytes for gpu in gpus), default=0)),
+                "links": len(profile.links),
+                "sources": list(profile.labels),
+                "description": " ".join(profile.description.split()),
+            }
+        )
+    return rows
+
+
+def _traces() -> Rows:
+    rows = []
+    for name in trace_names():
+        trace = Trace.read(find_trace(name), verify=False)
+        table = trace.requests
+        rows.append(
+            {
+                "name": name,
+                "routing of": trace.model,
+                "label": trace.label,
+                "layers": trace.n_layers,
+                "experts": trace.n_experts,
+                "top_k": trace.top_k,
+                "requests": trace.n_requests,
+                "prompt tokens": _span(table.prompt_offset + table.n_prompt),
+                "decode tokens": _span(table.n_decode),
+                "signals": list(trace.signals),
+                "tables": list(trace.tables),
+            }
+        )
+    return rows
+
+
+def _span(values: Any) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low}..{high}"
+
+
+def _predictors() -> Rows:
+    rows: Rows = [
+        {"name": "oracle", "label": "oracle", "what it is": "the true routing, known from the start"},
+        {"name": "synthetic:<recall>", "label": "synthetic", "what it is": "the true routing, spoilt to a stated recall"},
+        {"name": "frequency", "label": "-", "what it is": "the experts used most often, from the calibration table or, with :running, so far"},
+        {"name": "coactivation", "label": "-", "what it is": "the experts that follow those of the layer before, from the same sources"},
+    ]  # fmt: skip
+    for name in trace_names():
+        trace = Trace.read(find_trace(name), verify=False)
+        rows += [
+            {
+                "name": f"signal:{signal.name}",
+                "label": "-",
+                "what it is": f"recorded in {name}: {signal.about or 'a prediction'}",
+            }
+            for signal in trace.signals.values()
+        ]
+    return rows
+
+
+_LISTS: dict[Kind, Callable[[], Rows]] = {
+    Kind.POLICIES: _policies,
+    Kind.MODELS: _models,
+    Kind.HARDWARE: _hardware,
+    Kind.TRACES: _traces,
+    Kind.PREDICTORS: _predictors,
+}

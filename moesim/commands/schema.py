@@ -1,0 +1,10 @@
+"""``moesim schema``: the format of experiment files, for editors."""
+
+from __future__ import annotations
+
+from moesim.config import json_schema
+
+
+def schema() -> None:
+    """Print the JSON Schema of experiment files."""
+    print(json_schema())

@@ -1,0 +1,179 @@
+"""What the terminal shows of an experiment: one line a run, with the label that says what the numbers rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moesim.metrics import Value
+from moesim.table import Format, render, render_records
+from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
+
+Row = Mapping[str, Value]
+
+_SETTINGS = {
+    "model": "model",
+    "hardware": "hardware",
+    "trace": "trace",
+    "prompt_tokens": "prompt",
+    "decode_tokens": "decode",
+    "n_batches": "batches",
+    "seed": "seed",
+    "micro_batches": "micro",
+    "prefill_chunk": "chunk",
+    "refill": "refill",
+    "reuse": "reuse",
+    "transfer_curve": "transfer",
+    "chunk_bytes": "chunk",
+    "decision_ns": "decision ns",
+    "predictors": "predictors",
+}
+"""Settings that get a column where they differ between runs."""
+
+_BYTES = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message")
+
+
+def _number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _time(row: Row, key: str) -> str:
+    ns = _number(row, key)
+    if ns is None:
+        return "-"
+    return f"{ns / NS_PER_S:.3g} s" if ns >= NS_PER_S else f"{ns / NS_PER_MS:.3g} ms"
+
+
+def _percent(row: Row, key: str) -> str:
+    share = _number(row, key)
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def _fresh(row: Row) -> str:
+    share = _number(row, "fidelity_fresh")
+    if share is None:
+        return "-"
+    return "100" if share >= 1 - 1e-9 else f"{100 * share:.1f}*"
+
+
+def _speed(row: Row) -> str:
+    value = _number(row, "decode_tokens_per_s")
+    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _cache(row: Row) -> str:
+    ratio = _number(row, "cache_ratio")
+    if ratio is not None:
+        return f"{ratio:g}"
+    budget, slots = _number(row, "cache_budget_bytes"), row.get("cache_slots")
+    return f"{format_bytes(budget or 0)}" + (f" ({slots} slots)" if slots is not None else "")
+
+
+def bytes_per_token(row: Row) -> str:
+    """Write MB per generated token by cause: demand / used prefetch / wasted prefetch / update and everything else."""
+    tokens = _number(row, "n_generated_tokens")
+    moved = {cause: _number(row, f"bytes_{cause}") for cause in _BYTES}
+    if not tokens or any(n is None for n in moved.values()):
+        return "-"
+    mb = {cause: (n or 0) / tokens / 1e6 for cause, n in moved.items()}
+    rest = mb["update"] + mb["write_back"] + mb["message"]
+    return "/".join(f"{n:.0f}" for n in (mb["demand"], mb["prefetch_used"], mb["prefetch_wasted"], rest))
+
+
+def busy_shares(row: Row) -> str:
+    """Write the busy shares in percent: GPUs / CPUs (means over devices) / links to and from GPUs."""
+    shares = {
+        key.removeprefix("utilisation."): _number(row, key) for key in row if key.startswith("utilisation.")
+    }
+    devices = {name: share for name, share in shares.items() if "->" not in name and share is not None}
+    found = [[s for n, s in devices.items() if n.startswith(kind)] for kind in ("gpu", "cpu")]
+    means = [f"{100 * sum(values) / len(values):.0f}" if values else "-" for values in found]
+    link = _number(row, "pcie_share")
+    return "/".join([*means, "-" if link is None else f"{100 * link:.0f}"])
+
+
+_LABELS = {"source_label": ("label", "weakest source of its numbers"), "notes": ("notes", "notes")}
+"""Key -> heading where it differs between runs, and words for the line below the table where it does not."""
+
+
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "policy": lambda row: str(row["policy"]),
+    "cache": _cache,
+    "batch": lambda row: str(row["batch_size"]),
+    "TTFT": lambda row: _time(row, "ttft_mean_ns"),
+    "TPOT": lambda row: _time(row, "tpot_mean_ns"),
+    "tok/s": _speed,
+    "hit %": lambda row: _percent(row, "hit_rate"),
+    "MB/token dem/pre/waste/other": bytes_per_token,
+    "busy % GPU/CPU/link": busy_shares,
+    "fresh %": _fresh,
+}
+
+
+def result_table(rows: Sequence[Row], form: Format) -> str:
+    """Write the results of an experiment.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        One a run.
+    form : Format
+        ``CSV`` and ``JSON`` hold every value of a row, unrounded; the other two what a reader compares.
+
+    Returns
+    -------
+    str
+        For the terminal and Markdown with the settings that all runs share, and the label of their numbers, below.
+    """
+    if form in (Format.CSV, Format.JSON):
+        return render_records(rows, form)
+    varying = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
+    done = [row for row in rows if not row.get("error")]
+    columns = dict(_COLUMNS)
+    for key, (name, _) in _LABELS.items():
+        if len({row.get(key) for row in done}) > 1:
+            columns[name] = lambda row, key=key: str(row.get(key) or "-")  # type: ignore[misc]
+    names = [*varying.values(), *columns]
+    cells = [
+        [*(_setting(row.get(key)) for key in varying), *(make(row) for make in columns.values())]
+        if not row.get("error")
+        else _failed(row, varying, columns)
+        for row in rows
+    ]
+    right = [name for name in columns if name not in ("policy", "label", "notes")]
+    return render(names, cells, form, right) + _footer(rows, done, form)
+
+
+def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
+    known = [columns[name](row) for name in ("policy", "cache", "batch")]
+    return [
+        *(_setting(row.get(key)) for key in varying),
+        *known,
+        "failed",
+        *[""] * (len(columns) - len(known) - 1),
+    ]
+
+
+def _setting(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format) -> str:
+    shared = [
+        f"{name} {next(iter(values))}"
+        for key, name in (("model", "model"), ("hardware", "on"), ("trace", "routing"), ("prompt_tokens", "prompt"), ("decode_tokens", "decode"))
+        if len(values := {str(row.get(key)) for row in rows}) == 1
+    ]  # fmt: skip
+    labels = [
+        f"{words}: {next(iter(values))}"
+        for key, (_, words) in _LABELS.items()
+        if len(values := {row.get(key) for row in done}) == 1 and any(values)
+    ]
+    lines = [", ".join(shared), "; ".join(["simulated", *labels])]
+    if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
+        lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
+    separator = "\n\n" if form is Format.MD else "\n"
+    return "\n" + separator.join(lines) + "\n"

@@ -1,0 +1,104 @@
+"""Tables for people and for other programs: rich on a terminal, Markdown, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_WIDE = 1000  # columns; what is piped to a file is not cut
+
+
+class Format(str, Enum):
+    """How to print a table."""
+
+    TABLE = "table"
+    MD = "md"
+    CSV = "csv"
+    JSON = "json"
+
+
+def render(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()
+) -> str:
+    """Write a table of texts.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Headings.
+    rows : sequence of sequence of str
+        Cells.
+    form : Format
+        Not ``JSON``: that is for `render_records`.
+    right : sequence of str
+        Columns to align to the right.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+
+    Examples
+    --------
+    >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
+    | policy | hits |
+    |---|---:|
+    | lru | 41 % |
+    """
+    if form is Format.MD:
+        head = "|" + "|".join("---:" if column in right else "---" for column in columns) + "|"
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (columns, *rows)
+        ]
+        return "\n".join([lines[0], head, *lines[1:]]) + "\n"
+    if form is Format.CSV:
+        return _csv(columns, rows)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    terminal = sys.stdout.isatty()
+    console = Console(
+        file=text, force_terminal=terminal, width=None if terminal else _WIDE, highlight=False, markup=False
+    )
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
+    """Write rows with all their keys, for other programs.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Values as they are; the columns are the keys in the order in which they first occur.
+    form : Format
+        ``CSV`` or ``JSON``.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+    """
+    if form is Format.JSON:
+        return json.dumps(list(rows), indent=2) + "\n"
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return _csv(columns, [["" if (v := row.get(key)) is None else v for key in columns] for row in rows])
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,202 @@
+"""Figures hold what they should: bars, lines, labels, legends. What they look like was judged by eye."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from moesim import plots
+from moesim.causes import CAUSES
+from moesim.colours import BLACK, FILL, SERIES, text_on
+from moesim.errors import ConfigError
+from moesim.machine import Machine
+from moesim.plots.chart import chart
+from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
+
+MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))
+
+
+def results():
+    """Rows of three policies at two cache ratios."""
+    rows = []
+    for number, policy in enumerate(["lru", "daop", "belady"]):
+        for ratio in (0.25, 0.5):
+            row = {
+                "policy": policy,
+                "cache_ratio": ratio,
+                "batch_size": 4,
+                "model": "mixtral-8x7b",
+                "hardware": "rtx3090-epyc7532",
+                "trace": "mini-mixtral",
+                "source_label": ["measured", "published", "spec-sheet"][number],
+                "decode_tokens_per_s": 10.0 * (number + 1) * (1 + ratio),
+                "hit_rate": ratio + 0.1 * number,
+                "fidelity_fresh": 0.9567 if policy == "daop" else 1.0,
+                "n_decode_tokens": 10,
+            }
+            row |= {f"time_{cause}_ns": 1_000_000 * i for i, cause in enumerate(CAUSES)}
+            row |= {f"decode_time_{cause}_ns": 2_000_000 * i for i, cause in enumerate(CAUSES)}
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def texts(figure):
+    """All texts of a figure, drawn first so that tick labels are there."""
+    figure.canvas.draw()
+    return [t.get_text() for t in figure.findobj(matplotlib.text.Text) if t.get_text()]
+
+
+def legend(figure):
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend()] + figure.legends
+    return [t.get_text() for t in legends[0].get_texts()]
+
+
+def test_decode_speed():
+    figure = plots.decode_speed(results())
+    (axes,) = figure.axes
+    assert [round(bar.get_height(), 6) for bar in axes.patches] == [12.5, 15, 25, 30, 37.5, 45]
+    assert [bar.get_hatch() for bar in axes.patches] == [None, None, "//", "//", None, None]
+    assert legend(figure) == ["lru", "daop", "belady"]
+    found = texts(figure)
+    assert "decode speed (tokens/s, whole batch)" in found
+    assert "25\n95.6%*" in found  # speed never stands without fidelity
+    corner = next(t for t in found if "rtx3090" in t)
+    assert "replayed as recorded" in corner.replace("\n", " ")
+    assert "mixtral-8x7b · rtx3090-epyc7532 · mini-mixtral" in corner
+    assert "weakest source: spec-sheet" in corner.replace("\n", " ")
+
+
+def test_exact_policies_carry_no_fidelity_note():
+    frame = results()
+    assert not any("*" in t for t in texts(plots.decode_speed(frame[frame["policy"] != "daop"])))
+
+
+def test_decode_speed_by_batch_says_over_what_it_averages():
+    figure = plots.decode_speed(results(), "batch_size")
+    (axes,) = figure.axes
+    assert [round(bar.get_height(), 6) for bar in axes.patches] == [13.75, 27.5, 41.25]
+    assert any("mean over cache ratio 0.25, 0.5" in t for t in texts(figure))
+
+
+def test_hit_rate_has_belady_and_the_null():
+    figure = plots.hit_rate(results())
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines) == ["lru", "daop", "belady (best demand cache)", "uniform null"]
+    assert lines["belady (best demand cache)"].get_color() == BLACK
+    assert lines["belady (best demand cache)"].get_linewidth() > lines["lru"].get_linewidth()
+    assert np.allclose(lines["daop"].get_xydata(), [(25, 35), (50, 60)])
+    assert np.allclose(lines["uniform null"].get_xydata(), [(0, 0), (100, 100)])
+    assert legend(figure)[0] == "belady (best demand cache)"
+
+
+def test_policies_keep_their_colours_from_figure_to_figure():
+    bars = plots.decode_speed(results()).axes[0].patches
+    lines = {line.get_label(): line for line in plots.hit_rate(results()).axes[0].lines}
+    assert matplotlib.colors.same_color(bars[0].get_facecolor(), lines["lru"].get_color())
+    assert matplotlib.colors.same_color(bars[2].get_facecolor(), lines["daop"].get_color())
+    assert lines["lru"].get_color() == SERIES[0]
+
+
+def test_breakdown_stacks_all_causes():
+    figure = plots.breakdown(results(), group="cache_ratio")
+    (axes,) = figure.axes
+    total = sum(range(len(CAUSES)))
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    assert max(ends) == pytest.approx(total)
+    widths = {}
+    for bar in axes.patches:
+        widths.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar.get_width())
+    assert len(widths) == 6
+    assert all(sum(row) == pytest.approx(total) for row in widths.values())
+    found = texts(figure)
+    assert "time (ms)" in found
+    assert "daop · 0.25 (95.6%*)" in found
+    assert "dense part" not in legend(figure)  # no time, no entry
+    assert "demand fetch" in legend(figure)
+
+
+def test_breakdown_of_decoding_is_per_token():
+    frame = results()
+    figure = plots.breakdown(frame[frame["cache_ratio"] == 0.5], prefix="decode_time")
+    assert max(bar.get_x() + bar.get_width() for bar in figure.axes[0].patches) == pytest.approx(9.0)
+    assert "time per decode token (ms)" in texts(figure)
+
+
+def two_layers():
+    run = Records(makespan_ns=8_000_000)
+    for layer, at in ((0, 0), (1, 4_000_000)):
+        run.tasks += [
+            TaskRecord(at, at + 1_000_000, "gpu0", "main", "dense", 0, layer, 0, -1, 1, 1, at, at),
+            TaskRecord(at + 3_000_000, at + 4_000_000, "gpu0", "main", "expert", 0, layer, 0, 5, 1, 1, at, at),
+            TaskRecord(at + 1_000_000, at + 3_500_000, "cpu0", "main", "expert", 0, layer, 0, 17, 1, 1, at, at),
+        ]
+        run.layers.append(LayerRecord(at, at + 4_000_000, 0, layer))
+    run.transfers.append(TransferRecord(1_000_000, 3_000_000, "cpu0->gpu0", "demand", 0, 5, 9, 0, 1, 1, True, False))
+    run.transfers.append(TransferRecord(3_000_000, 7_000_000, "cpu0->gpu0", "prefetch", 1, 5, 9, 1, 1, 2, True, False))
+    run.steps.append(StepRecord(0, 8_000_000, 0, "decode", 0, 1, 1, 1.0))
+    return run
+
+
+def test_gantt():
+    figure = plots.gantt({"lru": two_layers(), "dali": two_layers()}, MACHINE, 0, (0, 1), "model · machine")
+    assert len(figure.axes) == 2
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["cpu0", "gpu0", "cpu0->gpu0"]
+    assert {t.get_text() for t in axes.texts} == {"5", "17", "0/5", "1/5"}
+    assert axes.get_title(loc="left") == "lru: 8 ms"
+    assert legend(figure) == ["dense part", "GPU experts", "CPU experts", "demand fetch", "prefetch"]
+    colours = [bar.get_facecolor() for bar in axes.patches]
+    assert matplotlib.colors.same_color(colours[0], FILL["dense"])
+    assert "model · machine" in texts(figure)
+
+
+def test_chart_is_clipped_to_its_layers():
+    drawn = chart(two_layers(), MACHINE, 0, (1, 1))
+    assert drawn.length == 4_000_000
+    assert drawn.layers == ((0, 4_000_000, 1),)
+    (link,) = [box for box in drawn.boxes if box.lane == "cpu0->gpu0"]
+    assert link[1:] == (0, 3_000_000, "exposed_prefetch", "5")
+    with pytest.raises(ConfigError, match="got no such layer"):
+        chart(two_layers(), MACHINE, 3, (0, 1))
+
+
+def test_wrong_frames_are_refused():
+    with pytest.raises(ConfigError, match="plot hit_rate: expected the columns hit_rate"):
+        plots.hit_rate(results().drop(columns="hit_rate"))
+    with pytest.raises(ConfigError, match="at least one result"):
+        plots.decode_speed(results().iloc[:0])
+    with pytest.raises(ConfigError, match="at least one run"):
+        plots.gantt({}, MACHINE, 0, (0, 1))
+
+
+def test_saving_is_deterministic_and_embeds_fonts(tmp_path):
+    first = plots.save(plots.hit_rate(results()), tmp_path / "a" / "hit_rate")
+    second = plots.save(plots.hit_rate(results()), tmp_path / "b" / "hit_rate")
+    assert [p.name for p in first] == ["hit_rate.png", "hit_rate.pdf"]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+    pdf = first[1].read_bytes()
+    assert b"/FontFile2" in pdf  # TrueType, with the file
+    assert b"/CreationDate" not in pdf
+    assert b"/Type3" not in pdf
+
+
+def test_the_users_settings_neither_matter_nor_change(tmp_path):
+    expected = plots.save(plots.decode_speed(results()), tmp_path / "a")[0].read_bytes()
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+        before = dict(matplotlib.rcParams)
+        figure = plots.decode_speed(results())
+        written = plots.save(figure, tmp_path / "b")[0].read_bytes()
+        assert dict(matplotlib.rcParams) == before
+    assert isinstance(figure, Figure)
+    assert written == expected
+
+
+def test_text_is_readable_on_its_fill():
+    assert [text_on(colour) for colour in ("#FFFFFF", "#000000", "#0072B2", "#F0E442")] == [
+        "#000000", "#FFFFFF", "#FFFFFF", "#000000",
+    ]  # fmt: skip

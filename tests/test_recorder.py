@@ -1,0 +1,334 @@
+"""The recorder: what it writes is what the gates did, recomputed by hand on a tiny random model."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="recorder tests need torch: install moesim[recorder]")
+pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[recorder]")
+pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[recorder]")
+
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from moesim.recorder import corpus as corpora
+from moesim.recorder import gates, training
+from moesim.recorder.miniature import load_checkpoint, main
+from moesim.recorder.miniature_trace import RecordingPlan, record_miniature
+from moesim.recorder.muon import orthogonalise
+from moesim.trace import Trace
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, VOCABULARY = 4, 4, 2, 16, 300
+PROMPT = [5, 17, 3, 99, 42, 7, 250]
+N_DECODE = 6
+
+
+def tiny_config() -> MixtralConfig:
+    return MixtralConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=24,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=TOP_K,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def tiny_model() -> MixtralForCausalLM:
+    torch.manual_seed(0)
+    return MixtralForCausalLM(tiny_config()).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> MixtralForCausalLM:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def recording(model: MixtralForCausalLM) -> gates.Recording:
+    return gates.record(model, PROMPT, N_DECODE, temperature=0.8, seed=1)
+
+
+def gate_inputs_by_hand(model: MixtralForCausalLM, tokens: list[int]) -> torch.Tensor:
+    """Router inputs of a whole sequence at once, without cache and without hooks on routers."""
+    normed: list[torch.Tensor] = []
+    handles = [
+        layer.post_attention_layernorm.register_forward_hook(lambda _m, _i, out: normed.append(out[0]))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([tokens]), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return torch.stack(normed, dim=1)
+
+
+def test_rows_are_prompt_and_decode(recording: gates.Recording) -> None:
+    n_rows = len(PROMPT) + N_DECODE
+    assert recording.n_prompt == len(PROMPT)
+    assert recording.tokens[: len(PROMPT)].tolist() == PROMPT
+    assert recording.experts.shape == recording.weights.shape == (n_rows, LAYERS, TOP_K)
+    assert recording.scores.shape == (n_rows, LAYERS, EXPERTS)
+    assert recording.inputs.shape == (n_rows, LAYERS, HIDDEN)
+
+
+def test_routing_equals_routing_by_hand(model: MixtralForCausalLM, recording: gates.Recording) -> None:
+    inputs = gate_inputs_by_hand(model, recording.tokens.tolist())
+    np.testing.assert_allclose(recording.inputs, inputs.numpy(), atol=1e-4)
+    weights = [layer.mlp.gate.weight.detach() for layer in model.model.layers]
+    for row in range(len(recording.tokens)):  # prefill and decode rows alike
+        for layer in range(LAYERS):
+            scores = torch.softmax(weights[layer] @ inputs[row, layer], dim=0)
+            order = torch.argsort(scores, descending=True)[:TOP_K]
+            assert recording.experts[row, layer].tolist() == order.tolist()
+            np.testing.assert_allclose(recording.scores[row, layer], scores.numpy(), atol=1e-4)
+            np.testing.assert_allclose(
+                recording.weights[row, layer], (scores[order] / scores[order].sum()).numpy(), atol=1e-4
+            )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_recording_does_not_change_the_tokens(model: MixtralForCausalLM, temperature: float) -> None:
+    bare = gates.generate(model, PROMPT, N_DECODE, temperature=temperature, seed=1)
+    recorded = gates.record(model, PROMPT, N_DECODE, temperature=temperature, seed=1)
+    assert recorded.tokens.tolist() == bare
+    assert gates.generate(model, PROMPT, N_DECODE, temperature=temperature, seed=1) == bare
+    assert not any(gate._forward_hooks for gate in gates.routers(model))
+
+
+def test_greedy_tokens_are_those_of_the_library(model: MixtralForCausalLM) -> None:
+    ours = gates.generate(model, PROMPT, N_DECODE, temperature=0.0, seed=0)
+    theirs = model.generate(
+        torch.tensor([PROMPT]),
+        max_new_tokens=N_DECODE,
+        min_new_tokens=N_DECODE,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    assert ours == theirs[0].tolist()
+
+
+def test_banned_tokens_are_never_sampled(model: MixtralForCausalLM) -> None:
+    banned = list(range(10, VOCABULARY))
+    tokens = gates.generate(model, PROMPT, 20, temperature=1.0, seed=0, banned=banned)
+    assert max(tokens[len(PROMPT) :]) < 10
+
+
+@pytest.mark.parametrize("lookahead", [1, 2, 3])
+def test_gate_reuse_by_hand(model: MixtralForCausalLM, recording: gates.Recording, lookahead: int) -> None:
+    got = gates.gate_reuse(recording.inputs, gates.gate_weights(model), lookahead)
+    assert not got[:, :lookahead].any()
+    for row in range(len(recording.inputs)):
+        for layer in range(lookahead, LAYERS):
+            weight = model.model.layers[layer].mlp.gate.weight.detach()
+            state = torch.from_numpy(recording.inputs[row, layer - lookahead])
+            np.testing.assert_allclose(
+                got[row, layer], torch.softmax(weight @ state, dim=0).numpy(), atol=1e-5
+            )
+
+
+def test_residual_by_hand(model: MixtralForCausalLM, recording: gates.Recording) -> None:
+    other = gates.record(model, PROMPT[::-1], 3, temperature=0.8, seed=2)
+    residual = gates.residual_vectors([recording, other])
+    inputs = np.concatenate([recording.inputs, other.inputs])
+    for layer in range(LAYERS - 1):
+        mean = (inputs[:, layer + 1].astype(np.float64) - inputs[:, layer]).mean(axis=0)
+        np.testing.assert_allclose(residual[layer], mean, atol=2e-3)
+    assert not residual[-1].any()
+    got = gates.residual_reuse(recording.inputs, gates.gate_weights(model), residual)
+    for layer in range(1, LAYERS):
+        weight = model.model.layers[layer].mlp.gate.weight.detach()
+        state = torch.from_numpy(recording.inputs[2, layer - 1] + residual[layer - 1].astype(np.float32))
+        np.testing.assert_allclose(got[2, layer], torch.softmax(weight @ state, dim=0).numpy(), atol=1e-5)
+
+
+def test_sorted_experts_compute_what_the_library_computes() -> None:
+    model = tiny_model()
+    experts = model.model.layers[0].mlp.experts
+    states = torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(3))
+    _, weights, ids = model.model.layers[0].mlp.gate(states)
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            training.sorted_experts(experts, states, ids, weights).numpy(),
+            experts(states, ids, weights).numpy(),
+            atol=1e-5,
+        )
+
+
+def test_balance_loss_is_per_layer() -> None:
+    even = torch.zeros(4, EXPERTS)
+    even[torch.arange(4), torch.arange(4)] = 0.1  # each token prefers another expert, by little
+    loss, imbalance = training.layer_balance_loss([even], 1)
+    assert float(loss) == pytest.approx(1.0)
+    assert imbalance == pytest.approx(1.0)
+    # Two layers, each sending everything to one expert: another one each time, so that their sum is even.
+    one, other = torch.full((4, 2), -20.0), torch.full((4, 2), -20.0)
+    one[:, 0] = other[:, 1] = 20.0
+    loss, imbalance = training.layer_balance_loss([one, other], 1)
+    assert float(loss) == pytest.approx(2.0)
+    assert imbalance == pytest.approx(2.0)
+
+
+def test_schedule() -> None:
+    assert training.schedule(0.1, 0.1) == pytest.approx(1.0)
+    assert training.schedule(1.0, 0.1) == pytest.approx(0.02)
+    assert 0 < training.schedule(0.0, 0.1) < 0.02
+
+
+def test_orthogonalise() -> None:
+    matrices = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalise(matrices, 5).float())
+    assert values.min() > 0.3
+    assert values.max() < 1.4
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of Python files, large enough to be divided into sets."""
+    root = tmp_path_factory.mktemp("library")
+    rng = random.Random(0)
+    words = ["alpha", "beta", "gamma", "delta", "value", "index", "result"]
+    for number in range(20):
+        lines = [f'"""Module {number}."""\n']
+        for function in range(40):
+            a, b, c = rng.sample(words, 3)
+            lines.append(
+                f"\ndef {a}_{number}_{function}({b}, {c}):\n    return {b} + {c} * {rng.randrange(99)}\n"
+            )
+        (root / f"module_{number:02}.py").write_text("".join(lines))
+    (root / "test").mkdir()
+    (root / "test" / "skipped.py").write_text("x = 1\n")
+    (root / "latin.py").write_bytes(b"# caf\xe9\n")
+    return root
+
+
+def test_corpus_sets_are_disjoint_and_seeded(library: Path) -> None:
+    corpus = corpora.read_corpus(library, 0)
+    sets = [set(files) for files in corpus.files.values()]
+    assert all(sets)
+    assert sum(map(len, sets)) == len(set.union(*sets)) == 20
+    assert corpora.read_corpus(library, 0).files == corpus.files
+    assert corpora.read_corpus(library, 1).files != corpus.files
+
+
+def test_prompts_start_on_lines_and_have_their_length(library: Path) -> None:
+    corpus = corpora.read_corpus(library, 0)
+    tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
+    files = corpus.files["prompts"]
+    prompts = corpora.draw_prompts(tokenizer, files, [8, 8, 20], random.Random(0))
+    assert [len(p.tokens) for p in prompts] == [8, 8, 20]
+    assert prompts == corpora.draw_prompts(tokenizer, files, [8, 8, 20], random.Random(0))
+    for prompt in prompts:
+        text = files[prompt.file]
+        assert prompt.start == 0 or text[prompt.start - 1] == "\n"
+        assert text[prompt.start :].startswith(tokenizer.decode(list(prompt.tokens)))
+    with pytest.raises(ValueError, match="another passage of 99999 tokens"):
+        corpora.draw_prompts(tokenizer, files, [99_999], random.Random(0))
+
+
+def test_bigram_loss_of_a_known_text() -> None:
+    cycle = np.tile(np.arange(4), 500)
+    assert corpora.bigram_loss(cycle, cycle, 4) < 0.1
+    noise = np.random.default_rng(0).integers(0, 4, 20_000)
+    assert corpora.bigram_loss(noise[:10_000], noise[10_000:], 4) == pytest.approx(np.log(4), abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def trained(library: Path) -> tuple[Any, ...]:
+    corpus = corpora.read_corpus(library, 0)
+    tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
+    tokens = corpora.encode_set(tokenizer, corpus.files["train"])
+    plan = training.TrainingPlan(steps=3, batch_tokens=64, sequence=16, long_sequence=32)
+    seen: list[training.Progress] = []
+    model, facts = training.train(tiny_config(), tokens, plan, seen.append)
+    facts |= {"corpus_sha256": corpus.sha256, "python": "3", "seed": 0}
+    return corpus, tokenizer, tokens, plan, seen, model, facts
+
+
+def test_training_runs(trained: tuple[Any, ...]) -> None:
+    _, _, tokens, plan, seen, model, facts = trained
+    assert [p.step for p in seen] == [1, 2, 3]
+    assert (facts["steps"], facts["stopped_by"]) == (3, "steps")
+    assert facts["tokens_seen"] == 3 * 64
+    assert not model.training
+    assert not any(gate._forward_hooks for gate in gates.routers(model))
+    fresh = tiny_model()
+    changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)]
+    assert all(changed)
+    again, _ = training.train(tiny_config(), tokens, plan, lambda _p: None)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_training_ends_when_its_time_is_over(trained: tuple[Any, ...]) -> None:
+    plan = training.TrainingPlan(steps=3, minutes=0.0001, batch_tokens=64, sequence=16, long_sequence=32)
+    _, facts = training.train(tiny_config(), trained[2], plan, lambda _p: None)
+    assert facts["stopped_by"] == "minutes"
+    assert facts["steps"] < 3
+
+
+PLAN = RecordingPlan(requests=((8, 4), (8, 3), (12, 2)), n_signal_requests=2, calibration=((8, 4), (10, 2)))
+
+
+def test_trace_of_a_miniature(trained: tuple[Any, ...], tmp_path: Path) -> None:
+    corpus, tokenizer, _, _, _, model, facts = trained
+    trace = record_miniature(model, tokenizer, facts, plan=PLAN, corpus=corpus)
+    again = record_miniature(model, tokenizer, facts, plan=PLAN, corpus=corpus)
+    first = trace.write(tmp_path / "a.safetensors").read_bytes()
+    assert again.write(tmp_path / "b.safetensors").read_bytes() == first
+    trace = Trace.read(tmp_path / "a.safetensors")
+    assert trace.requests.n_prompt.tolist() == [8, 8, 12]
+    assert trace.requests.n_decode.tolist() == [4, 3, 2]
+    assert sorted(trace.signals) == ["gate_next1", "gate_next2", "gate_next3", "residual"]
+    assert [trace.has_signal("residual", r) for r in range(3)] == [True, True, False]
+    assert [trace.signals[f"gate_next{n}"].first_layer for n in (1, 2, 3)] == [1, 2, 3]
+    assert trace.tables["residual"].shape == (LAYERS, HIDDEN)
+    np.testing.assert_allclose(trace.tables["activation_frequency"].sum(axis=1), 1.0, atol=1e-6)
+    assert trace.tables["coactivation"][:-1].sum() == (8 + 4 + 10 + 2) * TOP_K**2 * (LAYERS - 1)
+    assert set(trace.header["trace_files"]) <= set(corpus.files["prompts"])
+    assert set(trace.header["calibration_files"]) <= set(corpus.files["calibration"])
+
+
+def test_training_goes_on_from_a_model(trained: tuple[Any, ...]) -> None:
+    tokens, plan = trained[2], trained[3]
+    model, facts = training.train(tiny_model(), tokens, plan, lambda _p: None)
+    assert facts["steps"] == 3
+    # tiny_model() has the same seed as the plan, so that going on from it is the same as starting.
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained[5].parameters(), strict=True))
+    assert model.config._experts_implementation == tiny_model().config._experts_implementation
+
+
+def test_another_corpus_is_refused(trained: tuple[Any, ...]) -> None:
+    corpus, tokenizer, _, _, _, model, facts = trained
+    with pytest.raises(ValueError, match="expected sha256 000"):
+        record_miniature(model, tokenizer, {**facts, "corpus_sha256": "0" * 64}, plan=PLAN, corpus=corpus)
+
+
+def test_checkpoint_round_trip(trained: tuple[Any, ...], tmp_path: Path) -> None:
+    from moesim.recorder.miniature import save_checkpoint
+
+    _, tokenizer, _, _, _, model, facts = trained
+    save_checkpoint(tmp_path, model, tokenizer, facts)
+    loaded, tokenizer_again, facts_again = load_checkpoint(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    assert tokenizer_again.to_str() == tokenizer.to_str()
+    assert facts_again["steps"] == 3
+
+
+def test_help_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "record its routing" in capsys.readouterr().out

@@ -1,0 +1,427 @@
+"""Traces: what is written is read, and whatever is wrong is said in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.errors import MoesimError, TraceError
+from moesim.trace import SUFFIX, Signal, Trace, find_trace, trace_names
+from moesim.trace_format import METADATA_KEY, checksums, to_bytes
+
+LAYERS, EXPERTS, TOP_K = 3, 5, 2
+PROMPT, DECODE = [2, 0, 3], [2, 3, 1]
+ROWS = sum(PROMPT) + sum(DECODE)
+
+
+def ids(n_rows: int, seed: int = 0, width: int = TOP_K) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.uint8), (n_rows, LAYERS, 1)), axis=2)[
+        ..., :width
+    ].copy()
+
+
+def make(**changes: Any) -> Trace:
+    rng = np.random.default_rng(1)
+    rows = np.array([0, 1, 2, 3, 4], np.int32)  # request 0 and a part of request 1
+    dense = Signal(
+        "gate_next1", rows, rng.random((5, LAYERS, EXPERTS)).astype(np.float16), about="gate reuse"
+    )
+    decode = np.array([4, 5, 6, 10], np.int32)  # decode rows of requests 1 and 2, not of 0
+    sparse = Signal(
+        "shadow",
+        decode,
+        rng.random((4, LAYERS, 4)).astype(np.float16),
+        ids(4, 2, 4),
+        2,
+        None,
+        0,
+        "shadow model",
+    )
+    arguments: dict[str, Any] = {
+        "experts": ids(ROWS),
+        "weights": rng.random((ROWS, LAYERS, TOP_K)),
+        "scores": rng.random((ROWS, LAYERS, EXPERTS)),
+        "n_prompt": PROMPT,
+        "n_decode": DECODE,
+        "prompt_offset": [0, 7, 0],
+        "n_experts": EXPERTS,
+        "model": "tiny",
+        "label": "synthetic",
+        "signals": {"gate_next1": dense, "shadow": sparse},
+        "tables": {"activation_frequency": np.full((LAYERS, EXPERTS), 0.2, np.float32)},
+        "header": {"seed": 3, "note": "made up"},
+    }
+    return Trace.build(**{**arguments, **changes})
+
+
+def altered(trace: Trace, array: str, index: Any, value: Any) -> Trace:
+    changed = np.array(getattr(trace, array))
+    changed[index] = value
+    return dataclasses.replace(trace, **{array: changed})
+
+
+def message(error: pytest.ExceptionInfo[MoesimError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+# ------------------------------------------------------------ round trip
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    trace = make()
+    path = trace.write(tmp_path / "a.safetensors")
+    back = Trace.read(path)
+    for name in ("experts", "weights", "request", "position", "phase", "scores"):
+        left, right = getattr(trace, name), getattr(back, name)
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+    assert back.header["note"] == "made up"
+    assert back.header["label"] == back.label == "synthetic"
+    assert (back.n_rows, back.n_layers, back.n_experts, back.top_k, back.n_requests) == (
+        ROWS,
+        LAYERS,
+        EXPERTS,
+        TOP_K,
+        3,
+    )
+    assert sorted(back.signals) == ["gate_next1", "shadow"]
+    for name, signal in trace.signals.items():
+        other = back.signals[name]
+        np.testing.assert_array_equal(signal.rows, other.rows)
+        np.testing.assert_array_equal(signal.scores, other.scores)
+        for fact in ("name", "lookahead", "needs_layer_offset", "first_layer", "about"):
+            assert getattr(signal, fact) == getattr(other, fact)
+    np.testing.assert_array_equal(trace.signals["shadow"].ids, back.signals["shadow"].ids)
+    np.testing.assert_array_equal(trace.tables["activation_frequency"], back.tables["activation_frequency"])
+    assert back.digest == trace.digest
+
+
+def test_arrays_are_read_only_views_of_the_file(tmp_path: Path) -> None:
+    back = Trace.read(make().write(tmp_path / "a.safetensors"))
+    assert not back.experts.flags.writeable
+    assert not back.experts.flags.owndata
+
+
+def test_same_content_same_bytes(tmp_path: Path) -> None:
+    first = make().write(tmp_path / "a.safetensors").read_bytes()
+    assert make().write(tmp_path / "b.safetensors").read_bytes() == first
+    assert Trace.read(tmp_path / "a.safetensors").write(tmp_path / "c.safetensors").read_bytes() == first
+
+
+def test_write_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"old")
+    make().write(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    assert Trace.read(path).n_rows == ROWS
+
+
+def test_an_invalid_trace_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TraceError):
+        altered(make(), "experts", (0, 0, 0), EXPERTS).write(tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_request_table() -> None:
+    trace = make()
+    table = trace.requests
+    assert len(table) == trace.n_requests == 3
+    assert table.first_row.tolist() == [0, 4, 7]
+    assert table.n_prompt.tolist() == PROMPT
+    assert table.n_decode.tolist() == DECODE
+    assert table.prompt_offset.tolist() == trace.prompt_offset.tolist() == [0, 7, 0]
+    assert trace.position.tolist() == [0, 1, 2, 3, 7, 8, 9, 0, 1, 2, 3]
+    assert trace.phase.tolist() == [0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
+
+
+def test_which_signals_cover_which_requests() -> None:
+    trace = make()
+    assert trace.requests.signals == (("gate_next1",), ("shadow",), ("shadow",))
+    assert trace.has_signal("gate_next1", 0)
+    assert not trace.has_signal("gate_next1", 1)  # only one of its rows
+    assert trace.has_signal("shadow", 2)  # decode only, and all of it
+    assert not trace.has_signal("unheard-of", 0)
+
+
+def test_to_frame() -> None:
+    trace = make()
+    frame = trace.to_frame()
+    assert len(frame) == ROWS * LAYERS * TOP_K
+    row, layer, rank = 5, 2, 1
+    line = frame.iloc[(row * LAYERS + layer) * TOP_K + rank]
+    assert (line.request, line.position, line.phase) == (1, 8, "decode")
+    assert (line.layer, line["rank"], line.expert) == (layer, rank, trace.experts[row, layer, rank])
+    assert line.weight == pytest.approx(float(trace.weights[row, layer, rank]))
+
+
+def test_more_than_256_experts_take_two_bytes(tmp_path: Path) -> None:
+    experts = np.array([[[300, 2]]])
+    trace = Trace.build(
+        experts=experts,
+        weights=np.ones((1, 1, 2)),
+        n_prompt=[0],
+        n_decode=[1],
+        n_experts=384,
+        model="m",
+        label="synthetic",
+    )
+    assert Trace.read(trace.write(tmp_path / "a.safetensors")).experts.tolist() == [[[300, 2]]]
+
+
+# ------------------------------------------------------------ damaged files
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return make().write(tmp_path / "t.safetensors")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(TraceError) as error:
+        Trace.read(tmp_path / "none.safetensors")
+    assert "none.safetensors: expected a trace file" in message(error)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 40, 0.5, 0.99])
+def test_truncated(path: Path, kept: float) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data)) if isinstance(kept, float) else kept])
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert "t.safetensors" in message(error)
+    assert "truncated" in message(error) or "non-empty" in message(error)
+
+
+def test_altered_byte_is_found_and_named(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert "expected sha256" in message(error)
+    assert "altered" in message(error)
+    Trace.read(path, verify=False)
+
+
+def test_not_a_trace(tmp_path: Path) -> None:
+    other = tmp_path / "o.safetensors"
+    other.write_bytes(b"PK\x03\x04 something else altogether, long enough")
+    with pytest.raises(TraceError, match="another format"):
+        Trace.read(other)
+    table = b"{not json"
+    other.write_bytes(struct.pack("<Q", len(table)) + table)
+    with pytest.raises(TraceError, match="expected JSON"):
+        Trace.read(other)
+    table = b"[1, 2, 3]"
+    other.write_bytes(struct.pack("<Q", len(table)) + table)
+    with pytest.raises(TraceError, match="expected a JSON object"):
+        Trace.read(other)
+    table = json.dumps({"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    other.write_bytes(struct.pack("<Q", len(table)) + table + b"\0\0\0\0")
+    with pytest.raises(TraceError, match="expected the key 'moesim'"):
+        Trace.read(other)
+
+
+def test_bad_table_entries(tmp_path: Path) -> None:
+    def write(entry: object) -> Path:
+        table = json.dumps(
+            {"x": entry, "__metadata__": {METADATA_KEY: json.dumps({"schema_version": 1})}}
+        ).encode()
+        file = tmp_path / "x.safetensors"
+        file.write_bytes(struct.pack("<Q", len(table)) + table + b"\0" * 8)
+        return file
+
+    with pytest.raises(TraceError, match="x: expected dtype, shape and data_offsets"):
+        Trace.read(write({"dtype": "F9", "shape": [1], "data_offsets": [0, 4]}))
+    with pytest.raises(TraceError, match="x: expected 12 bytes for float32 \\(3,\\), got 8"):
+        Trace.read(write({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}))
+    with pytest.raises(TraceError, match="x: expected bytes up to"):
+        Trace.read(write({"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}))
+
+
+def rewritten(
+    path: Path, header: dict[str, Any], drop: str = "", rename: tuple[str, str] | None = None
+) -> Path:
+    trace = Trace.read(path)
+    arrays = {k: v for k, v in trace._arrays().items() if k != drop}
+    if rename:
+        arrays[rename[1]] = arrays.pop(rename[0])
+    full = {**trace.header, "sha256": checksums(arrays), **header}
+    path.write_bytes(to_bytes(arrays, full))
+    return path
+
+
+def test_wrong_version(path: Path) -> None:
+    with pytest.raises(TraceError) as error:
+        Trace.read(rewritten(path, {"schema_version": 99}))
+    assert "header.schema_version: expected 1, got 99" in message(error)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ({"top_k": 3}, r"experts: expected shape \(11, 3, 3\), got \(11, 3, 2\)"),
+        ({"n_layers": 4}, r"experts: expected shape \(11, 4, 2\)"),
+        ({"n_experts": 6}, r"scores: expected shape \(11, 3, 6\), got \(11, 3, 5\)"),
+        ({"n_experts": "five"}, "header.n_experts: expected a positive integer, got 'five'"),
+        ({"top_k": 9}, "header.top_k: expected at most n_experts = 5, got 9"),
+        ({"sha256": None}, "header.sha256: expected an object, got None"),
+        ({"signals": {}}, r"signals: expected \[\] of the header, got \['gate_next1', 'shadow'\]"),
+        (
+            {"signals": {"gate_next1": {"x": 1}, "shadow": {}}},
+            "header.signals.gate_next1: expected lookahead",
+        ),
+    ],
+)
+def test_wrong_header(path: Path, header: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TraceError, match=expected) as error:
+        Trace.read(rewritten(path, header))
+    message(error)
+
+
+def test_missing_arrays(path: Path) -> None:
+    with pytest.raises(TraceError, match="expected an array 'phase'"):
+        Trace.read(rewritten(path, {}, drop="phase"))
+
+
+def test_missing_signal_rows(path: Path) -> None:
+    with pytest.raises(TraceError, match="signals/shadow: expected 'signal_rows/shadow'"):
+        Trace.read(rewritten(path, {}, drop="signal_rows/shadow"))
+
+
+def test_array_that_the_header_does_not_know(path: Path) -> None:
+    sums = Trace.read(path).header["sha256"]
+    with pytest.raises(TraceError, match="expected the arrays"):
+        Trace.read(rewritten(path, {"sha256": sums}, rename=("scores", "score")))
+
+
+# ------------------------------------------------------------ inconsistent arrays
+
+
+@pytest.mark.parametrize(
+    ("array", "index", "value", "expected"),
+    [
+        ("experts", (3, 1, 0), 5, r"experts\[3, 1, 0\]: expected 0..4, got 5"),
+        ("experts", (3, 1), [2, 2], r"experts\[3, 1\]: expected distinct experts, got \[2, 2\]"),
+        ("weights", (2, 0, 1), np.nan, r"weights\[2, 0, 1\]: expected a finite number, got nan"),
+        ("scores", (2, 0, 1), np.inf, r"scores\[2, 0, 1\]: expected a finite number, got inf"),
+        ("request", 0, 1, r"request\[0\]: expected 0, got 1"),
+        ("request", 5, 0, r"request\[5\]: expected 1 or the next number .*, got 0"),
+        ("position", 2, 5, r"position\[2\] of request 0: expected 2, one after the row before, got 5"),
+        ("position", 0, -1, r"position\[0\]: expected at least 0, got -1"),
+        ("phase", 3, 2, r"phase\[3\]: expected 0 \(prefill\) or 1 \(decode\), got 2"),
+        ("phase", 3, 0, r"phase\[3\] of request 0: expected 1 \(decode\) after decode, got 0"),
+    ],
+)
+def test_inconsistent_values(array: str, index: Any, value: Any, expected: str) -> None:
+    with pytest.raises(TraceError, match=expected) as error:
+        altered(make(), array, index, value).check("t.safetensors")
+    assert message(error).startswith("t.safetensors: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"experts": ids(ROWS).astype(np.int64)}, "experts: expected uint8 or uint16, got int64"),
+        ({"weights": np.zeros((ROWS, LAYERS, TOP_K), np.float32)}, "weights: expected float16, got float32"),
+        ({"phase": np.zeros(ROWS - 1, np.uint8)}, r"phase: expected shape \(11,\), got \(10,\)"),
+        (
+            {"tables": {"residual": np.zeros((2, 4), np.float16)}},
+            "calibration/residual: expected 3 layers first",
+        ),
+        (
+            {"tables": {"residual": np.full((3, 4), np.nan)}},
+            r"calibration/residual\[0, 0\]: expected a finite",
+        ),
+        ({"header": {}}, "header: expected the key 'schema_version'"),
+    ],
+)
+def test_wrong_arrays(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TraceError, match=expected):
+        dataclasses.replace(make(), **changes).check()
+
+
+def test_no_rows() -> None:
+    with pytest.raises(TraceError, match="request: expected at least one row"):
+        make(
+            experts=ids(0), weights=np.zeros((0, LAYERS, TOP_K)), scores=None, n_prompt=[], n_decode=[],
+            prompt_offset=[], signals=None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("signal", "expected"),
+    [
+        ({"rows": np.array([1, 1], np.int32)}, "rows: expected ascending rows in 0..10"),
+        ({"rows": np.array([9, 11], np.int32)}, "rows: expected ascending rows in 0..10"),
+        ({"rows": np.array([1, 2])}, "rows: expected int32, got int64"),
+        (
+            {"scores": np.zeros((2, LAYERS, 4), np.float16)},
+            r"scores: expected shape \(2, 3, 5\), got \(2, 3, 4\)",
+        ),
+        (
+            {"scores": np.full((2, LAYERS, EXPERTS), np.nan, np.float16)},
+            r"scores\[0, 0, 0\]: expected a finite",
+        ),
+        ({"ids": ids(2, 0, 4)}, r"scores: expected shape \(2, 3, 4\), got \(2, 3, 5\)"),
+        ({"ids": np.zeros((2, LAYERS), np.uint8)}, "ids: expected .* ids, got shape"),
+        (
+            {"ids": np.zeros((2, LAYERS, 4), np.uint8), "scores": np.zeros((2, LAYERS, 4), np.float16)},
+            r"ids\[0, 0\]: expected distinct experts",
+        ),
+        ({"first_layer": 3}, "first_layer: expected 0..2, got 3"),
+        ({"lookahead": -1}, "lookahead and needs_layer_offset: expected at least 0"),
+    ],
+)
+def test_wrong_signals(signal: dict[str, Any], expected: str) -> None:
+    good = Signal("s", np.array([1, 2], np.int32), np.zeros((2, LAYERS, EXPERTS), np.float16), None, 1, 1, 0)
+    with pytest.raises(TraceError, match=f"signals/s: {expected}"):
+        make(signals={"s": dataclasses.replace(good, **signal)})
+
+
+# ------------------------------------------------------------ names
+
+
+def test_find_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make().write(tmp_path / "traces" / f"tiny-one{SUFFIX}")
+    assert find_trace("tiny-one").samefile(tmp_path / "traces" / f"tiny-one{SUFFIX}")
+    assert find_trace(f"traces/tiny-one{SUFFIX}") == Path(f"traces/tiny-one{SUFFIX}")
+    assert "tiny-one" in trace_names()
+    with pytest.raises(TraceError) as error:
+        find_trace("tiny-two")
+    assert "unknown trace 'tiny-two'; did you mean 'tiny-one'?" in message(error)
+    with pytest.raises(TraceError, match="nothing there"):
+        find_trace("elsewhere/x.safetensors")
+
+
+def test_shipped_miniature() -> None:
+    if "mini-mixtral" not in trace_names():
+        pytest.skip(
+            "no traces/mini-mixtral.safetensors: python -m moesim.recorder.miniature mixtral makes it"
+        )
+    trace = Trace.read(find_trace("mini-mixtral"))
+    assert (trace.n_layers, trace.n_experts, trace.top_k) == (32, 8, 2)
+    assert trace.header["label"] == "measured"
+    assert trace.header["miniature"] is True
+    assert "costs must come from the full" in trace.header["note"]
+    assert not set(trace.header["trace_files"]) & set(trace.header["calibration_files"])
+    table = trace.requests
+    assert ((table.n_prompt == 64) & (table.n_decode >= 128)).sum() >= 20
+    assert sum(trace.has_signal("gate_next1", r) for r in range(len(table))) >= 16
+    # The routed experts are the best of the full softmax, whose ties at half precision are left alone.
+    assert trace.scores is not None
+    best = np.sort(trace.scores, axis=2)[:, :, ::-1][:, :, :2]
+    np.testing.assert_array_equal(
+        np.take_along_axis(trace.scores, trace.experts.astype(np.int64), axis=2), best
+    )
+    np.testing.assert_allclose(trace.weights.astype(np.float32).sum(axis=2), 1.0, atol=2e-3)
