@@ -12,7 +12,7 @@ from moesim.costs import CostModel
 from moesim.engine import simulate
 from moesim.engine.timeouts import bare_timeouts
 from moesim.hardware import load_hardware
-from moesim.model import ModelSpec, load_model
+from moesim.model import load_model
 from moesim.policies.registry import make_policy
 from moesim.predictor_set import PredictorSet
 from moesim.testing_traces import synthetic_trace
@@ -83,10 +83,7 @@ class Measured:
     @property
     def ratios(self) -> list[float]:
         """Bare timeouts in the time of one expert run, for each repeat."""
-        return [
-            (wall / self.n_runs) / (bare / N_TIMEOUTS)
-            for wall, bare in zip(self.wall_s, self.timeout_s, strict=True)
-        ]
+        return [(wall / self.n_runs) / (bare / N_TIMEOUTS) for wall, bare in zip(self.wall_s, self.timeout_s, strict=True)]
 
     def record(self) -> dict[str, Any]:
         """Give all figures by name."""

@@ -35,9 +35,7 @@ def _how_many(value: Any) -> str:
     return "many" if isinstance(value, list) else "one"
 
 
-Sweep = Annotated[
-    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_how_many)
-]
+Sweep = Annotated[Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_how_many)]
 """One value, or a list of values to sweep."""
 
 
@@ -81,9 +79,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
 ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
-HardwareRef = Annotated[
-    Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")
-]
+HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
 PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
 
 
@@ -183,9 +179,7 @@ def parse_config(raw: Any, place: str) -> Config:
     """
     if not isinstance(raw, dict):
         got = "nothing" if raw is None else type(raw).__name__
-        raise ConfigError(
-            f"{place}: expected a mapping with model, hardware, trace, cache and policies, got {got}"
-        )
+        raise ConfigError(f"{place}: expected a mapping with model, hardware, trace, cache and policies, got {got}")
     try:
         return Config.model_validate(raw)
     except ValidationError as failure:

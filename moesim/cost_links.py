@@ -23,7 +23,7 @@ class LinkCosts:
         self.chunk_bytes = chunk_bytes
         self._ledger = Ledger(hardware)
         self._transfers: dict[tuple[str, int], int] = {}
-        self._fetches: dict[tuple[str, str, int], int] = {}
+        self._fetches: dict[tuple[str, str, int, int | None], int] = {}
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
 
@@ -66,9 +66,9 @@ class LinkCosts:
         int, ns
             All pieces over all hops, one hop after the other (store and forward).
         """
-        size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes
-        key = (src, dst, size)
+        key = (src, dst, layer if n_bytes is None else -1, n_bytes)
         if key not in self._fetches:
+            size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes
             full, rest = (0, size) if self.chunk_bytes is None else divmod(size, self.chunk_bytes)
             ns = 0
             for link in self.path(src, dst):

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.cost_links import LinkCosts
+from moesim.cost_curves import PartCosts
 from moesim.cost_parts import Roofline
-from moesim.curves import covers, curve_ns, nearest, range_text
-from moesim.errors import HardwareError
 from moesim.hardware_types import CostCurve, Device, HardwareProfile, weakest
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.units import NS_PER_S, ceil_div
@@ -28,7 +26,7 @@ FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 _SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 
 
-class CostModel(LinkCosts):
+class CostModel(PartCosts):
     """Costs of one model on one machine.
 
     Parameters
@@ -59,14 +57,12 @@ class CostModel(LinkCosts):
         chunk_bytes: int | None = None,
         extrapolate: bool = False,
     ) -> None:
-        super().__init__(model, hardware, transfer, chunk_bytes)
-        self.extrapolate = extrapolate
+        super().__init__(model, hardware, transfer=transfer, chunk_bytes=chunk_bytes, extrapolate=extrapolate)
         self._memo: dict[tuple[Any, ...], int] = {}
         self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in hardware.devices}
         self._tables: dict[str, list[int]] = {name: [0] for name in hardware.devices}
         self._arrays: dict[str, NDArray[np.int64]] = {}
-        self._attention: dict[str, tuple[Roofline, int, int, int, int]] = {}
-        self._rooflines: dict[tuple[str, str], Roofline] = {}
+        self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
 
     # ---- experts
 
@@ -183,19 +179,17 @@ class CostModel(LinkCosts):
         """
         if device not in self._attention:
             self._attention[device] = self._attention_constants(device)
-        roofline, per_row, weights, kv_bytes, per_work2 = self._attention[device]
+        roofline, per_row, weights, kv_bytes, per_work2, has_curve = self._attention[device]
         if n_rows == 0:
             return 0
         seen = work2 if n_requests is None else ceil_div(work2 * n_requests, n_rows)
         n_bytes, operations = ceil_div(kv_bytes * seen, 2), per_work2 * work2
-        curves = self._part_curves(device, "attention")
-        if curves:
-            alone = self._part_ns(device, "attention", n_rows, 0, 0)
+        if has_curve:
             context = max(ceil_div(n_bytes * NS_PER_S, roofline.rate), ceil_div(operations * NS_PER_S, roofline.flops))
-            return alone + context
+            return self._part_ns(device, "attention", n_rows, 0, 0) + context
         return roofline.ns(weights + n_bytes, per_row * n_rows + operations)
 
-    def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int]:
+    def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int, bool]:
         model = self.model
         roofline = self._roofline(self.hardware.devices[device], "attention")
         if model.kv_lora_rank:
@@ -203,7 +197,8 @@ class CostModel(LinkCosts):
         else:
             per_work2 = 2 * model.n_heads * model.head_dim
         kv_bytes = model.kv_bytes_per_token_per_layer
-        return roofline, 2 * model.attention_params, model.attention_bytes, kv_bytes, per_work2
+        has_curve = bool(self._part_curves(device, "attention"))
+        return roofline, 2 * model.attention_params, model.attention_bytes, kv_bytes, per_work2, has_curve
 
     def dense_ns(self, device: str, n_rows: int) -> int:
         """Time of the rest of a layer's dense part: norms, router, and the router's result reaching the host."""
@@ -313,50 +308,3 @@ class CostModel(LinkCosts):
             ``numbers``: dotted key to ``{"value", "source", "ref"}``.
         """
         return self._ledger.provenance()
-
-    # ---- shared parts
-
-    def _roofline(self, device: Device, part: str) -> Roofline:
-        key = (device.name, part)
-        if key not in self._rooflines:
-            self._rooflines[key] = Roofline(device, device.launches.get(part, 1))
-            names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}")
-            self._ledger.note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
-        return self._rooflines[key]
-
-    def _part_curves(self, device: str, part: str) -> list[CostCurve]:
-        curves = self.hardware.devices[device].parts
-        return [curve for curve in curves if curve.part == part and curve.model == self.model.name]
-
-    def _part_ns(self, device: str, part: str, n_rows: int, n_bytes: int, operations: int) -> int:
-        key = (part, device, n_rows)
-        ns = self._memo.get(key)
-        if ns is None:
-            curves = self._part_curves(device, part)
-            found = self.hardware.devices[device]
-            if n_rows == 0:
-                ns = 0
-            elif curves:
-                ns = self._from_curves(found, part, curves, n_rows, f"{part} curve for {self.model.name}")
-            else:
-                ns = self._roofline(found, part).ns(n_bytes, operations)
-            self._memo[key] = ns
-        return ns
-
-    def _from_curves(self, device: Device, part: str, curves: list[CostCurve], n_rows: int, what: str) -> int:
-        if n_rows == 0:
-            return 0
-        cost = f"{part} @{device.name}"
-        curve = next((curve for curve in curves if covers(curve, n_rows)), None)
-        if curve is None:
-            if not self.extrapolate:
-                raise HardwareError(
-                    f"{self.hardware.path} has no {what} on {device.name} at {n_rows} tokens "
-                    f"(measured {range_text(curves)}); measure it or set extrapolate: true"
-                )
-            curve = nearest(curves, n_rows)
-            cost += " outside its range"
-        names = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points")
-        form = curve.form if covers(curve, n_rows) else f"{curve.form}, extrapolated"
-        self._ledger.note(cost, form, *(f"{curve.key}.{name}" for name in names))
-        return curve_ns(curve, n_rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from moesim.config import Config, parse_config
+from moesim.config import parse_config
 from moesim.errors import InputError
 from moesim.progress import Progress
 from moesim.resolve import Experiment
@@ -41,7 +41,7 @@ class Results:
     @property
     def failures(self) -> list[str]:
         """One line for each run that failed."""
-        return [f"{o.row['policy']}: {o.failure}" for o in self.outcomes if o.failure is not None]
+        return [f"{describe_run(o.row)}: {o.failure}" for o in self.outcomes if o.failure is not None]
 
 
 def run_experiment(
@@ -120,6 +120,12 @@ def _work(index: int, keep: bool) -> Outcome:
     return run_one(experiment, experiment.specs[index], keep=keep)
 
 
-def load_experiment(config: Config, place: str) -> Experiment:
-    """Resolve an experiment; see `Experiment`."""
-    return Experiment(config, place)
+def describe_run(row: Mapping[str, Value]) -> str:
+    """Say in a few words which run a row is of.
+
+    >>> describe_run({"run": 3, "policy": "lru", "cache_ratio": 0.5, "cache_budget_bytes": None, "batch_size": 4})
+    'run 3 (lru, cache 0.5, batch 4)'
+    """
+    ratio, budget = row["cache_ratio"], row["cache_budget_bytes"]
+    cache = f"{ratio:g}" if isinstance(ratio, float) else f"{budget} B"
+    return f"run {row['run']} ({row['policy']}, cache {cache}, batch {row['batch_size']})"

@@ -30,9 +30,7 @@ def check_plots(names: Sequence[str], place: str) -> None:
             raise ConfigError(f"{place}: plots[{i}]: {unknown_name('plot', name, PLOTS)}")
 
 
-def draw(
-    names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path
-) -> None:
+def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path) -> None:
     """Draw the figures of an experiment into a folder, each as PNG and PDF.
 
     Parameters
@@ -50,13 +48,9 @@ def draw(
 
     frame = frame_of(outcomes)
     made: dict[str, Callable[[str], Iterator[tuple[str, Any]]]] = {
-        "decode_speed": lambda name: _by_panel(
-            name, frame, lambda part, group: plots.decode_speed(part, group)
-        ),
+        "decode_speed": lambda name: _by_panel(name, frame, lambda part, group: plots.decode_speed(part, group)),
         "breakdown": lambda name: _by_panel(name, frame, lambda part, group: _breakdown(part, group)),
-        "hit_rate": lambda name: _by_panel(
-            name, frame, lambda part, group: plots.hit_rate(part), group="cache_ratio"
-        ),
+        "hit_rate": lambda name: _by_panel(name, frame, lambda part, group: plots.hit_rate(part), group="cache_ratio"),
         "gantt": lambda name: _gantt(name, frame, runs),
     }
     for name in dict.fromkeys(names):

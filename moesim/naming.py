@@ -31,7 +31,7 @@ def policy_label(policy: Mapping[str, Any]) -> str:
     ('lru', 'hybrimoe(alpha=0.5)')
     """
     options = ",".join(f"{key}={_written(value)}" for key, value in policy.items() if key != "name")
-    return policy["name"] + (f"({options})" if options else "")
+    return str(policy["name"]) + (f"({options})" if options else "")
 
 
 def _written(value: Any) -> str:
@@ -48,17 +48,13 @@ def model_label(model: ModelSpec) -> str:
 def hardware_label(hardware: HardwareProfile) -> str:
     """Name a machine with what was changed in it."""
     numbers = hardware.numbers
-    changed = ", ".join(
-        f"{key}={numbers[key].value if key in numbers else 'changed'}" for key in hardware.overrides
-    )
+    changed = ", ".join(f"{key}={numbers[key].value if key in numbers else 'changed'}" for key in hardware.overrides)
     return hardware.name + (f" ({changed})" if changed else "")
 
 
 def fingerprint(value: Any) -> str:
     """Hash anything with sha256: what JSON can hold, and the ``repr`` of the rest, in canonical form."""
-    return hashlib.sha256(
-        json.dumps(value, sort_keys=True, default=_plain, separators=(",", ":")).encode()
-    ).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=_plain, separators=(",", ":")).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,8 @@ from moesim import __version__
 from moesim.errors import ConfigError, unknown_name
 from moesim.figures import check_plots, draw
 from moesim.frames import layer_frame, step_frame, write_frame
-from moesim.result import check_folder, replace_folder
 from moesim.naming import fingerprint
+from moesim.result import check_folder, replace_folder
 from moesim.timeline import Event, timeline_events, timeline_json
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ class Output:
         wanted = config.timeline.policies if config.timeline is not None else []
         for i, name in enumerate(wanted or []):
             if name not in known:
-                raise ConfigError(
-                    f"{place}: timeline.policies[{i}]: {unknown_name('policy of this experiment', name, known)}"
-                )
+                raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown_name('policy of this experiment', name, known)}")
         self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
         self._in_gantt = [s.index for s in self._first] if "gantt" in config.plots else []
         every = [s.index for s in experiment.specs] if config.frames else []
@@ -84,9 +82,7 @@ class Output:
         """
         with replace_folder(self.folder) as folder:
             resolved = describe(self.experiment)
-            (folder / "config.resolved.yaml").write_text(
-                yaml.safe_dump(resolved, sort_keys=False, width=120), encoding="utf-8"
-            )
+            (folder / "config.resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, width=120), encoding="utf-8")
             summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
             write_frame(folder / "runs.parquet", results.rows)
@@ -146,11 +142,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         ``key`` is the hash of all that decides the results: nothing that does not, such as the output folder.
     """
     written = experiment.config.model_dump(mode="json")
-    decides = {
-        k: v
-        for k, v in written.items()
-        if k not in ("name", "description", "output", "plots", "timeline", "frames")
-    }
+    decides = {k: v for k, v in written.items() if k not in ("name", "description", "output", "plots", "timeline", "frames")}
     inputs = experiment.inputs()
     return {
         "moesim": __version__,

@@ -54,8 +54,8 @@ class Progress:
             return
         self._drawn = now
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
-            self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self._bar = RichProgress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
             self._bar.add_task("", total=self._total)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], completed=self.done, description=self._text)

@@ -83,9 +83,7 @@ def bytes_per_token(row: Row) -> str:
 
 def busy_shares(row: Row) -> str:
     """Write the busy shares in percent: GPUs / CPUs (means over devices) / links to and from GPUs."""
-    shares = {
-        key.removeprefix("utilisation."): _number(row, key) for key in row if key.startswith("utilisation.")
-    }
+    shares = {key.removeprefix("utilisation."): _number(row, key) for key in row if key.startswith("utilisation.")}
     devices = {name: share for name, share in shares.items() if "->" not in name and share is not None}
     found = [[s for n, s in devices.items() if n.startswith(kind)] for kind in ("gpu", "cpu")]
     means = [f"{100 * sum(values) / len(values):.0f}" if values else "-" for values in found]
@@ -162,16 +160,12 @@ def _setting(value: Any) -> str:
 
 
 def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format) -> str:
-    shared = [
-        f"{name} {next(iter(values))}"
-        for key, name in (("model", "model"), ("hardware", "on"), ("trace", "routing"), ("prompt_tokens", "prompt"), ("decode_tokens", "decode"))
-        if len(values := {str(row.get(key)) for row in rows}) == 1
-    ]  # fmt: skip
-    labels = [
-        f"{words}: {next(iter(values))}"
-        for key, (_, words) in _LABELS.items()
-        if len(values := {row.get(key) for row in done}) == 1 and any(values)
-    ]
+    said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
+    values = {key: {row.get(key) for row in rows} for key in said}
+    shared = [f"{word} {next(iter(values[key]))}" for key, word in said.items() if len(values[key]) == 1]
+    found = {key: {row.get(key) for row in done} for key in _LABELS}
+    shown = {words: found[key] for key, (_, words) in _LABELS.items()}
+    labels = [f"{words}: {next(iter(one))}" for words, one in shown.items() if len(one) == 1 and any(one)]
     lines = [", ".join(shared), "; ".join(["simulated", *labels])]
     if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,9 +107,7 @@ class Experiment:
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place
         model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
-        machine = _remembered(
-            self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware")
-        )
+        machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
         trace = _remembered(self.traces, point.trace, lambda: _read_trace(point.trace, place))
         self._check_shape(point.trace, trace, model)
         try:
@@ -146,15 +144,11 @@ class Experiment:
         for spec in self.specs:
             written = json.dumps(spec.point.policy, sort_keys=True, default=str)
             if names.setdefault(spec.policy_name, written) != written:
-                raise ConfigError(
-                    f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice"
-                )
+                raise ConfigError(f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice")
         first = [s.policy_name for s in self.specs if s.point == _with_policy(self.specs[0].point, s.point)]
         for name in dict.fromkeys(first):
             if first.count(name) > 1:
-                raise ConfigError(
-                    f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times"
-                )
+                raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
 
     def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
         trace = self.traces[_key(spec.point.trace)]

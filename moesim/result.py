@@ -32,9 +32,7 @@ def check_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise ConfigError(
-            f"{folder}: expected a folder for the results, got a file; choose another with --out"
-        )
+        raise ConfigError(f"{folder}: expected a folder for the results, got a file; choose another with --out")
     if any(folder.iterdir()) and not (folder / SUMMARY).is_file():
         raise ConfigError(
             f"{folder}: expected a new folder or an earlier result, got a folder with other files; choose another with --out"
@@ -93,7 +91,5 @@ def read_summary(folder: Path) -> dict[str, Any]:
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: expected the summary of a result, got: {' '.join(str(error).split())}"
-        ) from None
+        raise ConfigError(f"{path}: expected the summary of a result, got: {' '.join(str(error).split())}") from None
     return summary

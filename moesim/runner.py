@@ -104,9 +104,7 @@ def _run(
     if slots is None:
         budget = spec.point.budget_bytes
         assert budget is not None
-        slots = slots_within(
-            budget, spec.model, _costs(experiment, spec), workload, policy, tables, spec.policy_name
-        )
+        slots = slots_within(budget, spec.model, _costs(experiment, spec), workload, policy, tables, spec.policy_name)
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
     placement = initial_placement(spec.model, _costs(experiment, spec), workload, policy, per_device, tables)
     predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
@@ -116,9 +114,7 @@ def _run(
         tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
     )  # fmt: skip
     split = breakdown(records, machine.kinds, machine.media)
-    metrics = summarise(
-        records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split
-    )
+    metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split)
     labels = [*costs.labels(), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
@@ -133,8 +129,7 @@ def _run(
         "error": None,
         **metrics,
     }
-    kept = (records, split) if keep else (None, None)
-    return Outcome(row, machine, *kept, provenance=costs.provenance())
+    return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
 
 
 def _costs(experiment: Experiment, spec: RunSpec) -> CostModel:

@@ -44,7 +44,7 @@ class Frequency:
     def __init__(self, trace: Trace, workload: Workload | None = None) -> None:
         self._top_k = trace.top_k
         self._past: _Past | None = None
-        self._ready: dict[tuple[str, int], tuple[NDArray[Any], NDArray[Any]]] = {}
+        self._ready: dict[tuple[str, int, int], tuple[NDArray[Any], NDArray[Any]]] = {}
         if workload is None:
             both = _table(trace, "activation_frequency")
             self._tables = {"prefill": both, "decode": trace.tables.get("activation_frequency_decode", both)}
@@ -59,20 +59,17 @@ class Frequency:
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
         """Give the same answer for every row; None as long as nothing has been counted."""
         n_rows = step.micro[mb].n_rows
-        if self._past is None:
-            key = (step.phase, layer)
-            if key not in self._ready:
-                self._ready[key] = self._rank(self._tables[step.phase][layer])
-            ids, scores = self._ready[key]
-        elif step.index == 0:
-            return None
-        else:
-            ids, scores = self._rank(self._past.before(step.index)[layer])
-        return np.broadcast_to(ids, (n_rows, len(ids))), np.broadcast_to(scores, (n_rows, len(scores)))
+        if self._past is not None:
+            return self._rank(self._past.before(step.index)[layer], n_rows) if step.index else None
+        key = (step.phase, layer, n_rows)
+        if key not in self._ready:
+            self._ready[key] = self._rank(self._tables[step.phase][layer], n_rows)
+        return self._ready[key]
 
-    def _rank(self, frequency: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _rank(self, frequency: NDArray[Any], n_rows: int) -> tuple[NDArray[Any], NDArray[Any]]:
         scores = np.asarray(frequency, np.float64) / max(float(np.sum(frequency)), 1e-300)
-        return np.argsort(-scores, kind="stable")[: self._top_k], scores
+        ids = np.argsort(-scores, kind="stable")[: self._top_k]
+        return np.broadcast_to(ids, (n_rows, len(ids))), np.broadcast_to(scores, (n_rows, len(scores)))
 
 
 class Coactivation:

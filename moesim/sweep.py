@@ -148,7 +148,8 @@ def _policies(spec: Any, place: str) -> Iterator[dict[str, Any]]:
     if isinstance(spec, str):
         spec = {"name": spec}
     cls = policy_class(spec["name"], place)
-    hints = get_type_hints(cls.__init__, include_extras=True) if option_parameters(cls) else {}
+    constructor = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
+    hints = get_type_hints(constructor, include_extras=True) if option_parameters(cls) else {}
 
     def choices(key: str, value: Any) -> list[Any]:
         by_nature = key not in hints or matches(value, hints[key])

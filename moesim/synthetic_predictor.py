@@ -9,12 +9,15 @@ import numpy as np
 from moesim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from moesim.predictors import Prediction
     from moesim.workload import Step
 
 LOOKAHEAD = 1  # layers
+_CELLS_AT_ONCE = 2**20  # (row, layer, expert) cells up to which all layers of a step are drawn together
 
 
 class Synthetic:
@@ -43,6 +46,8 @@ class Synthetic:
         self._n_experts = n_experts
         self._recall = recall
         self._seed = seed
+        self._step: Step | None = None
+        self._ready: dict[tuple[int, int], NDArray[Any]] = {}  # (micro-batch, layer) of that step -> ids
 
     def needs_layer(self, layer: int) -> int | None:
         """Tell the layer before; None for layer 0, which is not predicted."""
@@ -52,20 +57,30 @@ class Synthetic:
         """Spoil the true routing; None for layer 0."""
         if layer < LOOKAHEAD:
             return None
-        routed = step.micro[mb].layers[layer]
-        n_rows, top_k = routed.experts.shape
-        rows = np.arange(n_rows) + step.micro[mb].first_row
-        draws = uniform(self._seed, step.index, layer, rows, top_k + self._n_experts)
-        wrong = draws[:, :top_k] >= self._recall
-        order = draws[:, top_k:]
-        np.put_along_axis(order, routed.experts.astype(np.int64), 2.0, axis=1)  # the routed ones come last
-        others = np.argsort(order, axis=1, kind="stable")
+        if step is not self._step:
+            self._step, self._ready = step, {}
+        if (mb, layer) not in self._ready:
+            micro = step.micro[mb]
+            cells = micro.n_rows * len(micro.layers) * self._n_experts
+            layers = range(len(micro.layers)) if cells <= _CELLS_AT_ONCE else [layer]
+            ids = self._spoil(step, mb, layers)
+            self._ready |= {(mb, which): part for which, part in zip(layers, ids, strict=True)}
+        return self._ready[mb, layer], step.micro[mb].layers[layer].weights
+
+    def _spoil(self, step: Step, mb: int, layers: Sequence[int]) -> NDArray[Any]:
+        micro = step.micro[mb]
+        routed = np.stack([micro.layers[layer].experts for layer in layers]).astype(np.int64)
+        top_k = routed.shape[2]
+        rows = np.arange(micro.first_row, micro.first_row + micro.n_rows)
+        draws = uniform(self._seed, step.index, np.array(layers), rows, top_k + self._n_experts)
+        wrong = draws[..., :top_k] >= self._recall
+        order = draws[..., top_k:]
+        np.put_along_axis(order, routed, 2.0, axis=2)  # the routed ones come last
+        others = np.argsort(order, axis=2, kind="stable")
         # The i-th wrong slot of a row takes the i-th of the others, as far as there are any.
-        nth = np.cumsum(wrong, axis=1) - 1
+        nth = np.cumsum(wrong, axis=2) - 1
         wrong &= nth < self._n_experts - top_k
-        spoilt = np.take_along_axis(others, np.clip(nth, 0, None), axis=1)
-        ids = np.where(wrong, spoilt, routed.experts)
-        return ids, routed.weights
+        return np.where(wrong, np.take_along_axis(others, np.clip(nth, 0, None), axis=2), routed)
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64: Steele, Lea, Flood, OOPSLA 2014
@@ -79,24 +94,26 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> _LAST_SHIFT)
 
 
-def uniform(seed: int, step: int, layer: int, rows: NDArray[Any], n: int) -> NDArray[np.float64]:
+def uniform(seed: int, step: int, layers: NDArray[Any], rows: NDArray[Any], n: int) -> NDArray[np.float64]:
     """Draw numbers that depend on their place only: a counter hashed with SplitMix64.
 
     Parameters
     ----------
-    seed, step, layer : int
+    seed, step : int
         The place.
+    layers : (n_layers,) integer
+        Layers of the step.
     rows : (n_rows,) integer
         Rows of the step.
     n : int
-        Numbers for each row.
+        Numbers for each row of each layer.
 
     Returns
     -------
-    (n_rows, n) float64
+    (n_layers, n_rows, n) float64
         In [0, 1).
     """
     state = np.zeros(1, np.uint64)
-    for word in (np.array([seed]), np.array([step]), np.array([layer]), rows[:, None], np.arange(n)[None, :]):
+    for word in (np.array([seed]), np.array([step]), layers[:, None, None], rows[:, None], np.arange(n)):
         state = _mix(state + (word.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     return (state >> np.uint64(11)).astype(np.float64) / 2.0**53

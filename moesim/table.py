@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from rich.table import Table
 _WIDE = 1000  # columns; what is piped to a file is not cut
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """How to print a table."""
 
     TABLE = "table"
@@ -25,9 +25,7 @@ class Format(str, Enum):
     JSON = "json"
 
 
-def render(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()
-) -> str:
+def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()) -> str:
     """Write a table of texts.
 
     Parameters
@@ -55,9 +53,7 @@ def render(
     """
     if form is Format.MD:
         head = "|" + "|".join("---:" if column in right else "---" for column in columns) + "|"
-        lines = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (columns, *rows)
-        ]
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (columns, *rows)]
         return "\n".join([lines[0], head, *lines[1:]]) + "\n"
     if form is Format.CSV:
         return _csv(columns, rows)
@@ -68,9 +64,7 @@ def render(
         table.add_row(*row)
     text = io.StringIO()
     terminal = sys.stdout.isatty()
-    console = Console(
-        file=text, force_terminal=terminal, width=None if terminal else _WIDE, highlight=False, markup=False
-    )
+    console = Console(file=text, force_terminal=terminal, width=None if terminal else _WIDE, highlight=False, markup=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +294,7 @@ def test_yaml_traps(tmp_path: Path) -> None:
     }
     with pytest.raises(HardwareError, match=r"^x: line 2: key 'a' is given twice; remove one$"):
         read_yaml("a: 1\na: 2", "x")
-    with pytest.raises(HardwareError, match="^x: not valid YAML: "):
+    with pytest.raises(HardwareError, match=r"^x: not valid YAML: "):
         read_yaml("a: [1", "x")
     with pytest.raises(HardwareError, match="expected a mapping with name, devices and links, got list"):
         read_yaml("- 1", "x")
@@ -411,7 +412,7 @@ def test_no_path_and_unknown_device() -> None:
 def test_weakest_label() -> None:
     assert weakest([]) == "measured"
     assert weakest(["published", "derived", "measured"]) == "derived"
-    assert [weakest([a, b]) for a, b in zip(LABELS, LABELS[1:], strict=False)] == list(LABELS[1:])
+    assert [weakest([a, b]) for a, b in pairwise(LABELS)] == list(LABELS[1:])
 
 
 # ---------------------------------------------------------------------------------------------- shipped files
@@ -454,3 +455,12 @@ def test_cluster_has_one_network() -> None:
     ]
     assert [link.medium for link in way] == [None, "ethernet", None]
     assert len(profile.path_between("shadow-gpu", "worker0-gpu")) == 3
+
+
+def test_example_in_the_guide_loads() -> None:
+    guide = Path(load_hardware("rtx3090-epyc7532").path).parent / "README.md"
+    if not guide.is_file():
+        pytest.skip("the guide is not beside the profiles (installed package)")
+    example = guide.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    profile = build_profile(read_yaml(example, "README.md"), "README.md")
+    assert list(profile.devices) == ["gpu0", "cpu0"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moesim import synthetic_predictor
 from moesim.errors import ConfigError
 from moesim.predictors import Coactivation, Frequency, Oracle, RecordedSignal, Synthetic, make_predictor
 from moesim.synthetic_predictor import uniform
@@ -207,16 +208,25 @@ def test_a_synthetic_prediction_where_hardly_any_expert_is_left() -> None:
 
 
 def test_the_draws_are_even_and_fixed() -> None:
-    draws = uniform(7, 0, 0, np.arange(2000), 5)
+    draws = uniform(7, 0, np.array([4, 5]), np.arange(2000), 5)
     assert draws.mean() == pytest.approx(0.5, abs=0.01)
-    assert np.histogram(draws, bins=10, range=(0, 1))[0].std() < 60
-    assert abs(np.corrcoef(draws.T) - np.eye(5)).max() < 0.07
-    assert np.array_equal(uniform(7, 0, 0, np.arange(5, 9), 5), draws[5:9])
+    assert np.histogram(draws, bins=10, range=(0, 1))[0].std() < 90
+    independent = np.corrcoef(draws.swapaxes(1, 2).reshape(10, 2000))
+    assert abs(independent - np.eye(10)).max() < 0.08
+    assert np.array_equal(uniform(7, 0, np.array([5]), np.arange(5, 9), 5)[0], draws[1, 5:9])
     # A change here changes every result that was made with a synthetic predictor.
-    assert (uniform(0, 0, 1, np.array([0]), 3) * 2**53).astype(int).tolist() == [GOLDEN_DRAWS]
+    golden = [2780430541989070, 8225704849019949, 6377781199279171]
+    assert (uniform(0, 0, np.array([1]), np.array([0]), 3) * 2**53).astype(int).tolist() == [[golden]]
 
 
-GOLDEN_DRAWS = [2780430541989070, 8225704849019949, 6377781199279171]
+def test_large_steps_are_drawn_layer_by_layer_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = [Synthetic(32, 0.5).predict(PREFILL, 1, layer) for layer in (1, 2)]
+    monkeypatch.setattr(synthetic_predictor, "_CELLS_AT_ONCE", 0)
+    apart = [Synthetic(32, 0.5).predict(PREFILL, 1, layer) for layer in (1, 2)]
+    for one, other in zip(together, apart, strict=True):
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one[0], other[0])
 
 
 def test_predictors_by_name() -> None:

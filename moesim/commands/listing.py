@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ from moesim.units import format_bytes
 Rows = list[dict[str, Any]]
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What can be listed."""
 
     POLICIES = "policies"
@@ -80,9 +80,7 @@ def _models() -> Rows:
             "top_k": model.top_k,
             "shared": model.n_shared,
             "bytes per expert": format_bytes(model.expert_bytes(0)),
-            "all experts": format_bytes(
-                sum(model.expert_bytes(i) for i in range(model.n_layers)) * model.n_experts
-            ),
+            "all experts": format_bytes(sum(model.expert_bytes(i) for i in range(model.n_layers)) * model.n_experts),
             "the rest": format_bytes(model.non_expert_bytes),
             "source": model.source,
         }
@@ -136,23 +134,22 @@ def _span(values: Any) -> str:
     return f"{low}" if low == high else f"{low}..{high}"
 
 
+_MADE = {
+    "oracle": ("oracle", "the true routing, known from the start"),
+    "synthetic:<recall>": ("synthetic", "the true routing, spoilt to a stated recall"),
+    "frequency": ("-", "the experts used most often: from the calibration table or, with :running, so far"),
+    "coactivation": ("-", "the experts that follow those of the layer before, from the same sources"),
+}
+"""Predictors that need no recorded signal: label, and what they say."""
+
+
 def _predictors() -> Rows:
-    rows: Rows = [
-        {"name": "oracle", "label": "oracle", "what it is": "the true routing, known from the start"},
-        {"name": "synthetic:<recall>", "label": "synthetic", "what it is": "the true routing, spoilt to a stated recall"},
-        {"name": "frequency", "label": "-", "what it is": "the experts used most often, from the calibration table or, with :running, so far"},
-        {"name": "coactivation", "label": "-", "what it is": "the experts that follow those of the layer before, from the same sources"},
-    ]  # fmt: skip
+    rows: Rows = [{"name": name, "label": label, "what it is": text} for name, (label, text) in _MADE.items()]
     for name in trace_names():
         trace = Trace.read(find_trace(name), verify=False)
-        rows += [
-            {
-                "name": f"signal:{signal.name}",
-                "label": "-",
-                "what it is": f"recorded in {name}: {signal.about or 'a prediction'}",
-            }
-            for signal in trace.signals.values()
-        ]
+        for signal in trace.signals.values():
+            about = f"recorded in {name}: {signal.about or 'a prediction'}"
+            rows.append({"name": f"signal:{signal.name}", "label": "-", "what it is": about})
     return rows
 
 

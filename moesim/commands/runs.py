@@ -20,9 +20,7 @@ from moesim.yaml_reader import read_yaml_value
 
 Set = Annotated[
     list[str],
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
@@ -32,9 +30,7 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment.")],
     overrides: Set = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: results/NAME.")] = None,
-    small: Annotated[
-        bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")
-    ] = False,
+    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
     jobs: Jobs = 1,
     form: As = Format.TABLE,
 ) -> int:
@@ -48,19 +44,11 @@ def run(
 
 def compare(
     policies: Annotated[str, typer.Option(help="Names, or {name: ..., option: ...}, separated by commas.")],
-    model: Annotated[
-        str, typer.Option(help="Name, or {base: NAME, field: value}.")
-    ] = "{base: mixtral-8x7b, expert_bits: 4.5}",
-    hardware: Annotated[
-        str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")
-    ] = "rtx3090-epyc7532",
+    model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4.5}",
+    hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[str, typer.Option(help="Name or path of a trace.")] = "mini-mixtral",
-    cache: Annotated[
-        str | None, typer.Option(help="Shares of all experts that a GPU caches. [default: 0.25,0.5]")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Instead of --cache: memory of a GPU, such as '12 GiB'.")
-    ] = None,
+    cache: Annotated[str | None, typer.Option(help="Shares of all experts that a GPU caches. [default: 0.25,0.5]")] = None,
+    budget: Annotated[str | None, typer.Option(help="Instead of --cache: memory of a GPU, such as '12 GiB'.")] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens.")] = "64",
     decode: Annotated[str, typer.Option(help="Decode tokens.")] = "64",
@@ -68,18 +56,14 @@ def compare(
     seed: Annotated[str, typer.Option(help="Seed of the choice of requests.")] = "0",
     transfer: Annotated[str, typer.Option(help="pinned, pageable or chunked.")] = "pinned",
     overrides: Set = [],  # noqa: B006
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
     jobs: Jobs = 1,
     form: As = Format.TABLE,
 ) -> int:
     """Compare policies without a file; lists separated by commas are swept."""
     if cache is not None and budget is not None:
         raise ConfigError("compare: expected either --cache or --budget, got both")
-    memory = (
-        {"budget": _values("budget", budget)} if budget else {"ratio": _values("cache", cache or "0.25,0.5")}
-    )
+    memory = {"budget": _values("budget", budget)} if budget else {"ratio": _values("cache", cache or "0.25,0.5")}
     workload = {
         "batch_size": batch,
         "prompt_tokens": prompt,

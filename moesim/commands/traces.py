@@ -36,10 +36,7 @@ def trace_stats(
     found = Trace.read(find_trace(trace))
     result = stats(found, phase, max_rows=max_rows)
     if form is Format.JSON:
-        sys.stdout.write(
-            json.dumps({"trace": trace, "model": found.model, "label": found.label, **result}, indent=2)
-            + "\n"
-        )
+        sys.stdout.write(json.dumps({"trace": trace, "model": found.model, "label": found.label, **result}, indent=2) + "\n")
     else:
         rows = [{"figure": name, "value": value} for name, value in _flat(trace, found, result)]
         if form is Format.CSV:
@@ -68,15 +65,10 @@ def _flat(name: str, trace: Trace, result: dict[str, Any]) -> list[tuple[str, An
         ("tokens", f"{result['n_rows']}" + (" (a sample)" if result["sampled"] else "")),
     ]
     flat += [
-        (key, result[key])
-        for key in result
-        if key.startswith("reuse") or key in ("n_requests", "entropy", "top_over_uniform")
+        (key, result[key]) for key in result if key.startswith("reuse") or key in ("n_requests", "entropy", "top_over_uniform")
     ]
     for policy, rates in result["hit_rate"].items():
-        flat += [
-            (f"{policy} hit rate at {100 * s:g} %", rate)
-            for s, rate in zip(result["cache_shares"], rates, strict=True)
-        ]
+        flat += [(f"{policy} hit rate at {100 * s:g} %", rate) for s, rate in zip(result["cache_shares"], rates, strict=True)]
     flat += [(f"recall of {source}", value) for source, value in result["next_layer_recall"].items()]
     flat.append(("prefill-decode cosine", result["prefill_decode_cosine"]))
     return flat

@@ -119,4 +119,9 @@ def slots_within(
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if needed(middle)[0] <= budget_bytes else (low, middle - 1)
+    # Slots that change nothing (a remainder that does not reach every layer) are not told as cache.
+    most, smallest = needed(low)[0], 0
+    while smallest < low:
+        middle = (smallest + low) // 2
+        smallest, low = (smallest, middle) if needed(middle)[0] == most else (middle + 1, low)
     return low

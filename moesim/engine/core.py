@@ -367,11 +367,15 @@ class Engine:
 
     def _arm_if_awaited(self) -> None:
         """Give lazy plans alarms if the layer waits for nothing else any more."""
-        lazy = [lane for lane in self.planned if not lane.armed]
+        n_lazy = 0
+        for lane in self.planned:
+            if not lane.armed:
+                n_lazy += len(lane.plan)
         visit = self.visit
-        if lazy and (visit is None or visit.open <= sum(len(lane.plan) for lane in lazy)):
-            for lane in lazy:
-                lane.arm()
+        if n_lazy and (visit is None or visit.open <= n_lazy):
+            for lane in self.planned:
+                if not lane.armed:
+                    lane.arm()
 
     def _start_media(self) -> None:
         media, self.media_to_start = self.media_to_start, []

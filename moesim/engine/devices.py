@@ -67,6 +67,7 @@ class DeviceLane:
         self.engine = engine
         self.device = device
         self.name = name
+        self._name = device.name
         suffix = ("experts", "dense") if name == "main" else ("side", "side")
         self.expert_activity = f"{device.name}.{suffix[0]}"
         self.dense_activity = f"{device.name}.{suffix[1]}"
@@ -192,6 +193,7 @@ class DeviceLane:
         plan = self.plan
         if len(plan) > 1:
             self._complete_until(now)
+            engine.planned.remove(self)
         self._finish(plan.pop(), now)
         if env.peek() > now:
             engine.flush()
@@ -209,17 +211,14 @@ class DeviceLane:
         self.armed = False
         if self.heap:
             engine.lanes_to_start.append(self)
-        self._record(task, now)
-        engine.finished.append(task)
-
-    def _record(self, task: Task, end: int) -> None:
         self._records.append(
             _new(
                 TaskRecord,
-                (task.start, end, self.device.name, self.name, task.kind, task.step, task.layer, task.mb, task.expert,
+                (task.start, now, self._name, self.name, task.kind, task.step, task.layer, task.mb, task.expert,
                  task.rows, task.work, task.submitted, task.ready),
             )
         )  # fmt: skip
+        engine.finished.append(task)
 
     def _complete_until(self, now: int) -> None:
         """Complete the planned Runs that have ended by now, as of the moments when they ended; of an armed plan all but the last."""
@@ -230,7 +229,13 @@ class DeviceLane:
             task = plan[done]
             done += 1
             end = task.end
-            self._record(task, end)
+            self._records.append(
+                _new(
+                    TaskRecord,
+                    (task.start, end, self._name, self.name, task.kind, task.step, task.layer, task.mb, task.expert,
+                     task.rows, task.work, task.submitted, task.ready),
+                )
+            )  # fmt: skip
             copy = self._copies[task.unit]
             copy.pins -= 1
             if copy.doomed and not copy.pins:
@@ -281,6 +286,7 @@ class DeviceState:
         self.backing = backing
         self.memory = memory
         self.first_extra = engine.costs.first_extra_ns(name)
+        self.nearest: tuple[DeviceState, Any] | None = None  # the only possible source and the path from it, if just one
         self.expert_ns: dict[int, int] = {}  # rows -> ns, filled as needed
         self.pending: dict[int, Any] = {}  # unit -> Transfer on its way here
         self.main = DeviceLane(engine, self, "main")

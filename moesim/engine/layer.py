@@ -71,6 +71,7 @@ class Visit:
         self.routed_rows = 0  # rows of the micro-batches routed so far
         self.taken: dict[int, int] = {}  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
         self.early: list[Early] = []
+        self.has_slots = False
         self._slots: Any = None
         self._substitutes: list[tuple[int, int, bool]] = []  # (expert, row, stale) to settle last
 
@@ -98,6 +99,7 @@ class Visit:
 
     def _make_slots(self) -> None:
         if self._slots is None:
+            self.has_slots = True
             self._extend_slots()
             table = np.concatenate(self.experts)
             taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
@@ -140,10 +142,6 @@ class Visit:
         for early in self.early:
             self.settle(early.expert, early.rows, STALE if early.stale else FRESH, early.stale)
         self.early = []
-
-    @property
-    def has_slots(self) -> bool:
-        return self._slots is not None
 
     def gate_mass(self) -> float:
         """Sum of the gate weights of all slots."""

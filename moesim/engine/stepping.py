@@ -148,8 +148,10 @@ class Stepper:
     def foresee_dense(self, device: DeviceState) -> Task | None:
         """Return the next layer's dense part if it is certain to follow on this device when the present layer ends."""
         engine = self.engine
-        layer = engine.visit.layer + 1  # type: ignore[union-attr]
-        if self._told or engine.n_mbs > 1 or layer == self._n_layers or engine.visit.has_slots:  # type: ignore[union-attr]
+        visit = engine.visit
+        assert visit is not None
+        layer = visit.layer + 1
+        if self._told or engine.n_mbs > 1 or layer == self._n_layers or visit.has_slots:
             return None
         if not (engine.attention_at[layer] is engine.dense_at[layer] is self.hidden_at is device):
             return None

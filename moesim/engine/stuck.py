@@ -32,10 +32,10 @@ def explain(engine: Engine) -> str:
             else:
                 waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")
     for device in engine.devices:
-        for unit, transfer in device.pending.items():
+        for transfer in device.pending.values():
             for task in transfer.waiting[:2]:
                 waits.append(
-                    f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for the fetch of unit {unit}"
+                    f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for its fetch"
                 )
         if device.main.n_waiting and not device.pending:
             waits.append(f"{device.main.n_waiting} tasks on {device.name} wait for inputs")

@@ -105,7 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--minutes", type=float, help="end the training after this long even if steps are left"
     )
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of one worker (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes of one thread each, if more than one"
+    )
     parser.add_argument(
         "--checkpoint",
         default="build/mini-mixtral",
@@ -135,6 +138,7 @@ def _train(options: argparse.Namespace, checkpoint: Path) -> None:
     print(f"bigram, held-out: {bigram:.3f} nats a token", flush=True)
     # Each stage draws its own batches; long sequences come late in the first one, all through later ones.
     plan = TrainingPlan(steps=options.steps, seed=options.seed + 1000 * len(stages), minutes=options.minutes)
+    plan = replace(plan, workers=options.workers)
     plan = replace(plan, long_from=0.0) if stages else plan
     model, stage = training.train(start, tokens["train"], plan, _Report(plan))
     facts = {

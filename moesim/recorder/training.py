@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from moesim.recorder.balance import RouterLogits, layer_balance_loss
 from moesim.recorder.muon import MatrixMomentum
+from moesim.recorder.workers import Backward, Helpers
 
 #: Name under which `sorted_experts` is known to transformers.
 SORTED = "moesim_sorted"
@@ -51,6 +53,8 @@ class TrainingPlan:
         Share of the schedule spent warming up; then a cosine to a fiftieth of the rate.
     balance : float
         Weight of the load-balancing loss.
+    workers : int
+        Processes that share a batch, see `moesim.recorder.workers`; with several, each uses one thread.
     """
 
     steps: int = 1200
@@ -66,6 +70,7 @@ class TrainingPlan:
     weight_decay: float = 0.1
     warmup: float = 0.04
     balance: float = 0.03
+    workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -123,39 +128,6 @@ def sorted_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     return (slots * top_k_weights.unsqueeze(-1).to(slots.dtype)).sum(dim=1)
 
 
-def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]:
-    """Load-balancing loss, each layer on its own.
-
-    Parameters
-    ----------
-    logits : list of Tensor, n_layers x (n_tokens, n_experts)
-    top_k : int
-
-    Returns
-    -------
-    loss : Tensor, ()
-        Mean over layers of ``n_experts * sum_e f_e P_e`` with f_e the share of the layer's slots that went to
-        e and P_e the mean probability of e: 1 when balanced.
-    imbalance : float
-        Load of the busiest expert over the uniform load, mean over layers.
-
-    Notes
-    -----
-    Switch Transformers (Fedus et al. 2021), equations 4 to 6, for top-k. The library's own loss puts the
-    layers together first, which lets layers that prefer different experts cancel out.
-    """
-    terms = []
-    peaks = []
-    for layer in logits:
-        n_experts = layer.shape[-1]
-        probabilities = layer.float().softmax(dim=-1)
-        chosen = probabilities.detach().topk(top_k, dim=-1).indices.reshape(-1)
-        share = torch.bincount(chosen, minlength=n_experts).float() / chosen.numel()
-        terms.append(n_experts * (share * probabilities.mean(dim=0)).sum())
-        peaks.append(float(share.max()) * n_experts)
-    return torch.stack(terms).mean(), sum(peaks) / len(peaks)
-
-
 def train(
     start: MixtralConfig | MixtralForCausalLM,
     tokens: NDArray[np.int64],
@@ -195,16 +167,23 @@ def train(
     seen = 0
     began = time.monotonic()
     stopped_by = "steps"
-    with RouterLogits(model) as router:
+    if plan.workers > 1:
+        torch.set_num_threads(1)
+    helpers = Helpers(model, plan.workers - 1, _make_backward, model.config.to_dict(), plan.balance)
+    with RouterLogits(model) as router, helpers:
         for step in range(plan.steps):
             fraction = _fraction(step, plan, began)
             if fraction >= 1.0:
                 stopped_by = "minutes"
                 break
             sequence = _sequence(step, fraction, plan)
-            rows = [next(starts) for _ in range(max(1, plan.batch_tokens // sequence))]
+            n_rows = max(1, plan.batch_tokens // sequence // plan.workers) * plan.workers
+            rows = [next(starts) for _ in range(n_rows)]
             batch = torch.stack([stream[start : start + sequence] for start in rows])
-            loss, imbalance = _step(model, router, batch, plan.balance)
+            loss, imbalance = helpers.gradients(
+                batch, lambda part: _backward(model, router, part, plan.balance)
+            )
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step(schedule(fraction, plan.warmup))
             losses.append(loss)
             seen += batch.numel()
@@ -238,31 +217,6 @@ def mean_loss(model: MixtralForCausalLM, tokens: NDArray[np.int64], sequence: in
     return total / (n_windows * (sequence - 1))
 
 
-class RouterLogits:
-    """Context manager that collects the router logits of every layer of one forward pass."""
-
-    def __init__(self, model: MixtralForCausalLM) -> None:
-        self.logits: list[Tensor] = []
-        self._gates = [layer.mlp.gate for layer in model.model.layers]
-        self._handles: list[Any] = []
-
-    def __enter__(self) -> RouterLogits:
-        self._handles = [gate.register_forward_hook(self._collect) for gate in self._gates]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _collect(self, _module: nn.Module, _inputs: object, outputs: tuple[Tensor, ...]) -> None:
-        self.logits.append(outputs[0])
-
-    def take(self) -> list[Tensor]:
-        """Hand over the logits since the last call, one Tensor a layer."""
-        taken, self.logits = self.logits, []
-        return taken
-
-
 def schedule(fraction: float, warmup: float) -> float:
     """Learning rate over its peak: linear warm-up, then a cosine to a fiftieth."""
     if fraction < warmup:
@@ -291,13 +245,26 @@ def _starts(n_tokens: int, plan: TrainingPlan, rng: np.random.Generator) -> Iter
             yield min(shift + block * plan.sequence, last)
 
 
-def _step(
+def _make_backward(
+    data: list[Tensor], config: dict[str, Any], weight: float
+) -> tuple[MixtralForCausalLM, Backward]:
+    """Build a model on given parameters, in a process that helps with gradients."""
+    ALL_EXPERTS_FUNCTIONS.register(SORTED, sorted_experts)
+    model = MixtralForCausalLM(MixtralConfig(**config))
+    model.config._experts_implementation = SORTED
+    model.train()
+    for parameter, tensor in zip(model.parameters(), data, strict=True):
+        parameter.data = tensor
+    router = RouterLogits(model).__enter__()
+    return model, lambda part: _backward(model, router, part, weight)
+
+
+def _backward(
     model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float
 ) -> tuple[float, float]:
-    """Gradients of one batch, clipped; returns (cross-entropy, imbalance)."""
+    """Gradients of one batch; returns (cross-entropy, imbalance)."""
     logits = model(input_ids=batch, use_cache=False).logits
     loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
     balance, imbalance = layer_balance_loss(router.take(), model.config.num_experts_per_tok)
     torch.autograd.backward(loss + weight * balance)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     return float(loss.detach()), imbalance

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 MAX_BRUTE_FORCE = 16  # experts; 2 ** 16 assignments
+ENUMERATE_UP_TO = 10  # experts; trying 2 ** 10 assignments takes a small part of the time HiGHS takes to start
 
 
 class Costs(Protocol):
@@ -163,18 +164,23 @@ def fiddler_code_assignment(loads: Sequence[int], resident: Sequence[int]) -> Pl
     return make_plan(gpu_cost, cpu_cost, gpu, active=[e for e, w in enumerate(loads) if w])
 
 
-def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
-    """Minimise the larger of the two totals exactly: DALI's 0-1 program, solved by HiGHS.
+def exact_assignment(
+    gpu_cost: Sequence[float], cpu_cost: Sequence[float], enumerate_up_to: int = ENUMERATE_UP_TO
+) -> Plan:
+    """Minimise the larger of the two totals exactly: DALI's 0-1 program.
 
     Parameters
     ----------
     gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
         Cost of each expert on either device; the same as the greedy rule takes.
+    enumerate_up_to : int
+        Experts up to which all assignments are tried, which is faster, and whose choice among several optima is the
+        same on every machine. Beyond, HiGHS solves the program, and finds one of the optima.
 
     Returns
     -------
     Plan
-        Ascending ids. Where several assignments are optimal, the one HiGHS finds.
+        Ascending ids.
 
     Raises
     ------
@@ -194,6 +200,8 @@ def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Pl
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     if not ids:
         return Plan((), (), 0, 0)
+    if len(ids) <= enumerate_up_to:
+        return brute_force_assignment(gpu_cost, cpu_cost)
     gpu = np.array([gpu_cost[e] for e in ids], dtype=np.float64)
     cpu = np.array([cpu_cost[e] for e in ids], dtype=np.float64)
     scale = max(gpu.max(), cpu.max())

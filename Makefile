@@ -1,0 +1,46 @@
+# make quickstart   install, run seven policies at six settings, print the table, write plots and a timeline
+# make test         install everything for development, run the tests
+# make lint         ruff and mypy
+#
+# Each installs what it needs into .venv; a second call is quick.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+# The tests of the recorder need PyTorch. It comes first and alone, at one version: what depends on it would otherwise
+# bring in a build with several gigabytes of CUDA.
+TORCH ?= torch==2.13.0
+
+.PHONY: quickstart test lint format clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
+	@echo "plots: results/quickstart/plots; timeline for https://ui.perfetto.dev: results/quickstart/timeline.json"
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable ".[dev,record]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,230 @@
+"""Decision algorithms as pure functions: worked examples, bounds, and agreement with exhaustive search."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from moesim.policies.algorithms.assignment import (
+    Plan,
+    all_cpu,
+    all_gpu,
+    beam_assignment,
+    brute_force_assignment,
+    exact_assignment,
+    fiddler_code_assignment,
+    greedy_assignment,
+    layer_costs,
+    threshold_assignment,
+)
+from moesim.policies.algorithms.caching import (
+    belady_victim,
+    global_top,
+    mixtral_offloading_plan,
+    per_layer_top,
+    per_layer_top_with_remainder,
+    top_by_count,
+    workload_aware_swap,
+)
+
+A, B, C, D, E = range(5)
+SEED = 20260101
+LOADS = (1, 1, 1, 2, 2, 3, 4, 6, 9, 14)
+
+
+def _fiddler_enumeration(loads: list[int], resident: list[int]) -> tuple[set[int], int]:
+    """All assignments upwards from 0, first strict minimum of the sum: the CPU's experts, and the cost."""
+    n = len(loads)
+    best, best_cost = 0, None
+    for code in range(1 << n):
+        cost = 0
+        for e in range(n):
+            cost += 7 * loads[e] if code >> e & 1 else (0 if resident[e] else 70)
+        if best_cost is None or cost < best_cost:
+            best, best_cost = code, cost
+    assert best_cost is not None
+    return {e for e in range(n) if best >> e & 1}, best_cost
+
+
+def random_costs(rng: random.Random) -> tuple[list[float], list[float]]:
+    """One layer: 3-9 active experts, any number cached, a unit of CPU time a row."""
+    n = rng.randint(3, 9)
+    loads = [rng.choice(LOADS) for _ in range(n)]
+    g, x = rng.choice((0.5, 1, 2)), rng.choice((2, 3, 6))
+    cached = set(rng.sample(range(n), rng.randint(0, n)))
+    return layer_costs(loads, [0 if e in cached else x for e in range(n)], [g] * 15, range(15))
+
+
+# ------------------------------------------------------------------------------------------------------------- greedy
+def test_greedy_follows_the_worked_example_of_dali() -> None:
+    """Transfer 3, GPU 2, CPU one a row; A(1) B(1) C(5) uncached, D(4) E(1) cached."""
+    gpu, cpu = layer_costs([1, 1, 5, 4, 1], [3, 3, 3, 0, 0], [0, 2, 2, 2, 2, 2], [0, 1, 2, 3, 4, 5])
+    assert [abs(g - c) for g, c in zip(gpu, cpu, strict=True)] == [2, 2, 2, 2, 1]
+    plan = greedy_assignment(gpu, cpu)
+    assert plan == Plan(gpu=(C, D), cpu=(A, B, E), gpu_total=5, cpu_total=3)
+    assert plan.makespan == 5
+
+
+def test_greedy_sends_ties_to_the_gpu_and_orders_equal_differences_by_id() -> None:
+    assert greedy_assignment([2], [2]).gpu == (0,)
+    assert greedy_assignment([3, 3], [3, 3]) == Plan((0,), (1,), 3, 3)
+
+
+def test_greedy_skips_experts_without_cost() -> None:
+    assert greedy_assignment([0, 1, 0], [0, 5, 5]) == Plan((2, 1), (), 1, 0)
+
+
+def test_greedy_is_never_better_than_exact_and_close_to_it_on_average(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(SEED)
+    ratios = []
+    for _ in range(1000):
+        gpu, cpu = random_costs(rng)
+        greedy, exact = greedy_assignment(gpu, cpu).makespan, exact_assignment(gpu, cpu).makespan
+        assert exact <= greedy
+        ratios.append(greedy / exact)
+    mean = sum(ratios) / len(ratios)
+    with capsys.disabled():
+        print(f"\nplanned makespan, greedy / exact: mean {mean:.4f}, worst {max(ratios):.3f}, {len(ratios)} layers")
+    assert 1.0 < mean < 1.2
+
+
+# ------------------------------------------------------------------------------------------------ exact, beam, extremes
+@pytest.mark.parametrize("n", range(1, 11))
+def test_exact_agrees_with_enumeration(n: int) -> None:
+    rng = random.Random(SEED + n)
+    for _ in range(12):
+        gpu = [rng.randint(0, 9) for _ in range(n)]
+        cpu = [rng.randint(0, 20) for _ in range(n)]
+        exact, brute = exact_assignment(gpu, cpu, enumerate_up_to=0), brute_force_assignment(gpu, cpu)
+        assert exact.makespan == brute.makespan
+        assert sorted(exact.gpu + exact.cpu) == sorted(brute.gpu + brute.cpu)
+
+
+def test_exact_keeps_nanoseconds_apart() -> None:
+    """Costs of a real layer: six digits of a nanosecond count must not be lost to the solver's tolerance."""
+    rng = random.Random(SEED)
+    for _ in range(20):
+        gpu = [rng.randint(400_000, 14_000_000) for _ in range(8)]
+        cpu = [rng.randint(2_000_000, 90_000_000) for _ in range(8)]
+        exact = exact_assignment(gpu, cpu, enumerate_up_to=0).makespan
+        brute = brute_force_assignment(gpu, cpu).makespan
+        assert exact <= brute * (1 + 1e-6)
+
+
+def test_exact_of_many_experts_is_never_worse_than_greedy() -> None:
+    rng = random.Random(SEED)
+    for n in (24, 40, 64):
+        gpu = [rng.choice((0, 2000, 3000)) for _ in range(n)]
+        cpu = [1000 * rng.choice(LOADS) for _ in range(n)]
+        assert exact_assignment(gpu, cpu).makespan <= greedy_assignment(gpu, cpu).makespan
+
+
+def test_exact_solves_the_worked_example() -> None:
+    for enumerate_up_to in (0, 10):
+        assert exact_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1], enumerate_up_to).makespan == 5
+
+
+def test_exact_of_nothing_is_empty() -> None:
+    assert exact_assignment([0, 0], [0, 0]) == Plan((), (), 0, 0)
+
+
+def test_brute_force_refuses_too_many_experts() -> None:
+    with pytest.raises(ValueError, match="at most 16 experts, got 17"):
+        brute_force_assignment([1] * 17, [1] * 17)
+
+
+def test_a_wide_beam_is_exact_and_width_one_never_beats_it() -> None:
+    rng = random.Random(SEED)
+    for _ in range(50):
+        gpu, cpu = random_costs(rng)
+        best = brute_force_assignment(gpu, cpu).makespan
+        assert beam_assignment(gpu, cpu, width=1 << len(gpu)).makespan == best
+        assert beam_assignment(gpu, cpu, width=1).makespan >= best
+
+
+def test_all_gpu_and_all_cpu() -> None:
+    assert all_gpu([3, 0, 2], [1, 0, 4]) == Plan((0, 2), (), 5, 0)
+    assert all_cpu([3, 0, 2], [1, 0, 4]) == Plan((), (0, 2), 0, 5)
+
+
+# ------------------------------------------------------------------------------------------------------------ fiddler
+def test_fiddler_follows_its_worked_example() -> None:
+    loads, resident = [0, 1, 9, 10, 11, 0, 10, 5], [0, 0, 0, 0, 0, 1, 1, 1]
+    plan = fiddler_code_assignment(loads, resident)
+    assert plan.gpu == (3, 4, 6, 7)  # and 5, which has no rows
+    assert plan.cpu == (1, 2)  # and 0, which has no rows
+    assert plan.gpu_total + plan.cpu_total == 210
+    assert _fiddler_enumeration(loads, resident) == ({0, 1, 2}, 210)
+
+
+def test_fiddler_rule_equals_the_enumeration_of_its_code() -> None:
+    rng = random.Random(SEED)
+    for _ in range(40):
+        loads = [rng.choice((0, 1, 5, 9, 10, 11, 30)) for _ in range(8)]
+        resident = [rng.randint(0, 1) for _ in range(8)]
+        plan = fiddler_code_assignment(loads, resident)
+        on_cpu, cost = _fiddler_enumeration(loads, resident)
+        assert {e for e in on_cpu if loads[e]} == set(plan.cpu)
+        assert plan.gpu_total + plan.cpu_total == cost
+
+
+def test_threshold_sends_ties_to_the_gpu() -> None:
+    assert threshold_assignment([5, 5, 5], [4, 5, 6]) == Plan((1, 2), (0,), 10, 4)
+
+
+# ------------------------------------------------------------------------------------------------------------- caching
+def test_mixtral_offloading_follows_its_worked_example() -> None:
+    plan = mixtral_offloading_plan([4, 5, 6, 7], [0, 1, 4, 5, 6, 7], buffer_size=4)
+    assert plan.compute == (4, 5, 6, 7, 0, 1)
+    assert plan.order == (6, 7, 0, 1)
+    assert plan.swaps == ((4, 0), (5, 1))
+    assert plan.window == 2
+
+
+def test_mixtral_offloading_moves_hits_to_the_recent_end() -> None:
+    plan = mixtral_offloading_plan([4, 5, 6, 7], [4, 6], buffer_size=4)
+    assert (plan.compute, plan.order, plan.swaps) == ((4, 6), (5, 7, 4, 6), ())
+
+
+def test_mixtral_offloading_may_evict_what_it_has_just_loaded() -> None:
+    plan = mixtral_offloading_plan([6, 7], [0, 1, 2, 3], buffer_size=4)
+    assert plan.swaps == ((6, 0), (7, 1), (0, 2), (1, 3))
+    assert plan.window == 2  # never more than there are residents
+
+
+def test_workload_aware_swap_follows_the_worked_example() -> None:
+    victims, newcomers = workload_aware_swap([5, 0, 1, 7, 4, 0, 6, 2], [0, 1, 2, 3], u_size=2)
+    assert (victims, newcomers) == ([1, 2], [6, 4])
+    assert sorted({0, 1, 2, 3} - set(victims) | set(newcomers)) == [0, 3, 4, 6]
+
+
+def test_workload_aware_swap_is_unconditional_unless_asked() -> None:
+    assert workload_aware_swap([3, 3, 1, 0], [0, 1], u_size=1) == ([0], [2])
+    assert workload_aware_swap([3, 3, 1, 0], [0, 1], u_size=1, only_if_better=True) == ([], [])
+
+
+def test_workload_aware_swap_takes_the_smaller_of_residents_and_others() -> None:
+    assert workload_aware_swap([1, 2, 3, 4], [0], u_size=8) == ([0], [3])
+    assert workload_aware_swap([1, 2, 3, 4], [0, 1, 2], u_size=8) == ([0], [3])
+
+
+def test_belady_victim_is_the_first_of_the_farthest() -> None:
+    assert belady_victim([4, 2, 7], {4: 9, 2: 12, 7: 12}.__getitem__) == 2
+
+
+def test_static_mask_of_ktransformers() -> None:
+    frequency = [[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]]
+    assert global_top(frequency, 3) == [[1, 3], [2]]
+    assert per_layer_top(frequency, 2) == [[1, 3], [1, 2]]
+
+
+def test_daop_start_gives_the_remainder_to_the_globally_most_frequent() -> None:
+    frequency = [[0.1, 0.5, 0.45, 0.8], [0.2, 0.4, 0.9, 0.1]]
+    assert per_layer_top_with_remainder(frequency, 5) == [[1, 2, 3], [1, 2]]
+    assert per_layer_top_with_remainder(frequency, 1) == [[], [2]]
+
+
+def test_top_by_count_leaves_out_what_nobody_wants() -> None:
+    assert top_by_count([0, 2, 5, 2], 3) == [2, 1, 3]
+    assert top_by_count([0, 0, 1], 3) == [2]

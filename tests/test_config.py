@@ -1,0 +1,179 @@
+"""The form of experiment files: what is accepted, what is refused and how it is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.config import Config, apply_override, json_schema, load_config, parse_config
+from moesim.errors import ConfigError
+from moesim.quick import quick
+from moesim.sweep import expand
+
+BASE: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "hardware": "rtx3090-epyc7532",
+    "trace": "t",
+    "cache": {"ratio": 0.5},
+    "policies": ["lru"],
+}
+
+
+def parse(**changes: Any) -> Config:
+    return parse_config(BASE | changes, "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache": {"ratio": [0.5, "half"]}}, "a.yaml: cache.ratio[1]: expected a number in (0, 1], got 'half'"),
+        ({"cache": {"ratio": 0}}, "a.yaml: cache.ratio: expected a number in (0, 1], got 0"),
+        ({"cache": {"ratio": True}}, "a.yaml: cache.ratio: expected a number in (0, 1], got True"),
+        ({"cache": {}}, "a.yaml: cache: expected exactly one of ratio and budget, got neither"),
+        ({"cache": {"ratio": 1, "budget": "8 GiB"}}, "a.yaml: cache: expected exactly one of ratio and budget, got both"),
+        ({"cache": {"budget": ["8 GiB", 0]}}, "a.yaml: cache.budget[1]: expected a size of at least 1 byte, got 0"),
+        (
+            {"cache": {"budget": "8 G"}},
+            "a.yaml: cache.budget: expected a size with a unit (b, kb, mb, gb, tb, kib, mib, gib, tib), got '8 G'; "
+            "write for example '8 GiB'",
+        ),
+        ({"workload": {"batch_size": [1, "x"]}}, "a.yaml: workload.batch_size[1]: expected an integer, got 'x'"),
+        ({"workload": {"batch_size": 0}}, "a.yaml: workload.batch_size: expected an integer of at least 1, got 0"),
+        ({"workload": {"batch_size": 1.5}}, "a.yaml: workload.batch_size: expected an integer, got 1.5"),
+        ({"workload": {"batch_size": True}}, "a.yaml: workload.batch_size: expected an integer, got True"),
+        ({"workload": {"batch_size": []}}, "a.yaml: workload.batch_size: expected at least one entry, got []"),
+        ({"workload": {"prompt_tokens": [None, 0]}}, "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 1, got 0"),
+        ({"workload": {"reuse": "often"}}, "a.yaml: workload.reuse: expected 'shifted', got 'often'"),
+        ({"workload": {"refill": "yes"}}, "a.yaml: workload.refill: expected true or false, got 'yes'"),
+        ({"workload": 3}, "a.yaml: workload: expected a mapping, got 3"),
+        ({"transfer": {"curve": "pined"}}, "a.yaml: transfer.curve: expected 'pinned', 'pageable' or 'chunked', got 'pined'"),
+        ({"policies": []}, "a.yaml: policies: expected at least one entry, got []"),
+        ({"policies": "lru"}, "a.yaml: policies: expected a list, got 'lru'"),
+        ({"policies": [{"alpha": 1}]}, "a.yaml: policies[0]: expected a policy's name or a mapping with the key name, got {'alpha': 1}"),
+        (
+            {"model": ["m", 3]},
+            "a.yaml: model[1]: expected a model's name, the path of a config.json, or a mapping with the key base, got 3",
+        ),
+        ({"decision_us": -1}, "a.yaml: decision_us: expected a number of at least 0.0, got -1"),
+        ({"timeline": {"steps": 0}}, "a.yaml: timeline.steps: expected an integer of at least 1, got 0"),
+        ({"trace": 3}, "a.yaml: trace: expected a text, got 3"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_place(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as error:
+        parse(**changes)
+    assert str(error.value) == message
+
+
+def test_an_unknown_key_comes_with_a_suggestion():
+    with pytest.raises(ConfigError) as error:
+        parse(workload={"batch_sise": 1})
+    assert str(error.value).startswith(
+        "a.yaml: workload.batch_sise: unknown key 'batch_sise'; did you mean 'batch_size'? known: batch_size, "
+    )
+
+
+def test_a_misspelt_key_comes_before_the_one_it_leaves_missing():
+    raw = {**BASE, "policys": ["lru"]}
+    del raw["policies"]
+    with pytest.raises(ConfigError, match=r"policys: unknown key 'policys'; did you mean 'policies'\?"):
+        parse_config(raw, "a.yaml")
+
+
+def test_a_missing_key():
+    with pytest.raises(ConfigError) as error:
+        parse_config({k: v for k, v in BASE.items() if k != "trace"}, "a.yaml")
+    assert str(error.value) == "a.yaml: trace: expected this key, got nothing; add it"
+
+
+@pytest.mark.parametrize(("text", "got"), [("", "nothing"), ("- 1", "list"), ("a", "str")])
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, got: str):
+    path = tmp_path / "e.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert str(error.value) == f"{path}: expected a mapping with model, hardware, trace, cache and policies, got {got}"
+
+
+def test_broken_yaml_and_repeated_keys_are_one_line(tmp_path: Path):
+    path = tmp_path / "e.yaml"
+    path.write_text("a: [1,\nb: }")
+    with pytest.raises(ConfigError, match=r"expected valid YAML, got") as error:
+        load_config(path)
+    assert "\n" not in str(error.value)
+    path.write_text("model: a\ntrace: t\nmodel: b\n")
+    with pytest.raises(ConfigError) as error:
+        load_config(path)
+    assert str(error.value) == f"{path}: line 3: expected each key once, got 'model' again; remove one"
+
+
+def test_overrides_reach_below_names_and_into_lists():
+    raw = json.loads(json.dumps(BASE | {"policies": ["lru", "dali"]}))
+    for text in ("hardware.devices.gpu0.memory_bytes=12 GiB", "model.top_k=1", "policies.1={name: dali, w_size: 2}", "cache.ratio=[0.1, 0.2]"):
+        apply_override(raw, text)
+    assert raw["hardware"] == {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"memory_bytes": "12 GiB"}}}
+    assert raw["model"] == {"base": "mixtral-8x7b", "top_k": 1}
+    assert raw["policies"] == ["lru", {"name": "dali", "w_size": 2}]
+    assert raw["cache"] == {"ratio": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cache", "--set cache: expected key.path=value, got 'cache'"),
+        ("trace.x=1", "--set trace.x=1: expected trace to be a mapping or a list, got 't'"),
+        ("policies.4=lru", "--set policies.4=lru: expected an index below 1, got '4'"),
+    ],
+)
+def test_wrong_overrides(override: str, message: str):
+    with pytest.raises(ConfigError) as error:
+        apply_override(json.loads(json.dumps(BASE)), override)
+    assert str(error.value) == message
+
+
+def test_the_grid_is_a_product_in_a_fixed_order_with_policies_fastest():
+    config = parse(
+        workload={"batch_size": [1, 4], "seed": [0, 1]},
+        cache={"ratio": [0.25, 0.5]},
+        policies=["lru", {"name": "fiddler", "rule": ["code", "profile"]}],
+    )
+    found = [(p.workload["batch_size"], p.workload["seed"], p.ratio, p.policy.get("rule")) for p in expand(config, "a.yaml")]
+    expected = [(b, s, r, rule) for b in (1, 4) for s in (0, 1) for r in (0.25, 0.5) for rule in (None, "code", "profile")]
+    assert found == expected
+
+
+def test_numbers_of_models_and_machines_sweep_too():
+    config = parse(
+        model={"base": "mixtral-8x7b", "expert_bits": [4, 8]},
+        hardware={"base": "rtx3090-epyc7532", "devices": {"gpu0": {"memory_bytes": ["12 GiB", "24 GiB"]}}, "corrections": ["a"]},
+    )
+    points = expand(config, "a.yaml")
+    assert [p.model["expert_bits"] for p in points] == [4, 4, 8, 8]
+    assert [p.hardware["devices.gpu0.memory_bytes"] for p in points] == ["12 GiB", "24 GiB"] * 2
+    assert all(p.hardware["corrections"] == ["a"] for p in points)
+
+
+def test_quick_takes_the_first_of_everything_but_all_policies():
+    config = parse(
+        model=["mixtral-8x7b", "olmoe"], workload={"batch_size": [4, 1], "decode_tokens": 64, "n_batches": 3}, policies=["lru", "dali"]
+    )
+    small = quick(config)
+    assert small.model == "mixtral-8x7b"
+    assert (small.workload.batch_size, small.workload.decode_tokens, small.workload.n_batches) == (4, 4, 1)
+    assert small.policies == ["lru", "dali"]
+    assert quick(parse(workload={"decode_tokens": 2})).workload.decode_tokens == 2
+
+
+def test_a_config_survives_its_own_dump():
+    config = parse(cache={"budget": "8 GiB"}, transfer={"chunk": "4 MiB"}, decision_us=[1, 2])
+    assert parse_config(config.model_dump(mode="json"), "a.yaml") == config
+
+
+def test_the_schema_describes_every_key():
+    schema = json.loads(json_schema())
+    assert set(schema["properties"]) == set(Config.model_fields)
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["model", "hardware", "trace", "cache", "policies"]

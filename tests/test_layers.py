@@ -1,0 +1,142 @@
+"""Imports point down, and what is heavy or optional is imported in one place only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "moesim"
+
+# From the bottom up. A module may import from its own group and from those below, patterns of one line being one group;
+# groups of one level do not know each other unless they are the same group.
+LEVELS: list[dict[str, str]] = [
+    {"basics": "__init__ errors units atomic colours data yaml_reader table progress"},
+    {"model": "model*"},
+    {
+        "inputs": "hardware* curves trace trace_* workload selection steps routing prediction_stats layer_caches cache_replay "
+        "config config_errors",
+    },
+    {"facts": "policy records machine causes"},
+    {"costs": "cost*"},
+    {
+        "policies": "policies policies.*",
+        "engine": "engine engine.*",
+        "predictors": "*predictor* future",
+        "metrics": "metrics breakdown critical_path latency hits utilisation timeline* frames",
+        "result": "result",
+    },
+    {
+        "experiment": "sweep resolve runner experiment output quick report naming figures bench plots plots.* testing*",
+        "recorder": "recorder recorder.*",
+    },
+    {"cli": "cli __main__ commands commands.*"},
+]
+
+ONLY = {  # who may import what
+    "simpy": ["engine.*"],
+    "torch": ["recorder.*"],
+    "transformers": ["recorder.*"],
+    "tokenizers": ["recorder.*"],
+    "accelerate": ["recorder.*"],
+    "matplotlib": ["plots.*"],
+    "typer": ["cli", "commands.*"],
+    "rich": ["table", "progress", "recorder.*"],
+    "safetensors": ["trace_format", "recorder.*"],
+    "pydantic": ["config", "config_errors", "quick", "hardware*"],
+    "pickle": [],
+    "requests": [],
+    "urllib": [],
+    "datetime": [],
+}
+
+
+class Import(NamedTuple):
+    importer: str
+    imported: str  # moesim.x.y without "moesim.", or another top-level package
+    ours: bool
+    for_types: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(name: str, path: Path, known: set[str]) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: write absolute imports"
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            top, _, rest = target.partition(".")
+            if top != "moesim":
+                yield Import(name, top, False, id(node) in guarded)
+                continue
+            while rest and rest not in known:
+                rest = rest.rpartition(".")[0]
+            yield Import(name, rest or "__init__", True, id(node) in guarded)
+
+
+def place(name: str) -> tuple[int, str]:
+    for level, groups in enumerate(LEVELS):
+        for group, patterns in groups.items():
+            if any(fnmatch(name, pattern) for pattern in patterns.split()):
+                return level, group
+    pytest.fail(f"moesim.{name} has no place in the layers: give it one in this test")
+
+
+ALL = modules()
+IMPORTS = [found for name, path in ALL.items() for found in imports_of(name, path, set(ALL))]
+
+
+def test_the_parser_sees_imports():
+    assert Import("engine.core", "simpy", False, False) in IMPORTS
+    assert any(i.importer == "engine.core" and i.imported == "engine.build" for i in IMPORTS)
+    assert any(i.importer == "policy" and i.imported == "costs" and i.for_types for i in IMPORTS)
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_imports_point_down(name: str):
+    level, group = place(name)
+    wrong = []
+    for found in IMPORTS:
+        if found.importer != name or not found.ours or found.for_types:
+            continue
+        other_level, other_group = place(found.imported)
+        if other_level > level or (other_level == level and other_group != group):
+            wrong.append(f"{found.imported} ({other_group})")
+    assert not wrong, f"{name} ({group}) imports {', '.join(wrong)}"
+
+
+def test_policies_and_engine_never_import_each_other_not_even_for_types():
+    for found in IMPORTS:
+        groups = {found.importer.split(".")[0], found.imported.split(".")[0]}
+        assert not (found.ours and groups == {"policies", "engine"}), found
+
+
+@pytest.mark.parametrize("package", list(ONLY))
+def test_only_some_import(package: str):
+    users = {i.importer for i in IMPORTS if not i.ours and i.imported == package and not i.for_types}
+    strangers = [user for user in users if not any(fnmatch(user, p) or fnmatch(f"{user}.", p) for p in ONLY[package])]
+    assert not strangers, f"{package} is imported by {strangers}; allowed: {ONLY[package]}"
