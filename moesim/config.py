@@ -278,4 +278,4 @@ def json_schema() -> str:
     str
         JSON text, for an editor that completes and checks YAML.
     """
-    return json.dumps({"title": "moesim experiment"} | Config.model_json_schema(), indent=2, sort_keys=True)
+    return json.dumps(Config.model_json_schema() | {"title": "moesim experiment"}, indent=2, sort_keys=True)

@@ -18,7 +18,7 @@ from moesim.errors import CapacityError
 from moesim.future import FutureUse
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec
-from moesim.policy import Event, Placement, Policy, Routed
+from moesim.policy import Event, Placement, Policy, Pool, Routed
 from moesim.predictor_set import PredictorSet
 from moesim.records import Records
 from moesim.testing_traces import synthetic_trace
@@ -138,7 +138,7 @@ class FakeView:
         self.max_tokens = max_tokens
         self.now_ns = 0
         self.slots = slots
-        self.pools: dict[tuple[str, str], int] = {}
+        self.pools: dict[tuple[str, str], Pool] = {}
         self._resident: dict[tuple[str, int, int], str] = {}
         self._pending: dict[tuple[str, int, int], int] = {}
         self._pinned: set[tuple[str, int, int]] = set()
@@ -147,7 +147,7 @@ class FakeView:
     def use(self, placement: Placement) -> None:
         """Take over the copies and pools of a placement."""
         for pool in placement.pools:
-            self.pools[pool.device, pool.name] = pool.n_bytes
+            self.pools[pool.device, pool.name] = pool
         for copy in placement.copies:
             self.put(copy.layer, copy.experts, copy.device, copy.pool)
 
@@ -236,9 +236,12 @@ class FakeView:
         return held if layer is None else [expert for at, expert in held if at == layer]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
-        """Return what is left of a pool, which is counted over all layers together."""
-        held = (at for (where, at, _), name in self._resident.items() if (where, name) == (device, pool))
-        return self.pools[device, pool] - sum(self.model.expert_bytes(at) for at in held)
+        """Return what is left of a pool of a placement given to `use`."""
+        held = [at for (where, at, _), name in self._resident.items() if (where, name) == (device, pool)]
+        found = self.pools[device, pool]
+        return found.n_bytes - sum(
+            self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer
+        )
 
 
 def routed(

@@ -45,14 +45,20 @@ def parse(**changes: Any) -> Config:
         ({"workload": {"batch_size": 1.5}}, "a.yaml: workload.batch_size: expected an integer, got 1.5"),
         ({"workload": {"batch_size": True}}, "a.yaml: workload.batch_size: expected an integer, got True"),
         ({"workload": {"batch_size": []}}, "a.yaml: workload.batch_size: expected at least one entry, got []"),
-        ({"workload": {"prompt_tokens": [None, 0]}}, "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 1, got 0"),
+        (
+            {"workload": {"prompt_tokens": [None, 0]}},
+            "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 1, got 0",
+        ),
         ({"workload": {"reuse": "often"}}, "a.yaml: workload.reuse: expected 'shifted', got 'often'"),
         ({"workload": {"refill": "yes"}}, "a.yaml: workload.refill: expected true or false, got 'yes'"),
         ({"workload": 3}, "a.yaml: workload: expected a mapping, got 3"),
         ({"transfer": {"curve": "pined"}}, "a.yaml: transfer.curve: expected 'pinned', 'pageable' or 'chunked', got 'pined'"),
         ({"policies": []}, "a.yaml: policies: expected at least one entry, got []"),
         ({"policies": "lru"}, "a.yaml: policies: expected a list, got 'lru'"),
-        ({"policies": [{"alpha": 1}]}, "a.yaml: policies[0]: expected a policy's name or a mapping with the key name, got {'alpha': 1}"),
+        (
+            {"policies": [{"alpha": 1}]},
+            "a.yaml: policies[0]: expected a policy's name or a mapping with the key name, got {'alpha': 1}",
+        ),
         (
             {"model": ["m", 3]},
             "a.yaml: model[1]: expected a model's name, the path of a config.json, or a mapping with the key base, got 3",
@@ -112,7 +118,12 @@ def test_broken_yaml_and_repeated_keys_are_one_line(tmp_path: Path):
 
 def test_overrides_reach_below_names_and_into_lists():
     raw = json.loads(json.dumps(BASE | {"policies": ["lru", "dali"]}))
-    for text in ("hardware.devices.gpu0.memory_bytes=12 GiB", "model.top_k=1", "policies.1={name: dali, w_size: 2}", "cache.ratio=[0.1, 0.2]"):
+    for text in (
+        "hardware.devices.gpu0.memory_bytes=12 GiB",
+        "model.top_k=1",
+        "policies.1={name: dali, w_size: 2}",
+        "cache.ratio=[0.1, 0.2]",
+    ):
         apply_override(raw, text)
     assert raw["hardware"] == {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"memory_bytes": "12 GiB"}}}
     assert raw["model"] == {"base": "mixtral-8x7b", "top_k": 1}
@@ -158,7 +169,9 @@ def test_numbers_of_models_and_machines_sweep_too():
 
 def test_quick_takes_the_first_of_everything_but_all_policies():
     config = parse(
-        model=["mixtral-8x7b", "olmoe"], workload={"batch_size": [4, 1], "decode_tokens": 64, "n_batches": 3}, policies=["lru", "dali"]
+        model=["mixtral-8x7b", "olmoe"],
+        workload={"batch_size": [4, 1], "decode_tokens": 64, "n_batches": 3},
+        policies=["lru", "dali"],
     )
     small = quick(config)
     assert small.model == "mixtral-8x7b"

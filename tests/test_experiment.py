@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from experiment_kit import resolve, write_trace
 
 from moesim.engine.budget import initial_placement, slots_within
 from moesim.engine.build import required_bytes
@@ -14,10 +13,13 @@ from moesim.experiment import run_experiment
 from moesim.future import NEVER, FutureUse
 from moesim.policies.registry import make_policy
 from moesim.runner import run_one
+from tests.experiment_kit import resolve, write_trace
 
 
 def test_rows_come_in_the_order_of_the_grid_and_share_the_workload(tmp_path: Path):
-    experiment = resolve(tmp_path, workload={"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2}, cache={"ratio": [0.25, 0.5]})
+    experiment = resolve(
+        tmp_path, workload={"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2}, cache={"ratio": [0.25, 0.5]}
+    )
     rows = run_experiment(experiment).rows
     assert [(r["batch_size"], r["cache_ratio"], r["policy"]) for r in rows] == [
         (b, c, p) for b in (1, 2) for c in (0.25, 0.5) for p in ("on-demand", "lru")
@@ -171,7 +173,11 @@ def test_a_charged_decision_time_is_an_assumption_and_costs_time(tmp_path: Path)
         ({"trace": "nothing"}, TraceError, "small.yaml: trace: unknown trace 'nothing'"),
         ({"trace": "no/such.safetensors"}, TraceError, "small.yaml: trace: no/such.safetensors: expected a trace file"),
         ({"workload": {"batch_size": 100}}, WorkloadError, "small.yaml: workload: expected 100 distinct requests"),
-        ({"workload": {"micro_batches": 3}}, WorkloadError, "small.yaml: workload.micro_batches: expected at most batch_size = 1"),
+        (
+            {"workload": {"micro_batches": 3}},
+            WorkloadError,
+            "small.yaml: workload.micro_batches: expected at most batch_size = 1",
+        ),
         (
             {"hardware": {"base": "rtx3090-epyc7532", "devices.gpu0.memory_bytes": "24 GX"}},
             MoesimError,

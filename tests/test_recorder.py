@@ -284,7 +284,7 @@ def test_two_workers_share_a_batch(trained: tuple[Any, ...]) -> None:
     assert facts["tokens_seen"] == 64
     for one, other in zip(alone.parameters(), together.parameters(), strict=True):
         # Adam divides by the gradient's size, so that a rounding error of a gradient near zero is as large as a step.
-        assert float((one - other).abs().mean()) < 1e-4
+        assert float((one - other).detach().abs().mean()) < 1e-4
 
 
 def test_training_ends_when_its_time_is_over(trained: tuple[Any, ...]) -> None:

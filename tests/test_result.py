@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from experiment_kit import resolve
 
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.output import Output, describe
 from moesim.result import check_folder, read_summary, replace_folder
 from moesim.timeline_check import check_timeline
+from tests.experiment_kit import resolve
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}
 
@@ -38,9 +38,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_folder_holds_what_was_asked_for(result: Path):
     plots = [f"plots/{name}.{kind}" for name in ("breakdown", "decode_speed", "gantt", "hit_rate") for kind in ("pdf", "png")]
-    assert list(content(result)) == [
-        "config.resolved.yaml", "frames/layers.parquet", "frames/steps.parquet", *plots, "runs.parquet", "summary.json", "timeline.json",
-    ]  # fmt: skip
+    frames = ["frames/layers.parquet", "frames/steps.parquet"]
+    assert list(content(result)) == ["config.resolved.yaml", *frames, *plots, "runs.parquet", "summary.json", "timeline.json"]
 
 
 def test_the_same_inputs_give_the_same_bytes_with_any_number_of_processes(result: Path):

@@ -310,7 +310,7 @@ class Actions:
         if max(rows) < visit.routed_rows:
             visit.settle(expert, rows, STALE if stale else FRESH, stale)
         else:
-            visit.early.append(Early(expert, rows, stale))
+            visit.add_early(Early(expert, rows, stale))
         return len(rows)
 
     def _launch(self, group: Group) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.build import required_bytes
@@ -95,33 +95,36 @@ def slots_within(
     Raises
     ------
     CapacityError
-        If not even a cache without slots fits.
+        If not even the smallest cache with which the policy works fits.
     """
     gpus = [name for name, device in costs.hardware.devices.items() if device.kind == "gpu"]
 
     def needed(slots: int) -> tuple[int, str]:
-        """Most bytes that a GPU needs, and which."""
+        """Most bytes that a GPU needs, and which; 0 if these are too few slots for the policy."""
         try:
             placement = initial_placement(model, costs, workload, policy, dict.fromkeys(gpus, slots), tables)
         except CapacityError:
-            return 0, ""  # too few for this policy: more may do
+            return 0, ""
         need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement)
         return max((sum(need[gpu].values()), gpu) for gpu in gpus)
 
-    low, high = 0, model.n_layers * model.n_experts
-    least, where = needed(low)
+    def first(low: int, high: int, found: Callable[[int], bool]) -> int:
+        """First number of slots in low..high for which a question, once answered yes, stays answered yes."""
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if found(middle) else (middle + 1, high)
+        return low
+
+    n_units = model.n_layers * model.n_experts
+    fewest = first(0, n_units, lambda slots: needed(slots)[0] > 0)
+    least, where = needed(fewest)
     if least > budget_bytes:
         raise CapacityError(
-            f"cache.budget: expected at least {format_bytes(least)}, which {where} of {costs.hardware.name} needs "
-            f"without any cache slot, got {format_bytes(budget_bytes)}; raise the budget, or lower the batch or the "
-            f"context [policy={policy_name}]"
+            f"cache.budget: expected at least {format_bytes(least)}, which {where} of {costs.hardware.name} needs with "
+            f"{fewest} cache slots, got {format_bytes(budget_bytes)}; raise the budget, or lower the batch or the context "
+            f"[policy={policy_name}]"
         )
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if needed(middle)[0] <= budget_bytes else (low, middle - 1)
+    too_many = first(fewest, n_units + 1, lambda slots: slots > n_units or needed(slots)[0] > budget_bytes)
+    most = needed(too_many - 1)[0]
     # Slots that change nothing (a remainder that does not reach every layer) are not told as cache.
-    most, smallest = needed(low)[0], 0
-    while smallest < low:
-        middle = (smallest + low) // 2
-        smallest, low = (smallest, middle) if needed(middle)[0] == most else (middle + 1, low)
-    return low
+    return first(fewest, too_many - 1, lambda slots: needed(slots)[0] >= most)

@@ -129,7 +129,8 @@ def required_bytes(
     add(at("leading", -1), "weights", model.leading_bytes)
     add(at("leading", -1), "kv", model.n_dense_layers * model.kv_bytes_per_token_per_layer * peak_kv_tokens)
     add(at("embedding", -1), "weights", model.embedding_bytes)
-    add(at("head", -1), "weights", model.head_bytes)
+    tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
+    add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
     for pool in placement.pools:
         add(pool.device, f"pool:{pool.name}", pool.n_bytes * (model.n_layers if pool.per_layer else 1))
     experts = sum(model.expert_bytes(layer) for layer in range(model.n_layers)) * model.n_experts

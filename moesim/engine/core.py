@@ -344,7 +344,7 @@ class Engine:
                     self.delivery.routed(mbs.pop())
                 else:
                     self.routed = []
-                    for mb in mbs:
+                    for mb in sorted(mbs):
                         self.delivery.routed(mb)
             elif self.predicted:
                 found, self.predicted = self.predicted, []
@@ -405,10 +405,8 @@ class Engine:
                     task.visit.open -= 1  # type: ignore[union-attr]
                     if task.group is not None:
                         self._group_progress(task.group)
-                elif task.argument is None:
-                    task.then()
                 else:
-                    task.then(task.argument)
+                    task.then()
         arrived = self.arrived
         if arrived:
             self.arrived = []

@@ -37,8 +37,7 @@ class Task:
     lane: DeviceLane
     visit: Visit | None = None
     group: Group | None = None
-    then: Any = None  # called at completion, with `argument` unless that is None; None for experts
-    argument: Any = None
+    then: Any = None  # called at completion; None for experts, and for dense parts, which are followed by Routed
     waits = 0  # weights and inputs still missing
     start = 0
     end = 0
@@ -218,7 +217,10 @@ class DeviceLane:
                  task.rows, task.work, task.submitted, task.ready),
             )
         )  # fmt: skip
-        engine.finished.append(task)
+        if task.then is None and task.unit < 0:
+            engine.routed.append(task.mb)  # a dense part: its layer is routed
+        else:
+            engine.finished.append(task)
 
     def _complete_until(self, now: int) -> None:
         """Complete the planned Runs that have ended by now, as of the moments when they ended; of an armed plan all but the last."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,8 @@ KINDS = {
     SUBSTITUTED_STALE: "substituted-stale",
     SKIPPED: "skipped",
 }
+
+EMPTY: Mapping[int, int] = MappingProxyType({})
 
 
 class Group:
@@ -57,36 +60,45 @@ class Visit:
     made when the first of them occurs.
     """
 
+    begin = -1  # not begun: only early Runs refer to it
+    routed_rows = 0  # rows of the micro-batches routed so far
+    has_slots = False
+    _slots: Any = None
+    early: Sequence[Early] = ()
+    _taken: Mapping[int, int] = EMPTY  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
+    _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to settle last
+    pending: list[int] = []  # noqa: RUF012 -- rows per expert that no Run has taken; replaced by `route`, never changed here
+    experts: tuple[Any, ...] = ()  # per micro-batch (n, k)
+    weights: tuple[Any, ...] = ()
+
     def __init__(self, step: int, layer: int, n_experts: int, top_k: int, n_mbs: int) -> None:
         self.step = step
         self.layer = layer
         self.base = layer * n_experts
         self.k = top_k
-        self.begin = -1  # not begun: only early Runs refer to it
         self.mbs_left = n_mbs
         self.open = n_mbs  # what keeps the layer open: micro-batches to route, slots to settle, tasks and transfers to end
-        self.pending: list[int] = []  # rows per expert that no Run has taken
-        self.experts: list[Any] = []  # per micro-batch (n, k)
-        self.weights: list[Any] = []
-        self.routed_rows = 0  # rows of the micro-batches routed so far
-        self.taken: dict[int, int] = {}  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
-        self.early: list[Early] = []
-        self.has_slots = False
-        self._slots: Any = None
-        self._substitutes: list[tuple[int, int, bool]] = []  # (expert, row, stale) to settle last
 
     def route(self, experts: Any, weights: Any, loads: Sequence[int], n_rows: int) -> None:
         """Take in one micro-batch's routing."""
         self.mbs_left -= 1
-        self.experts.append(experts)
-        self.weights.append(weights)
-        self.pending = (
-            [a + b for a, b in zip(self.pending, loads, strict=True)] if self.pending else list(loads)
-        )
-        self.routed_rows += n_rows
         self.open += n_rows * self.k - 1
+        if not self.pending:  # the first
+            self.pending = list(loads)
+            self.experts = (experts,)
+            self.weights = (weights,)
+            self.routed_rows = n_rows
+            return
+        self.pending = [a + b for a, b in zip(self.pending, loads, strict=True)]
+        self.experts += (experts,)
+        self.weights += (weights,)
+        self.routed_rows += n_rows
         if self._slots is not None:
             self._extend_slots()
+
+    def add_early(self, early: Early) -> None:
+        """Keep rows of a Run that was issued before the layer is routed."""
+        self.early = (*self.early, early)
 
     # ------------------------------------------------------------------------------------------------ the general case
     def _extend_slots(self) -> None:
@@ -104,12 +116,12 @@ class Visit:
             table = np.concatenate(self.experts)
             taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
             self._slots[np.isin(table, taken)] = FRESH
-            for expert, end in self.taken.items():
+            for expert, end in self._taken.items():
                 self._slots[:end][table[:end] == expert] = FRESH
 
     def note_taken(self, expert: int) -> None:
         """Remember that a Run takes all rows routed to an expert so far, where `pending` cannot tell."""
-        self.taken[expert] = self.routed_rows
+        self._taken = {**self._taken, expert: self.routed_rows}
         if self._slots is not None:
             table = np.concatenate(self.experts)
             self._slots[(table == expert) & (self._slots == 0)] = FRESH
@@ -121,7 +133,7 @@ class Visit:
         if self._slots is not None:
             mask &= self._slots == 0
         else:
-            mask[: self.taken.get(expert, 0)] = False
+            mask[: self._taken.get(expert, 0)] = False
         return [int(r) for r in mask.any(axis=1).nonzero()[0]]
 
     def settle(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:
@@ -134,14 +146,14 @@ class Visit:
                 self._slots[row, places[0]] = kind_if_routed
                 self.pending[expert] -= 1
             else:
-                self._substitutes.append((expert, row, stale))
+                self._substitutes = (*self._substitutes, (expert, row, stale))
             self.open -= 1
 
     def settle_early(self) -> None:
         """Settle the Runs that were issued before the layer was routed, where they match."""
         for early in self.early:
             self.settle(early.expert, early.rows, STALE if early.stale else FRESH, early.stale)
-        self.early = []
+        self.early = ()
 
     def gate_mass(self) -> float:
         """Sum of the gate weights of all slots."""
@@ -160,7 +172,7 @@ class Visit:
             self._slots[row, places[0]] = SUBSTITUTED_STALE if stale else SUBSTITUTED
             assert table is not None
             self.pending[int(table[row, places[0]])] -= 1
-        self._substitutes = []
+        self._substitutes = ()
 
     def inexact_records(self) -> list[InexactRecord]:
         """What was not fresh, once every slot is settled."""

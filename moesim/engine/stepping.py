@@ -93,7 +93,7 @@ class Stepper:
         hidden, self.hidden_at = self.hidden_at, device
 
         def run() -> None:
-            device.main.submit(self._task(part, device, -1, 0, rows, work, then))
+            device.main.submit(self._task(part, -1, 0, rows, work, then))
 
         if hidden is device:
             run()
@@ -177,8 +177,6 @@ class Stepper:
             self._dense_ns[device.index, mb] = work
         number = engine.number = engine.number + 1
         task = Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now)
-        task.then = engine.routed.append
-        task.argument = mb
         return task
 
     def _attention_ns(self, device: DeviceState, micro: MicroBatch) -> int:
@@ -199,11 +197,11 @@ class Stepper:
                 dense.main.submit(self._whole_dense(layer, mb, dense))
                 return
             work = engine.costs.dense_ns(dense.name, rows)
-            dense.main.submit(self._task("dense", dense, layer, mb, rows, work, engine.routed.append, mb))
+            dense.main.submit(self._task("dense", layer, mb, rows, work, None))
 
         def run_attention() -> None:
             work = self._attention_ns(attention, micro)
-            attention.main.submit(self._task("attention", attention, layer, mb, rows, work, to_dense))
+            attention.main.submit(self._task("attention", layer, mb, rows, work, to_dense))
 
         def to_dense() -> None:
             engine.cross(attention, dense, layer, rows, "hidden", run_dense)
@@ -247,10 +245,8 @@ class Stepper:
             )
         engine.records.inexact.extend(inexact)
 
-    def _task(self, kind: str, device: DeviceState, layer: int, mb: int, rows: int, work: int, then: Callable[..., Any],
-              argument: Any = None) -> Task:  # fmt: skip
+    def _task(self, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None) -> Task:
         engine = self.engine
         task = Task(engine.next_number(), kind, engine.step.index, layer, mb, rows, work, engine.now)
         task.then = then
-        task.argument = argument
         return task

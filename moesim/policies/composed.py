@@ -282,7 +282,7 @@ class Composed(PolicyBase):
             newcomers = swap.newcomers
             actions.append(Drop(layer, swap.victims, gpu))
             if swap.relabel:
-                kept = [e for e in newcomers if e in held]  # resident: what is busy is no newcomer
+                kept = self._relabelled(layer, swap.victims, [e for e in newcomers if e in held], view)
                 newcomers = [e for e in newcomers if e not in kept]
                 held = [e for e in held if e not in kept]
                 if kept:
@@ -292,6 +292,11 @@ class Composed(PolicyBase):
         if swap is not None and newcomers:
             actions.append(Fetch(layer, newcomers, gpu, swap.urgency, CACHE))
         return actions
+
+    def _relabelled(self, layer: int, victims: Sequence[int], there: list[int], view: View) -> list[int]:
+        """Return which newcomers that are there the cache has room for; a victim on its way still takes a slot."""
+        free = view.free_bytes(self._gpu, CACHE, layer) // view.model.expert_bytes(layer)
+        return there[: free + sum(view.is_resident(layer, e, self._gpu) for e in victims)]
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Name a victim: by the replacement in the cache, whatever has been used elsewhere."""

@@ -104,7 +104,14 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
         raise ConfigError(f"{place}: expected a policy name or a mapping with the key name, got {spec!r}")
     name = spec["name"]
     options = {key: value for key, value in spec.items() if key != "name"}
-    policy = construct(policy_class(name, place), options, f"policy {name}", place)
+    cls = policy_class(name, place)
+    lacking = [method for method in ("place", "decide", "evict") if not callable(getattr(cls, method, None))]
+    if lacking:
+        raise ConfigError(
+            f"{place}: policy {name}: expected a class with place, decide and evict (see moesim.policy.Policy), "
+            f"got none of {', '.join(lacking)} in {cls.__name__}"
+        )
+    policy = construct(cls, options, f"policy {name}", place)
     try:
         _ = (
             policy.listens,

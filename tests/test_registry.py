@@ -1,0 +1,158 @@
+"""Names to policies, options, and the messages for wrong ones."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.errors import ConfigError
+from moesim.policies.composed import Composed
+from moesim.policies.fiddler import Fiddler
+from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_info, policy_names
+
+PLUGIN = '''
+from moesim.policy import Placement, Routed, Run
+
+
+class Elsewhere:
+    """Runs on the host."""
+
+    exact = True
+    listens = frozenset({Routed})
+    needs = frozenset()
+
+    def __init__(self, device: str = "cpu0", *, spare: int = 1) -> None:
+        self.device = device
+        self.spare = spare
+
+    def place(self, view):
+        return Placement()
+
+    def decide(self, event, view):
+        return (Run(event.layer, event.active, self.device),)
+
+    def evict(self, fetch, view):
+        return None
+
+
+number = 3
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module of a third party, installed with an entry point."""
+    (tmp_path / "elsewhere_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "elsewhere-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nelsewhere = elsewhere_plugin:Elsewhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("elsewhere_plugin", None)
+
+
+def test_a_name_makes_a_new_policy_each_time() -> None:
+    first, second = make_policy("fiddler"), make_policy("fiddler")
+    assert isinstance(first, Fiddler)
+    assert first is not second
+
+
+def test_a_mapping_passes_options() -> None:
+    policy = make_policy({"name": "fiddler", "rule": "code"})
+    assert isinstance(policy, Fiddler)
+    assert policy.options() == {"rule": "code", "serial": False, "placeholders": 1}
+    assert repr(policy) == "Fiddler(rule='code')"
+
+
+def test_a_class_of_a_third_party_is_named_by_its_path(plugin: None) -> None:
+    policy: Any = make_policy({"name": "elsewhere_plugin:Elsewhere", "device": "cpu1"})
+    assert policy.device == "cpu1"
+
+
+def test_an_entry_point_is_a_name(plugin: None) -> None:
+    assert "elsewhere" in policy_names()
+    policy: Any = make_policy({"name": "elsewhere", "spare": 2})
+    assert policy.spare == 2
+    info = next(one for one in policy_info() if one.name == "elsewhere")
+    assert (info.summary, info.options) == ("Runs on the host.", {"device": "cpu0", "spare": 1})
+
+
+def test_a_composition_is_written_in_yaml() -> None:
+    spec = {"name": "composed", "assignment": {"name": "beam", "width": 4}, "replacement": "static"}
+    policy = make_policy(spec)
+    assert isinstance(policy, Composed)
+    assert repr(policy.parts.assignment) == "Beam(width=4)"
+    assert policy.needs == {"host-compute"}
+
+
+WRONG = [
+    ("fidler", "a.yaml: unknown policy 'fidler'; did you mean 'fiddler'? known: all-cpu,"),
+    (7, "a.yaml: expected a policy name or a mapping with the key name, got 7"),
+    ({"rule": "code"}, "a.yaml: expected a policy name or a mapping with the key name, got {'rule': 'code'}"),
+    (
+        {"name": "fiddler", "rul": "code"},
+        "a.yaml: policy fiddler: unknown option 'rul'; did you mean 'rule'? known: placeholders, rule, serial",
+    ),
+    (
+        {"name": "fiddler", "rule": "guess"},
+        "a.yaml: policy fiddler: option rule: expected 'profile' or 'code', got 'guess'",
+    ),
+    ({"name": "fiddler", "serial": 1}, "a.yaml: policy fiddler: option serial: expected true or false, got 1"),
+    (
+        {"name": "mixtral-offloading", "buffer_size": 1},
+        "a.yaml: policy mixtral-offloading: option buffer_size: expected an integer of at least 2, got 1",
+    ),
+    (
+        {"name": "dali", "w_size": 2.5},
+        "a.yaml: policy dali: option w_size: expected an integer of at least 1, got 2.5",
+    ),
+    ({"name": "all-cpu", "x": 1}, "a.yaml: policy all-cpu: unknown option 'x'; it has none"),
+    (
+        {"name": "composed", "replacement": "lur"},
+        "a.yaml: policy composed: replacement: unknown replacement 'lur'; did you mean 'lru'? known:",
+    ),
+    (
+        {"name": "composed", "assignment": {"name": "beam", "widht": 2}},
+        "a.yaml: policy composed: assignment: assignment beam: unknown option 'widht'; did you mean 'width'?",
+    ),
+    (
+        {"name": "composed", "prefetch": {"name": "predicted"}},
+        "a.yaml: policy composed: prefetch: prefetch predicted: expected option source (a string), got none",
+    ),
+    (
+        {"name": "composed", "prefetch": {"size": 2}},
+        "a.yaml: policy composed: prefetch: expected a mapping with the key name, got the keys ['size']",
+    ),
+    ({"name": "lru", "placement": 5}, "a.yaml: policy lru: option placement: expected a string or a mapping or an object"),
+    ("no_such_module:Thing", "a.yaml: cannot import module 'no_such_module' of 'no_such_module:Thing'"),
+    ("moesim.policies.fiddler:Fidler", "a.yaml: expected a class 'Fidler' in module 'moesim.policies.fiddler', got None"),
+    ("moesim.errors:unknown_name", "a.yaml: expected a class 'unknown_name' in module 'moesim.errors', got <function"),
+    ("moesim.errors:ConfigError", "a.yaml: policy moesim.errors:ConfigError: expected a class with place, decide and evict"),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), WRONG, ids=[str(spec) for spec, _ in WRONG])
+def test_a_wrong_policy_is_one_line_that_says_what_to_do(spec: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match="^" + re.escape(message)) as caught:
+        make_policy(spec, "a.yaml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_is_described(name: str) -> None:
+    info = next(one for one in policy_info([name]))
+    assert info.summary.endswith(".")
+    assert len(info.summary) < 120
+    assert info.target == POLICIES[name]
+    module = sys.modules[info.target.partition(":")[0]]
+    assert module.__doc__
+    for row in info.missing:
+        assert isinstance(row, str)
+    if info.paper:
+        assert "| point | paper says | released code does | we do |" in module.__doc__
