@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from moesim import __version__
+from moesim import __version__, collector
 from moesim.errors import ConfigError, unknown_name
 from moesim.figures import check_plots, draw
 from moesim.frames import layer_frame, step_frame, write_frame
@@ -80,7 +80,7 @@ class Output:
         Path
             The folder.
         """
-        with replace_folder(self.folder) as folder:
+        with collector.paused(), replace_folder(self.folder) as folder:
             resolved = describe(self.experiment)
             (folder / "config.resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, width=120), encoding="utf-8")
             summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}

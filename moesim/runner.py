@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from moesim import collector
 from moesim.breakdown import Breakdown, breakdown
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
@@ -82,7 +83,8 @@ def run_one(
     """
     machine = Machine.of(spec.hardware)
     try:
-        return _run(experiment, spec, machine, keep, progress)
+        with collector.paused():
+            return _run(experiment, spec, machine, keep, progress)
     except MoesimError as error:
         return Outcome({**settings(spec), "error": str(error)}, machine, failure=error)
 

@@ -226,22 +226,16 @@ class FakeView:
         """Return the time given with `pend`, or 0."""
         return self._pending.get((device, layer, expert), 0)
 
-    def residents(
-        self, device: str, pool: str, layer: int | None = None
-    ) -> list[int] | list[tuple[int, int]]:
+    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
         """Return the residents of a pool, sorted."""
-        held = sorted(
-            (at, e) for (where, at, e), name in self._resident.items() if (where, name) == (device, pool)
-        )
+        held = sorted((at, e) for (where, at, e), name in self._resident.items() if (where, name) == (device, pool))
         return held if layer is None else [expert for at, expert in held if at == layer]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
         """Return what is left of a pool of a placement given to `use`."""
         held = [at for (where, at, _), name in self._resident.items() if (where, name) == (device, pool)]
         found = self.pools[device, pool]
-        return found.n_bytes - sum(
-            self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer
-        )
+        return found.n_bytes - sum(self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer)
 
 
 def routed(
@@ -336,9 +330,7 @@ def tiny_workload(policy: Policy, batch_size: int = 1, micro_batches: int = 1) -
     return trace, compose(trace, spec, require_signals=frozenset(signals))
 
 
-def run_tiny(
-    policy: Any, workload: tuple[Trace, Workload], slots: int = 16, decision_ns: int = 0, **changes: Any
-) -> Records:
+def run_tiny(policy: Any, workload: tuple[Trace, Workload], slots: int = 16, decision_ns: int = 0, **changes: Any) -> Records:
     """Simulate a tiny workload on the tiny machine and return the records.
 
     Parameters
@@ -380,12 +372,8 @@ def _check_declaration(policy: Policy) -> None:
     assert policy.listens <= known, f"{policy!r}: listens names no event: {policy.listens - known}"
     for need in policy.needs:
         kind, _, rest = need.partition(":")
-        fine = need in ("scores", "oracle:routing", "host-compute") or (
-            kind in ("signal", "table") and bool(rest)
-        )
-        assert fine, (
-            f"{policy!r}: needs {need!r}; expected 'scores', 'signal:<name>', 'table:<name>' and so on"
-        )
+        fine = need in ("scores", "oracle:routing", "host-compute") or (kind in ("signal", "table") and bool(rest))
+        assert fine, f"{policy!r}: needs {need!r}; expected 'scores', 'signal:<name>', 'table:<name>' and so on"
 
 
 def _check_constructor(cls: type) -> None:
@@ -397,9 +385,7 @@ def _check_constructor(cls: type) -> None:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             continue
         stored = getattr(policy, name, inspect.Parameter.empty)
-        assert stored is parameter.default, (
-            f"{policy!r}: option {name}: stored {stored!r}, got {parameter.default!r}"
-        )
+        assert stored is parameter.default, f"{policy!r}: option {name}: stored {stored!r}, got {parameter.default!r}"
 
 
 def _check_served(policy: Policy, workload: Workload, records: Records) -> None:

@@ -132,9 +132,7 @@ def gpu_of(view: View, policy: str) -> str:
         If the profile has no GPU.
     """
     if not view.gpus:
-        raise HardwareError(
-            f"policy {policy}: expected a GPU in the hardware profile, got none; choose a profile with one"
-        )
+        raise HardwareError(f"policy {policy}: expected a GPU in the hardware profile, got none; choose a profile with one")
     return view.compute if view.compute in view.gpus else view.gpus[0]
 
 
@@ -147,9 +145,7 @@ def cpu_of(view: View, policy: str) -> str:
         If the profile has no CPU.
     """
     if not view.cpus:
-        raise HardwareError(
-            f"policy {policy}: expected a CPU in the hardware profile, got none; choose a profile with one"
-        )
+        raise HardwareError(f"policy {policy}: expected a CPU in the hardware profile, got none; choose a profile with one")
     return view.host if view.host in view.cpus else view.cpus[0]
 
 

@@ -154,9 +154,7 @@ class Composed(PolicyBase):
         assignment.start(setup)
         prefetch.start(setup)
         replacement.start(setup, residents)
-        self._load_ns = [
-            view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)
-        ]
+        self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
         self._now = (-1, -1)  # step and layer routed last
         self._transient: dict[int, list[int]] = {}  # layer -> experts fetched ahead into the transient pool
         pools = [Pool(gpu, CACHE, slots * slot_bytes(view), per_layer)]
@@ -312,9 +310,7 @@ class Composed(PolicyBase):
         for layer, experts in self._transient.items():
             if layer <= now or fetch.urgency == DEMAND:
                 for expert in experts:
-                    if view.is_resident(layer, expert, self._gpu) and not view.is_pinned(
-                        layer, expert, self._gpu
-                    ):
+                    if view.is_resident(layer, expert, self._gpu) and not view.is_pinned(layer, expert, self._gpu):
                         experts.remove(expert)
                         return layer, expert
         return None

@@ -136,9 +136,7 @@ class Fiddler(PolicyBase):
             return fiddler_code_assignment(loads, resident)
         gpu_ns, cpu_ns, load_ns = self._gpu_ns, self._cpu_ns, self._load_ns[layer]
         # A resident expert always runs where it is, as if it cost the GPU nothing.
-        gpu_cost = [
-            0 if here or not w else load_ns + gpu_ns[w] for w, here in zip(loads, resident, strict=True)
-        ]
+        gpu_cost = [0 if here or not w else load_ns + gpu_ns[w] for w, here in zip(loads, resident, strict=True)]
         return threshold_assignment(gpu_cost, [cpu_ns[w] for w in loads])
 
     def _routed(self, event: Routed, view: View) -> list[Action]:

@@ -98,9 +98,7 @@ class LlamaCpp(PolicyBase):
         first_dense, first_expert = self._split(view)
         self._first = first_expert  # MoE layer from which on experts are on the GPU
         on_gpu = range(first_expert, model.n_layers)
-        parts = {
-            (part, layer): cpu for layer in range(first_dense) for part in ("attention", "dense", "shared")
-        }
+        parts = {(part, layer): cpu for layer in range(first_dense) for part in ("attention", "dense", "shared")}
         parts["embedding", -1] = cpu
         if self._first_model_layer(view) > 0 and model.n_dense_layers:
             parts["leading", -1] = cpu

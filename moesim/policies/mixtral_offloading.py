@@ -80,12 +80,8 @@ class MixtralOffloading(PolicyBase):
         layers, experts = view.model.n_layers, view.model.n_experts
         slots = slots_per_layer(view, self._gpu, "mixtral-offloading")
         first = range(experts - slots, experts)
-        self._order: list[tuple[int, ...]] = [
-            tuple(first)
-        ] * layers  # least recently used first; includes the planned
-        self._waiting: deque[tuple[int, int]] = (
-            deque()
-        )  # (victim, newcomer) not started; of the present layer
+        self._order: list[tuple[int, ...]] = [tuple(first)] * layers  # least recently used first; includes the planned
+        self._waiting: deque[tuple[int, int]] = deque()  # (victim, newcomer) not started; of the present layer
         self._loading: set[int] = set()  # newcomers on their way
         self._leaving: list[tuple[int, int]] = []  # victims that still occupy a buffer
         self._owed: set[int] = set()  # newcomers whose Run is returned when their swap starts
@@ -94,9 +90,7 @@ class MixtralOffloading(PolicyBase):
             Pool(self._gpu, CACHE, slots * n_bytes, per_layer=True),
             Pool(self._gpu, BUFFER, self.buffer_size * n_bytes),
         ]
-        return Placement(
-            copies=[Copy(layer, tuple(first), self._gpu) for layer in range(layers)], pools=pools
-        )
+        return Placement(copies=[Copy(layer, tuple(first), self._gpu) for layer in range(layers)], pools=pools)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Plan the layer when it is routed; start the next swap whenever a loaded expert or a buffer is free."""

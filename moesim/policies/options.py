@@ -40,21 +40,13 @@ def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> An
     hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}
     for name, value in options.items():
         if name not in parameters:
-            known = (
-                unknown_name("option", str(name), parameters)
-                if parameters
-                else f"unknown option '{name}'; it has none"
-            )
+            known = unknown_name("option", str(name), parameters) if parameters else f"unknown option '{name}'; it has none"
             raise ConfigError(f"{place}: {what}: {known}")
         if name in hints and not matches(value, hints[name]):
-            raise ConfigError(
-                f"{place}: {what}: option {name}: expected {describe(hints[name])}, got {value!r}"
-            )
+            raise ConfigError(f"{place}: {what}: option {name}: expected {describe(hints[name])}, got {value!r}")
     required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
     if required:
-        raise ConfigError(
-            f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none"
-        )
+        raise ConfigError(f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none")
     return cls(**options)
 
 

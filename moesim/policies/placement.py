@@ -78,11 +78,7 @@ class FrequencyPerLayer(Part):
     def choose(self, setup: Setup) -> list[list[int]]:
         """Fill each layer's share."""
         table = setup.view.tables["activation_frequency"].tolist()
-        return (
-            per_layer_top(table, setup.slots)
-            if setup.per_layer
-            else per_layer_top_with_remainder(table, setup.slots)
-        )
+        return per_layer_top(table, setup.slots) if setup.per_layer else per_layer_top_with_remainder(table, setup.slots)
 
 
 def equal_shares(setup: Setup) -> list[int]:

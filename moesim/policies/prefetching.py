@@ -112,9 +112,7 @@ class TopPredicted(Part):
         if self.over == "all":
             top = top_by_count(counts, self.size)
         else:
-            top = top_by_count(
-                [0 if here else n for n, here in zip(counts, resident, strict=True)], self.size
-            )
+            top = top_by_count([0 if here else n for n, here in zip(counts, resident, strict=True)], self.size)
         new = [e for e in top if not resident[e] and e not in self._chosen][: self.size - len(self._chosen)]
         self._chosen.update(new)
         return new

@@ -120,9 +120,7 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     except ConfigError as error:
         raise ConfigError(f"{place}: policy {name}: {error}") from None
     except AttributeError as error:
-        raise ConfigError(
-            f"{place}: policy {name}: expected a policy with listens and needs, got {error}"
-        ) from None
+        raise ConfigError(f"{place}: policy {name}: expected a policy with listens and needs, got {error}") from None
     return cast(Policy, policy)
 
 
@@ -163,16 +161,12 @@ def import_class(target: str, place: str) -> type:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(
-            f"{place}: cannot import module {module_name!r} of {target!r}: {error}; is it installed?"
-        ) from None
+        raise ConfigError(f"{place}: cannot import module {module_name!r} of {target!r}: {error}; is it installed?") from None
     except ValueError:
         raise ConfigError(f"{place}: expected package.module:Class, got {target!r}") from None
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
-        raise ConfigError(
-            f"{place}: expected a class {class_name!r} in module {module_name!r}, got {found!r}"
-        )
+        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {found!r}")
     return found
 
 

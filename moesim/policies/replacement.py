@@ -234,9 +234,7 @@ class WorkloadAware(Static):
         if (visit if self.firing == "printed" else visit + 1) % self.w_size:
             return None
         members = self._members[layer]
-        victims, newcomers = workload_aware_swap(
-            self._scores[layer], members, self.u_size, self.only_if_better
-        )
+        victims, newcomers = workload_aware_swap(self._scores[layer], members, self.u_size, self.only_if_better)
         self._scores[layer] = [0] * len(self._scores[layer])
         pairs = [(out, new) for out, new in zip(victims, newcomers, strict=True) if new not in busy]
         if not pairs:
@@ -249,9 +247,7 @@ class WorkloadAware(Static):
     def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Name a copy that was replaced while it was on its way, and then asked for once more."""
         for expert in layer_residents(view, self._gpu, CACHE, fetch.layer):
-            if expert not in self._members[fetch.layer] and not view.is_pinned(
-                fetch.layer, expert, self._gpu
-            ):
+            if expert not in self._members[fetch.layer] and not view.is_pinned(fetch.layer, expert, self._gpu):
                 return fetch.layer, expert
         return None
 

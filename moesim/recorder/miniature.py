@@ -34,7 +34,7 @@ from moesim.recorder.training import TrainingPlan, mean_loss
 
 VOCABULARY = 4096
 #: Tokens on which the held-out losses are computed; the same for the model and for the bigram.
-HELD_OUT_TOKENS = 150_000
+HELD_OUT_TOKENS = 50_000
 
 
 def main(arguments: list[str] | None = None) -> int:

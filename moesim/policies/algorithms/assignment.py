@@ -164,9 +164,7 @@ def fiddler_code_assignment(loads: Sequence[int], resident: Sequence[int]) -> Pl
     return make_plan(gpu_cost, cpu_cost, gpu, active=[e for e, w in enumerate(loads) if w])
 
 
-def exact_assignment(
-    gpu_cost: Sequence[float], cpu_cost: Sequence[float], enumerate_up_to: int = ENUMERATE_UP_TO
-) -> Plan:
+def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], enumerate_up_to: int = ENUMERATE_UP_TO) -> Plan:
     """Minimise the larger of the two totals exactly: DALI's 0-1 program.
 
     Parameters
@@ -244,9 +242,7 @@ def brute_force_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float])
     """
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     if len(ids) > MAX_BRUTE_FORCE:
-        raise ValueError(
-            f"brute force: expected at most {MAX_BRUTE_FORCE} experts, got {len(ids)}; use exact_assignment"
-        )
+        raise ValueError(f"brute force: expected at most {MAX_BRUTE_FORCE} experts, got {len(ids)}; use exact_assignment")
     codes = np.arange(1 << len(ids))
     on_cpu = (codes[:, None] >> np.arange(len(ids))) & 1
     gpu_totals = (1 - on_cpu) @ np.array([gpu_cost[e] for e in ids])
@@ -281,9 +277,7 @@ def beam_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], width:
     """
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     ids.sort(key=lambda e: -abs(gpu_cost[e] - cpu_cost[e]))
-    beam: list[tuple[float, float, tuple[bool, ...]]] = [
-        (0, 0, ())
-    ]  # totals, and for each expert: on the GPU?
+    beam: list[tuple[float, float, tuple[bool, ...]]] = [(0, 0, ())]  # totals, and for each expert: on the GPU?
     for e in ids:
         grown = []
         for gpu_total, cpu_total, chosen in beam:

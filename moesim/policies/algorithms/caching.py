@@ -94,9 +94,7 @@ def workload_aware_swap(
     victims = sorted(inside, key=lambda expert: scores[expert])[:count]
     newcomers = sorted(outside, key=lambda expert: -scores[expert])[:count]
     if only_if_better:
-        better = [
-            (out, new) for out, new in zip(victims, newcomers, strict=True) if scores[new] > scores[out]
-        ]
+        better = [(out, new) for out, new in zip(victims, newcomers, strict=True) if scores[new] > scores[out]]
         return [out for out, _ in better], [new for _, new in better]
     return victims, newcomers
 
@@ -202,6 +200,4 @@ def top_by_count(counts: Sequence[int], size: int) -> list[int]:
 
 def _by_frequency(frequency: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     pairs = [(layer, expert) for layer, row in enumerate(frequency) for expert in range(len(row))]
-    return sorted(
-        pairs, key=lambda pair: -frequency[pair[0]][pair[1]]
-    )  # stable: already in (layer, expert) order
+    return sorted(pairs, key=lambda pair: -frequency[pair[0]][pair[1]])  # stable: already in (layer, expert) order
