@@ -282,12 +282,17 @@ class View(Protocol):
 class Policy(Protocol):
     """What a policy is. `moesim.testing.check_policy` runs the common checks on anybody's class."""
 
-    exact: bool
-    """True: the engine asserts that what ran is what was routed, on fresh inputs."""
-    listens: frozenset[type]
-    """The events it wants; the engine delivers no other."""
-    needs: frozenset[str]
-    """What it reads: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``, ``"host-compute"``."""
+    @property
+    def exact(self) -> bool:
+        """True: the engine asserts that what ran is what was routed, on fresh inputs."""
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """The events it wants; the engine delivers no other."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it reads: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``."""
 
     def place(self, view: View) -> Placement: ...
     def decide(self, event: Any, view: View) -> Iterable[Action]: ...

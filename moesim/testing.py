@@ -7,272 +7,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, get_args
-
-import numpy as np
 
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import CapacityError
 from moesim.future import FutureUse
-from moesim.hardware import HardwareProfile, load_hardware
-from moesim.model import ModelSpec
-from moesim.policy import Event, Placement, Policy, Pool, Routed
+from moesim.policy import Event
 from moesim.predictor_set import PredictorSet
 from moesim.records import Records
+from moesim.testing_fakes import CPU_NS_PER_ROW, GPU_NS, TRANSFER_NS, FakeView, routed, tiny_machine, tiny_model
 from moesim.testing_traces import synthetic_trace
 from moesim.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from moesim.trace import Trace
 
-TRANSFER_NS = 3000
-"""One expert of `tiny_model` over the link of `tiny_machine`."""
-GPU_NS = 2000
-"""One expert on its GPU, however many rows."""
-CPU_NS_PER_ROW = 1000
-"""One row of one expert on its CPU."""
+__all__ = [
+    "CPU_NS_PER_ROW", "GPU_NS", "TRANSFER_NS", "FakeView", "check_policy", "routed", "run_tiny", "synthetic_trace",
+    "tiny_machine", "tiny_model", "tiny_workload",
+]  # fmt: skip
 
 
-def tiny_model(**changes: Any) -> ModelSpec:
-    """Return a model of 4 layers with 8 experts, 2 for each token, and bytes that make costs round.
-
-    Parameters
-    ----------
-    **changes
-        Other values of `moesim.model.ModelSpec`'s fields. Another width changes what an expert costs.
-    """
-    fields: dict[str, Any] = {
-        "name": "tiny", "n_layers": 4, "n_experts": 8, "top_k": 2, "hidden": 256, "expert_intermediate": 256,
-        "n_heads": 4, "n_kv_heads": 4, "head_dim": 64, "vocab": 1000,
-    }  # fmt: skip
-    return ModelSpec(**(fields | changes))
-
-
-def tiny_machine(**changes: Any) -> HardwareProfile:
-    """Return a machine of one GPU and one CPU with round costs for the experts of `tiny_model`.
-
-    An expert takes 2 us on the GPU (`GPU_NS`), 1 us a row on the CPU (`CPU_NS_PER_ROW`), and 3 us over the link
-    (`TRANSFER_NS`).
-
-    Parameters
-    ----------
-    **changes
-        Other top-level entries of a hardware profile, for example ``contention``.
-    """
-    model = tiny_model()
-    shape = {"hidden": model.hidden, "intermediate": model.expert_intermediate, "bits": 16.0}
-
-    def assumed(value: float) -> dict[str, Any]:
-        return {"value": value, "source": "assumed", "why": "a round number for tests"}
-
-    def device(kind: str, gib: int, base_us: float, per_token_us: float) -> dict[str, Any]:
-        curve = {"shape": shape, "form": "linear", "range": [1, 4096]}
-        return {
-            "kind": kind,
-            "memory_bytes": assumed(gib * 2**30),
-            "memory_bytes_per_s": assumed(1e12),
-            "flops": assumed(1e14),
-            "launch_us": assumed(0.5),
-            "experts": [{**curve, "base_us": assumed(base_us), "per_token_us": assumed(per_token_us)}],
-        }
-
-    rate = model.expert_bytes(0) * 1e9 / TRANSFER_NS
-    link = {
-        "any": {"latency_us": assumed(0.0), "bytes_per_s": assumed(rate)},
-        "activation": {"latency_us": assumed(0.1), "bytes_per_s": assumed(rate)},
-    }
-    profile = {
-        "name": "tiny",
-        "description": "Round numbers for tests; no machine.",
-        "compute": "gpu0",
-        "backing": ["cpu0"],
-        "devices": {
-            "gpu0": device("gpu", 1, GPU_NS / 1000, 0.0),
-            "cpu0": device("cpu", 4, 0.0, CPU_NS_PER_ROW / 1000),
-        },
-        "links": {"cpu0->gpu0": link, "gpu0->cpu0": link},
-    }
-    return load_hardware({**profile, **changes}, "tiny_machine")
-
-
-class FakeView:
-    """A `moesim.policy.View` whose answers are set by hand, for tests of a policy without the engine.
-
-    Parameters
-    ----------
-    model : ModelSpec or None
-        None: `tiny_model`.
-    hardware : HardwareProfile or None
-        None: `tiny_machine`.
-    slots : int
-        Cache slots of each GPU.
-    tables : mapping of str to ndarray
-        Calibration tables.
-    max_tokens : int
-        Rows of the largest step.
-
-    Examples
-    --------
-    >>> view = FakeView()
-    >>> view.put(0, [3], "gpu0")
-    >>> view.is_resident(0, 3, "gpu0"), view.is_resident(0, 4, "gpu0")
-    (True, False)
-    """
-
-    def __init__(
-        self,
-        model: ModelSpec | None = None,
-        hardware: HardwareProfile | None = None,
-        *,
-        slots: int = 8,
-        tables: Mapping[str, NDArray[Any]] | None = None,
-        max_tokens: int = 64,
-    ) -> None:
-        self.model = model or tiny_model()
-        self.costs = CostModel(self.model, hardware or tiny_machine())
-        self.tables: Mapping[str, NDArray[Any]] = dict(tables or {})
-        self.max_tokens = max_tokens
-        self.now_ns = 0
-        self.slots = slots
-        self.pools: dict[tuple[str, str], Pool] = {}
-        self._resident: dict[tuple[str, int, int], str] = {}
-        self._pending: dict[tuple[str, int, int], int] = {}
-        self._pinned: set[tuple[str, int, int]] = set()
-
-    # ------------------------------------------------------------------------------------------------- set by hand
-    def use(self, placement: Placement) -> None:
-        """Take over the copies and pools of a placement."""
-        for pool in placement.pools:
-            self.pools[pool.device, pool.name] = pool
-        for copy in placement.copies:
-            self.put(copy.layer, copy.experts, copy.device, copy.pool)
-
-    def put(self, layer: int, experts: Sequence[int], device: str, pool: str = "cache") -> None:
-        """Make experts resident; they are no longer pending."""
-        for expert in experts:
-            self._resident[device, layer, expert] = pool
-            self._pending.pop((device, layer, expert), None)
-
-    def remove(self, layer: int, experts: Sequence[int], device: str) -> None:
-        """Make experts absent."""
-        for expert in experts:
-            del self._resident[device, layer, expert]
-
-    def pend(self, layer: int, experts: Sequence[int], device: str, remaining_ns: int = TRANSFER_NS) -> None:
-        """Make experts pending, with this time to their arrival."""
-        for expert in experts:
-            self._pending[device, layer, expert] = remaining_ns
-
-    def pin(self, layer: int, experts: Sequence[int], device: str, pinned: bool = True) -> None:
-        """Pin experts, or unpin them."""
-        keys = {(device, layer, expert) for expert in experts}
-        self._pinned = self._pinned | keys if pinned else self._pinned - keys
-
-    # ---------------------------------------------------------------------------------------------------- the view
-    @property
-    def devices(self) -> list[str]:
-        """All devices."""
-        return list(self.costs.hardware.devices)
-
-    @property
-    def gpus(self) -> list[str]:
-        """Devices of kind gpu."""
-        return [name for name, device in self.costs.hardware.devices.items() if device.kind == "gpu"]
-
-    @property
-    def cpus(self) -> list[str]:
-        """Devices of kind cpu."""
-        return [name for name, device in self.costs.hardware.devices.items() if device.kind == "cpu"]
-
-    @property
-    def compute(self) -> str:
-        """The default device of what is not an expert."""
-        return self.costs.hardware.compute
-
-    @property
-    def host(self) -> str:
-        """The first backing device."""
-        return self.costs.hardware.backing[0]
-
-    def cache_slots(self, device: str) -> int:
-        """Return the granted slots."""
-        return self.slots if device in self.gpus else 0
-
-    def dense_device(self, layer: int) -> str:
-        """Return the compute device."""
-        return self.compute
-
-    def is_resident(self, layer: int, expert: int, device: str) -> bool:
-        """Say whether a copy is there; a backing device has all."""
-        return device in self.costs.hardware.backing or (device, layer, expert) in self._resident
-
-    def is_pending(self, layer: int, expert: int, device: str) -> bool:
-        """Say whether it was made pending."""
-        return (device, layer, expert) in self._pending
-
-    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
-        """Say whether it was pinned."""
-        return (device, layer, expert) in self._pinned
-
-    def residency(self, layer: int, device: str) -> bytes:
-        """Return one byte an expert."""
-        return bytes(self.is_resident(layer, expert, device) for expert in range(self.model.n_experts))
-
-    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
-        """Return the time given with `pend`, or 0."""
-        return self._pending.get((device, layer, expert), 0)
-
-    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
-        """Return the residents of a pool, sorted."""
-        held = sorted((at, e) for (where, at, e), name in self._resident.items() if (where, name) == (device, pool))
-        return held if layer is None else [expert for at, expert in held if at == layer]
-
-    def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
-        """Return what is left of a pool of a placement given to `use`."""
-        held = [at for (where, at, _), name in self._resident.items() if (where, name) == (device, pool)]
-        found = self.pools[device, pool]
-        return found.n_bytes - sum(self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer)
-
-
-def routed(
-    experts: Sequence[Sequence[int]],
-    *,
-    layer: int = 0,
-    step: int = 0,
-    mb: int = 0,
-    first_row: int = 0,
-    n_experts: int = 8,
-) -> Routed:
-    """Build a `Routed` event from the experts of each row, with equal gate weights.
-
-    Parameters
-    ----------
-    experts : sequence of sequence of int, shape (n_rows, top_k)
-        Ids in rank order.
-
-    Examples
-    --------
-    >>> event = routed([[1, 3], [3, 0]])
-    >>> event.loads, event.active
-    ([1, 1, 0, 2, 0, 0, 0, 0], [0, 1, 3])
-    """
-    ids = np.array(experts, dtype=np.uint8)
-    loads = np.bincount(ids.ravel(), minlength=n_experts).tolist()
-    weights = np.full(ids.shape, 1 / ids.shape[1], dtype=np.float16)
-    active = [expert for expert, rows in enumerate(loads) if rows]
-    return Routed(step, layer, mb, ids, weights, None, loads, active, first_row)
-
-
-# ------------------------------------------------------------------------------------------------------------- checks
-def check_policy(make: Callable[[], Policy], *, slots: Sequence[int] = (8, 16, 32)) -> None:
+def check_policy(make: Callable[[], Any], *, slots: Sequence[int] = (4, 8, 16, 32)) -> None:
     """Check a policy as the registry's own are checked.
 
     It must declare what the contract asks, store its options unchanged, place what fits, and run tiny workloads on the
-    engine - prefill and decode, one request and several, one micro-batch and two, with and without decision time -
+    engine - prefill and decode, one request and several, one micro-batch and several, with and without decision time -
     each twice with the same result, while every routed expert is executed for exactly its rows if it is ``exact``.
     The engine itself checks every action.
 
@@ -290,12 +52,12 @@ def check_policy(make: Callable[[], Policy], *, slots: Sequence[int] = (8, 16, 3
     MoesimError
         If the engine refuses an action, or a run cannot go on.
     """
-    policy = make()
+    policy = make()  # Any: a class may declare listens and needs as attributes or as properties
     _check_declaration(policy)
     if inspect.isclass(make):
         _check_constructor(make)
     for n_slots in slots:
-        for batch, micro_batches, decision_ns in ((1, 1, 0), (4, 1, 0), (4, 2, 0), (4, 1, 700)):
+        for batch, micro_batches, decision_ns in ((1, 1, 0), (4, 1, 0), (4, 2, 0), (4, 4, 700)):
             workload = tiny_workload(policy, batch, micro_batches)
             try:
                 first = run_tiny(make(), workload, n_slots, decision_ns)
@@ -308,7 +70,7 @@ def check_policy(make: Callable[[], Policy], *, slots: Sequence[int] = (8, 16, 3
                 _check_served(policy, workload[1], first)
 
 
-def tiny_workload(policy: Policy, batch_size: int = 1, micro_batches: int = 1) -> tuple[Trace, Workload]:
+def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **shape: Any) -> tuple[Trace, Workload]:
     """Return a made-up trace that holds what a policy needs, and a small workload of it.
 
     Parameters
@@ -317,9 +79,11 @@ def tiny_workload(policy: Policy, batch_size: int = 1, micro_batches: int = 1) -
         Its ``needs`` decide which signals, tables and scores the trace holds.
     batch_size, micro_batches : int
         Of the workload: prompts of 12 tokens, 8 decode steps.
+    **shape
+        Arguments of `moesim.testing_traces.synthetic_trace`, for another model than `tiny_model`.
     """
     signals = {need.removeprefix("signal:"): 0.8 for need in policy.needs if need.startswith("signal:")}
-    trace = synthetic_trace(prompt=12, decode=8, scores=True, calibration=True, signals=signals)
+    trace = synthetic_trace(prompt=12, decode=8, scores=True, calibration=True, signals=signals, **shape)
     spec = WorkloadSpec(
         batch_size=batch_size,
         prompt_tokens=12,
@@ -364,7 +128,7 @@ def run_tiny(policy: Any, workload: tuple[Trace, Workload], slots: int = 16, dec
     )
 
 
-def _check_declaration(policy: Policy) -> None:
+def _check_declaration(policy: Any) -> None:
     known = set(get_args(Event))
     assert isinstance(policy.exact, bool), f"{policy!r}: expected exact to be a bool, got {policy.exact!r}"
     for name, value in (("listens", policy.listens), ("needs", policy.needs)):
@@ -376,7 +140,7 @@ def _check_declaration(policy: Policy) -> None:
         assert fine, f"{policy!r}: needs {need!r}; expected 'scores', 'signal:<name>', 'table:<name>' and so on"
 
 
-def _check_constructor(cls: type) -> None:
+def _check_constructor(cls: Any) -> None:
     """Check that every option is stored under its own name, as it was given."""
     if cls.__init__ is object.__init__:
         return
@@ -388,7 +152,7 @@ def _check_constructor(cls: type) -> None:
         assert stored is parameter.default, f"{policy!r}: option {name}: stored {stored!r}, got {parameter.default!r}"
 
 
-def _check_served(policy: Policy, workload: Workload, records: Records) -> None:
+def _check_served(policy: Any, workload: Workload, records: Records) -> None:
     """Check that each routed expert of each layer visit was executed for exactly the rows routed to it."""
     ran: dict[tuple[int, int, int], int] = {}
     for task in records.tasks:

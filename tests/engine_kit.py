@@ -176,10 +176,10 @@ class Script:
     """
 
     def __init__(
-        self, on: Mapping[tuple[Any, ...], Any] | None = None, *, copies: Sequence[Copy] = (), pools: Sequence[Pool] | None = None,
-        slots: int = 8, parts: Mapping[tuple[str, int], str] | None = None, enforce_capacity: bool = True,
-        routed: Callable[[Any, Any], Any] | None = None, evict: Any = None, exact: bool = True, hear: Iterable[str] = (),
-        needs: Iterable[str] = (),
+        self, on: Mapping[tuple[Any, ...], Any] | None = None, *, copies: Sequence[Copy] = (),
+        pools: Sequence[Pool] | None = None, slots: int = 8, parts: Mapping[tuple[str, int], str] | None = None,
+        enforce_capacity: bool = True, routed: Callable[[Any, Any], Any] | None = None, evict: Any = None,
+        exact: bool = True, hear: Iterable[str] = (), needs: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.on = dict(on or {})
         self.routed = routed
@@ -188,15 +188,11 @@ class Script:
         self.needs = frozenset(needs)
         self.exact = exact
         if pools is None:
-            pools = [
-                Pool(d, "cache", slots * EXPERT_BYTES) for d in sorted({"gpu0"} | {c.device for c in copies})
-            ]
+            pools = [Pool(d, "cache", slots * EXPERT_BYTES) for d in sorted({"gpu0"} | {c.device for c in copies})]
         self._placement = Placement(copies, pools, dict(parts or {}), enforce_capacity)
         self._evict = evict
         self.log: list[tuple[Any, ...]] = []  # (time, key of the event)
-        self.asked: list[
-            tuple[int, int, int, int]
-        ] = []  # (time, layer, expert, urgency) of the calls of evict
+        self.asked: list[tuple[int, int, int, int]] = []  # (time, layer, expert, urgency) of the calls of evict
 
     def place(self, view: Any) -> Placement:
         return self._placement
@@ -278,10 +274,7 @@ def tasks(records: Records) -> list[tuple[Any, ...]]:
 
 def transfers(records: Records) -> list[tuple[int, int, str, str]]:
     """Return (start, end, link, 'cause L/E') of each transfer."""
-    return [
-        (t.start, t.end, t.link, t.cause + (f" {t.layer}/{t.expert}" if t.expert >= 0 else ""))
-        for t in records.transfers
-    ]
+    return [(t.start, t.end, t.link, t.cause + (f" {t.layer}/{t.expert}" if t.expert >= 0 else "")) for t in records.transfers]
 
 
 def crossings(records: Records) -> list[tuple[int, int, str, str, int]]:

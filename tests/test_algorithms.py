@@ -10,9 +10,6 @@ from moesim.policies.algorithms.assignment import (
     Plan,
     all_cpu,
     all_gpu,
-    beam_assignment,
-    brute_force_assignment,
-    exact_assignment,
     fiddler_code_assignment,
     greedy_assignment,
     layer_costs,
@@ -27,6 +24,7 @@ from moesim.policies.algorithms.caching import (
     top_by_count,
     workload_aware_swap,
 )
+from moesim.policies.algorithms.search import beam_assignment, brute_force_assignment, exact_assignment
 
 A, B, C, D, E = range(5)
 SEED = 20260101

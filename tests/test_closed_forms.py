@@ -20,9 +20,7 @@ def _model(**changes: Any) -> Any:
 
 def _routing(n_requests: int, seed: int = 0) -> list[Any]:
     rng = np.random.default_rng(seed)
-    return [
-        [[rng.permutation(EXPERTS)[:2].tolist() for _ in range(LAYERS)] for _ in range(STEPS)] for _ in range(n_requests)
-    ]
+    return [[[rng.permutation(EXPERTS)[:2].tolist() for _ in range(LAYERS)] for _ in range(STEPS)] for _ in range(n_requests)]
 
 
 def _work(n_requests: int = 1) -> Any:
@@ -62,9 +60,8 @@ def test_no_cache_on_the_gpu(bytes_per_ns: int, latency: int) -> None:
     toy = machine(links={"cpu0->gpu0": link(bytes_per_ns, latency), "gpu0->cpu0": link()})
 
     def routed(event: Routed, view: Any) -> list[Any]:
-        return [
-            Fetch(event.layer, event.active, "gpu0"), Run(event.layer, event.active, "gpu0"), Drop(event.layer, event.active, "gpu0")
-        ]  # fmt: skip
+        layer, active = event.layer, event.active
+        return [Fetch(layer, active, "gpu0"), Run(layer, active, "gpu0"), Drop(layer, active, "gpu0")]
 
     records = both(lambda: Script(slots=EXPERTS, routed=routed), work, toy, model=_model())
     t = latency + EXPERT_BYTES // bytes_per_ns
@@ -85,9 +82,7 @@ def test_no_gpu_experts() -> None:
 
     records = both(lambda: Script(routed=routed), work, model=_model())
     cross = 10 + 10 * 3
-    expected = sum(
-        DENSE + 2 * cross + sum(CPU_BASE + CPU_ROW * n for n in rows) for layers in _active(work) for rows in layers
-    )
+    expected = sum(DENSE + 2 * cross + sum(CPU_BASE + CPU_ROW * n for n in rows) for layers in _active(work) for rows in layers)
     assert records.makespan_ns == expected
 
 

@@ -11,7 +11,7 @@ from moesim.engine import EngineOptions, simulate
 from moesim.errors import InputError
 from moesim.future import FutureUse
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.predictors import make_predictor
+from moesim.predictor_set import PredictorSet
 from moesim.testing_traces import synthetic_trace
 from moesim.workload import WorkloadSpec, compose
 from tests.engine_kit import EXPERT_BYTES, assert_same, cpu, gpu, link, machine, pair, tiny_model
@@ -19,7 +19,7 @@ from tests.engine_kit import EXPERT_BYTES, assert_same, cpu, gpu, link, machine,
 LAYERS, EXPERTS, SLOTS = 4, 8, 12
 TRACE = synthetic_trace(
     n_layers=LAYERS, n_experts=EXPERTS, n_requests=6, prompt=5, decode=12, scores=True, calibration=True,
-    signals={"gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.6},
+    signals={"gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.6, "residual": 0.8},
 )  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "single": {"batch_size": 1},
@@ -41,12 +41,10 @@ def _run(name: str, shape: str, toy: str, coalesce: bool, decision_ns: int) -> A
     policy = make_policy(name)
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(work))  # type: ignore[attr-defined]
-    wanted = {need.partition(":")[2] for need in policy.needs if need.startswith("signal:")}
-    sources = sorted(wanted | {"oracle", "frequency", "coactivation", *TRACE.signals})
     costs = CostModel(model, hardware)
     return simulate(
         model=model, costs=costs, workload=work, policy=policy, cache_slots={"gpu0": SLOTS},
-        predictors={s: make_predictor(s, TRACE, work) for s in sources if s in TRACE.signals or s in ("oracle", "frequency", "coactivation")},
+        predictors=PredictorSet(TRACE, work, {}, 0),
         tables=TRACE.tables, options=EngineOptions(decision_ns, coalesce), policy_name=name,
     )  # fmt: skip
 

@@ -39,13 +39,15 @@ def at_routed(*actions: Any, **more: Any) -> str:
     ("action", "says"),
     [
         ("run", "decide returned 'run'; return Fetch, Drop, Move, Run, Skip, Predict or Send"),
-        (Fetch(0, [0], "gpu7"), "Fetch: unknown device 'gpu7'; did you mean 'gpu0'? known: cpu0, gpu0; name a device of the profile"),
+        (Fetch(0, [0], "gpu7"), "Fetch: unknown device 'gpu7'; did you mean 'gpu0'? known: cpu0, gpu0; name a device of the "
+                                "profile"),
         (Fetch(0, [9], "gpu0"), "Fetch(L0/E9): no such unit; layers are 0..1, experts 0..3"),
         (Fetch(2, [0], "gpu0"), "Fetch(L2/E0): no such unit; layers are 0..1, experts 0..3"),
         (Fetch(0, [-1], "gpu0"), "Fetch(L0/E-1): no such unit; layers are 0..1, experts 0..3"),
         (
             Fetch(0, [0], "gpu0", pool="cash"),
-            "Fetch(L0, gpu0): unknown pool 'cash'; did you mean 'cache'? known: cache; declare Pool('gpu0', 'cash', ...) in place()",
+            "Fetch(L0, gpu0): unknown pool 'cash'; did you mean 'cache'? known: cache; declare Pool('gpu0', 'cash', ...) in "
+            "place()",
         ),
         (Fetch(0, [0], "gpu0", -1), "Fetch(L0, gpu0): urgency -1; classes start at 0 (demand)"),
         (Drop(0, [0], "cpu0"), "Drop(L0, cpu0): copies on a backing device stay; drop copies on other devices only"),
@@ -56,7 +58,8 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Run(0, [0], "tpu"), "Run: unknown device 'tpu'; known: cpu0, gpu0; name a device of the profile"),
         (
             Run(0, [0], "gpu0", part="expert:int4"),
-            "Run(L0, gpu0): unknown part 'expert:int4'; did you mean 'expert'? known: expert; this model has experts of one precision",
+            "Run(L0, gpu0): unknown part 'expert:int4'; did you mean 'expert'? known: expert; this model has experts of one "
+            "precision",
         ),
         (
             Run(0, [2], "gpu0"),
@@ -68,7 +71,8 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Run(0, [0], "gpu0", [1]), "Run(L0/E0): rows [1]; name distinct rows in 0..0"),
         (Run(0, [0], "gpu0", [0, 0]), "Run(L0/E0): rows [0, 0]; name distinct rows in 0..0"),
         (Run(1, [2], "gpu0"), "Run(L1, gpu0): not routed yet; name its rows, or wait for Routed"),
-        (Run(2, [2], "gpu0", [0]), "Run(L2, gpu0): that layer is over or does not exist; run experts of this layer or a later one of this step"),
+        (Run(2, [2], "gpu0", [0]), "Run(L2, gpu0): that layer is over or does not exist; run experts of this layer or a "
+                                   "later one of this step"),
         (Run(1, [2], "gpu0", [0], inputs_from=2), "Run(L1, gpu0): inputs_from=2; name a layer in 0..1"),
         (Run(0, [0], "gpu0", inputs_from=0), "Run(L0, gpu0): inputs_from without rows; name the rows that read the other state"),
         (Skip(1, [0]), "Skip(L1); skip slots of the present layer, once it is routed"),
@@ -78,15 +82,18 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Predict(1, 1, "told", "gpu0"), "Predict(step 1, L1): this is step 0; predict within the present step"),
         (Predict(0, 5, "told", "gpu0"), "Predict(L5/E0): no such unit; layers are 0..1, experts 0..3"),
         (Predict(0, 1, "tell", "gpu0"), "Predict: unknown source 'tell'; known: told; list it in Policy.needs"),
-        (Predict(0, 1, "told", "gpu9"), "Predict: unknown device 'gpu9'; did you mean 'gpu0'? known: cpu0, gpu0; name a device of the profile"),
+        (Predict(0, 1, "told", "gpu9"), "Predict: unknown device 'gpu9'; did you mean 'gpu0'? known: cpu0, gpu0; name a "
+                                        "device of the profile"),
         (Predict(0, 1, "told", "gpu0", "third"), "Predict(L1): lane 'third'; lanes are 'main' and 'side'"),
         (
             Predict(0, 1, "told", "gpu0", "side"),
-            "Predict(L1, gpu0): the profile has no rate for the side lane; measure a contention pair with 'gpu0.side', or use lane='main'",
+            "Predict(L1, gpu0): the profile has no rate for the side lane; measure a contention pair with 'gpu0.side', or "
+            "use lane='main'",
         ),
         (Send(1, "gpu0", "gpu0", "x"), "Send(1, gpu0, gpu0); send at least one byte between two devices"),
         (Send(0, "gpu0", "cpu0", "x"), "Send(0, gpu0, cpu0); send at least one byte between two devices"),
-        (Send(1, "gpu0", "cpu9", "x"), "Send: unknown device 'cpu9'; did you mean 'cpu0'? known: cpu0, gpu0; name a device of the profile"),
+        (Send(1, "gpu0", "cpu9", "x"), "Send: unknown device 'cpu9'; did you mean 'cpu0'? known: cpu0, gpu0; name a device "
+                                       "of the profile"),
     ],
 )  # fmt: skip
 def test_actions_that_make_no_sense(action: Any, says: str) -> None:
@@ -168,7 +175,8 @@ def test_actions_at_the_wrong_time(when: tuple[Any, ...], action: Any, says: str
 )
 def test_impossible_victims(victim: tuple[int, int], says: str) -> None:
     script = Script(
-        {("Routed", 0, 0, 0): [Run(0, [0], "gpu0"), Fetch(0, [1], "gpu0")]}, copies=[Copy(0, [0], "gpu0"), Copy(1, [0], "gpu0", "b")],
+        {("Routed", 0, 0, 0): [Run(0, [0], "gpu0"), Fetch(0, [1], "gpu0")]},
+        copies=[Copy(0, [0], "gpu0"), Copy(1, [0], "gpu0", "b")],
         pools=[Pool("gpu0", "cache", 1000), Pool("gpu0", "b", 1000)], evict=[victim],
     )  # fmt: skip
     message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
@@ -187,7 +195,8 @@ def test_victim_of_another_layers_pool() -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (Script(parts={("router", 0): "gpu0"}), "no part ('router', 0); layers 0..1 have ('attention', 'dense', 'shared'), -1 has "
+        (Script(parts={("router", 0): "gpu0"}), "no part ('router', 0); layers 0..1 have ('attention', 'dense', 'shared'), "
+                                                "-1 has "
                                                 "('embedding', 'leading', 'head')"),
         (Script(parts={("dense", 2): "gpu0"}), "no part ('dense', 2)"),
         (Script(parts={("dense", -1): "gpu0"}), "no part ('dense', -1)"),

@@ -47,7 +47,7 @@ LAYERS, EXPERTS = 3, 5
 
 
 class Wild:
-    """Does anything that is allowed. Its choices depend on the event and the time only, never on what it did before.
+    """Does anything that is allowed. What it decides depends on the event alone, so it is the same at any call.
 
     Parameters
     ----------
@@ -56,45 +56,43 @@ class Wild:
         False: it also skips, substitutes, and runs ahead on stale states.
     hear : tuple of str
         Events it answers besides Routed.
+    slots : int
+        Of its cache, or of its cache for each layer.
+    side : bool
+        Whether gpu0 has a side lane.
+    n_mbs : int
+        Micro-batches of each step.
+    delayed : bool
+        Whether what it answers to Routed takes effect later: then it drops nothing there, since an idle copy that is
+        there now may be evicted by then.
     """
 
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, seed: int, exact: bool, hear: tuple[str, ...], slots: int, side: bool) -> None:
-        self.seed, self.exact, self.slots, self.side = seed, exact, slots, side
+    def __init__(self, seed: int, exact: bool, hear: tuple[str, ...], slots: int, side: bool, n_mbs: int, delayed: bool) -> None:
+        self.seed, self.exact, self.slots, self.side, self.n_mbs = seed, exact, slots, side, n_mbs
         self.listens = frozenset({Routed} | {EVENTS[name] for name in hear})
+        self.delayed = delayed
         self.times: list[int] = []
         self.early: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (step, layer) -> (expert, row)
 
     def place(self, view: Any) -> Placement:
         rng = Random(f"{self.seed} place")
         self.gpus = list(view.gpus)
-        pools, copies = [], []
-        for g in self.gpus:
-            per_layer = rng.random() < 0.3
-            pools.append(Pool(g, "cache", self.slots * EXPERT_BYTES, per_layer))
-            pools.append(Pool(g, "spare", EXPERT_BYTES * rng.randint(1, 3)))
-            copies.append(Copy(rng.randrange(LAYERS), rng.sample(range(EXPERTS), min(self.slots, 2)), g))
-        return Placement(copies, pools)
+        self.per_layer = {(g, "cache"): rng.random() < 0.3 for g in self.gpus}
+        self.copies = [Copy(rng.randrange(LAYERS), rng.sample(range(EXPERTS), min(self.slots, 2)), g) for g in self.gpus]
+        pools = [Pool(g, "cache", self.slots * EXPERT_BYTES, self.per_layer[g, "cache"]) for g in self.gpus]
+        return Placement(self.copies, pools + [Pool(g, "spare", EXPERT_BYTES * rng.randint(1, 3)) for g in self.gpus])
 
     def evict(self, fetch: Fetch, view: Any) -> tuple[int, int] | None:
         free = [x for x in view.residents(fetch.device, fetch.pool) if not view.is_pinned(*x, fetch.device)]
-        if view.free_bytes(fetch.device, fetch.pool, 0) != view.free_bytes(fetch.device, fetch.pool, fetch.layer):
-            free = [x for x in free if x[0] == fetch.layer]  # surely a pool per layer
-        same = [x for x in free if x[0] == fetch.layer]
-        return Random(f"{self.seed} {fetch}").choice(same) if same else None if self._per_layer(fetch) else (free or [None])[0]
-
-    def _per_layer(self, fetch: Fetch) -> bool:
-        rng = Random(f"{self.seed} place")
-        for g in self.gpus:
-            per_layer = rng.random() < 0.3
-            rng.randint(1, 3), rng.randrange(LAYERS), rng.sample(range(EXPERTS), min(self.slots, 2))
-            if g == fetch.device:
-                return per_layer and fetch.pool == "cache"
-        return False
+        if self.per_layer.get((fetch.device, fetch.pool)):
+            free = [x for x in free if x[0] == fetch.layer]
+        return Random(f"{self.seed} {fetch}").choice(free) if free else None
 
     def decide(self, event: Any, view: Any) -> list[Any]:
         self.times.append(view.now_ns)
+        assert len(self.times) < 5000, "this policy keeps the engine busy for ever"
         key = tuple(x for x in event if isinstance(x, (int, str)))
         rng = Random(f"{self.seed} {type(event).__name__} {key}")
         actions = []
@@ -130,8 +128,8 @@ class Wild:
                     slots.remove(expert if expert in slots else slots[-1])
             for expert in slots:
                 luck = rng.random()
-                if luck < 0.1:
-                    actions.append(Skip(event.layer, [expert], [row]) if event.mb == self.last_mb(event) else self._run(event, expert, row))
+                if luck < 0.1 and event.mb == self.n_mbs - 1:
+                    actions.append(Skip(event.layer, [expert], [row]))
                 elif luck < 0.3:
                     others = [e for e in range(EXPERTS) if e not in routed]
                     actions.append(Run(event.layer, [rng.choice(others)], "cpu0", [row]))
@@ -146,15 +144,6 @@ class Wild:
             actions.append(Run(event.layer + 1, [expert], "cpu0", [row], inputs_from=rng.choice([event.layer, event.layer + 1])))
         return actions
 
-    def last_mb(self, event: Routed) -> int:
-        return self.n_mbs - 1
-
-    n_mbs = 1
-
-    @staticmethod
-    def _run(event: Routed, expert: int, row: int) -> Run:
-        return Run(event.layer, [expert], "cpu0", [row])
-
     def _whims(self, event: Any, view: Any, rng: Random) -> list[Any]:
         actions: list[Any] = []
         g = rng.choice(self.gpus)
@@ -167,7 +156,7 @@ class Wild:
         if rng.random() < 0.3 and type(event).__name__ not in ("StepEnd", "Fetched", "Sent", "Predicted"):
             lane = "side" if self.side and rng.random() < 0.5 else "main"
             actions.append(Predict(event.step, rng.randrange(LAYERS), rng.choice(["told", "free"]), "gpu0", lane))
-        here = view.residents(g, "cache")
+        here = [] if self.delayed and type(event) is Routed else view.residents(g, "cache")
         if here and rng.random() < 0.2:
             layer, expert = rng.choice(here)
             if rng.random() < 0.3:
@@ -197,13 +186,17 @@ def machines(draw: Any) -> Any:
     gpus = [f"gpu{i}" for i in range(n_gpus)]
     ends = [("cpu0", "gpu0")] + ([("gpu0" if chained else "cpu0", "gpu1")] if n_gpus == 2 else [])
     links = {f"{a}->{b}": a_link() for x, y in ends for a, b in ((x, y), (y, x))}
-    spare = draw(st.sampled_from([EXPERT_BYTES, 1_000_000])) + 40_000
-    devices: dict[str, Any] = {g: gpu(memory=spare, expert_ns=draw(st.sampled_from([100, 37])), per_row_ns=draw(st.sampled_from([0, 3])),
-                                      predict={"told": 20}) for g in gpus}  # fmt: skip
+    spare = draw(st.sampled_from([2 * EXPERT_BYTES, 1_000_000])) + 22_000  # pools take up to 21,000; one copy in transit fits
+    own = [{"expert_ns": draw(st.sampled_from([100, 37])), "per_row_ns": draw(st.sampled_from([0, 3]))} for _ in gpus]
+    devices: dict[str, Any] = {
+        name: gpu(memory=spare, predict={"told": 20}, **costs) for name, costs in zip(gpus, own, strict=True)
+    }
     devices["cpu0"] = cpu(first_extra_ns=draw(st.sampled_from([0, 11])))
     contention = []
     if draw(st.booleans()):
-        contention.append(pair("cpu0.experts", "cpu0->gpu0", draw(st.sampled_from([0.5, 1 / 3, 0.9])), draw(st.sampled_from([0.8, 1.0]))))
+        contention.append(
+            pair("cpu0.experts", "cpu0->gpu0", draw(st.sampled_from([0.5, 1 / 3, 0.9])), draw(st.sampled_from([0.8, 1.0])))
+        )
     if draw(st.booleans()):
         contention.append(pair("gpu0.dense", "cpu0->gpu0", 0.77, 0.6))
     side = draw(st.booleans())
@@ -233,19 +226,32 @@ HEARD = st.sampled_from([
     chunk=st.sampled_from([None, 300, 1000]), decision_ns=st.sampled_from([0, 0, 13]), shared=st.booleans(),
 )  # fmt: skip
 def test_any_policy(
-    seed: int, exact: bool, hear: tuple[str, ...], slots: int, toy: Any, work: Any, chunk: int | None, decision_ns: int, shared: bool
+    seed: int,
+    exact: bool,
+    hear: tuple[str, ...],
+    slots: int,
+    toy: Any,
+    work: Any,
+    chunk: int | None,
+    decision_ns: int,
+    shared: bool,
 ) -> None:
     hardware, side = toy
     changes = {"n_shared": 1, "shared_intermediate": 10} if shared else {}
     model = tiny_model(n_layers=LAYERS, n_experts=EXPERTS, **changes)
 
     def run(coalesce: bool) -> tuple[Records, Wild]:
-        wild = Wild(seed, exact, hear, slots, side)
-        wild.exact = exact
-        Wild.n_mbs = work.steps[0].n_micro
+        wild = Wild(seed, exact, hear, slots, side, work.steps[0].n_micro, decision_ns > 0)
         predictors = {"told": Oracle(1), "free": Oracle(None)}
         records = play(
-            wild, work, hardware, model=model, chunk_bytes=chunk, decision_ns=decision_ns, predictors=predictors, coalesce=coalesce
+            wild,
+            work,
+            hardware,
+            model=model,
+            chunk_bytes=chunk,
+            decision_ns=decision_ns,
+            predictors=predictors,
+            coalesce=coalesce,
         )
         return records, wild
 
@@ -319,7 +325,7 @@ def _check_residency(records: Records, wild: Wild, hardware: Any) -> None:
     """Every Run on a GPU lies within the life of a copy there, and lives of a copy do not overlap."""
     kinds = {x.name: x.dst for x in hardware.links}
     born: dict[Any, list[int]] = {}
-    for copy in wild.place_again(hardware):
+    for copy in wild.copies:
         for expert in copy.experts:
             born.setdefault((copy.device, copy.layer, expert), []).append(0)
     for t in records.transfers:
@@ -350,13 +356,3 @@ def _check_bytes(records: Records, hardware: Any) -> None:
             if t.last:
                 done.add(t.fetch)
     assert all(n == EXPERT_BYTES for (fetch, _), n in hops.items() if fetch in done)
-
-
-def _place_again(self: Wild, hardware: Any) -> Any:
-    class Names:
-        gpus = [d.name for d in hardware.devices.values() if d.kind == "gpu"]
-
-    return self.place(Names).copies
-
-
-Wild.place_again = _place_again  # type: ignore[attr-defined]

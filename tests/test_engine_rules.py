@@ -9,22 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine_kit import (
-    Oracle,
-    Script,
-    both,
-    cpu,
-    crossings,
-    gpu,
-    link,
-    machine,
-    pair,
-    play,
-    tasks,
-    tiny_model,
-    transfers,
-    workload,
-)
 
 from moesim.errors import DeadlockError, PolicyError
 from moesim.policy import (
@@ -43,6 +27,22 @@ from moesim.policy import (
     Skip,
 )
 from moesim.records import DecisionRecord, InexactRecord
+from tests.engine_kit import (
+    Oracle,
+    Script,
+    both,
+    cpu,
+    crossings,
+    gpu,
+    link,
+    machine,
+    pair,
+    play,
+    tasks,
+    tiny_model,
+    transfers,
+    workload,
+)
 
 ALL = [Copy(layer, range(4), "gpu0") for layer in (0, 1)]
 ONE = workload([[[[0, 1], [2, 3]]]])  # one request, one decode step: layer 0 -> 0, 1; layer 1 -> 2, 3
@@ -369,9 +369,7 @@ def test_rule_4_a_waiting_prediction_that_wakes_goes_ahead_of_a_chain() -> None:
         ("Sent", "now"): [Predict(0, 1, "told", "gpu0")],
     }
     toy = machine({"gpu0": gpu(predict={"told": 20}), "cpu0": cpu()})
-    records = both(
-        lambda: Script(script, copies=ALL, parts=parts, routed=on_gpu), work, toy, predictors={"told": Oracle(1)}
-    )
+    records = both(lambda: Script(script, copies=ALL, parts=parts, routed=on_gpu), work, toy, predictors={"told": Oracle(1)})
     assert [t for t in tasks(records) if t[2] == "gpu0"][:5] == [
         (260, 360, "gpu0", "E0x1"), (360, 460, "gpu0", "E1x1"), (460, 480, "gpu0", "predict"),
         (480, 580, "gpu0", "E2x1"), (580, 680, "gpu0", "E3x1"),
@@ -419,8 +417,10 @@ def test_rule_5_demand_goes_first_but_what_is_in_flight_completes() -> None:
     work = workload([[[[0, 1], [0, 1]]]])
     records = both(lambda: Script(script, copies=[Copy(0, [1], "gpu0")]), work)
     assert transfers(records) == [
-        (0, 1000, "cpu0->gpu0", "prefetch 1/0"), (1000, 2000, "cpu0->gpu0", "demand 0/0"), (2000, 3000, "cpu0->gpu0", "prefetch 1/1")
-    ]  # fmt: skip
+        (0, 1000, "cpu0->gpu0", "prefetch 1/0"),
+        (1000, 2000, "cpu0->gpu0", "demand 0/0"),
+        (2000, 3000, "cpu0->gpu0", "prefetch 1/1"),
+    ]
     assert records.makespan_ns == 3100
 
 
@@ -527,9 +527,7 @@ def test_rule_5_several_hops_store_and_forward_and_hold_memory_at_each() -> None
     # gpu1->gpu0 |                |0/0       |0/1       |
     #            0    100       1100       2100       3100      on gpu1: 1000 from 100, 2000 from 1100, 1000 from 2100
     toy = _two_gpus(**{n: link() for n in ("cpu0->gpu1", "gpu1->cpu0", "gpu1->gpu0", "gpu0->gpu1")})
-    records = both(
-        lambda: Script({("Routed", 0, 0, 0): on_demand}, copies=[ALL[1]], pools=POOLS[:1], routed=on_gpu), ONE, toy
-    )
+    records = both(lambda: Script({("Routed", 0, 0, 0): on_demand}, copies=[ALL[1]], pools=POOLS[:1], routed=on_gpu), ONE, toy)
     assert transfers(records) == [
         (100, 1100, "cpu0->gpu1", "demand 0/0"), (1100, 2100, "cpu0->gpu1", "demand 0/1"),
         (1100, 2100, "gpu1->gpu0", "demand 0/0"), (2100, 3100, "gpu1->gpu0", "demand 0/1"),
@@ -990,7 +988,14 @@ def test_several_gpus_share_a_layer() -> None:
 
 def _two_hosts() -> Any:
     eth = link(0.5, 50, medium="eth", act_bytes_per_ns=0.5, act_latency_ns=50)
-    links = {"cpu0->gpu0": link(), "gpu0->cpu0": link(), "cpu1->gpu1": link(), "gpu1->cpu1": link(), "cpu0->cpu1": eth, "cpu1->cpu0": eth}
+    links = {
+        "cpu0->gpu0": link(),
+        "gpu0->cpu0": link(),
+        "cpu1->gpu1": link(),
+        "gpu1->cpu1": link(),
+        "cpu0->cpu1": eth,
+        "cpu1->cpu0": eth,
+    }
     devices = {"gpu0": gpu(), "cpu0": cpu(), "gpu1": gpu(host="host1"), "cpu1": cpu(host="host1")}
     return machine(devices, links, backing=("cpu0", "cpu1"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -87,10 +88,9 @@ def test_on_demand_fetches_runs_and_drops() -> None:
     assert list(policy.decide(LayerEnd(0, 0), view)) == [Drop(0, [0, 1], "gpu0")]
 
 
-def test_a_machine_without_gpu_is_refused() -> None:
-    machine = tiny_machine(compute="cpu0")
-    view = FakeView(hardware=machine)
-    view.costs.hardware.devices.pop("gpu0")
+def test_a_machine_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = FakeView(hardware=tiny_machine(compute="cpu0"))
+    monkeypatch.setattr(FakeView, "gpus", [])
     with pytest.raises(HardwareError, match="policy on-demand: expected a GPU"):
         OnDemand().place(view)
 
@@ -152,6 +152,15 @@ def test_mixtral_offloading_waits_for_a_free_buffer() -> None:
     assert list(policy.decide(Ran(0, 0, (0,), "gpu0"), view)) == swap(6, 2)
 
 
+@pytest.mark.parametrize("buffer_size", [2, 4])
+def test_mixtral_offloading_reloads_within_a_layer(buffer_size: int) -> None:
+    """Small cache, many micro-batches: an expert is loaded, evicted and planned again before its layer ends."""
+    policy = MixtralOffloading(buffer_size=buffer_size)
+    shape = {"n_experts": 24, "top_k": 4}
+    records = run_tiny(policy, tiny_workload(policy, 6, 6, n_requests=6, **shape), slots=8, decision_ns=300, **shape)
+    assert len(records.steps) > 8
+
+
 def test_mixtral_offloading_without_room_is_refused() -> None:
     with pytest.raises(CapacityError, match=r"at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 0.125"):
         MixtralOffloading().place(FakeView(slots=3))
@@ -202,7 +211,7 @@ def test_fiddler_alternates_loads_and_computes_in_its_placeholder() -> None:
     computed = {(t.step, t.layer, t.expert): t.end for t in records.tasks if t.kind == "expert" and t.device == "gpu0"}
     assert len(loads) > 2
     ends = sorted(computed.values())
-    for before, load in zip(loads, loads[1:], strict=False):
+    for before, load in pairwise(loads):
         assert any(before.end < end <= load.start for end in ends)
 
 

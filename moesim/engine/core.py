@@ -472,22 +472,28 @@ class Engine:
         if actions:
             self.actions.apply(actions)
 
+    def _run_until_quiet(self, over: Any) -> None:
+        """Run to the end, or until nothing happens any more; Runs without an alarm then get one, or the run is stuck."""
+        try:
+            self.env.run(until=over)
+        except RuntimeError as error:
+            # SimPy's own, once its heap is empty; a policy's RuntimeError must not pass for a deadlock.
+            own = str(error).startswith("No scheduled events left")
+            if over.triggered or self.env.peek() != Infinity or not own:
+                raise
+            lazy = [lane for lane in self.planned if not lane.armed]
+            if not lazy:
+                raise DeadlockError(explain(self)) from None
+            for lane in lazy:
+                lane.arm()
+
     def run(self) -> Records:
         over = self.over = self.env.event()
         self.stepper.next_step()
         self.flush()
-        try:
-            with _paused_collector():
-                self.env.run(until=over)
-        except RuntimeError as error:
-            # SimPy's own, once its heap is empty; a policy's RuntimeError must not pass for a deadlock.
-            if (
-                over.triggered
-                or self.env.peek() != Infinity
-                or not str(error).startswith("No scheduled events left")
-            ):
-                raise
-            raise DeadlockError(explain(self)) from None
+        with _paused_collector():
+            while not over.triggered:
+                self._run_until_quiet(over)
         if len({(task[2], task[3]) for task in self.records.tasks}) > 1:
             self.records.tasks.sort(
                 key=_completion

@@ -112,8 +112,11 @@ class DeviceLane:
                 self.first_waiting = NEVER
             task.ready = self.engine.now
             heappush(self.heap, (task.key, task))
-            if not self.plan:
+            plan = self.plan
+            if not plan:
                 self.engine.lanes_to_start.append(self)
+            elif len(plan) > 1 and (task.key < plan[-1].key or plan[-1].unit < 0):
+                self.cut_short()
             elif not self.armed:
                 self.arm()
 
@@ -191,7 +194,7 @@ class DeviceLane:
         now = engine.now = env.now
         plan = self.plan
         if len(plan) > 1:
-            self._complete_until(now)
+            self.complete_until(now)
             engine.planned.remove(self)
         self._finish(plan.pop(), now)
         if env.peek() > now:
@@ -222,7 +225,7 @@ class DeviceLane:
         else:
             engine.finished.append(task)
 
-    def _complete_until(self, now: int) -> None:
+    def complete_until(self, now: int) -> None:
         """Complete the planned Runs that have ended by now, as of the moments when they ended; of an armed plan all but the last."""
         plan = self.plan
         keep = 1 if self.armed else 0
@@ -252,17 +255,28 @@ class DeviceLane:
 
     def catch_up(self) -> None:
         """Bring the plan up to now, so that the state is as if every task had had its own alarm."""
-        self._complete_until(self.engine.now)
+        engine = self.engine
+        now = engine.now
+        self.complete_until(now - 1)
         plan = self.plan
-        if len(plan) <= 1 and (self.armed or not plan):
-            self.engine.planned.remove(self)
+        if plan and plan[0].end == now and not (self.armed and len(plan) == 1):
+            # One ends at this very instant. Starts come last, so what follows it has not started: it queues again.
+            for task in plan[1:]:
+                if task.unit >= 0:
+                    heappush(self.heap, (task.key, task))
+            del plan[1:]
+            self.alarm += 1
+            engine.planned.remove(self)
+            self._finish(plan.pop(), now)
+        elif len(plan) <= 1 and (self.armed or not plan):
+            engine.planned.remove(self)
             if not plan and self.heap:
-                self.engine.lanes_to_start.append(self)
+                engine.lanes_to_start.append(self)
 
     def cut_short(self) -> None:
         """Put back what has not started; what runs gets an alarm of its own."""
         engine = self.engine
-        self._complete_until(engine.now)
+        self.complete_until(engine.now)
         plan = self.plan
         for task in plan[1:]:
             if task.unit >= 0:  # a dense part that was foreseen is forgotten

@@ -115,9 +115,10 @@ class Visit:
             self._extend_slots()
             table = np.concatenate(self.experts)
             taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
-            self._slots[np.isin(table, taken)] = FRESH
+            slots: Any = self._slots
+            slots[np.isin(table, taken)] = FRESH
             for expert, end in self._taken.items():
-                self._slots[:end][table[:end] == expert] = FRESH
+                slots[:end][table[:end] == expert] = FRESH
 
     def note_taken(self, expert: int) -> None:
         """Remember that a Run takes all rows routed to an expert so far, where `pending` cannot tell."""

@@ -196,6 +196,8 @@ class LinkState:
     def _next_hop(self, transfer: Transfer) -> None:
         """Store and forward: the weights are now at an intermediate device; queue them on the next link."""
         now = self.engine.now
+        for lane in self.engine.planned:  # what was freed before this comes before it in the records
+            lane.complete_until(now - 1)
         if transfer.transit is not None:
             transfer.transit.memory.hold(-transfer.n_bytes, now)
         transfer.transit = self.to if transfer.dst is not None else None

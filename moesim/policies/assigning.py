@@ -7,12 +7,11 @@ from typing import Annotated
 
 from moesim.policies.algorithms.assignment import (
     Plan,
-    beam_assignment,
-    exact_assignment,
     greedy_assignment,
     layer_costs,
     threshold_assignment,
 )
+from moesim.policies.algorithms.search import beam_assignment, exact_assignment
 from moesim.policies.base import CostTable, Range
 from moesim.policies.parts import Part, Setup
 

@@ -22,7 +22,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.assigning import AllCpu, AllGpu
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -166,7 +165,7 @@ class Composed(PolicyBase):
         return Placement(copies=copies, pools=pools)
 
     def _check(self) -> None:
-        _, assignment, prefetch, replacement = self.parts
+        _, _, prefetch, replacement = self.parts
         into_cache = not isinstance(prefetch, NoPrefetch) and not prefetch.transient
         if into_cache and not replacement.admits:
             raise ConfigError(

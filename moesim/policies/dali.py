@@ -16,6 +16,7 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 | its line 11 | TopK for the victims | none | the lowest, as in its text |
 | swap if worse | yes | none | yes; ``only_if_better`` |
 | swap traffic | not stated | none | lowest urgency, the victim leaves at issue; ``blocking`` queues it as demand; ``relabel`` keeps a copy that is there |
+| a newcomer whose unused prefetch is still under way | not stated | none | left for a later window, with its victim |
 | demand loads | - | none | transient: staged, dropped at the layer's end; most rows first |
 | start | random experts in each layer | none | the same, seeded |
 | shared experts | not in Alg. 1 | none | on the GPU, not in the plan |

@@ -81,11 +81,10 @@ class MixtralOffloading(PolicyBase):
         slots = slots_per_layer(view, self._gpu, "mixtral-offloading")
         first = range(experts - slots, experts)
         self._order: list[tuple[int, ...]] = [tuple(first)] * layers  # least recently used first; includes the planned
-        self._waiting: deque[tuple[int, int]] = deque()  # (victim, newcomer) not started; of the present layer
-        self._loading: set[int] = set()  # newcomers on their way
-        self._leaving: list[tuple[int, int]] = []  # victims that still occupy a buffer
-        self._owed: set[int] = set()  # newcomers whose Run is returned when their swap starts
-        self._layer = -1
+        self._waiting: deque[tuple[int, int, int]] = deque()  # (layer, victim, newcomer): swaps not started
+        self._loading: set[tuple[int, int]] = set()  # (layer, newcomer) on their way
+        self._leaving: list[tuple[int, int]] = []  # (layer, victim) still in a buffer
+        self._owed: set[tuple[int, int]] = set()  # newcomers whose Run is returned when their swap starts
         pools = [
             Pool(self._gpu, CACHE, slots * n_bytes, per_layer=True),
             Pool(self._gpu, BUFFER, self.buffer_size * n_bytes),
@@ -97,27 +96,32 @@ class MixtralOffloading(PolicyBase):
         if type(event) is Routed:
             return self._routed(event, view)
         if type(event) is Fetched and event.device == self._gpu:
-            self._loading.discard(event.expert)
+            self._loading.discard((event.layer, event.expert))
         return self._start_swaps(view) if self._waiting else ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
-        self._layer = event.layer
-        plan = mixtral_offloading_plan(self._order[event.layer], event.active, self.buffer_size)
-        self._order[event.layer] = plan.order
-        self._waiting.extend(plan.swaps)
-        later = {newcomer for _, newcomer in self._waiting}
-        self._owed.update(expert for expert in plan.compute if expert in later)
+        layer = event.layer
+        plan = mixtral_offloading_plan(self._order[layer], event.active, self.buffer_size)
+        self._order[layer] = plan.order
+        self._waiting.extend((layer, victim, newcomer) for victim, newcomer in plan.swaps)
+        later = {newcomer for of_layer, _, newcomer in self._waiting if of_layer == layer}
+        self._owed.update((layer, expert) for expert in plan.compute if expert in later)
         now = [expert for expert in plan.compute if expert not in later]
-        run_now: list[Action] = [Run(event.layer, now, self._gpu)] if now else []
+        run_now: list[Action] = [Run(layer, now, self._gpu)] if now else []
         return run_now + self._start_swaps(view)
 
     def _start_swaps(self, view: View) -> list[Action]:
-        """Start as many swaps as the window and the free buffers allow."""
+        """Start as many swaps as the window and the free buffers allow.
+
+        With several micro-batches an expert may be loaded, evicted and planned to be loaded again in one layer. Rows are
+        executed at the first load, so such a swap may be left over when the layer ends; it still comes first.
+        """
         actions: list[Action] = []
-        layer, gpu = self._layer, self._gpu
-        window = min(self.buffer_size - 1, len(self._order[layer]))
-        while self._waiting and len(self._loading) < window:
-            victim, newcomer = self._waiting[0]
+        gpu = self._gpu
+        while self._waiting:
+            layer, victim, newcomer = self._waiting[0]
+            if len(self._loading) >= min(self.buffer_size - 1, len(self._order[layer])):
+                break
             # Not the pool's free bytes: with a decision time, victims named before are not moved yet.
             self._leaving = [unit for unit in self._leaving if view.is_resident(*unit, gpu)]
             if len(self._leaving) == self.buffer_size:
@@ -127,18 +131,18 @@ class MixtralOffloading(PolicyBase):
                 break
             self._waiting.popleft()
             self._leaving.append((layer, victim))
+            self._loading.add((layer, newcomer))
             actions += self._swap(layer, victim, newcomer)
         return actions
 
     def _swap(self, layer: int, victim: int, newcomer: int) -> list[Action]:
         gpu = self._gpu
-        self._loading.add(newcomer)
         actions: list[Action] = [Move(layer, (victim,), gpu, BUFFER)]
         if self.writeback:
             actions.append(Fetch(layer, (victim,), self._host, UPDATE, source=gpu))
         actions.append(Drop(layer, (victim,), gpu))
         actions.append(Fetch(layer, (newcomer,), gpu, DEMAND, CACHE))
-        if newcomer in self._owed:
-            self._owed.discard(newcomer)
+        if (layer, newcomer) in self._owed:
+            self._owed.discard((layer, newcomer))
             actions.append(Run(layer, (newcomer,), gpu))
         return actions

@@ -151,7 +151,7 @@ def per_layer_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[li
     >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 1)
     [[3], [2]]
     """
-    return [sorted(sorted(range(len(row)), key=lambda e: -row[e])[: max(n_slots, 0)]) for row in frequency]  # noqa: B023
+    return [sorted(sorted(range(len(row)), key=lambda e: -row[e])[: max(n_slots, 0)]) for row in frequency]
 
 
 def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
