@@ -140,7 +140,8 @@ def workload(requests: Sequence[Any], *, prompt: int = 0, n_experts: int = 4, we
         experts=rows, weights=table, n_prompt=[prompt] * len(lengths), n_decode=[n - prompt for n in lengths],
         n_experts=n_experts, model="tiny", label="synthetic", prompt_offset=0 if prompt else 1,
     )  # fmt: skip
-    return compose(trace, WorkloadSpec(**{"batch_size": len(lengths), "requests": "all"} | spec))
+    fields: dict[str, Any] = {"batch_size": len(lengths), "requests": "all"} | spec
+    return compose(trace, WorkloadSpec(**fields))
 
 
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -26,7 +26,7 @@ class Actions:
         self.engine = engine
         self.n_experts = engine.model.n_experts
         self.n_layers = engine.model.n_layers
-        self._apply = {
+        self._apply: dict[type, Callable[[Any], None]] = {
             Fetch: self._fetch, Drop: self._drop, Move: self._move, Skip: self._skip, Predict: self._predict, Send: self._send,
         }  # fmt: skip
 
@@ -44,9 +44,7 @@ class Actions:
             else:
                 handler = self._apply.get(kind)
                 if handler is None:
-                    self.fail(
-                        f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send"
-                    )
+                    self.fail(f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send")
                 handler(action)
         if groups:
             for group in groups.values():
@@ -61,9 +59,7 @@ class Actions:
     def _device(self, name: str, what: str) -> DeviceState:
         device = self.engine.by_name.get(name)
         if device is None:
-            self.fail(
-                f"{what}: {unknown_name('device', name, self.engine.by_name)}", "name a device of the profile"
-            )
+            self.fail(f"{what}: {unknown_name('device', name, self.engine.by_name)}", "name a device of the profile")
         return device
 
     def _unit(self, layer: int, expert: int, what: str) -> int:
@@ -86,7 +82,6 @@ class Actions:
     # --------------------------------------------------------------------------------------------------------- weights
     def _fetch(self, action: Fetch) -> None:
         layer, experts, name, urgency, pool_name, source = action
-        engine = self.engine
         device = self._device(name, "Fetch")
         pool = None if device.backing else self._pool(device, pool_name, f"Fetch(L{layer}, {name})")
         if urgency < 0:
@@ -121,7 +116,8 @@ class Actions:
         n_bytes = engine.expert_bytes[layer]
         if pool is not None and n_bytes > pool.capacity:
             self.fail(
-                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {pool.capacity} bytes, the expert has {n_bytes}",
+                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {pool.capacity} bytes, "
+                f"the expert has {n_bytes}",
                 "make the pool at least one expert large",
             )
         for src in engine.sources(device, source):
@@ -274,9 +270,7 @@ class Actions:
         if not routed and rows is None:
             self.fail(f"Run(L{layer}, {name}): not routed yet", "name its rows, or wait for Routed")
         if inputs_from is not None and rows is None:
-            self.fail(
-                f"Run(L{layer}, {name}): inputs_from without rows", "name the rows that read the other state"
-            )
+            self.fail(f"Run(L{layer}, {name}): inputs_from without rows", "name the rows that read the other state")
         if layer == now_layer and engine.visit is not None:
             return engine.visit
         return engine.future_visit(layer)
@@ -297,15 +291,11 @@ class Actions:
         mask = np.packbits((visit.experts[0] == expert).any(axis=1), bitorder="little")
         return int.from_bytes(mask.tobytes(), "little")
 
-    def _take_rows(
-        self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None
-    ) -> int:
+    def _take_rows(self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
         self._unit(layer, expert, "Run")
         n_step = self.engine.step_rows
         if not len(rows) or any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
-            self.fail(
-                f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}"
-            )
+            self.fail(f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
         stale = inputs_from is not None and inputs_from != layer
         if max(rows) < visit.routed_rows:
             visit.settle(expert, rows, STALE if stale else FRESH, stale)
@@ -375,9 +365,7 @@ class Actions:
         self._unit(layer, 0, "Predict")
         predictor = engine.predictors.get(source)
         if predictor is None:
-            self.fail(
-                f"Predict: {unknown_name('source', source, engine.predictors)}", "list it in Policy.needs"
-            )
+            self.fail(f"Predict: {unknown_name('source', source, engine.predictors)}", "list it in Policy.needs")
         if lane not in ("main", "side"):
             self.fail(f"Predict(L{layer}): lane '{lane}'", "lanes are 'main' and 'side'")
         if lane == "side" and device.side.expert_activity not in engine.contention.partners:

@@ -77,7 +77,8 @@ def _check_parts(engine: Engine, placement: Placement) -> None:
     for (part, layer), device in placement.parts.items():
         known = LAYER_PARTS if layer >= 0 else STEP_PARTS
         if part not in known or not -1 <= layer < model.n_layers:
-            raise _bad(engine, f"no part ({part!r}, {layer}); layers 0..{model.n_layers - 1} have {LAYER_PARTS}, -1 has {STEP_PARTS}")
+            last = model.n_layers - 1
+            raise _bad(engine, f"no part ({part!r}, {layer}); layers 0..{last} have {LAYER_PARTS}, -1 has {STEP_PARTS}")
         if device not in engine.by_name:
             raise _bad(engine, unknown_name("device", device, engine.by_name))
     names = set()
@@ -85,7 +86,8 @@ def _check_parts(engine: Engine, placement: Placement) -> None:
         if pool.device not in engine.by_name:
             raise _bad(engine, unknown_name("device", pool.device, engine.by_name))
         if (pool.device, pool.name) in names or pool.n_bytes < 0 or engine.by_name[pool.device].backing:
-            raise _bad(engine, f"Pool{tuple(pool)}: expected one pool of that name, at least 0 bytes, on a device that backs no weights")
+            expected = "expected one pool of that name, at least 0 bytes, on a device that backs no weights"
+            raise _bad(engine, f"Pool{tuple(pool)}: {expected}")
         names.add((pool.device, pool.name))
     for copy in placement.copies:
         if (copy.device, copy.pool) not in names:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from simpy import Environment
 from simpy.events import Timeout
 
 from moesim.hardware import HardwareProfile
@@ -26,7 +25,7 @@ class Lane:
 
     __slots__ = ("_fired", "_number", "activity", "end", "env", "last", "left", "on_done", "partners", "rate", "table")
 
-    def __init__(self, env: Environment, table: ContentionTable) -> None:
+    def __init__(self, env: Any, table: ContentionTable) -> None:
         self.env = env
         self.table = table
         self.activity: str | None = None

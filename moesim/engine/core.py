@@ -144,7 +144,7 @@ class Engine:
         self.options = options
         self.progress = progress
         self.records = Records()
-        self.env = Environment()
+        self.env: Any = Environment()  # its clock is typed int | float; ours is int only
         self.contention = ContentionTable(costs.hardware)
         self.listens = policy.listens
         self._wants_fetched = Fetched in self.listens
@@ -174,9 +174,7 @@ class Engine:
         self.visit: Visit | None = None
         self.reached = -1  # the layer begun last in this step
         self.future: dict[int, Visit] = {}  # layers of this step that have early Runs
-        self.state_waiters: dict[
-            int, list[Callable[[], None]]
-        ] = {}  # layer -> calls once its gate input exists
+        self.state_waiters: dict[int, list[Callable[[], None]]] = {}  # layer -> calls once its gate input exists
         self.over: Any = None  # SimPy event: the last step has ended
         # Filled by `build`.
         self.by_name: dict[str, DeviceState] = {}
@@ -312,9 +310,7 @@ class Engine:
         copy = memory.copies.get(layer * memory.n_experts + expert)
         what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
         if copy is None or copy.pool is not pool or not 0 <= expert < memory.n_experts:
-            self.actions.fail(
-                f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full"
-            )
+            self.actions.fail(f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full")
         if copy.pins:
             self.actions.fail(f"{what}: it is in use", "check view.is_pinned, or return None to wait")
         self.actions.fail(f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
@@ -495,9 +491,7 @@ class Engine:
             while not over.triggered:
                 self._run_until_quiet(over)
         if len({(task[2], task[3]) for task in self.records.tasks}) > 1:
-            self.records.tasks.sort(
-                key=_completion
-            )  # independent of which completion of an instant came first
+            self.records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
         self.records.makespan_ns = self.records.steps[-1].end
         for device in self.devices:
             self.records.peak_bytes[device.name] = device.memory.peak

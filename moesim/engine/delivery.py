@@ -47,9 +47,7 @@ class Delivery:
             self._submit_shared(visit, mb)
         if not self.wants_routed:
             return
-        event = _new(
-            Routed, (visit.step, layer, mb, experts, weights, scores, loads, active, micro.first_row)
-        )
+        event = _new(Routed, (visit.step, layer, mb, experts, weights, scores, loads, active, micro.first_row))
         actions = engine.policy.decide(event, engine.view)
         if self.decision_ns:
             self._charge(visit, active, list(actions or ()))
@@ -70,9 +68,7 @@ class Delivery:
             hits = tuple([int(any(g.memory.resident[base + e] for g in gpus)) for e in active])
             flying = tuple([int(any(base + e in g.pending for g in gpus)) for e in active])
         rows = tuple([loads[e] for e in active])
-        engine.records.lookups.append(
-            _new(LookupRecord, (engine.now, visit.step, visit.layer, mb, active, rows, hits, flying))
-        )
+        engine.records.lookups.append(_new(LookupRecord, (engine.now, visit.step, visit.layer, mb, active, rows, hits, flying)))
 
     def _charge(self, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
         """Delay the effect of a decision; what the layer needs stays pinned meanwhile."""

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from moesim.engine.layer import Group, Visit
 
 _new = tuple.__new__
-AHEAD = -(
-    1 << 60
-)  # added to the number of a task that goes ahead of everything queued (Predict on the main lane)
+AHEAD = -(1 << 60)  # added to the number of a task that goes ahead of everything queued (Predict on the main lane)
 NEVER = 1 << 62
 
 
@@ -42,9 +40,7 @@ class Task:
     start = 0
     end = 0
 
-    def __init__(
-        self, key: int, kind: str, step: int, layer: int, mb: int, rows: int, work: int, submitted: int
-    ) -> None:
+    def __init__(self, key: int, kind: str, step: int, layer: int, mb: int, rows: int, work: int, submitted: int) -> None:
         self.key = key  # submission order
         self.kind = kind
         self.step = step
@@ -226,7 +222,7 @@ class DeviceLane:
             engine.finished.append(task)
 
     def complete_until(self, now: int) -> None:
-        """Complete the planned Runs that have ended by now, as of the moments when they ended; of an armed plan all but the last."""
+        """Complete the planned Runs that have ended by now, as of those moments; of an armed plan all but the last."""
         plan = self.plan
         keep = 1 if self.armed else 0
         done = 0
@@ -245,11 +241,11 @@ class DeviceLane:
             copy.pins -= 1
             if copy.doomed and not copy.pins:
                 self.memory.remove(task.unit, "drop", end)
-            visit = task.visit
-            visit.open -= 1  # type: ignore[union-attr]
+            visit: Visit = task.visit  # type: ignore[assignment]  # a planned Run has one
+            visit.open -= 1
             if task.group is not None:
                 task.group.left -= 1  # never the group's last: a plan with groups is armed
-            elif not visit.open:  # type: ignore[union-attr]
+            elif not visit.open:
                 self.engine.stepper.enter_foreseen(visit, plan[done], end)
         del plan[:done]
 
@@ -293,9 +289,7 @@ class DeviceLane:
 class DeviceState:
     """A device: its memory, its lanes and what is on its way to it."""
 
-    def __init__(
-        self, engine: Engine, name: str, index: int, is_gpu: bool, backing: bool, memory: DeviceMemory
-    ) -> None:
+    def __init__(self, engine: Engine, name: str, index: int, is_gpu: bool, backing: bool, memory: DeviceMemory) -> None:
         self.name = name
         self.index = index
         self.is_gpu = is_gpu

@@ -287,4 +287,4 @@ def victim_question(transfer: Transfer) -> Fetch:
     """The fetch of one expert that could start now, as the policy sees it in `evict`."""
     pool = transfer.pool
     assert pool is not None
-    return _new(Fetch, (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None))  # type: ignore[no-any-return]
+    return _new(Fetch, (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from moesim.records import EvictionRecord, MemoryRecord
 
 _new = tuple.__new__
@@ -71,9 +70,7 @@ class DeviceMemory:
         self.backing = backing
         n_units = n_layers * n_experts
         self.resident = bytearray(b"\x01" * n_units) if backing else bytearray(n_units)
-        self.copies: dict[int, CopyState] = (
-            {u: CopyState(None, -1) for u in range(n_units)} if backing else {}
-        )
+        self.copies: dict[int, CopyState] = {u: CopyState(None, -1) for u in range(n_units)} if backing else {}
         self.pools: dict[str, PoolState] = {}
         self.used = 0
         self.kv = 0
@@ -116,25 +113,16 @@ class DeviceMemory:
         copy = self.copies.pop(unit)
         self.resident[unit] = 0
         layer = unit // self.n_experts
-        pool = copy.pool
+        pool: PoolState = copy.pool  # type: ignore[assignment]  # only copies on backing devices have none
         n_bytes = self.expert_bytes[layer]
-        pool.used[layer if pool.per_layer else 0] -= n_bytes  # type: ignore[union-attr]
-        pool.total -= n_bytes  # type: ignore[union-attr]
+        pool.used[layer if pool.per_layer else 0] -= n_bytes
+        pool.total -= n_bytes
         used = self.used = self.used - n_bytes
         self._memory.append(_new(MemoryRecord, (now, self.name, used)))
         self._evictions.append(
             _new(
                 EvictionRecord,
-                (
-                    now,
-                    self.name,
-                    pool.name,
-                    layer,
-                    unit - layer * self.n_experts,
-                    reason,
-                    copy.used,
-                    copy.fetch,
-                ),  # type: ignore[union-attr]
+                (now, self.name, pool.name, layer, unit - layer * self.n_experts, reason, copy.used, copy.fetch),
             )
         )
 

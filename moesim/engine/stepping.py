@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moesim.engine.devices import DeviceState, Task
 from moesim.engine.layer import Visit
@@ -27,9 +27,7 @@ class Stepper:
         self._steps: Iterator[Step] = iter(engine.workload.steps)
         self._began = 0
         self._gate_mass = 0.0
-        self._dense_ns: dict[
-            tuple[int, int], int
-        ] = {}  # (device, micro-batch) -> cost of a whole dense part in this step
+        self._dense_ns: dict[tuple[int, int], int] = {}  # (device, micro-batch) -> cost of a whole dense part in this step
         self._wants_begin = LayerBegin in engine.listens
         self._wants_end = LayerEnd in engine.listens
         self._told = self._wants_begin or self._wants_end
@@ -80,9 +78,7 @@ class Stepper:
                 memory.kv += change
                 memory.add(change, engine.now)
 
-    def _step_part(
-        self, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]
-    ) -> None:
+    def _step_part(self, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]) -> None:
         """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
         engine = self.engine
         device = engine.step_parts[part]
@@ -176,17 +172,14 @@ class Stepper:
             work = engine.costs.dense_ns(device.name, micro.n_rows) + self._attention_ns(device, micro)
             self._dense_ns[device.index, mb] = work
         number = engine.number = engine.number + 1
-        task = Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now)
-        return task
+        return Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now)
 
     def _attention_ns(self, device: DeviceState, micro: MicroBatch) -> int:
         rows = slice(micro.first_row, micro.first_row + micro.n_rows)
         n_requests = len(set(self.engine.step.requests[rows].tolist()))
         return self.engine.costs.attention_ns(device.name, micro.n_rows, micro.work2, n_requests)
 
-    def _dense_chain(
-        self, layer: int, mb: int, hidden: DeviceState, attention: DeviceState, dense: DeviceState
-    ) -> None:
+    def _dense_chain(self, layer: int, mb: int, hidden: DeviceState, attention: DeviceState, dense: DeviceState) -> None:
         """Attention and the rest on different devices, or the hidden state elsewhere: each waits for the one before."""
         engine = self.engine
         micro = engine.micro[mb]

@@ -26,23 +26,20 @@ def explain(engine: Engine) -> str:
                 pool = transfer.pool
                 used = pool.used[transfer.layer if pool.per_layer else 0]
                 waits.append(
-                    f"Fetch(L{transfer.layer}/E{transfer.expert}, {transfer.dst.name}, urgency={urgency}) waits for memory in pool "
-                    f"'{pool.name}' ({format_bytes(used)} of {format_bytes(pool.capacity)} used, evict returned None)"
+                    f"Fetch(L{transfer.layer}/E{transfer.expert}, {transfer.dst.name}, urgency={urgency}) waits for memory "
+                    f"in pool '{pool.name}' ({format_bytes(used)} of {format_bytes(pool.capacity)} used, evict returned None)"
                 )
             else:
                 waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")
     for device in engine.devices:
         for transfer in device.pending.values():
             for task in transfer.waiting[:2]:
-                waits.append(
-                    f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for its fetch"
-                )
+                waits.append(f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for its fetch")
         if device.main.n_waiting and not device.pending:
             waits.append(f"{device.main.n_waiting} tasks on {device.name} wait for inputs")
     if visit is not None and any(visit.pending):
         left = [e for e, n in enumerate(visit.pending) if n]
-        waits.append(
-            f"layer {layer} has {sum(visit.pending)} unsettled slots of experts {left[:8]}: no Run or Skip names them"
-        )
+        waits.append(f"layer {layer} has {sum(visit.pending)} unsettled slots of experts {left[:8]}: no Run or Skip names them")
     where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
-    return f"{where}: nothing can happen and work remains: {'; '.join(waits) or 'no work is queued'} [policy={engine.policy_name}]"
+    who = "; ".join(waits) or "no work is queued"
+    return f"{where}: nothing can happen and work remains: {who} [policy={engine.policy_name}]"

@@ -82,8 +82,8 @@ class EngineView:
         n = self._n_experts
         copies = self._by_name[device].memory.copies
         if layer is not None:
-            found = (e for e in range(n) if (c := copies.get(layer * n + e)) is not None and c.pool is not None and c.pool.name == pool)
-            return list(found)
+            here = ((e, copies.get(layer * n + e)) for e in range(n))
+            return [e for e, copy in here if copy is not None and copy.pool is not None and copy.pool.name == pool]
         return [divmod(u, n) for u in sorted(copies) if (p := copies[u].pool) is not None and p.name == pool]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
