@@ -16,7 +16,7 @@ class TaskRecord(NamedTuple):
     kind: str  # "expert" | "attention" | "dense" | "shared" | "embedding" | "leading" | "head" | "predict"
     step: int
     layer: int  # -1 outside the MoE layers
-    mb: int  # -1 for a Run over several micro-batches
+    mb: int  # of a Run: the micro-batch whose event it answers, even if it serves rows of earlier ones too
     expert: int  # -1 if not an expert
     rows: int
     work: int  # ns it takes alone; end - start is longer under contention
@@ -30,7 +30,7 @@ class TransferRecord(NamedTuple):
     start: int
     end: int
     link: str
-    cause: str  # "demand" | "prefetch" | "update" | "write-back" | "message"
+    cause: str  # "demand" | "prefetch" | "update" | "write-back" | "message" | "activation" (only with share_link)
     layer: int
     expert: int
     n_bytes: int
@@ -42,7 +42,7 @@ class TransferRecord(NamedTuple):
 
 
 class ActivationRecord(NamedTuple):
-    """Activations crossing between two devices, on the control lane or, with share_link, on the link."""
+    """Activations crossing between two devices on the control lane; with share_link they are transfers instead."""
 
     start: int
     end: int
@@ -119,7 +119,7 @@ class StepRecord(NamedTuple):
     batch: int
     n_tokens: int
     n_sequences: int
-    gate_mass: float  # sum of the gate weights of all rows and layers
+    gate_mass: float  # sum of the gate weights of all rows and layers; 0 for exact policies, where all of it is fresh
 
 
 class MemoryRecord(NamedTuple):
