@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from moesim import collector
 from moesim.costs import CostModel
 from moesim.engine import simulate
 from moesim.engine.timeouts import bare_timeouts
@@ -146,12 +147,13 @@ def run_case(case: Case, repeats: int, tokens: int) -> Measured:
         costs = CostModel(model, hardware)
         predictors = PredictorSet(trace, workload, {}, 0)
         gc.collect()
-        began = time.perf_counter()
-        records = simulate(
-            model=model, costs=costs, workload=workload, policy=policy, cache_slots=slots, predictors=predictors,
-            tables=trace.tables, policy_name=case.policy,
-        )  # fmt: skip
-        wall = time.perf_counter() - began
+        with collector.paused():  # as `moesim run` does
+            began = time.perf_counter()
+            records = simulate(
+                model=model, costs=costs, workload=workload, policy=policy, cache_slots=slots, predictors=predictors,
+                tables=trace.tables, policy_name=case.policy,
+            )  # fmt: skip
+            wall = time.perf_counter() - began
         return wall, sum(task.expert >= 0 for task in records.tasks), records.makespan_ns
 
     _, n_runs, simulated = simulation()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from moesim.bench import CASES
 from moesim.cli import main
 from moesim.policies.registry import policy_names
 from tests.experiment_kit import write_trace, write_yaml
@@ -218,10 +219,14 @@ def test_trace_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_bench_tells_ratios(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert {(case.model, case.policy) for case in CASES} >= {
+        (model, policy) for model in ("mixtral-8x7b", "qwen3-30b-a3b") for policy in ("lru", "dali")
+    }
     monkeypatch.setattr("moesim.bench.N_TIMEOUTS", 2_000)
+    monkeypatch.setattr("moesim.commands.bench.CASES", (CASES[0], CASES[-1]))
     assert main(["bench", "--repeats", "2", "--tokens", "2", "-o", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 5
+    assert [row["case"] for row in rows] == [CASES[0].name, CASES[-1].name]
     assert all(row["timeouts_per_run_best"] > 0 and row["n_runs"] > 0 for row in rows)
     assert main(["bench", "--repeats", "1", "--tokens", "1"]) == 0
     assert "routing: synthetic" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from simpy import Environment
@@ -24,7 +25,7 @@ from moesim.engine.stuck import explain
 from moesim.engine.view import EngineView
 from moesim.errors import DeadlockError, HardwareError
 from moesim.policy import Fetched, Ran, Sent
-from moesim.records import Records, TaskRecord
+from moesim.records import Records
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,8 +43,7 @@ def _submission(task: Task) -> int:
     return task.key
 
 
-def _completion(record: TaskRecord) -> tuple[int, int, str, str]:
-    return record[1], record[0], record[2], record[3]
+_completion = itemgetter(1, 0, 2, 3)  # end, start, device, lane of a TaskRecord
 
 
 def _fetch_number(transfer: Transfer) -> int:

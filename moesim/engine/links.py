@@ -103,6 +103,7 @@ class LinkState:
         self.current_bytes = 0
         self.start = 0
         self.memo: dict[int, int] = {}
+        self.activation_memo: dict[int, tuple[int, int]] = {}  # rows -> bytes, ns alone
         self.control_free = 0
         self.plain = link.name not in engine.contention.partners
         self.end = 0  # of what is in flight, if plain
@@ -229,7 +230,11 @@ class LinkState:
     def send_activation(self, layer: int, rows: int, direction: str, submitted: int, then: Any) -> None:
         """Move the activations of `rows` rows over this link, then call ``then()``."""
         engine = self.engine
-        n_bytes = engine.model.activation_bytes(rows)
+        known = self.activation_memo.get(rows)
+        if known is None:
+            known = engine.model.activation_bytes(rows), self.costs.activation_ns(self.link, rows)
+            self.activation_memo[rows] = known
+        n_bytes, work = known
         if self.link.share_link:
             message = Transfer(engine.next_fetch(), -1, layer, -1, n_bytes, (self,), DEMAND, submitted)
             message.src = "activation"
@@ -239,7 +244,7 @@ class LinkState:
             return
         now = engine.now
         start = self.control_free if self.control_free > now else now
-        end = start + self.costs.activation_ns(self.link, rows)
+        end = start + work
         self.control_free = end
         engine.records.activations.append(
             _new(ActivationRecord, (start, end, self.name, engine.step.index, layer, rows, n_bytes, direction, submitted))

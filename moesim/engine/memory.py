@@ -22,13 +22,14 @@ class CopyState:
 class PoolState:
     """A pool's bytes in use; ``used[0]``, or ``used[layer]`` if the pool is per layer."""
 
-    __slots__ = ("capacity", "name", "peak", "per_layer", "total", "used")
+    __slots__ = ("capacity", "members", "name", "peak", "per_layer", "total", "used")
 
     def __init__(self, name: str, capacity: int, per_layer: bool, n_layers: int) -> None:
         self.name = name
         self.capacity = capacity
         self.per_layer = per_layer
         self.used = [0] * (n_layers if per_layer else 1)
+        self.members: list[set[int]] = [set() for _ in range(n_layers)]  # resident units of each layer; sorted when asked for
         self.total = 0
         self.peak = 0
 
@@ -106,6 +107,7 @@ class DeviceMemory:
         copy = CopyState(pool, fetch)
         self.copies[unit] = copy
         self.resident[unit] = 1
+        pool.members[unit // self.n_experts].add(unit)
         return copy
 
     def remove(self, unit: int, reason: str, now: int) -> None:
@@ -115,6 +117,7 @@ class DeviceMemory:
         layer = unit // self.n_experts
         pool: PoolState = copy.pool  # type: ignore[assignment]  # only copies on backing devices have none
         n_bytes = self.expert_bytes[layer]
+        pool.members[layer].discard(unit)
         pool.used[layer if pool.per_layer else 0] -= n_bytes
         pool.total -= n_bytes
         used = self.used = self.used - n_bytes
@@ -146,5 +149,7 @@ class DeviceMemory:
         assert copy.pool is not None
         n_bytes = self.expert_bytes[layer]
         copy.pool.give(layer, n_bytes)
+        copy.pool.members[layer].discard(unit)
         pool.take(layer, n_bytes)
+        pool.members[layer].add(unit)
         copy.pool = pool

@@ -79,12 +79,12 @@ class EngineView:
         return transfer.link.remaining_ns(transfer) if transfer is not None else 0
 
     def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
+        members = self._by_name[device].memory.pools[pool].members
         n = self._n_experts
-        copies = self._by_name[device].memory.copies
         if layer is not None:
-            here = ((e, copies.get(layer * n + e)) for e in range(n))
-            return [e for e, copy in here if copy is not None and copy.pool is not None and copy.pool.name == pool]
-        return [divmod(u, n) for u in sorted(copies) if (p := copies[u].pool) is not None and p.name == pool]
+            base = layer * n
+            return sorted([unit - base for unit in members[layer]])
+        return [divmod(unit, n) for units in members for unit in sorted(units)]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
         state = self._by_name[device].memory.pools[pool]

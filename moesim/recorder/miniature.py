@@ -115,6 +115,9 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the trained model; if it holds one, it is only recorded (default: %(default)s)",
     )
     parser.add_argument(
+        "--train-further", action="store_true", help="train what the checkpoint holds for --steps more"
+    )
+    parser.add_argument(
         "--train-only", action="store_true", help="train and save the checkpoint, record nothing"
     )
     return parser
