@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from moesim.hardware_types import LABELS, Device, HardwareProfile, weakest
@@ -57,17 +58,21 @@ class Ledger:
         labels += ["derived"] if form == "roofline" else []
         return labels + (["extrapolated"] if "extrapolated" in form else [])
 
-    def labels(self) -> tuple[str, ...]:
-        """Distinct source labels, strongest first.
+    def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:
+        """Distinct source labels, strongest first, those of contention included.
 
-        Contention is included, since it may act at any time; that of a side lane once a prediction has been costed.
+        A pair counts if both its activities are among ``activities``; without these, always, since it may act at any
+        time, except that of a side lane, which counts once a prediction has been costed on its device.
         """
         found = {label for form, keys in self._used.values() for label in self._labels_of(form, keys)}
-        idle = {f"{name}.side" for name in self._hardware.devices} - {
-            f"{cost.rpartition('@')[2]}.side" for cost in self._used if cost.startswith("predict")
-        }
-        found |= {pair.source for pair in self._hardware.contention if not {pair.a, pair.b} & idle}
+        found |= {pair.source for pair in self._hardware.contention if self._may_act({pair.a, pair.b}, activities)}
         return tuple(sorted(found, key=LABELS.index))
+
+    def _may_act(self, pair: set[str], activities: Collection[str] | None) -> bool:
+        if activities is not None:
+            return pair.issubset(activities)
+        predicts = {f"{cost.rpartition('@')[2]}.side" for cost in self._used if cost.startswith("predict")}
+        return all(end in predicts for end in pair if end.endswith(".side"))
 
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Describe every cost used; see `CostModel.provenance`."""

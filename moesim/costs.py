@@ -7,6 +7,7 @@ profile has a curve for the model's shape, that is the cost; otherwise a rooflin
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -290,13 +291,20 @@ class CostModel(PartCosts):
 
     # ---- provenance
 
-    def labels(self) -> tuple[str, ...]:
-        """Distinct source labels of all numbers used so far, strongest first, contention included."""
-        return self._ledger.labels()
+    def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:
+        """Distinct source labels of all numbers used so far, strongest first, contention included.
 
-    def label(self) -> str:
+        Parameters
+        ----------
+        activities : collection of str, optional
+            What went on in the run, as `moesim.records.activities` says: a pair of contention counts only if both of
+            its activities are among them. Without it, every pair counts whose lanes may have been used.
+        """
+        return self._ledger.labels(activities)
+
+    def label(self, activities: Collection[str] | None = None) -> str:
         """Weakest of `labels`."""
-        return weakest(self.labels())
+        return weakest(self.labels(activities))
 
     def provenance(self) -> dict[str, dict[str, Any]]:
         """Where each cost used so far comes from.

@@ -152,3 +152,21 @@ class Records:
     peak_bytes: dict[str, int] = field(default_factory=dict)
     pool_peak_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     makespan_ns: int = 0
+
+
+def activities(records: Records) -> frozenset[str]:
+    """Say what went on in a run, by the names that pairs of contention have.
+
+    Parameters
+    ----------
+    records : Records
+        Records of one run.
+
+    Returns
+    -------
+    frozenset of str
+        ``"<device>.experts"``, ``"<device>.dense"``, ``"<device>.side"``, and names of links that carried transfers.
+    """
+    lanes = {(t.device, t.lane, t.expert >= 0) for t in records.tasks}
+    tasks = {f"{device}.{'side' if lane == 'side' else 'experts' if expert else 'dense'}" for device, lane, expert in lanes}
+    return frozenset(tasks | {t.link for t in records.transfers})

@@ -20,7 +20,7 @@ from moesim.metrics import Value, summarise
 from moesim.naming import hardware_label, model_label
 from moesim.policies.registry import make_policy
 from moesim.predictor_set import PredictorSet
-from moesim.records import Records
+from moesim.records import Records, activities
 
 if TYPE_CHECKING:
     from moesim.resolve import Experiment, RunSpec
@@ -117,7 +117,7 @@ def _run(
     )  # fmt: skip
     split = breakdown(records, machine.kinds, machine.media)
     metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split)
-    labels = [*costs.labels(), trace.label, *predictors.labels]
+    labels = [*costs.labels(activities(records)), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
     notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity)

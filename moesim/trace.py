@@ -342,7 +342,9 @@ class Trace:
         import pandas as pd
 
         n_cells = self.n_layers * self.top_k
-        phases = pd.Categorical.from_codes(np.repeat(self.phase, n_cells), categories=["prefill", "decode"])
+        phases = pd.Categorical.from_codes(
+            np.repeat(self.phase, n_cells).astype(np.int8), categories=pd.Index(["prefill", "decode"])
+        )
         return pd.DataFrame(
             {
                 "request": np.repeat(self.request, n_cells),

@@ -144,7 +144,8 @@ def to_bytes(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> b
     """
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     tensors = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
-    return save(tensors, metadata={METADATA_KEY: text})
+    data: bytes = save(tensors, metadata={METADATA_KEY: text})
+    return data
 
 
 def checksums(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:

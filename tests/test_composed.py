@@ -85,6 +85,11 @@ def test_prefetch_into_a_static_cache_is_refused() -> None:
         start(Composed(replacement="static", prefetch=prefetch))
 
 
+def test_staging_slots_of_a_cache_that_admits_loads_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"staging_slots: expected none with replacement LRU\(\), .*got 3; leave it out"):
+        start(Composed(staging_slots=3))
+
+
 # --------------------------------------------------------------------------------------------------------- replacement
 def test_lru_evicts_what_was_used_longest_ago_and_nothing_in_use() -> None:
     policy = LRU()
@@ -339,7 +344,7 @@ def test_random_compositions_pass_the_common_checks() -> None:
             "placement": rng.choice(["none", "random", "highest-ids", "frequency-per-layer"]),
             "assignment": rng.choice(["all-gpu", "greedy", "threshold", "beam"]),
             "scope": rng.choice(["per-layer", "global"]),
-            "staging_slots": rng.choice([None, 1]),
+            "staging_slots": rng.choice([None, 1]) if pools == ["transient"] else None,
         }
         check_policy(partial(make_policy, spec), slots=(12,))
 

@@ -405,6 +405,17 @@ def test_contention_of_a_side_lane_counts_once_it_is_used() -> None:
     assert costs(machine(contention=[both])).label() == "assumed"
 
 
+def test_contention_counts_only_where_both_went_on() -> None:
+    """With the records of the run at hand: a prediction on the main lane does not use the pair of the side lane."""
+    side = {"a": "gpu0.side", "b": "gpu0.experts", "a_rate": number(1, "assumed"), "b_rate": number(1, "assumed")}
+    found = costs(machine(contention=[side]))
+    found.predict_ns("gpu0", 1, "gate_next1")
+    assert found.label() == "assumed"
+    assert found.label({"gpu0.experts", "gpu0.dense", "cpu0->gpu0"}) == "spec-sheet"
+    assert found.label({"gpu0.experts", "gpu0.side"}) == "assumed"
+    assert found.label({"gpu0.side"}) == "spec-sheet"
+
+
 def test_the_same_questions_give_the_same_integers() -> None:
     model, profile = load_model("qwen3-30b-a3b"), load_hardware("rtx3090-epyc7532")
     first, second = CostModel(model, profile), CostModel(model, profile)

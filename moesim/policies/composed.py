@@ -79,7 +79,8 @@ class Composed(PolicyBase):
     scope : {"per-layer", "global"}
         Equal cache slots for each layer (a remainder stays unused), or one pool for all.
     staging_slots : int or None
-        Experts of the staging pool; None: the model's top_k, but at least 2.
+        Experts of the staging pool, which only replacements have that admit no demand load to the cache; None: the
+        model's top_k, but at least 2.
     load_order : {"id", "rows"}
         Demand loads in ascending id, or by rows, most first.
     cache_only : bool
@@ -171,6 +172,11 @@ class Composed(PolicyBase):
             raise ConfigError(
                 f"prefetch {prefetch!r}: expected pool 'transient' with replacement {replacement!r}, which admits "
                 "nothing to the cache, got pool 'cache'; set pool: transient"
+            )
+        if self.staging_slots is not None and replacement.admits:
+            raise ConfigError(
+                f"staging_slots: expected none with replacement {replacement!r}, whose demand loads enter the cache, "
+                f"got {self.staging_slots}; leave it out"
             )
 
     def _cache_slots(self, view: View, per_layer: bool) -> int:

@@ -92,9 +92,9 @@ def read_corpus(root: Path, seed: int) -> Corpus:
     calibration = set(shuffled[:n_calibration])
     prompts = set(shuffled[n_calibration : n_calibration + n_prompts])
     files: dict[str, dict[str, str]] = {"train": {}, "calibration": {}, "prompts": {}}
-    for name, text in texts.items():
-        kind = "calibration" if name in calibration else "prompts" if name in prompts else "train"
-        files[kind][name] = text
+    for file, text in texts.items():
+        kind = "calibration" if file in calibration else "prompts" if file in prompts else "train"
+        files[kind][file] = text
     return Corpus(files, digest.hexdigest())
 
 

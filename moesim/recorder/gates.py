@@ -91,7 +91,6 @@ def routers(model: Any) -> list[nn.Module]:
     return [layer.mlp.gate for layer in model.model.layers]
 
 
-@torch.no_grad()
 def generate(
     model: Any,
     prompt: Sequence[int],
@@ -122,21 +121,22 @@ def generate(
     list of int
         Prompt and generated tokens, all of which went through the model.
     """
-    generator = torch.Generator().manual_seed(seed)
-    tokens = list(prompt)
-    output = model(input_ids=torch.tensor([tokens]), use_cache=True)
-    for _ in range(n_decode):
-        logits = output.logits[0, -1].float()
-        logits[list(banned)] = -torch.inf
-        if temperature > 0:
-            token = int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))
-        else:
-            token = int(logits.argmax())
-        tokens.append(token)
-        output = model(
-            input_ids=torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True
-        )
-    return tokens
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(seed)
+        tokens = list(prompt)
+        output = model(input_ids=torch.tensor([tokens]), use_cache=True)
+        for _ in range(n_decode):
+            logits = output.logits[0, -1].float()
+            logits[list(banned)] = -torch.inf
+            if temperature > 0:
+                token = int(torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator))
+            else:
+                token = int(logits.argmax())
+            tokens.append(token)
+            output = model(
+                input_ids=torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True
+            )
+        return tokens
 
 
 def record(
@@ -170,7 +170,8 @@ def record(
 
 def gate_weights(model: Any) -> NDArray[np.float32]:
     """Router weights, (n_layers, n_experts, hidden) float32."""
-    return torch.stack([gate.weight.detach().float() for gate in routers(model)]).numpy()
+    stacked = torch.stack([gate.get_parameter("weight").detach().float() for gate in routers(model)])
+    return np.asarray(stacked.numpy(), np.float32)
 
 
 def gate_reuse(

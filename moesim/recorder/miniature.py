@@ -69,7 +69,7 @@ def load_checkpoint(folder: Path) -> tuple[MixtralForCausalLM, Tokenizer, dict[s
             f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again"
         )
     model.tie_weights()
-    model.eval()
+    model.train(False)
     return model, Tokenizer.from_file(str(folder / "tokenizer.json")), facts
 
 

@@ -106,7 +106,7 @@ def record_miniature(
     held_back, calibration = corpus.files["prompts"], corpus.files["calibration"]
     prompts = corpora.draw_prompts(tokenizer, held_back, [n for n, _ in plan.requests], rng)
     passages = corpora.draw_prompts(tokenizer, calibration, [n for n, _ in plan.calibration], rng)
-    banned = [tokenizer.token_to_id(END_OF_TEXT)]
+    banned = [int(tokenizer.token_to_id(END_OF_TEXT) or 0)]
 
     # Two streams of seeds: what calibration samples must not depend on how many requests are recorded.
     calibrating = list(

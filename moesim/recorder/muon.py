@@ -34,7 +34,8 @@ def orthogonalise(matrices: Tensor, n_iterations: int) -> Tensor:
     for _ in range(n_iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if is_tall else x
+    result: Tensor = x.mT if is_tall else x
+    return result
 
 
 class MatrixMomentum:
@@ -82,23 +83,23 @@ class MatrixMomentum:
         )
         self._averages = [torch.zeros_like(p) for p in self._matrices]
 
-    @torch.no_grad()
     def step(self, scale: float) -> None:
         """Apply the gradients, at `scale` times the peak rates, and clear them."""
-        for group in self._adamw.param_groups:
-            group["lr"] = self.other_rate * scale
-        self._adamw.step()
-        self._adamw.zero_grad()
-        rate = self.matrix_rate * scale
-        for parameter, average in zip(self._matrices, self._averages, strict=True):
-            if parameter.grad is None:
-                continue
-            average.lerp_(parameter.grad, 1 - self.momentum)
-            ahead = parameter.grad.lerp(average, self.momentum)
-            n_rows, n_columns = parameter.shape[-2:]
-            update = orthogonalise(ahead.reshape(-1, n_rows, n_columns), self.n_iterations)
-            parameter.mul_(1 - rate * self.weight_decay)
-            parameter.sub_(
-                update.reshape(parameter.shape).float(), alpha=rate * max(1.0, n_rows / n_columns) ** 0.5
-            )
-            parameter.grad = None
+        with torch.no_grad():
+            for group in self._adamw.param_groups:
+                group["lr"] = self.other_rate * scale
+            self._adamw.step()
+            self._adamw.zero_grad()
+            rate = self.matrix_rate * scale
+            for parameter, average in zip(self._matrices, self._averages, strict=True):
+                if parameter.grad is None:
+                    continue
+                average.lerp_(parameter.grad, 1 - self.momentum)
+                ahead = parameter.grad.lerp(average, self.momentum)
+                n_rows, n_columns = parameter.shape[-2:]
+                update = orthogonalise(ahead.reshape(-1, n_rows, n_columns), self.n_iterations)
+                parameter.mul_(1 - rate * self.weight_decay)
+                parameter.sub_(
+                    update.reshape(parameter.shape).float(), alpha=rate * max(1.0, n_rows / n_columns) ** 0.5
+                )
+                parameter.grad = None

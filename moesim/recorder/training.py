@@ -116,7 +116,7 @@ def sorted_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     flat = top_k_index.reshape(-1)
     order = torch.argsort(flat, stable=True)
     counts = torch.bincount(flat, minlength=self.num_experts).tolist()
-    parts = hidden_states.index_select(0, order // top_k).split(counts)
+    parts = torch.split(hidden_states.index_select(0, order // top_k), counts)
     outputs = []
     # unbind, not indexing: the gradient of an index is a zero tensor of the whole stack, one an expert.
     for part, gate_up, down in zip(parts, self.gate_up_proj.unbind(0), self.down_proj.unbind(0), strict=True):
@@ -188,7 +188,7 @@ def train(
             losses.append(loss)
             seen += batch.numel()
             report(Progress(step + 1, fraction, loss, imbalance, seen / (time.monotonic() - began)))
-    model.eval()
+    model.train(False)
     model.config._experts_implementation = experts_implementation
     facts = {
         "plan": asdict(plan),
@@ -201,20 +201,20 @@ def train(
     return model, facts
 
 
-@torch.no_grad()
 def mean_loss(model: MixtralForCausalLM, tokens: NDArray[np.int64], sequence: int, max_tokens: int) -> float:
     """Cross-entropy in nats a token over consecutive windows of `tokens`, at most `max_tokens` of them."""
-    n_windows = min(len(tokens), max_tokens) // sequence
-    windows = torch.from_numpy(tokens[: n_windows * sequence]).view(n_windows, sequence)
-    total = 0.0
-    for window in windows.split(max(1, 2048 // sequence)):
-        logits = model(input_ids=window, use_cache=False).logits
-        total += float(
-            F.cross_entropy(
-                logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum"
+    with torch.no_grad():
+        n_windows = min(len(tokens), max_tokens) // sequence
+        windows = torch.from_numpy(tokens[: n_windows * sequence]).view(n_windows, sequence)
+        total = 0.0
+        for window in torch.split(windows, max(1, 2048 // sequence)):
+            logits = model(input_ids=window, use_cache=False).logits
+            total += float(
+                F.cross_entropy(
+                    logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum"
+                )
             )
-        )
-    return total / (n_windows * (sequence - 1))
+        return total / (n_windows * (sequence - 1))
 
 
 def schedule(fraction: float, warmup: float) -> float:

@@ -55,10 +55,10 @@ class Helpers:
         context = multiprocessing.get_context("spawn")
         if self._n_helpers:
             for parameter in self._parameters:
-                parameter.data.share_memory_()
+                _share(parameter.data)
         data = [parameter.data for parameter in self._parameters]
         for _ in range(self._n_helpers):
-            gradients = [torch.zeros_like(tensor).share_memory_() for tensor in data]
+            gradients = [_share(torch.zeros_like(tensor)) for tensor in data]
             here, there = context.Pipe()
             process = context.Process(
                 target=_help, args=(there, data, gradients, self._make_backward, self._arguments), daemon=True
@@ -105,6 +105,11 @@ class Helpers:
                 assert parameter.grad is not None
                 parameter.grad.div_(n_parts)
         return sum(f[0] for f in facts) / n_parts, sum(f[1] for f in facts) / n_parts
+
+
+def _share(tensor: Any) -> Tensor:
+    shared: Tensor = tensor.share_memory_()
+    return shared
 
 
 def _help(

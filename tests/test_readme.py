@@ -1,0 +1,67 @@
+"""What the README shows works: its policy, its YAML, its commands, its pictures and links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moesim.cli import main
+from moesim.config import parse_config
+from moesim.data import data_dirs
+from moesim.testing import check_policy
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+HAS_TRACE = any((folder / "mini-mixtral.safetensors").exists() for folder in data_dirs("traces"))
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    words = [shlex.split(line.split(">")[0]) for line in lines if line]
+    return [w[1:] for w in words if w[0].endswith("moesim")]
+
+
+def test_the_policy_of_the_readme_passes_the_common_checks():
+    (block,) = blocks("python")
+    space: dict[str, Any] = {}
+    exec(block, space)
+    check_policy(space["FirstExperts"])
+
+
+def test_the_experiment_of_the_readme_is_valid():
+    (block,) = blocks("yaml")
+    parse_config(yaml.safe_load(block), "README.md")
+
+
+def test_the_readme_shows_the_main_commands():
+    assert {c[0] for c in commands()} == {"run", "compare", "list", "trace", "schema", "bench"}
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if not HAS_TRACE and command[0] in ("run", "compare", "trace"):
+        pytest.skip("the shipped trace mini-mixtral is not here")
+    monkeypatch.chdir(tmp_path)
+    command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]
+    shorter = {
+        "run": ["--quick"],
+        "compare": ["--prompt", "64", "--decode", "2"],
+        "bench": ["--repeats", "1", "--tokens", "2"],
+        "trace": [],
+    }
+    assert main([*command, *shorter.get(command[0], [])]) == 0
+
+
+def test_links_of_the_readme_exist():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        if not target.startswith("http"):
+            assert (ROOT / target).exists(), target
