@@ -438,6 +438,14 @@ def test_shipped_profile_is_whole(name: str) -> None:
         assert link.activation is not None
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_what_another_gpu_measured_is_not_published_for_this_one(name: str) -> None:
+    """A figure that names an RTX 3090 (minimind#837, FreeToken#281) is taken over where the GPU is another one."""
+    if "3090" not in name:
+        for key, number in load_hardware(name).numbers.items():
+            assert number.source != "published" or not re.search("3090|minimind", number.ref), key
+
+
 def test_cluster_has_one_network() -> None:
     profile = load_hardware("odmoe-10x3090")
     assert len(profile.devices) == 20

@@ -13,7 +13,7 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.fiddler import Fiddler
-from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_info, policy_names
+from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run
@@ -142,6 +142,13 @@ def test_a_wrong_policy_is_one_line_that_says_what_to_do(spec: Any, message: str
     with pytest.raises(ConfigError, match="^" + re.escape(message)) as caught:
         make_policy(spec, "a.yaml")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_what_is_missing_is_in_the_docstring(name: str) -> None:
+    cls = policy_class(name)
+    words = " ".join((cls.__doc__ or "").split())
+    assert [item for item in getattr(cls, "missing", ()) if item not in words] == []
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -67,7 +67,10 @@ class Fiddler(PolicyBase):
 
     Notes
     -----
-    Not implemented: see ``missing``.
+    Not implemented:
+
+    * serial: in the released code a copy also waits for the kernels queued before it
+    * the thread-based variant of February 2024 (decode without a cost test)
     """
 
     paper = "Fiddler (ICLR 2025, arXiv:2402.07033)"

@@ -55,7 +55,12 @@ class LlamaCpp(PolicyBase):
 
     Notes
     -----
-    Not implemented: see ``missing``.
+    Not implemented:
+
+    * op_offload of attention and dense weights of CPU layers (parts have one place)
+    * splitting a prompt into micro-batches of 512 rows: set prefill_chunk in the workload
+    * waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)
+    * a part of the dense leading layers on the GPU
     """
 
     paper = "llama.cpp (ggml-org/llama.cpp)"

@@ -58,7 +58,10 @@ class MixtralOffloading(PolicyBase):
 
     Notes
     -----
-    Not implemented: see ``missing``.
+    Not implemented:
+
+    * speculative loading by the next layer's gate (described in the report, absent from the released code)
+    * copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap
     """
 
     paper = "Mixtral-Offloading (arXiv:2312.17238)"
