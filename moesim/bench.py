@@ -15,8 +15,8 @@ from moesim.engine.timeouts import bare_timeouts
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.policies.registry import make_policy
-from moesim.predictor_set import PredictorSet
-from moesim.testing_traces import synthetic_trace
+from moesim.predictors.chosen import PredictorSet
+from moesim.testing.traces import synthetic_trace
 from moesim.units import NS_PER_S
 from moesim.workload import WorkloadSpec, compose
 

@@ -242,38 +242,50 @@ class View(Protocol):
     @property
     def costs(self) -> CostModel:
         """The engine's own cost model."""
+
     @property
     def devices(self) -> Sequence[str]:
         """Names of all devices, in the profile's order."""
+
     @property
     def gpus(self) -> Sequence[str]:
         """Names of the devices of kind ``gpu``."""
+
     @property
     def cpus(self) -> Sequence[str]:
         """Names of the devices of kind ``cpu``."""
+
     @property
     def compute(self) -> str:
         """The profile's default device of everything that is not an expert."""
+
     @property
     def host(self) -> str:
         """The first backing device."""
+
     @property
     def tables(self) -> Mapping[str, NDArray[Any]]:
         """Calibration tables of the trace, from requests that are not in it; only those named in `Policy.needs`."""
+
     @property
     def max_tokens(self) -> int:
         """Rows of the largest step of this workload (a size, not a look ahead at routing)."""
+
     def cache_slots(self, device: str) -> int:
         """Expert slots that the experiment grants to the cache of a device, over all layers."""
+
     def is_resident(self, layer: int, expert: int, device: str) -> bool: ...
     def is_pending(self, layer: int, expert: int, device: str) -> bool: ...
     def is_pinned(self, layer: int, expert: int, device: str) -> bool: ...
     def residency(self, layer: int, device: str) -> bytes:
         """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""
+
     def remaining_ns(self, layer: int, expert: int, device: str) -> int:
         """Time to the arrival of a transfer in flight, as things stand; 0 if resident, its full time if only queued."""
+
     def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
         """Residents of a pool: experts of a layer, or (layer, expert) pairs of all layers. O(answer), sorted."""
+
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int: ...
     def dense_device(self, layer: int) -> str:
         """The device that runs the router of a layer."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from moesim.config import parse_config
-from moesim.resolve import Experiment
-from moesim.testing_traces import synthetic_trace
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.testing.traces import synthetic_trace
 
 SIGNALS = {"gate_next1": 0.8, "residual": 0.7}
 

@@ -9,10 +9,10 @@ import pytest
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import InputError
-from moesim.future import FutureUse
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.predictor_set import PredictorSet
-from moesim.testing_traces import synthetic_trace
+from moesim.predictors.chosen import PredictorSet
+from moesim.predictors.future import FutureUse
+from moesim.testing.traces import synthetic_trace
 from moesim.workload import WorkloadSpec, compose
 from tests.engine_kit import EXPERT_BYTES, assert_same, cpu, gpu, link, machine, pair, tiny_model
 

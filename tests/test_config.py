@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from moesim.config import Config, apply_override, json_schema, load_config, parse_config
 from moesim.errors import ConfigError
-from moesim.quick import quick
-from moesim.sweep import expand
+from moesim.experiment.config import Config, apply_override, json_schema, load_config, parse_config
+from moesim.experiment.quick import quick
+from moesim.experiment.sweep import expand
 
 BASE: dict[str, Any] = {
     "model": "mixtral-8x7b",

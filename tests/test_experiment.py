@@ -10,9 +10,9 @@ from moesim.engine.budget import initial_placement, slots_within
 from moesim.engine.build import required_bytes
 from moesim.errors import CapacityError, ConfigError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
-from moesim.future import NEVER, FutureUse
+from moesim.experiment.runner import run_one
 from moesim.policies.registry import make_policy
-from moesim.runner import run_one
+from moesim.predictors.future import NEVER, FutureUse
 from tests.experiment_kit import resolve, write_trace
 
 

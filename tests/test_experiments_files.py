@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from moesim.cli import main
-from moesim.config import parse_config
 from moesim.data import data_dirs
+from moesim.experiment.config import parse_config
 from moesim.trace import trace_names
 from tests.experiment_kit import write_trace
 

@@ -12,7 +12,7 @@ import pytest
 
 from moesim.errors import HardwareError
 from moesim.hardware import LABELS, build_profile, hardware_names, load_hardware, weakest
-from moesim.hardware_read import read_yaml
+from moesim.hardware.read import read_yaml
 
 SHIPPED = [
     "a100-xeon6230r",

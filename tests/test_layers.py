@@ -16,22 +16,22 @@ PACKAGE = Path(__file__).resolve().parents[1] / "moesim"
 # groups of one level do not know each other unless they are the same group.
 LEVELS: list[dict[str, str]] = [
     {"basics": "__init__ errors units atomic colours data yaml_reader table progress collector"},
-    {"model": "model*"},
+    {"model": "model model.*"},
     {
-        "inputs": "hardware* curves trace trace_* workload selection steps routing prediction_stats layer_caches cache_replay "
-        "config config_errors",
+        "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* workload workload.* experiment.config "
+        "experiment.config_errors",
     },
-    {"facts": "policy records machine causes"},
-    {"costs": "cost*"},
+    {"facts": "policy records metrics.machine metrics.causes"},
+    {"costs": "costs costs.*"},
     {
         "policies": "policies policies.*",
         "engine": "engine engine.*",
-        "predictors": "*predictor* future",
-        "metrics": "metrics breakdown critical_path latency hits utilisation timeline* frames",
-        "result": "result",
+        "predictors": "predictors predictors.*",
+        "metrics": "metrics metrics.* timeline timeline.*",
+        "result": "experiment.result",
     },
     {
-        "experiment": "sweep resolve runner experiment output quick report naming figures bench plots plots.* testing*",
+        "experiment": "experiment experiment.* bench plots plots.* testing testing.*",
         "recorder": "recorder recorder.*",
     },
     {"cli": "cli __main__ commands commands.*"},
@@ -46,8 +46,8 @@ ONLY = {  # who may import what
     "matplotlib": ["plots.*"],
     "typer": ["cli", "commands.*"],
     "rich": ["table", "progress", "recorder.*"],
-    "safetensors": ["trace_format", "recorder.*"],
-    "pydantic": ["config", "config_errors", "quick", "hardware*"],
+    "safetensors": ["trace.format", "recorder.*"],
+    "pydantic": ["experiment.config", "experiment.config_errors", "experiment.quick", "hardware.*"],
     "pickle": [],
     "requests": [],
     "urllib": [],

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesim.breakdown import breakdown, cut_windows
-from moesim.causes import CAUSES
 from moesim.errors import SimulationError
-from moesim.hits import default_warm_up, hit_rates
-from moesim.latency import mean, percentile, token_times
-from moesim.machine import Machine
 from moesim.metrics import bytes_moved, counts, fidelity, summarise
+from moesim.metrics.breakdown import breakdown, cut_windows
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.hits import default_warm_up, hit_rates
+from moesim.metrics.latency import mean, percentile, token_times
+from moesim.metrics.machine import Machine
+from moesim.metrics.utilisation import busy, common_ns, energy_j, union, utilisation
 from moesim.policies.registry import make_policy
 from moesim.records import (
     ActivationRecord,
@@ -32,7 +33,6 @@ from moesim.records import (
 )
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from moesim.timeline import check_timeline, timeline_events
-from moesim.utilisation import busy, common_ns, energy_j, union, utilisation
 
 KINDS = {"gpu0": "gpu", "cpu0": "cpu"}
 H2D, D2H = "cpu0->gpu0", "gpu0->cpu0"

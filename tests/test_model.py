@@ -440,9 +440,7 @@ def test_the_name_in_the_file_wins(write: Callable[[Any], Path]) -> None:
 
 
 def test_newer_key_names_are_read_too(write: Callable[[Any], Path]) -> None:
-    newer = config(
-        "qwen3-30b-a3b", num_experts=None, num_local_experts=128, torch_dtype=None, dtype="bfloat16"
-    )
+    newer = config("qwen3-30b-a3b", num_experts=None, num_local_experts=128, torch_dtype=None, dtype="bfloat16")
     assert load_model(write(newer)).total_params == MODELS["qwen3-30b-a3b"].total_params
 
 
@@ -540,9 +538,7 @@ def test_deepseek_without_shared_experts_and_with_compressed_queries(write: Call
         ({"quantization_config": "fp8"}, "quantization_config.quant_method: expected mxfp4, or no"),
     ],
 )
-def test_a_wrong_config_is_one_line_with_its_file(
-    write: Callable[[Any], Path], changes: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_config_is_one_line_with_its_file(write: Callable[[Any], Path], changes: dict[str, Any], message: str) -> None:
     path = write(config("mixtral-8x7b", **changes))
     with pytest.raises(ModelError) as caught:
         load_model(path)

@@ -9,10 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from moesim import plots
-from moesim.causes import CAUSES
 from moesim.colours import BLACK, FILL, SERIES, text_on
 from moesim.errors import ConfigError
-from moesim.machine import Machine
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.machine import Machine
 from moesim.plots.chart import chart
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 

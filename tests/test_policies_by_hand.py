@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.breakdown import breakdown
 from moesim.metrics import summarise
+from moesim.metrics.breakdown import breakdown
 from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
 from tests.engine_kit import Oracle, both, cpu, gpu, machine, pair, tasks, transfers, workload

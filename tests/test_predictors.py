@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moesim import synthetic_predictor
 from moesim.errors import ConfigError
 from moesim.predictors import Coactivation, Frequency, Oracle, RecordedSignal, Synthetic, make_predictor
-from moesim.synthetic_predictor import uniform
-from moesim.testing_traces import synthetic_trace
+from moesim.predictors import synthetic as synthetic_predictor
+from moesim.predictors.synthetic import uniform
+from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.workload import WorkloadSpec, compose
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from moesim.cli import main
-from moesim.config import parse_config
 from moesim.data import data_dirs
+from moesim.experiment.config import parse_config
 from moesim.testing import check_policy
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -97,9 +97,7 @@ def test_routing_equals_routing_by_hand(model: MixtralForCausalLM, recording: ga
             order = torch.argsort(scores, descending=True)[:TOP_K]
             assert recording.experts[row, layer].tolist() == order.tolist()
             np.testing.assert_allclose(recording.scores[row, layer], scores.numpy(), atol=1e-4)
-            np.testing.assert_allclose(
-                recording.weights[row, layer], (scores[order] / scores[order].sum()).numpy(), atol=1e-4
-            )
+            np.testing.assert_allclose(recording.weights[row, layer], (scores[order] / scores[order].sum()).numpy(), atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -137,9 +135,7 @@ def test_gate_reuse_by_hand(model: MixtralForCausalLM, recording: gates.Recordin
         for layer in range(lookahead, LAYERS):
             weight = model.model.layers[layer].mlp.gate.weight.detach()
             state = torch.from_numpy(recording.inputs[row, layer - lookahead])
-            np.testing.assert_allclose(
-                got[row, layer], torch.softmax(weight @ state, dim=0).numpy(), atol=1e-5
-            )
+            np.testing.assert_allclose(got[row, layer], torch.softmax(weight @ state, dim=0).numpy(), atol=1e-5)
 
 
 def test_residual_by_hand(model: MixtralForCausalLM, recording: gates.Recording) -> None:
@@ -207,9 +203,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f'"""Module {number}."""\n']
         for function in range(70):
             a, b, c = rng.sample(words, 3)
-            lines.append(
-                f"\ndef {a}_{number}_{function}({b}, {c}):\n    return {b} + {c} * {rng.randrange(99)}\n"
-            )
+            lines.append(f"\ndef {a}_{number}_{function}({b}, {c}):\n    return {b} + {c} * {rng.randrange(99)}\n")
         (root / f"module_{number:02}.py").write_text("".join(lines))
     (root / "test").mkdir()
     (root / "test" / "skipped.py").write_text("x = 1\n")
@@ -278,9 +272,7 @@ def test_two_workers_share_a_batch(trained: tuple[Any, ...]) -> None:
     """Gradients of two halves by two processes are those of the whole, but for the balance, which is per part."""
     tokens, plan = trained[2], dataclasses.replace(trained[3], steps=1, balance=0.0)
     alone, _ = training.train(tiny_config(), tokens, plan, lambda _p: None)
-    together, facts = training.train(
-        tiny_config(), tokens, dataclasses.replace(plan, workers=2), lambda _p: None
-    )
+    together, facts = training.train(tiny_config(), tokens, dataclasses.replace(plan, workers=2), lambda _p: None)
     assert facts["tokens_seen"] == 64
     for one, other in zip(alone.parameters(), together.parameters(), strict=True):
         # Adam divides by the gradient's size, so that a rounding error of a gradient near zero is as large as a step.

@@ -11,9 +11,9 @@ import yaml
 
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
-from moesim.output import Output, describe
-from moesim.result import check_folder, read_summary, replace_folder
-from moesim.timeline_check import check_timeline
+from moesim.experiment.output import Output, describe
+from moesim.experiment.result import check_folder, read_summary, replace_folder
+from moesim.timeline.check import check_timeline
 from tests.experiment_kit import resolve
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}

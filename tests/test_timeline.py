@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from moesim.causes import CAUSES
 from moesim.colours import CHROME, FILL, HATCH, LABEL
 from moesim.errors import ConfigError
-from moesim.machine import Machine
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.machine import Machine
 from moesim.records import (
     ActivationRecord,
     DecisionRecord,

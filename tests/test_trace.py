@@ -13,7 +13,7 @@ import pytest
 
 from moesim.errors import MoesimError, TraceError
 from moesim.trace import SUFFIX, Signal, Trace, find_trace, trace_names
-from moesim.trace_format import METADATA_KEY, checksums, to_bytes
+from moesim.trace.format import METADATA_KEY, checksums, to_bytes
 
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
 PROMPT, DECODE = [2, 0, 3], [2, 3, 1]
@@ -22,17 +22,13 @@ ROWS = sum(PROMPT) + sum(DECODE)
 
 def ids(n_rows: int, seed: int = 0, width: int = TOP_K) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.uint8), (n_rows, LAYERS, 1)), axis=2)[
-        ..., :width
-    ].copy()
+    return rng.permuted(np.tile(np.arange(EXPERTS, dtype=np.uint8), (n_rows, LAYERS, 1)), axis=2)[..., :width].copy()
 
 
 def make(**changes: Any) -> Trace:
     rng = np.random.default_rng(1)
     rows = np.array([0, 1, 2, 3, 4], np.int32)  # request 0 and a part of request 1
-    dense = Signal(
-        "gate_next1", rows, rng.random((5, LAYERS, EXPERTS)).astype(np.float16), about="gate reuse"
-    )
+    dense = Signal("gate_next1", rows, rng.random((5, LAYERS, EXPERTS)).astype(np.float16), about="gate reuse")
     decode = np.array([4, 5, 6, 10], np.int32)  # decode rows of requests 1 and 2, not of 0
     sparse = Signal(
         "shadow",
@@ -233,9 +229,7 @@ def test_not_a_trace(tmp_path: Path) -> None:
 
 def test_bad_table_entries(tmp_path: Path) -> None:
     def write(entry: object) -> Path:
-        table = json.dumps(
-            {"x": entry, "__metadata__": {METADATA_KEY: json.dumps({"schema_version": 1})}}
-        ).encode()
+        table = json.dumps({"x": entry, "__metadata__": {METADATA_KEY: json.dumps({"schema_version": 1})}}).encode()
         file = tmp_path / "x.safetensors"
         file.write_bytes(struct.pack("<Q", len(table)) + table + b"\0" * 8)
         return file
@@ -248,9 +242,7 @@ def test_bad_table_entries(tmp_path: Path) -> None:
         Trace.read(write({"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}))
 
 
-def rewritten(
-    path: Path, header: dict[str, Any], drop: str = "", rename: tuple[str, str] | None = None
-) -> Path:
+def rewritten(path: Path, header: dict[str, Any], drop: str = "", rename: tuple[str, str] | None = None) -> Path:
     trace = Trace.read(path)
     arrays = {k: v for k, v in trace._arrays().items() if k != drop}
     if rename:
@@ -406,9 +398,7 @@ def test_find_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shipped_miniature() -> None:
     if "mini-mixtral" not in trace_names():
-        pytest.skip(
-            "no traces/mini-mixtral.safetensors: python -m moesim.recorder.miniature mixtral makes it"
-        )
+        pytest.skip("no traces/mini-mixtral.safetensors: python -m moesim.recorder.miniature mixtral makes it")
     trace = Trace.read(find_trace("mini-mixtral"))
     assert (trace.n_layers, trace.n_experts, trace.top_k) == (32, 8, 2)
     assert trace.header["label"] == "measured"
@@ -421,7 +411,5 @@ def test_shipped_miniature() -> None:
     # The routed experts are the best of the full softmax, whose ties at half precision are left alone.
     assert trace.scores is not None
     best = np.sort(trace.scores, axis=2)[:, :, ::-1][:, :, :2]
-    np.testing.assert_array_equal(
-        np.take_along_axis(trace.scores, trace.experts.astype(np.int64), axis=2), best
-    )
+    np.testing.assert_array_equal(np.take_along_axis(trace.scores, trace.experts.astype(np.int64), axis=2), best)
     np.testing.assert_allclose(trace.weights.astype(np.float32).sum(axis=2), 1.0, atol=2e-3)

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesim.cache_replay import replay_belady, replay_lfu, replay_lru
 from moesim.errors import TraceError
-from moesim.layer_caches import layer_hit_rates
-from moesim.prediction_stats import coactivation, coactivation_recall, signal_recall
-from moesim.testing_traces import synthetic_trace
-from moesim.trace_stats import (
+from moesim.stats.cache_replay import replay_belady, replay_lfu, replay_lru
+from moesim.stats.layer_caches import layer_hit_rates
+from moesim.stats.prediction import coactivation, coactivation_recall, signal_recall
+from moesim.stats.trace_stats import (
     activation_frequency,
     normalised_entropy,
     prefill_decode_cosine,
@@ -24,6 +23,7 @@ from moesim.trace_stats import (
     stats,
     top_over_uniform,
 )
+from moesim.testing.traces import synthetic_trace
 
 visits_of = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=8)
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesim import routing
 from moesim.errors import WorkloadError
-from moesim.testing_traces import synthetic_trace
+from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.workload import Workload, WorkloadSpec, compose, routing
 
 #: Requests with prompts of 5, 5, 7, 3 and 4, 6, 4, 5 decode tokens; first rows 0, 9, 20, 31.
 RAGGED = synthetic_trace(n_layers=3, n_requests=4, prompt=[5, 5, 7, 3], decode=[4, 6, 4, 5])

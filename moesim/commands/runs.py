@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.config import Config, apply_override, load_config, parse_config
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
-from moesim.output import Output
-from moesim.quick import quick
-from moesim.report import result_table
-from moesim.resolve import Experiment
+from moesim.experiment.config import Config, apply_override, load_config, parse_config
+from moesim.experiment.output import Output
+from moesim.experiment.quick import quick
+from moesim.experiment.report import result_table
+from moesim.experiment.resolve import Experiment
 from moesim.table import Format
 from moesim.yaml_reader import read_yaml_value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moesim.config import json_schema
+from moesim.experiment.config import json_schema
 
 
 def schema() -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.stats.trace_stats import stats
 from moesim.table import Format, render, render_records
 from moesim.trace import Trace, find_trace
-from moesim.trace_stats import stats
 
 app = typer.Typer(no_args_is_help=True, help="Look into traces.", pretty_exceptions_enable=False)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.causes import CAUSES
 from moesim.colours import BLACK, FILL, HATCH, LABEL
+from moesim.metrics.causes import CAUSES
 from moesim.plots.style import (
     CONDITIONED,
     add_corner,

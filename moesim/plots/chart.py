@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from moesim.causes import task_cause, transfer_cause
 from moesim.errors import ConfigError
-from moesim.machine import Machine
+from moesim.metrics.causes import task_cause, transfer_cause
+from moesim.metrics.machine import Machine
 from moesim.records import Records
 
 

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from moesim.causes import CAUSES
 from moesim.colours import BLACK, FILL, LABEL, text_on
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
-from moesim.machine import Machine, machine_of
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.machine import Machine, machine_of
 from moesim.plots.chart import Chart, chart
 from moesim.plots.style import add_corner, styled
 from moesim.records import Records

@@ -32,7 +32,7 @@ def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate") -> Figure:
     frame : DataFrame
         Result rows with ``policy``, ``cache_ratio`` and the metric.
     metric : str
-        Any of the hit rates of `moesim.hits.hit_rates`.
+        Any of the hit rates of `moesim.metrics.hits.hit_rates`.
 
     Returns
     -------

@@ -71,8 +71,7 @@ class GateHooks:
     def stacked(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All rows so far: inputs, logits, weights and ids, each (n_rows, n_layers, ...)."""
         inputs, logits, weights, ids = (
-            torch.stack([torch.cat([call[i] for call in seen]) for seen in self._seen], dim=1)
-            for i in range(4)
+            torch.stack([torch.cat([call[i] for call in seen]) for seen in self._seen], dim=1) for i in range(4)
         )
         return inputs, logits, weights, ids
 
@@ -133,9 +132,7 @@ def generate(
             else:
                 token = int(logits.argmax())
             tokens.append(token)
-            output = model(
-                input_ids=torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True
-            )
+            output = model(input_ids=torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
         return tokens
 
 
@@ -174,9 +171,7 @@ def gate_weights(model: Any) -> NDArray[np.float32]:
     return np.asarray(stacked.numpy(), np.float32)
 
 
-def gate_reuse(
-    inputs: NDArray[np.float32], gates: NDArray[np.float32], lookahead: int
-) -> NDArray[np.float32]:
+def gate_reuse(inputs: NDArray[np.float32], gates: NDArray[np.float32], lookahead: int) -> NDArray[np.float32]:
     """Read an earlier layer's state with each layer's own router.
 
     Parameters
@@ -215,9 +210,7 @@ def residual_vectors(recordings: Sequence[Recording]) -> NDArray[np.float16]:
     return np.concatenate([mean, np.zeros_like(mean[:1])]).astype(np.float16)
 
 
-def residual_reuse(
-    inputs: NDArray[np.float32], gates: NDArray[np.float32], residual: NDArray[np.float16]
-) -> NDArray[np.float32]:
+def residual_reuse(inputs: NDArray[np.float32], gates: NDArray[np.float32], residual: NDArray[np.float16]) -> NDArray[np.float32]:
     """As `gate_reuse` with lookahead 1, after adding the mean step of the source layer.
 
     Parameters

@@ -46,15 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         _train(options, checkpoint)
     if options.train_only:
         return 0
-    torch.set_num_threads(
-        1
-    )  # one token at a time: threads cost more than they give, and one adds up in one order
+    torch.set_num_threads(1)  # one token at a time: threads cost more than they give, and one adds up in one order
     trace = record_miniature(*load_checkpoint(checkpoint), seed=options.seed)
     trace.write(options.out)
-    print(
-        f"{options.out}: {trace.n_rows} rows of {trace.n_requests} requests, "
-        f"{Path(options.out).stat().st_size / 1e6:.1f} MB"
-    )
+    print(f"{options.out}: {trace.n_rows} rows of {trace.n_requests} requests, {Path(options.out).stat().st_size / 1e6:.1f} MB")
     return 0
 
 
@@ -65,17 +60,13 @@ def load_checkpoint(folder: Path) -> tuple[MixtralForCausalLM, Tokenizer, dict[s
     model = MixtralForCausalLM(config)
     missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     if set(missing) - {"lm_head.weight"} or unexpected:
-        raise ValueError(
-            f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again"
-        )
+        raise ValueError(f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again")
     model.tie_weights()
     model.train(False)
     return model, Tokenizer.from_file(str(folder / "tokenizer.json")), facts
 
 
-def save_checkpoint(
-    folder: Path, model: MixtralForCausalLM, tokenizer: Tokenizer, facts: dict[str, Any]
-) -> None:
+def save_checkpoint(folder: Path, model: MixtralForCausalLM, tokenizer: Tokenizer, facts: dict[str, Any]) -> None:
     """Save what `load_checkpoint` reads; the weights go last, so that a folder that has them is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     model.config.to_json_file(str(folder / "config.json"), use_diff=False)
@@ -95,31 +86,19 @@ def _parser() -> argparse.ArgumentParser:
         description="Train a miniature MoE model on Python's standard library and record its routing.",
     )
     parser.add_argument("model", choices=["mixtral"], help="whose routing shape to take")
-    parser.add_argument(
-        "--out", default="traces/mini-mixtral.safetensors", help="trace to write (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=TrainingPlan.steps, help="training steps (default: %(default)s)"
-    )
+    parser.add_argument("--out", default="traces/mini-mixtral.safetensors", help="trace to write (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=TrainingPlan.steps, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: %(default)s)")
-    parser.add_argument(
-        "--minutes", type=float, help="end the training after this long even if steps are left"
-    )
+    parser.add_argument("--minutes", type=float, help="end the training after this long even if steps are left")
     parser.add_argument("--threads", type=int, default=2, help="threads of one worker (default: %(default)s)")
-    parser.add_argument(
-        "--workers", type=int, default=1, help="processes of one thread each, if more than one"
-    )
+    parser.add_argument("--workers", type=int, default=1, help="processes of one thread each, if more than one")
     parser.add_argument(
         "--checkpoint",
         default="build/mini-mixtral",
         help="folder of the trained model; if it holds one, it is only recorded (default: %(default)s)",
     )
-    parser.add_argument(
-        "--train-further", action="store_true", help="train what the checkpoint holds for --steps more"
-    )
-    parser.add_argument(
-        "--train-only", action="store_true", help="train and save the checkpoint, record nothing"
-    )
+    parser.add_argument("--train-further", action="store_true", help="train what the checkpoint holds for --steps more")
+    parser.add_argument("--train-only", action="store_true", help="train and save the checkpoint, record nothing")
     return parser
 
 
@@ -170,9 +149,7 @@ class _Report:
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
-            TextColumn(
-                "{task.completed}/{task.total} loss {task.fields[loss]:.3f} {task.fields[speed]:.0f} tokens/s"
-            ),
+            TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f} {task.fields[speed]:.0f} tokens/s"),
             TimeRemainingColumn(),
             disable=not sys.stdout.isatty(),
         )

@@ -13,13 +13,13 @@ from rich.progress import track
 from tokenizers import Tokenizer
 from transformers import MixtralForCausalLM
 
-from moesim.prediction_stats import coactivation
 from moesim.recorder import corpus as corpora
 from moesim.recorder import gates
 from moesim.recorder.corpus import END_OF_TEXT, Prompt
 from moesim.recorder.gates import Recording
+from moesim.stats.prediction import coactivation
+from moesim.stats.trace_stats import activation_frequency
 from moesim.trace import Signal, Trace
-from moesim.trace_stats import activation_frequency
 
 RECORDER = "moesim.recorder.miniature 1"
 NAME = "mini-mixtral"
@@ -109,14 +109,10 @@ def record_miniature(
     banned = [int(tokenizer.token_to_id(END_OF_TEXT) or 0)]
 
     # Two streams of seeds: what calibration samples must not depend on how many requests are recorded.
-    calibrating = list(
-        _record(model, passages, plan.calibration, banned, 1_000_000 * (seed + 1), "calibration")
-    )
+    calibrating = list(_record(model, passages, plan.calibration, banned, 1_000_000 * (seed + 1), "calibration"))
     n_experts = model.config.num_local_experts
     tables = calibration_tables(calibrating, n_experts)
-    recordings = list(
-        _record(model, prompts, plan.requests, banned, 2_000_000_000 + 1_000_000 * seed, "recording")
-    )
+    recordings = list(_record(model, prompts, plan.requests, banned, 2_000_000_000 + 1_000_000 * seed, "recording"))
     return Trace.build(
         experts=np.concatenate([r.experts for r in recordings]),
         weights=np.concatenate([r.weights for r in recordings]),
@@ -158,9 +154,7 @@ def _record(
 ) -> Iterator[Recording]:
     jobs = list(zip(prompts, lengths, strict=True))
     for number, (prompt, (_, n_decode)) in enumerate(track(jobs, description=what)):
-        yield gates.record(
-            model, prompt.tokens, n_decode, temperature=TEMPERATURE, seed=first_seed + number, banned=banned
-        )
+        yield gates.record(model, prompt.tokens, n_decode, temperature=TEMPERATURE, seed=first_seed + number, banned=banned)
 
 
 def calibration_tables(recordings: Sequence[Recording], n_experts: int) -> dict[str, NDArray[Any]]:
@@ -188,9 +182,7 @@ def calibration_tables(recordings: Sequence[Recording], n_experts: int) -> dict[
     }
 
 
-def signals(
-    recordings: Sequence[Recording], weights: NDArray[np.float32], residual: NDArray[np.float16]
-) -> dict[str, Signal]:
+def signals(recordings: Sequence[Recording], weights: NDArray[np.float32], residual: NDArray[np.float16]) -> dict[str, Signal]:
     """Compute what gate reuse and its residual form say about every row of the first requests of a trace.
 
     Parameters
@@ -212,9 +204,7 @@ def signals(
     for ahead in (1, 2, 3):
         about = f"softmax of router l applied to the input of router l - {ahead}"
         scores = gates.gate_reuse(inputs, weights, ahead).astype(np.float16)
-        found[f"gate_next{ahead}"] = Signal(
-            f"gate_next{ahead}", rows, scores, None, ahead, ahead, ahead, about
-        )
+        found[f"gate_next{ahead}"] = Signal(f"gate_next{ahead}", rows, scores, None, ahead, ahead, ahead, about)
     about = "softmax of router l applied to the input of router l - 1 plus calibration/residual[l - 1]"
     scores = gates.residual_reuse(inputs, weights, residual).astype(np.float16)
     found["residual"] = Signal("residual", rows, scores, None, 1, 1, 1, about)

@@ -70,9 +70,7 @@ class MatrixMomentum:
         self.momentum = momentum
         self.n_iterations = n_iterations
         named = list(model.named_parameters())
-        self._matrices = [
-            p for name, p in named if p.ndim >= 2 and "embed" not in name and "gate.weight" not in name
-        ]
+        self._matrices = [p for name, p in named if p.ndim >= 2 and "embed" not in name and "gate.weight" not in name]
         held = {id(p) for p in self._matrices}
         self._adamw = torch.optim.AdamW(
             [p for _, p in named if id(p) not in held],
@@ -99,7 +97,5 @@ class MatrixMomentum:
                 n_rows, n_columns = parameter.shape[-2:]
                 update = orthogonalise(ahead.reshape(-1, n_rows, n_columns), self.n_iterations)
                 parameter.mul_(1 - rate * self.weight_decay)
-                parameter.sub_(
-                    update.reshape(parameter.shape).float(), alpha=rate * max(1.0, n_rows / n_columns) ** 0.5
-                )
+                parameter.sub_(update.reshape(parameter.shape).float(), alpha=rate * max(1.0, n_rows / n_columns) ** 0.5)
                 parameter.grad = None

@@ -180,9 +180,7 @@ def train(
             n_rows = max(1, plan.batch_tokens // sequence // plan.workers) * plan.workers
             rows = [next(starts) for _ in range(n_rows)]
             batch = torch.stack([stream[start : start + sequence] for start in rows])
-            loss, imbalance = helpers.gradients(
-                batch, lambda part: _backward(model, router, part, plan.balance)
-            )
+            loss, imbalance = helpers.gradients(batch, lambda part: _backward(model, router, part, plan.balance))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step(schedule(fraction, plan.warmup))
             losses.append(loss)
@@ -210,9 +208,7 @@ def mean_loss(model: MixtralForCausalLM, tokens: NDArray[np.int64], sequence: in
         for window in torch.split(windows, max(1, 2048 // sequence)):
             logits = model(input_ids=window, use_cache=False).logits
             total += float(
-                F.cross_entropy(
-                    logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum"
-                )
+                F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), window[:, 1:].reshape(-1), reduction="sum")
             )
         return total / (n_windows * (sequence - 1))
 
@@ -226,9 +222,7 @@ def schedule(fraction: float, warmup: float) -> float:
 
 def _fraction(step: int, plan: TrainingPlan, began: float) -> float:
     by_steps = step / plan.steps
-    return (
-        by_steps if plan.minutes is None else max(by_steps, (time.monotonic() - began) / (60 * plan.minutes))
-    )
+    return by_steps if plan.minutes is None else max(by_steps, (time.monotonic() - began) / (60 * plan.minutes))
 
 
 def _sequence(step: int, fraction: float, plan: TrainingPlan) -> int:
@@ -245,9 +239,7 @@ def _starts(n_tokens: int, plan: TrainingPlan, rng: np.random.Generator) -> Iter
             yield min(shift + block * plan.sequence, last)
 
 
-def _make_backward(
-    data: list[Tensor], config: dict[str, Any], weight: float
-) -> tuple[MixtralForCausalLM, Backward]:
+def _make_backward(data: list[Tensor], config: dict[str, Any], weight: float) -> tuple[MixtralForCausalLM, Backward]:
     """Build a model on given parameters, in a process that helps with gradients."""
     ALL_EXPERTS_FUNCTIONS.register(SORTED, sorted_experts)
     model = MixtralForCausalLM(MixtralConfig(**config))
@@ -259,9 +251,7 @@ def _make_backward(
     return model, lambda part: _backward(model, router, part, weight)
 
 
-def _backward(
-    model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float
-) -> tuple[float, float]:
+def _backward(model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float) -> tuple[float, float]:
     """Gradients of one batch; returns (cross-entropy, imbalance)."""
     logits = model(input_ids=batch, use_cache=False).logits
     loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))

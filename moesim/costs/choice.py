@@ -1,0 +1,73 @@
+"""How the time of any part on a device is found: a curve of the profile, or a roofline."""
+
+from __future__ import annotations
+
+from moesim.costs.curves import covers, curve_ns, nearest, range_text
+from moesim.costs.links import LinkCosts
+from moesim.costs.parts import Roofline
+from moesim.errors import HardwareError
+from moesim.hardware.types import CostCurve, Device, HardwareProfile
+from moesim.model import ModelSpec
+
+
+class PartCosts(LinkCosts):
+    """Curves and rooflines, remembered and noted; see `moesim.costs.CostModel`, which is the whole of it."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        hardware: HardwareProfile,
+        *,
+        transfer: str = "pinned",
+        chunk_bytes: int | None = None,
+        extrapolate: bool = False,
+    ) -> None:
+        super().__init__(model, hardware, transfer, chunk_bytes)
+        self.extrapolate = extrapolate
+        self._parts: dict[tuple[str, str, int], int] = {}
+        self._rooflines: dict[tuple[str, str], Roofline] = {}
+
+    def _roofline(self, device: Device, part: str) -> Roofline:
+        key = (device.name, part)
+        if key not in self._rooflines:
+            self._rooflines[key] = Roofline(device, device.launches.get(part, 1))
+            names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}")
+            self._ledger.note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
+        return self._rooflines[key]
+
+    def _part_curves(self, device: str, part: str) -> list[CostCurve]:
+        curves = self.hardware.devices[device].parts
+        return [curve for curve in curves if curve.part == part and curve.model == self.model.name]
+
+    def _part_ns(self, device: str, part: str, n_rows: int, n_bytes: int, operations: int) -> int:
+        key = (part, device, n_rows)
+        ns = self._parts.get(key)
+        if ns is None:
+            curves = self._part_curves(device, part)
+            found = self.hardware.devices[device]
+            if n_rows == 0:
+                ns = 0
+            elif curves:
+                ns = self._from_curves(found, part, curves, n_rows, f"{part} curve for {self.model.name}")
+            else:
+                ns = self._roofline(found, part).ns(n_bytes, operations)
+            self._parts[key] = ns
+        return ns
+
+    def _from_curves(self, device: Device, part: str, curves: list[CostCurve], n_rows: int, what: str) -> int:
+        if n_rows == 0:
+            return 0
+        cost = f"{part} @{device.name}"
+        curve = next((curve for curve in curves if covers(curve, n_rows)), None)
+        if curve is None:
+            if not self.extrapolate:
+                raise HardwareError(
+                    f"{self.hardware.path} has no {what} on {device.name} at {n_rows} tokens "
+                    f"(measured {range_text(curves)}); measure it or set extrapolate: true"
+                )
+            curve = nearest(curves, n_rows)
+            cost += " outside its range"
+        names = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points")
+        form = curve.form if covers(curve, n_rows) else f"{curve.form}, extrapolated"
+        self._ledger.note(cost, form, *(f"{curve.key}.{name}" for name in names))
+        return curve_ns(curve, n_rows)

@@ -1,0 +1,60 @@
+"""Times from cost curves: exact, in whole nanoseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from moesim.hardware.types import CostCurve
+
+
+def curve_ns(curve: CostCurve, n_rows: int) -> int:
+    """Evaluate a curve.
+
+    Parameters
+    ----------
+    curve : CostCurve
+        The curve; outside its range it is continued (for ``points`` along the nearest segment).
+    n_rows : int
+        Rows, at least 1.
+
+    Returns
+    -------
+    int, ns
+        Nearest whole nanosecond (half rounds up), at least 0.
+
+    Notes
+    -----
+    ``linear``: base + slope n. ``flat_linear``: base + slope max(0, n - knee). ``points``: linear interpolation on
+    linear axes, since interpolating logarithms is wrong for a cost that is a sum.
+    """
+    if curve.form == "linear":
+        us = curve.base_us + curve.slope_us * n_rows
+    elif curve.form == "flat_linear":
+        us = curve.base_us + curve.slope_us * max(0, n_rows - curve.knee)
+    else:
+        us = _between(curve.points, n_rows)
+    return max(0, math.floor(us * 1000 + Fraction(1, 2)))
+
+
+def _between(points: Sequence[tuple[int, Fraction]], n_rows: int) -> Fraction:
+    upper = next((i for i, (n, _) in enumerate(points) if n >= n_rows), len(points) - 1)
+    upper = max(upper, 1)
+    (n0, us0), (n1, us1) = points[upper - 1], points[upper]
+    return us0 + (us1 - us0) * (n_rows - n0) / (n1 - n0)
+
+
+def covers(curve: CostCurve, n_rows: int) -> bool:
+    """Tell whether the curve holds for this number of rows."""
+    return curve.first <= n_rows <= curve.last
+
+
+def nearest(curves: Sequence[CostCurve], n_rows: int) -> CostCurve:
+    """Choose the curve to continue outside of all ranges: the one whose range ends nearest."""
+    return min(curves, key=lambda curve: max(curve.first - n_rows, n_rows - curve.last))
+
+
+def range_text(curves: Sequence[CostCurve]) -> str:
+    """Write the ranges of some curves for a message, such as ``1..64``."""
+    return ", ".join(f"{curve.first}..{curve.last}" for curve in curves)

@@ -1,0 +1,95 @@
+"""Costs of moving things over links."""
+
+from __future__ import annotations
+
+from moesim.costs.parts import Ledger
+from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.types import TRANSFERS, HardwareProfile, Link, Transfer
+from moesim.model import ModelSpec
+from moesim.units import NS_PER_S, ceil_div
+
+
+class LinkCosts:
+    """Costs over links; see `moesim.costs.CostModel`, which is the whole of it."""
+
+    def __init__(self, model: ModelSpec, hardware: HardwareProfile, transfer: str, chunk_bytes: int | None) -> None:
+        if transfer not in TRANSFERS:
+            raise HardwareError(f"transfer: {unknown_name('kind of transfer', transfer, TRANSFERS)}")
+        if chunk_bytes is not None and chunk_bytes < 1:
+            raise HardwareError(f"chunk_bytes: expected at least 1 byte, or nothing for no chunks, got {chunk_bytes}")
+        self.model = model
+        self.hardware = hardware
+        self.transfer = transfer
+        self.chunk_bytes = chunk_bytes
+        self._ledger = Ledger(hardware)
+        self._transfers: dict[tuple[str, int], int] = {}
+        self._fetches: dict[tuple[str, str, int, int | None], int] = {}
+        self._activations: dict[tuple[str, int], int] = {}
+        self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
+
+    def path(self, src: str, dst: str) -> tuple[Link, ...]:
+        """Links from one device to another, fewest hops, then by name. Raises `HardwareError` if there is no way."""
+        key = (src, dst)
+        if key not in self._paths:
+            self._paths[key] = self.hardware.path_between(src, dst)
+        return self._paths[key]
+
+    def transfer_ns(self, link: Link, n_bytes: int) -> int:
+        """Time of one piece of weights over one link: latency + bytes / rate, rounded up, ns."""
+        key = (link.name, n_bytes)
+        if key not in self._transfers:
+            curve = link.curves.get(self.transfer)
+            if curve is None:
+                have = ", ".join(link.curves)
+                raise HardwareError(
+                    f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
+                    f"add it or choose transfer: {next(iter(link.curves))}"
+                )
+            self._transfers[key] = self._over(curve, n_bytes)
+            self._ledger.note(f"transfer {self.transfer} {link.name}", "latency + bytes / rate", *_transfer_keys(curve))
+        return self._transfers[key]
+
+    def fetch_ns(self, src: str, dst: str, n_bytes: int | None = None, layer: int = 0) -> int:
+        """Time to copy one expert between two devices when nothing else moves.
+
+        Parameters
+        ----------
+        src, dst : str
+            Devices.
+        n_bytes : int, optional
+            Bytes; by default one expert of ``layer``.
+        layer : int
+            MoE layer.
+
+        Returns
+        -------
+        int, ns
+            All pieces over all hops, one hop after the other (store and forward).
+        """
+        key = (src, dst, layer if n_bytes is None else -1, n_bytes)
+        if key not in self._fetches:
+            size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes
+            full, rest = (0, size) if self.chunk_bytes is None else divmod(size, self.chunk_bytes)
+            ns = 0
+            for link in self.path(src, dst):
+                ns += full * self.transfer_ns(link, self.chunk_bytes or 0) if full else 0
+                ns += self.transfer_ns(link, rest) if rest or not full else 0
+            self._fetches[key] = ns
+        return self._fetches[key]
+
+    def activation_ns(self, link: Link, n_rows: int) -> int:
+        """Time of the hidden states of ``n_rows`` rows over one link, ns."""
+        key = (link.name, n_rows)
+        if key not in self._activations:
+            curve = link.activation or next(iter(link.curves.values()))
+            self._activations[key] = self._over(curve, self.model.activation_bytes(n_rows))
+            self._ledger.note(f"activation {link.name}", "latency + bytes / rate", *_transfer_keys(curve))
+        return self._activations[key]
+
+    @staticmethod
+    def _over(curve: Transfer, n_bytes: int) -> int:
+        return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
+
+
+def _transfer_keys(curve: Transfer) -> tuple[str, str]:
+    return f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s"

@@ -1,0 +1,281 @@
+"""The experiment file: a flat, strict YAML in which any field may be a list to sweep.
+
+`load_config` reads a file and ``--set`` overrides into a `Config`; `json_schema` describes the format for editors.
+What the names mean is resolved later, in `moesim.experiment.resolve`; here only the form is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from moesim.errors import ConfigError
+from moesim.experiment.config_errors import first_problem
+from moesim.units import parse_bytes
+from moesim.yaml_reader import read_yaml_value
+
+T = TypeVar("T")
+
+
+def _how_many(value: Any) -> str:
+    return "many" if isinstance(value, list) else "one"
+
+
+Sweep = Annotated[Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_how_many)]
+"""One value, or a list of values to sweep."""
+
+
+def _named(what: str, key: str) -> AfterValidator:
+    """Check for a name, a path, or a mapping that contains `key`."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value.strip():
+            return value
+        if isinstance(value, dict) and all(isinstance(k, str) for k in value) and key in value:
+            return value
+        raise ValueError(f"expected {what} or a mapping with the key {key}, got {value!r}")
+
+    return AfterValidator(check)
+
+
+def _named_schema(key: str) -> WithJsonSchema:
+    mapping = {"type": "object", "required": [key], "properties": {key: {"type": "string"}}}
+    return WithJsonSchema({"anyOf": [{"type": "string"}, mapping]})
+
+
+def _size(value: Any) -> int:
+    try:
+        n_bytes = parse_bytes(value, "")
+    except ConfigError as error:
+        raise ValueError(str(error).removeprefix(": ")) from None
+    if n_bytes < 1:
+        raise ValueError(f"expected a size of at least 1 byte, got {value!r}")
+    return n_bytes
+
+
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Natural = Annotated[int, Field(strict=True, ge=0)]
+Size = Annotated[
+    Any,
+    AfterValidator(_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
+HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
+PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WorkloadConfig(_Strict):
+    """What to run; the meaning of each key is that of `moesim.workload.WorkloadSpec`."""
+
+    batch_size: Sweep[Positive] = 1
+    prompt_tokens: Sweep[Positive | None] = None
+    decode_tokens: Sweep[Natural | None] = None
+    n_batches: Sweep[Positive] = 1
+    seed: Sweep[Natural] = 0
+    micro_batches: Sweep[Positive] = 1
+    prefill_chunk: Sweep[Positive | None] = None
+    refill: Sweep[Flag] = False
+    reuse: Sweep[Literal["shifted"] | None] = None
+    requests: Literal["all"] | None = None
+
+
+class CacheConfig(_Strict):
+    """How many experts each GPU may cache: a share of all experts, or what fits into a memory budget."""
+
+    ratio: Sweep[Annotated[float, Field(strict=True, gt=0, le=1)]] | None = None
+    budget: Sweep[Size] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> CacheConfig:
+        if (self.ratio is None) == (self.budget is None):
+            got = "neither" if self.ratio is None else "both"
+            raise ValueError(f"expected exactly one of ratio and budget, got {got}")
+        return self
+
+
+class TransferConfig(_Strict):
+    """Which of a link's transfer curves is used, and into what chunks a transfer is cut."""
+
+    curve: Sweep[Literal["pinned", "pageable", "chunked"]] = "pinned"
+    chunk: Sweep[Size | None] = None
+
+
+class TimelineConfig(_Strict):
+    """Which policies, at the first setting, go into ``timeline.json`` (null: all), and how many of their steps."""
+
+    policies: list[Text] | None = None
+    steps: Positive = 3
+
+
+class Config(_Strict):
+    """One experiment: what to run, on what, with which policies."""
+
+    name: Text | None = None
+    description: str | None = None
+    model: Sweep[ModelRef]
+    hardware: Sweep[HardwareRef]
+    trace: Sweep[Text]
+    workload: WorkloadConfig = WorkloadConfig()
+    cache: CacheConfig
+    policies: Annotated[list[PolicyRef], Field(min_length=1)]
+    predictors: dict[str, Sweep[Text]] = Field(default_factory=dict)
+    transfer: TransferConfig = TransferConfig()
+    decision_us: Sweep[Annotated[float, Field(strict=True, ge=0)]] = 0.0
+    extrapolate: Flag = False
+    plots: list[Text] = Field(default_factory=list)
+    timeline: TimelineConfig | None = TimelineConfig()
+    frames: Flag = False
+    warm_up_steps: Natural | None = None
+    output: Text | None = None
+
+
+def parse_config(raw: Any, place: str) -> Config:
+    """Check the form of an experiment.
+
+    Parameters
+    ----------
+    raw : object
+        What the YAML holds.
+    place : str
+        The file, for messages.
+
+    Returns
+    -------
+    Config
+
+    Raises
+    ------
+    ConfigError
+        With the first thing that is wrong: file, key, expected, got.
+
+    Examples
+    --------
+    >>> parse_config({"model": "m", "hardware": "h", "trace": "t", "cache": {"ratio": 2}, "policies": ["p"]}, "a.yaml")
+    Traceback (most recent call last):
+    moesim.errors.ConfigError: a.yaml: cache.ratio: expected a number in (0, 1], got 2
+    """
+    if not isinstance(raw, dict):
+        got = "nothing" if raw is None else type(raw).__name__
+        raise ConfigError(f"{place}: expected a mapping with model, hardware, trace, cache and policies, got {got}")
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as failure:
+        raise ConfigError(f"{place}: {first_problem(failure, Config)}") from None
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read an experiment file.
+
+    Parameters
+    ----------
+    path : Path
+        The YAML file.
+    overrides : sequence of str
+        ``"a.b=value"``; the value is YAML.
+
+    Returns
+    -------
+    Config
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is not valid YAML, or does not have the right form.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: expected an experiment file, got: {reason}") from None
+    raw = read_yaml_value(text, str(path))
+    if isinstance(raw, dict):
+        for override in overrides:
+            apply_override(raw, override)
+    return parse_config(raw, str(path))
+
+
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set one key of an experiment, as ``--set`` does.
+
+    Parameters
+    ----------
+    raw : dict
+        The experiment; changed in place.
+    override : str
+        ``"a.b=value"``; the value is YAML. Below a model or a hardware profile given by name, the name becomes the base.
+
+    Raises
+    ------
+    ConfigError
+        If there is no ``=``, or the path leads through something that is neither a mapping nor a list.
+
+    Examples
+    --------
+    >>> raw = {"model": "mixtral-8x7b", "policies": ["lru"]}
+    >>> apply_override(raw, "model.top_k=1")
+    >>> apply_override(raw, "policies.0={name: lru, per_layer: true}")
+    >>> raw
+    {'model': {'base': 'mixtral-8x7b', 'top_k': 1}, 'policies': [{'name': 'lru', 'per_layer': True}]}
+    """
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ConfigError(f"--set {override}: expected key.path=value, got {override!r}")
+    value = read_yaml_value(text, f"--set {key}")
+    steps = key.split(".")
+    here: Any = raw
+    for position, step in enumerate(steps[:-1]):
+        where = ".".join(steps[: position + 1])
+        if isinstance(here, list):
+            here = here[_index(here, step, override)]
+        else:
+            inside = here.get(step)
+            if position == 0 and step in ("model", "hardware") and isinstance(inside, str):
+                inside = here[step] = {"base": inside}
+            here = here.setdefault(step, {}) if inside is None else inside
+        if not isinstance(here, dict | list):
+            raise ConfigError(f"--set {override}: expected {where} to be a mapping or a list, got {here!r}")
+    if isinstance(here, list):
+        here[_index(here, steps[-1], override)] = value
+    else:
+        here[steps[-1]] = value
+
+
+def _index(values: list[Any], step: str, override: str) -> int:
+    if not step.isdecimal() or int(step) >= len(values):
+        raise ConfigError(f"--set {override}: expected an index below {len(values)}, got '{step}'")
+    return int(step)
+
+
+def json_schema() -> str:
+    """Describe the format of experiment files as JSON Schema.
+
+    Returns
+    -------
+    str
+        JSON text, for an editor that completes and checks YAML.
+    """
+    return json.dumps(Config.model_json_schema() | {"title": "moesim experiment"}, indent=2, sort_keys=True)

@@ -1,0 +1,160 @@
+"""What an experiment leaves on disk: which runs to keep for it, and the content of each file."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from moesim import __version__, collector
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.figures import check_plots, draw
+from moesim.experiment.naming import fingerprint
+from moesim.experiment.result import check_folder, replace_folder
+from moesim.metrics.frames import layer_frame, step_frame, write_frame
+from moesim.timeline import Event, timeline_events, timeline_json
+
+if TYPE_CHECKING:
+    from moesim.experiment.resolve import Experiment
+    from moesim.experiment.run import Results
+
+_PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
+_PIDS = 10  # process numbers of one run in a timeline of several
+_FLOWS = 10**9  # numbers of arrows likewise
+
+
+class Output:
+    """The result folder of an experiment.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved.
+    folder : Path
+        Where to write.
+
+    Raises
+    ------
+    ConfigError
+        If the folder holds something else, or a plot or a policy of the timeline is unknown; before anything runs.
+
+    Attributes
+    ----------
+    kept : set of int
+        Runs whose records the files need.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        config, place = experiment.config, experiment.place
+        check_folder(folder)
+        check_plots(config.plots, place)
+        first = [s for s in experiment.specs if s.point.policy == experiment.specs[0].point.policy]
+        n_policies = len(experiment.specs) // len(first)
+        self._first = experiment.specs[:n_policies]  # all policies at the first setting
+        known = [spec.policy_name for spec in self._first]
+        wanted = config.timeline.policies if config.timeline is not None else []
+        for i, name in enumerate(wanted or []):
+            if name not in known:
+                raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown_name('policy of this experiment', name, known)}")
+        self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
+        self._in_gantt = [s.index for s in self._first] if "gantt" in config.plots else []
+        every = [s.index for s in experiment.specs] if config.frames else []
+        self.kept = {*self._in_timeline, *self._in_gantt, *every}
+
+    def write(self, results: Results) -> Path:
+        """Write all files; the folder appears complete or not at all.
+
+        Parameters
+        ----------
+        results : Results
+            Of this experiment.
+
+        Returns
+        -------
+        Path
+            The folder.
+        """
+        with collector.paused(), replace_folder(self.folder) as folder:
+            resolved = describe(self.experiment)
+            (folder / "config.resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, width=120), encoding="utf-8")
+            summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}
+            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+            write_frame(folder / "runs.parquet", results.rows)
+            self._write_timeline(folder, results)
+            by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
+            draw(self.experiment.config.plots, results.outcomes, by_policy, folder / "plots")
+            if self.experiment.config.frames:
+                self._write_frames(folder / "frames", results)
+        return self.folder
+
+    def _write_timeline(self, folder: Path, results: Results) -> None:
+        config = self.experiment.config.timeline
+        shown = [results.outcomes[i] for i in self._in_timeline if results.outcomes[i].records is not None]
+        if config is None or not shown:
+            return
+        events: list[Event] = []
+        for i, outcome in enumerate(shown):
+            assert outcome.records is not None
+            last = min(config.steps, len(outcome.records.steps)) - 1
+            found = timeline_events(outcome.records, outcome.machine, (0, last))
+            events += _numbered(found, i, str(outcome.row["policy"])) if len(shown) > 1 else found
+        (folder / "timeline.json").write_bytes(timeline_json(events))
+
+    def _write_frames(self, folder: Path, results: Results) -> None:
+        folder.mkdir()
+        kept = [outcome for outcome in results.outcomes if outcome.records is not None]
+        write_frame(folder / "steps.parquet", [row for outcome in kept for row in step_frame(outcome)])
+        write_frame(folder / "layers.parquet", [row for outcome in kept for row in layer_frame(outcome)])
+
+
+def _numbered(events: list[Event], run: int, policy: str) -> list[Event]:
+    """Give a run's events process and arrow numbers of their own, so that several runs stand one above another."""
+    numbered = []
+    for event in events:
+        event = {**event, "pid": event["pid"] + _PIDS * run}
+        if event["ph"] in ("s", "f"):
+            event["id"] += _FLOWS * run
+        if event["name"] == "process_name":
+            event["args"] = {"name": f"{policy}: {event['args']['name']}"}
+        if event["name"] == "process_sort_index":
+            event["args"] = {"sort_index": event["pid"]}
+        numbered.append(event)
+    return numbered
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """Say what went into an experiment: the whole configuration, versions, and a sha256 of every input.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved.
+
+    Returns
+    -------
+    dict
+        ``key`` is the hash of all that decides the results: nothing that does not, such as the output folder.
+    """
+    written = experiment.config.model_dump(mode="json")
+    decides = {k: v for k, v in written.items() if k not in ("name", "description", "output", "plots", "timeline", "frames")}
+    inputs = experiment.inputs()
+    return {
+        "moesim": __version__,
+        "key": fingerprint({"moesim": __version__, "experiment": decides, "inputs": inputs}),
+        "experiment": written,
+        "inputs": inputs,
+        "versions": {"python": python_version(), **{name: _version(name) for name in _PACKAGES}},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,224 @@
+"""From names to things: everything an experiment needs is loaded and checked before anything runs or is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from moesim.errors import ConfigError, TraceError, WorkloadError, unknown_name
+from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
+from moesim.experiment.sweep import Point, expand
+from moesim.hardware import load_hardware
+from moesim.model import load_model
+from moesim.policies.registry import make_policy
+from moesim.predictors.chosen import stand_in
+from moesim.trace import Trace, find_trace
+from moesim.units import us_to_ns
+from moesim.workload import Workload, WorkloadSpec, compose
+
+if TYPE_CHECKING:
+    from moesim.experiment.config import Config
+    from moesim.hardware import HardwareProfile
+    from moesim.model import ModelSpec
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run with everything looked up.
+
+    Attributes
+    ----------
+    index : int
+        Its place in the experiment, from 0.
+    point : Point
+        As written.
+    model, hardware, workload
+        What the names meant.
+    cache_slots : int or None
+        Slots of each GPU over all layers; None: to be found from the budget.
+    decision_ns : int, ns
+        Charged between Routed and the effect of its actions.
+    policy_name : str
+        Name with its options, unique within the experiment.
+    """
+
+    index: int
+    point: Point
+    model: ModelSpec
+    hardware: HardwareProfile
+    workload: WorkloadSpec
+    cache_slots: int | None
+    decision_ns: int
+    policy_name: str
+
+
+class Experiment:
+    """All runs of an experiment, with the traces and workloads they share.
+
+    Parameters
+    ----------
+    config : Config
+        The experiment.
+    place : str
+        The file, for messages.
+
+    Raises
+    ------
+    InputError
+        If anything the experiment names is missing, damaged, or does not fit together.
+    """
+
+    def __init__(self, config: Config, place: str) -> None:
+        self.config = config
+        self.place = place
+        self._models: dict[str, ModelSpec] = {}
+        self._machines: dict[str, HardwareProfile] = {}
+        self.traces: dict[str, Trace] = {}
+        self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
+        points = expand(config, place)
+        needs = [self._policy_needs(point) for point in points]
+        # Like for like: what one policy needs restricts the requests for all of them.
+        self._signals = {
+            trace: frozenset(
+                need.removeprefix("signal:")
+                for point, found in zip(points, needs, strict=True)
+                for need in found
+                if point.trace == trace and need.startswith("signal:")
+            )
+            for trace in dict.fromkeys(point.trace for point in points)
+        }
+        self.specs = [self._resolve(i, point) for i, point in enumerate(points)]
+        self._check_unique()
+        for spec, found in zip(self.specs, needs, strict=True):
+            self._check_needs(spec, found)
+        for spec in self.specs:
+            self.workload(spec)
+
+    def _policy_needs(self, point: Point) -> frozenset[str]:
+        policy = make_policy(point.policy, f"{self.place}: policies")
+        return frozenset(n for n in policy.needs if stand_in(n, point.predictors) == n)
+
+    def _resolve(self, index: int, point: Point) -> RunSpec:
+        place = self.place
+        model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
+        machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
+        trace = _remembered(self.traces, point.trace, lambda: _read_trace(point.trace, place))
+        self._check_shape(point.trace, trace, model)
+        try:
+            workload = WorkloadSpec(**point.workload)
+        except WorkloadError as error:
+            raise WorkloadError(f"{place}: {error}") from None
+        slots = None
+        if point.ratio is not None:
+            # Exact: 0.29 of 100 experts are 29, which floating point makes 28.
+            slots = int(Fraction(repr(point.ratio)) * model.n_layers * model.n_experts)
+        return RunSpec(
+            index,
+            point,
+            model,
+            machine,
+            workload,
+            slots,
+            us_to_ns(point.decision_us),
+            policy_label(point.policy),
+        )
+
+    def _check_shape(self, name: str, trace: Trace, model: ModelSpec) -> None:
+        wanted = {"layers": model.n_layers, "experts": model.n_experts, "top_k": model.top_k}
+        recorded = {"layers": trace.n_layers, "experts": trace.n_experts, "top_k": trace.top_k}
+        for what, expected in wanted.items():
+            if recorded[what] != expected:
+                raise TraceError(
+                    f"{self.place}: trace: expected {expected} {what} as model {model.name} has, got {recorded[what]} in "
+                    f"trace '{name}'; choose a trace of that shape, or another model"
+                )
+
+    def _check_unique(self) -> None:
+        names: dict[str, str] = {}
+        for spec in self.specs:
+            written = json.dumps(spec.point.policy, sort_keys=True, default=str)
+            if names.setdefault(spec.policy_name, written) != written:
+                raise ConfigError(f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice")
+        first = [s.policy_name for s in self.specs if s.point == _with_policy(self.specs[0].point, s.point)]
+        for name in dict.fromkeys(first):
+            if first.count(name) > 1:
+                raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
+
+    def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
+        trace = self.traces[_key(spec.point.trace)]
+        known = {f"signal:{n}" for n in trace.signals} | {f"table:{n}" for n in trace.tables}
+        known |= {"oracle:routing", "host-compute"} | ({"scores"} if trace.scores is not None else set())
+        for need in sorted(needs):
+            if need not in known:
+                raise TraceError(
+                    f"{self.place}: policy {spec.policy_name} needs {need}; trace '{spec.point.trace}': "
+                    f"{unknown_name('input', need, known - {'host-compute', 'oracle:routing'})}"
+                )
+
+    def trace(self, spec: RunSpec) -> Trace:
+        """Give the trace of a run."""
+        return self.traces[_key(spec.point.trace)]
+
+    def inputs(self) -> dict[str, Any]:
+        """Name every input with a sha256 of what was read.
+
+        Returns
+        -------
+        dict
+            ``models``, ``hardware`` and ``traces`` by name, in the order of the experiment; no path of this machine is in it.
+        """
+        models, machines, traces = {}, {}, {}
+        for spec in self.specs:
+            machine = {k: v for k, v in vars(spec.hardware).items() if k != "path"}
+            models[model_label(spec.model)] = {
+                "sha256": fingerprint(vars(spec.model)),
+                "source": spec.model.source,
+            }
+            machines[hardware_label(spec.hardware)] = {
+                "sha256": fingerprint(machine),
+                "labels": list(spec.hardware.labels),
+            }
+            trace = self.trace(spec)
+            traces[spec.point.trace] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
+        return {"models": models, "hardware": machines, "traces": traces}
+
+    def workload(self, spec: RunSpec) -> Workload:
+        """Give the workload of a run; runs that differ in something else share it."""
+        signals = self._signals[spec.point.trace]
+        key = (spec.point.trace, spec.workload, signals)
+        if key not in self._workloads:
+            try:
+                self._workloads[key] = compose(self.trace(spec), spec.workload, require_signals=signals)
+            except WorkloadError as error:
+                raise WorkloadError(f"{self.place}: {error}") from None
+        return self._workloads[key]
+
+
+def _read_trace(written: str, place: str) -> Trace:
+    try:
+        path = find_trace(written)
+    except TraceError as error:
+        raise TraceError(f"{place}: trace: {error}") from None
+    return Trace.read(path)
+
+
+def _with_policy(point: Point, other: Point) -> Point:
+    """A point with another's policy: equal to `other` if they differ in nothing else."""
+    return Point(**{**vars(point), "policy": other.policy})
+
+
+def _key(written: Any) -> str:
+    return json.dumps(written, sort_keys=True, default=str)
+
+
+def _remembered(known: dict[str, T], written: Any, make: Callable[[], T]) -> T:
+    key = _key(written)
+    if key not in known:
+        known[key] = make()
+    return known[key]

@@ -1,0 +1,209 @@
+"""Run one resolved run: policy, costs, workload and engine meet here, and a row of facts and metrics comes out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from moesim import collector
+from moesim.costs import CostModel
+from moesim.engine import EngineOptions, simulate
+from moesim.engine.budget import initial_placement, slots_within
+from moesim.errors import MoesimError
+from moesim.experiment.naming import hardware_label, model_label
+from moesim.hardware import LABELS, weakest
+from moesim.metrics import Value, summarise
+from moesim.metrics.breakdown import Breakdown, breakdown
+from moesim.metrics.machine import Machine
+from moesim.policies.registry import make_policy
+from moesim.predictors.chosen import PredictorSet
+from moesim.predictors.future import FutureUse
+from moesim.records import Records, activities
+
+if TYPE_CHECKING:
+    from moesim.experiment.resolve import Experiment, RunSpec
+    from moesim.trace import Trace
+    from moesim.workload import Workload
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run.
+
+    Attributes
+    ----------
+    row : dict of str to value
+        Settings, labels and metrics; ``error`` is None if it succeeded.
+    machine : Machine
+        What it ran on.
+    records : Records or None
+        Only if they were asked for and the run succeeded.
+    split : Breakdown or None
+        Likewise.
+    failure : MoesimError or None
+        Why it failed.
+    provenance : mapping
+        Where the costs that were used come from.
+    """
+
+    row: dict[str, Value]
+    machine: Machine
+    records: Records | None = None
+    split: Breakdown | None = None
+    failure: MoesimError | None = None
+    provenance: Mapping[str, Any] | None = None
+
+
+def run_one(
+    experiment: Experiment,
+    spec: RunSpec,
+    *,
+    keep: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Run one run.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Holds what runs share.
+    spec : RunSpec
+        Which.
+    keep : bool
+        Keep its records.
+    progress : callable, optional
+        Called with the index of each finished step.
+
+    Returns
+    -------
+    Outcome
+        Of a failed run too, if it failed with one of moesim's own errors.
+    """
+    machine = Machine.of(spec.hardware)
+    try:
+        with collector.paused():
+            return _run(experiment, spec, machine, keep, progress)
+    except MoesimError as error:
+        return Outcome({**settings(spec), "error": str(error)}, machine, failure=error)
+
+
+def _run(
+    experiment: Experiment,
+    spec: RunSpec,
+    machine: Machine,
+    keep: bool,
+    progress: Callable[[int], None] | None,
+) -> Outcome:
+    trace, workload = experiment.trace(spec), experiment.workload(spec)
+    policy: Any = make_policy(spec.point.policy, experiment.place)
+    tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
+    oracle = "oracle:routing" in policy.needs
+    if oracle:
+        policy.bind_oracle(FutureUse(workload))
+    slots = spec.cache_slots
+    if slots is None:
+        budget = spec.point.budget_bytes
+        assert budget is not None
+        slots = slots_within(budget, spec.model, _costs(experiment, spec), workload, policy, tables, spec.policy_name)
+    per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
+    placement = initial_placement(spec.model, _costs(experiment, spec), workload, policy, per_device, tables)
+    predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
+    costs = _costs(experiment, spec)
+    records = simulate(
+        model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
+        tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
+    )  # fmt: skip
+    split = breakdown(records, machine.kinds, machine.media)
+    metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split)
+    labels = [*costs.labels(activities(records)), trace.label, *predictors.labels]
+    labels += ["oracle"] if oracle else []
+    labels += ["assumed"] if spec.decision_ns else []
+    notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity)
+    row: dict[str, Value] = {
+        **settings(spec),
+        "cache_slots": slots,
+        "cache_share": slots / (spec.model.n_layers * spec.model.n_experts),
+        "source_label": weakest(label for label in labels if label in LABELS),
+        "notes": ", ".join(notes),
+        "workload_digest": workload.digest,
+        "error": None,
+        **metrics,
+    }
+    return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
+
+
+def _costs(experiment: Experiment, spec: RunSpec) -> CostModel:
+    """A cost model of its own for each use: it remembers the numbers it was asked for."""
+    point = spec.point
+    return CostModel(
+        spec.model,
+        spec.hardware,
+        transfer=point.curve,
+        chunk_bytes=point.chunk_bytes,
+        extrapolate=experiment.config.extrapolate,
+    )
+
+
+def settings(spec: RunSpec) -> dict[str, Value]:
+    """Say in a row what a run is: everything that was set, by name.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        The run.
+
+    Returns
+    -------
+    dict of str to value
+        From ``run`` to ``decision_ns``.
+    """
+    point, workload = spec.point, spec.workload
+    options = {key: value for key, value in point.policy.items() if key != "name"}
+    row: dict[str, Value] = {
+        "run": spec.index,
+        "policy": spec.policy_name,
+        "policy_name": str(point.policy["name"]),
+        "policy_options": json.dumps(options, sort_keys=True, default=str),
+        "model": model_label(spec.model),
+        "hardware": hardware_label(spec.hardware),
+        "trace": point.trace,
+        "cache_ratio": point.ratio,
+        "cache_budget_bytes": point.budget_bytes,
+    }
+    row |= {key: value for key, value in asdict(workload).items() if key != "requests"}
+    row["requests"] = None if workload.requests is None else json.dumps(workload.requests)
+    row["transfer_curve"] = point.curve
+    row["chunk_bytes"] = point.chunk_bytes
+    row["predictors"] = json.dumps(dict(point.predictors), sort_keys=True) if point.predictors else None
+    row["decision_ns"] = spec.decision_ns
+    return row
+
+
+def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool) -> list[str]:
+    """List what a reader must know beside the source label.
+
+    Parameters
+    ----------
+    spec, trace, workload
+        The run.
+    assumes_memory : bool
+        The policy asked to run as if the devices' memory were large enough.
+
+    Returns
+    -------
+    list of str
+        In a fixed order.
+    """
+    notes = []
+    if trace.header.get("miniature"):
+        notes.append("miniature")
+    elif trace.model != spec.model.name:
+        notes.append(f"routing of {trace.model}")
+    notes += list(workload.labels)
+    if assumes_memory:
+        notes.append("assumes-memory")
+    notes += [f"model {label}" for label in spec.model.labels]
+    notes += [f"{source} = {actual}" for source, actual in spec.point.predictors.items()]
+    return notes

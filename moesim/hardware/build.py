@@ -1,0 +1,169 @@
+"""From the contents of a hardware profile's YAML to a checked `HardwareProfile`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+
+from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.read import validate
+from moesim.hardware.schema import Curve, ProfileFile, Sourced
+from moesim.hardware.types import (
+    TRANSFERS,
+    CostCurve,
+    Device,
+    HardwareProfile,
+    Link,
+    Number,
+    Pair,
+    Transfer,
+    weakest,
+)
+
+_PPM = 1_000_000
+
+
+def build_profile(
+    raw: Mapping[str, Any], place: str, *, path: str | None = None, overrides: tuple[str, ...] = ()
+) -> HardwareProfile:
+    """Build a profile from what the YAML holds; ``place`` is the file or key for messages. Raises `HardwareError`."""
+    checked = validate(raw, place)
+    links = tuple(_link(name, checked, place) for name in checked.links)
+    profile = HardwareProfile(
+        name=checked.name,
+        path=path or place,
+        description=" ".join(checked.description.split()),
+        corrections=tuple(" ".join(note.split()) for note in checked.corrections),
+        compute=checked.compute,
+        backing=tuple(checked.backing),
+        devices={name: _device(name, checked) for name in checked.devices},
+        links=links,
+        contention=tuple(_pair(index, checked) for index in range(len(checked.contention))),
+        platform_w=checked.platform_w.value if checked.platform_w else None,
+        numbers=dict(_numbers(checked, "")),
+        overrides=overrides,
+    )
+    _check_machine(profile, place)
+    return profile
+
+
+def _exact(number: Any) -> Fraction:
+    """Take a number of the file at its decimal value, so that results do not depend on binary rounding."""
+    return Fraction(0) if number is None else Fraction(repr(number.value))
+
+
+def _numbers(value: Any, key: str) -> Iterator[tuple[str, Number]]:
+    if isinstance(value, Sourced):
+        yield key, Number(value.value, value.source, value.proof())  # type: ignore[attr-defined]
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _numbers(inner, f"{key}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _numbers(inner, f"{key}.{index}")
+    elif hasattr(type(value), "model_fields"):
+        for name in type(value).model_fields:
+            if name != "anchors":
+                yield from _numbers(getattr(value, name), f"{key}.{name}" if key else name)
+
+
+def _curve(curve: Curve, key: str) -> CostCurve:
+    shape = getattr(curve, "shape", None)
+    extra = getattr(curve, "first_extra_us", None)
+    flat = curve.form == "flat_linear"
+    return CostCurve(
+        key=key,
+        form=curve.form,
+        first=curve.range[0],
+        last=curve.range[1],
+        base_us=_exact(curve.flat_us if flat else curve.base_us),
+        slope_us=_exact(curve.per_token_us),
+        knee=curve.knee_tokens.value if curve.knee_tokens else 0,
+        points=tuple((int(n), Fraction(repr(us))) for n, us in curve.points.value) if curve.points else (),
+        shape=(shape.hidden, shape.intermediate, float(shape.bits)) if shape else None,
+        model=getattr(curve, "model", ""),
+        part=getattr(curve, "part", ""),
+        first_extra_us=_exact(extra) if extra else None,
+    )
+
+
+def _device(name: str, profile: ProfileFile) -> Device:
+    given = profile.devices[name]
+    key = f"devices.{name}"
+    return Device(
+        name=name,
+        kind=given.kind,
+        host=given.host,
+        memory_bytes=given.memory_bytes.value,
+        workspace_bytes=given.workspace_bytes.value if given.workspace_bytes else 0,
+        memory_bytes_per_s=round(given.memory_bytes_per_s.value),
+        flops=round(given.flops.value),
+        launch_us=_exact(given.launch_us),
+        launches={part: count.value for part, count in given.launches.items()},
+        router_us=_exact(given.router_us),
+        first_extra_us=_exact(given.first_extra_us) if given.first_extra_us else None,
+        experts=tuple(_curve(curve, f"{key}.experts.{i}") for i, curve in enumerate(given.experts)),
+        parts=tuple(_curve(curve, f"{key}.parts.{i}") for i, curve in enumerate(given.parts)),
+        predict={source: _curve(curve, f"{key}.predict.{source}") for source, curve in given.predict.items()},
+        idle_w=given.idle_w.value if given.idle_w else None,
+        busy_w=given.busy_w.value if given.busy_w else None,
+    )
+
+
+def _link(name: str, profile: ProfileFile, place: str) -> Link:
+    given = profile.links[name]
+    ends = name.split("->")
+    if len(ends) != 2 or not all(ends):
+        raise HardwareError(f"{place}: links.{name}: expected a name such as 'cpu0->gpu0', got '{name}'")
+    curves = {}
+    for kind in TRANSFERS:
+        which = kind if getattr(given, kind) else "any"
+        curve = getattr(given, which)
+        if curve:
+            key = f"links.{name}.{which}"
+            curves[kind] = Transfer(key, _exact(curve.latency_us), round(curve.bytes_per_s.value))
+    activation, share = None, False
+    if given.activation:
+        rate = round(given.activation.bytes_per_s.value)
+        activation = Transfer(f"links.{name}.activation", _exact(given.activation.latency_us), rate)
+        share = given.activation.share_link
+    return Link(name, ends[0], ends[1], given.medium, curves, activation, share)
+
+
+def _pair(index: int, profile: ProfileFile) -> Pair:
+    given = profile.contention[index]
+    source = weakest((given.a_rate.source, given.b_rate.source))
+    return Pair(given.a, given.b, round(given.a_rate.value * _PPM), round(given.b_rate.value * _PPM), source)
+
+
+def _check_machine(profile: HardwareProfile, place: str) -> None:
+    """Refuse what is well-formed but no machine."""
+
+    def known_device(key: str, name: str) -> None:
+        if name not in profile.devices:
+            raise HardwareError(f"{place}: {key}: {unknown_name('device', name, profile.devices)}")
+
+    known_device("compute", profile.compute)
+    for link in profile.links:
+        for end in (link.src, link.dst):
+            known_device(f"links.{link.name}", end)
+        if link.src == link.dst:
+            raise HardwareError(f"{place}: links.{link.name}: expected two devices, got the same twice")
+    for name in profile.backing:
+        known_device("backing", name)
+        if profile.devices[name].kind != "cpu":
+            raise HardwareError(f"{place}: backing: expected a device of kind cpu, got '{name}' of kind gpu")
+        try:
+            profile.path_between(name, profile.compute)
+            profile.path_between(profile.compute, name)
+        except HardwareError as error:
+            raise HardwareError(str(error).replace(f"{profile.path}:", f"{place}:", 1)) from None
+    activities = [f"{name}.{what}" for name in profile.devices for what in ("experts", "dense", "side")]
+    activities += [link.name for link in profile.links]
+    for index, pair in enumerate(profile.contention):
+        for end in (pair.a, pair.b):
+            if end not in activities:
+                raise HardwareError(f"{place}: contention.{index}: {unknown_name('activity', end, activities)}")
+        if pair.a == pair.b:
+            raise HardwareError(f"{place}: contention.{index}: expected two activities, got '{pair.a}' twice")

@@ -1,0 +1,147 @@
+"""Hardware profiles: what a machine is and what things cost on it, every number with its source.
+
+A profile is one YAML file (format: `moesim.hardware.schema`, guide: ``hardware_profiles/README.md``). `load_hardware`
+reads it, checks that it makes sense as a machine, and gives plain frozen dataclasses.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from moesim import data
+from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.build import build_profile
+from moesim.hardware.read import read_yaml, unknown_key, validate
+from moesim.hardware.schema import is_number, type_at
+from moesim.hardware.types import (
+    LABELS,
+    TRANSFERS,
+    CostCurve,
+    Device,
+    HardwareProfile,
+    Link,
+    Number,
+    Pair,
+    Transfer,
+    weakest,
+)
+
+__all__ = [
+    "LABELS", "TRANSFERS", "CostCurve", "Device", "HardwareProfile", "Link", "Number", "Pair", "Transfer",
+    "build_profile", "hardware_names", "load_hardware", "weakest",
+]  # fmt: skip
+
+
+def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware") -> HardwareProfile:
+    """Load a profile.
+
+    Parameters
+    ----------
+    source : str, Path or mapping
+        A name among the shipped and local profiles; the path of a YAML file; or a mapping ``{base: NAME, ...}`` with
+        overrides under dotted keys such as ``"devices.gpu0.memory_bytes"`` (or nested mappings). A mapping without
+        ``base`` is a whole profile.
+    place : str
+        File and key of the source, for messages.
+
+    Returns
+    -------
+    HardwareProfile
+
+    Raises
+    ------
+    HardwareError
+        If there is no such profile, or anything in it is wrong: one line with file, key, expected, got, remedy.
+
+    Notes
+    -----
+    A number changed by an override carries the label ``assumed``, unless the override gives a whole
+    ``{value: ..., source: ..., ...}``.
+    """
+    overrides: dict[str, Any] = {}
+    if isinstance(source, Mapping):
+        if "base" not in source:
+            return build_profile(dict(source), place)
+        if not isinstance(source["base"], (str, Path)):
+            raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
+        overrides = dict(_flatten({key: value for key, value in source.items() if key != "base"}))
+        source = source["base"]
+    path = _find(source, place)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardwareError(f"{path}: cannot be read: {error}") from None
+    raw = read_yaml(text, str(path))
+    raw.setdefault("name", path.stem)
+    if overrides:
+        validate(raw, str(path))
+        for key, value in overrides.items():
+            _override(raw, key, value, place)
+        return build_profile(raw, place, path=str(path), overrides=tuple(overrides))
+    return build_profile(raw, str(path), path=str(path))
+
+
+def _find(source: str | Path, place: str) -> Path:
+    text = str(source)
+    if isinstance(source, Path) or text.endswith((".yaml", ".yml")) or "/" in text:
+        path = Path(source)
+        if not path.is_file():
+            raise HardwareError(f"{place}: expected a hardware profile, got no file at {path}")
+        return path
+    known: dict[str, Path] = {}
+    for folder in data.data_dirs("hardware_profiles"):
+        for path in sorted(Path(folder).glob("*.yaml")):
+            known.setdefault(path.stem, path)
+    if text not in known:
+        raise HardwareError(f"{place}: {unknown_name('hardware profile', text, known)}")
+    return known[text]
+
+
+def hardware_names() -> list[str]:
+    """List the names of all profiles that can be found, sorted."""
+    return sorted({p.stem for d in data.data_dirs("hardware_profiles") for p in Path(d).glob("*.yaml")})
+
+
+# ---------------------------------------------------------------------------------------------------------- overrides
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and "value" not in value:
+            yield from _flatten(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _override(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
+    steps: list[str | int] = [int(step) if step.isdecimal() else step for step in key.split(".")]
+    for end in range(1, len(steps) + 1):
+        if type_at(steps[:end]) is None:
+            raise HardwareError(f"{place}: {key}: {unknown_key(steps[:end])}")
+    number = is_number(steps)
+    if number and not isinstance(value, Mapping):
+        value = {"value": value, "source": "assumed", "why": f"set in {place}"}
+    here: Any = raw
+    for position, step in enumerate(steps[:-1]):
+        inside = here[step] if (step in here if isinstance(here, dict) else _has(here, step)) else None
+        if inside is None:
+            if not isinstance(here, dict) or position == 1:  # a new device or link is not an override
+                known = list(here) if isinstance(here, dict) else [str(i) for i in range(len(here))]
+                message = unknown_name(str(steps[position - 1]).rstrip("s"), str(step), known)
+                raise HardwareError(f"{place}: {key}: {message}")
+            inside = here[step] = {}
+        else:
+            inside = here[step] = copy.copy(inside)  # YAML anchors share parts
+        here = inside
+    last = steps[-1]
+    if isinstance(here, list) and not _has(here, last):
+        raise HardwareError(f"{place}: {key}: expected an index below {len(here)}, got {last}")
+    here[last] = value
+
+
+def _has(values: list[Any], step: str | int) -> bool:
+    return isinstance(step, int) and step < len(values)

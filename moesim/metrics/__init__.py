@@ -1,0 +1,19 @@
+"""Pure functions over the records of a run."""
+
+from moesim.metrics.summary import (
+    StepLike,
+    Value,
+    bytes_moved,
+    counts,
+    fidelity,
+    summarise,
+)
+
+__all__ = [
+    "StepLike",
+    "Value",
+    "bytes_moved",
+    "counts",
+    "fidelity",
+    "summarise",
+]

@@ -1,0 +1,84 @@
+"""The prediction sources of one run, made when a policy first asks, so that a result knows which were used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from moesim.errors import ConfigError
+from moesim.predictors.recorded import Predictor, make_predictor
+
+if TYPE_CHECKING:
+    from moesim.trace import Trace
+    from moesim.workload import Workload
+
+_ALWAYS = ("oracle", "frequency", "coactivation", "synthetic:<recall>")
+
+
+class PredictorSet(Mapping[str, Predictor]):
+    """Prediction sources by name.
+
+    Parameters
+    ----------
+    trace : Trace
+        Where recorded signals and calibration tables come from.
+    workload : Workload
+        What will run.
+    stand_ins : mapping of str to str
+        Source that a policy names -> source that answers for it.
+    seed : int
+        Seed of synthetic sources.
+    """
+
+    def __init__(self, trace: Trace, workload: Workload, stand_ins: Mapping[str, str], seed: int) -> None:
+        self._trace = trace
+        self._workload = workload
+        self._stand_ins = stand_ins
+        self._seed = seed
+        self._made: dict[str, Predictor] = {}
+
+    def __getitem__(self, source: str) -> Predictor:
+        """Give a source; KeyError if there is none of that name."""
+        if source not in self._made:
+            actual = stand_in(source, self._stand_ins)
+            try:
+                self._made[source] = make_predictor(actual, self._trace, self._workload, self._seed)
+            except ConfigError:
+                raise KeyError(source) from None
+        return self._made[source]
+
+    def __iter__(self) -> Iterator[str]:
+        """List what could be asked for."""
+        return iter(dict.fromkeys((*_ALWAYS, *self._trace.signals, *self._stand_ins)))
+
+    def __len__(self) -> int:
+        """Count what could be asked for."""
+        return len(list(iter(self)))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the sources that were asked for, sorted."""
+        return tuple(sorted({made.label for made in self._made.values() if made.label}))
+
+
+def stand_in(source: str, stand_ins: Mapping[str, str]) -> str:
+    """Tell which source answers for another.
+
+    Parameters
+    ----------
+    source : str
+        What the policy names, with or without ``"signal:"``.
+    stand_ins : mapping of str to str
+        As in the experiment.
+
+    Returns
+    -------
+    str
+        The source itself if nothing stands in for it.
+
+    Examples
+    --------
+    >>> stand_in("signal:residual", {"residual": "synthetic:0.9"}), stand_in("frequency", {})
+    ('synthetic:0.9', 'frequency')
+    """
+    return stand_ins.get(source, stand_ins.get(source.removeprefix("signal:"), source))

@@ -1,0 +1,158 @@
+"""One cache a layer, of several sizes at once: hit rates of LRU, LFU and Belady over the rows of a trace.
+
+The same set-wise counting as `moesim.stats.cache_replay`, which is the reference for it; here all layers and sizes
+go through NumPy together, which a trace of some ten thousand rows needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    _Worth = Callable[[int, NDArray[np.int64]], NDArray[np.float64]]
+
+_CHUNK_CELLS = 2**24  # cells of the largest temporary array
+
+
+def layer_hit_rates(experts: NDArray[Any], n_experts: int, capacities: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+    """Replay rows through one cache a layer.
+
+    Each row is one visit of every layer: batch 1. The caches start empty and live on from one request to the
+    next.
+
+    Parameters
+    ----------
+    experts : (n_rows, n_layers, top_k) integer
+        Expert ids in rank order.
+    n_experts : int
+        Experts of a layer.
+    capacities : sequence of int
+        Sizes of a layer's cache, in experts.
+
+    Returns
+    -------
+    dict of str to (n_capacities, n_layers) float64
+        Hit rate of ``"lru"``, ``"lfu"`` and ``"belady"``: hits over lookups.
+
+    Examples
+    --------
+    >>> rows = np.array([[[0]], [[1]], [[0]]])
+    >>> {name: rate.item() for name, rate in layer_hit_rates(rows, 2, [2]).items()}
+    {'lru': 0.3333333333333333, 'lfu': 0.3333333333333333, 'belady': 0.3333333333333333}
+    """
+    sizes = np.asarray(capacities, np.int64)
+    lookups = max(1, experts.shape[0] * experts.shape[2])
+    hits = {
+        "lru": _lru(experts, n_experts, sizes),
+        "lfu": _lfu(experts, n_experts, sizes),
+        "belady": _belady(experts, n_experts, sizes),
+    }
+    return {name: h / lookups for name, h in hits.items()}
+
+
+def _chunks(experts: NDArray[Any], n_experts: int) -> Iterator[slice]:
+    n_rows, n_layers, top_k = experts.shape
+    step = max(1, _CHUNK_CELLS // (n_layers * n_experts * top_k))
+    return (slice(a, min(a + step, n_rows)) for a in range(0, n_rows, step))
+
+
+def _lru(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """LRU is a stack algorithm: a lookup hits if fewer than `size` experts were used more recently.
+
+    So one pass over the distances serves every size.
+    """
+    _, n_layers, top_k = experts.shape
+    histogram = np.zeros((n_layers, n_experts + 1), np.int64)  # the last bin: never used before
+    before = np.full((n_layers, n_experts), -1, np.int64)
+    layer = np.arange(n_layers)[:, None]
+    for part in _chunks(experts, n_experts):
+        ids = experts[part].astype(np.int64)
+        n = len(ids)
+        last = np.full((n + 1, n_layers, n_experts), -1, np.int64)
+        last[0] = before
+        when = (part.start + np.arange(n))[:, None, None] * top_k + np.arange(top_k)
+        np.put_along_axis(last[1:], ids, when, axis=2)
+        np.maximum.accumulate(last, axis=0, out=last)
+        mine = np.take_along_axis(last[:-1], ids, axis=2)
+        distance = (last[:-1, :, None, :] > mine[..., None]).sum(axis=3)
+        distance[mine < 0] = n_experts
+        np.add.at(histogram, (np.broadcast_to(layer, ids.shape), distance), 1)
+        before = last[-1].copy()
+    within = histogram.cumsum(axis=1)
+    return np.stack([within[:, min(c, n_experts) - 1] if c else within[:, 0] * 0 for c in sizes])
+
+
+def _lfu(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    n_rows, n_layers, top_k = experts.shape
+    lookups = n_rows * top_k
+    uses = np.zeros((n_layers, n_experts), np.float64)
+    last = np.zeros((n_layers, n_experts), np.float64)
+    rank = np.arange(top_k)
+
+    def value(row: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        np.put_along_axis(last, ids, row * top_k + rank[None, :], axis=1)
+        np.put_along_axis(uses, ids, np.take_along_axis(uses, ids, axis=1) + 1, axis=1)
+        worth: NDArray[np.float64] = uses * lookups + last  # exact: below 2**53
+        # What the visit used was brought in, so it goes last.
+        np.put_along_axis(worth, ids, np.take_along_axis(worth, ids, axis=1) + lookups * lookups, axis=1)
+        return worth
+
+    return _keep_worthiest(experts, n_experts, sizes, value)
+
+
+def _belady(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    upcoming = _next_rows(experts, n_experts)
+    worth = np.zeros((experts.shape[1], n_experts), np.float64)
+
+    def value(row: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        np.put_along_axis(worth, ids, -upcoming[row], axis=1)
+        return worth
+
+    return _keep_worthiest(experts, n_experts, sizes, value)
+
+
+def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
+    """For each lookup, the next row that uses the same expert of the same layer."""
+    n_rows, n_layers, top_k = experts.shape
+    result = np.empty(experts.shape, np.float64)
+    for layer in range(n_layers):
+        ids = experts[:, layer].astype(np.int64).ravel()
+        order = np.argsort(ids, kind="stable")  # by expert, then by row
+        same = ids[order][1:] == ids[order][:-1]
+        upcoming = np.full(len(ids), 2.0 * n_rows)
+        upcoming[order[:-1][same]] = order[1:][same] // top_k
+        result[:, layer] = upcoming.reshape(n_rows, top_k)
+    return result
+
+
+def _keep_worthiest(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: _Worth) -> NDArray[np.int64]:
+    """Let the least worthy go after each row, until every cache is back at its size."""
+    n_rows, n_layers, top_k = experts.shape
+    held = np.zeros((len(sizes), n_layers, n_experts), bool)
+    n_held = np.zeros((len(sizes), n_layers), np.int64)
+    hits = np.zeros((len(sizes), n_layers), np.int64)
+    layers = np.arange(n_layers)[:, None]
+    for row in range(n_rows):
+        ids = experts[row].astype(np.int64)
+        found = held[:, layers, ids].sum(axis=2)
+        hits += found
+        n_held += top_k - found
+        held[:, layers, ids] = True
+        worth = np.where(held, value(row, ids), np.inf)
+        while True:
+            over = n_held > sizes[:, None]
+            if not over.any():
+                break
+            worst = worth.argmin(axis=2)
+            i, j = np.nonzero(over)
+            e = worst[i, j]
+            held[i, j, e] = False
+            worth[i, j, e] = np.inf
+            n_held[i, j] -= 1
+    return hits

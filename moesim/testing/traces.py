@@ -1,0 +1,162 @@
+"""Made-up traces for tests and benchmarks: cheap, seeded, and labelled synthetic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.stats.prediction import coactivation
+from moesim.trace import Signal, Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_DENSE_UP_TO = 16  # experts up to which a signal is recorded dense
+_RANGE = 4.0  # between the largest and the smallest logit of a token
+
+
+def synthetic_trace(
+    n_layers: int = 4,
+    n_experts: int = 8,
+    top_k: int = 2,
+    n_requests: int = 4,
+    prompt: int | Sequence[int] = 16,
+    decode: int | Sequence[int] = 16,
+    seed: int = 0,
+    skew: float = 0.5,
+    reuse: float = 0.3,
+    *,
+    scores: bool = False,
+    calibration: bool = False,
+    signals: Mapping[str, float] | None = None,
+) -> Trace:
+    """Make a trace up.
+
+    Parameters
+    ----------
+    n_layers, n_experts, top_k, n_requests : int
+        Its shape.
+    prompt, decode : int or sequence of int
+        Rows of each request in each phase.
+    seed : int
+        The same arguments give the same trace.
+    skew : float
+        Popularity of an expert is proportional to rank ** -skew, in an order of its own in each layer; 0: all
+        alike.
+    reuse : float
+        Probability that a token uses an expert again which the token before it used, before all else.
+    scores : bool
+        Whether to hold the full softmax.
+    calibration : bool
+        Whether to hold the tables ``activation_frequency``, ``activation_frequency_decode`` and
+        ``coactivation``, counted on as many requests again that are not in the trace.
+    signals : mapping of str to float, optional
+        Name of a signal -> its expected recall; its lookahead is one layer.
+
+    Returns
+    -------
+    Trace
+        Labelled synthetic.
+
+    Examples
+    --------
+    >>> trace = synthetic_trace(n_layers=2, n_requests=3, prompt=5, decode=[4, 6, 5])
+    >>> trace.label, trace.experts.shape, trace.requests.n_decode.tolist()
+    ('synthetic', (30, 2, 2), [4, 6, 5])
+    """
+    rng = np.random.default_rng(seed)
+    lengths = [np.broadcast_to(np.asarray(n, np.int64), (n_requests,)) for n in (prompt, decode)]
+    popularity = np.log(np.arange(1, n_experts + 1, dtype=np.float64)) * -skew
+    popularity = rng.permuted(np.tile(popularity, (n_layers, 1)), axis=1)
+    full, ids, weights = _route(rng, popularity, lengths[0] + lengths[1], top_k, reuse)
+    tables = {}
+    if calibration:
+        phase = _phases(*lengths)
+        _, other, _ = _route(rng, popularity, lengths[0] + lengths[1], top_k, reuse)
+        tables = _tables(other, phase, n_experts)
+    return Trace.build(
+        experts=ids,
+        weights=weights,
+        n_prompt=lengths[0],
+        n_decode=lengths[1],
+        n_experts=n_experts,
+        model=f"synthetic-{n_layers}x{n_experts}",
+        label="synthetic",
+        scores=full if scores else None,
+        signals={name: _signal(rng, name, ids, full, r) for name, r in (signals or {}).items()},
+        tables=tables,
+        header={"source": f"moesim.testing.synthetic_trace, seed {seed}, skew {skew}, reuse {reuse}"},
+    )
+
+
+def _phases(n_prompt: NDArray[np.int64], n_decode: NDArray[np.int64]) -> NDArray[np.int64]:
+    pairs = np.stack([n_prompt, n_decode], axis=1).ravel()
+    return np.repeat(np.tile([0, 1], len(n_prompt)), pairs)
+
+
+def _route(
+    rng: np.random.Generator,
+    popularity: NDArray[np.float64],
+    n_tokens: NDArray[np.int64],
+    top_k: int,
+    reuse: float,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+    """Draw softmax scores, ids in rank order and weights, request after request."""
+    n_layers, n_experts = popularity.shape
+    logits = np.empty((len(n_tokens), int(n_tokens.max()), n_layers, n_experts), np.float32)
+    before = None
+    for t in range(logits.shape[1]):
+        drawn = popularity + rng.gumbel(size=(len(n_tokens), n_layers, n_experts))
+        if before is not None:
+            kept = rng.random(before.shape) < reuse
+            held = np.take_along_axis(drawn, before, axis=2)
+            # Above everything that was drawn, in the order of the draw.
+            np.put_along_axis(drawn, before, np.where(kept, held + np.ptp(drawn), held), axis=2)
+        logits[:, t] = drawn
+        before = np.argpartition(-drawn, top_k - 1, axis=2)[:, :, :top_k]
+    present = np.arange(logits.shape[1]) < n_tokens[:, None]
+    flat = logits[present]
+    # What is used again was drawn far above the rest; a softmax of that would give everything to one expert.
+    flat *= _RANGE / np.ptp(flat, axis=2, keepdims=True)
+    softmax = np.exp(flat - flat.max(axis=2, keepdims=True))
+    softmax /= softmax.sum(axis=2, keepdims=True)
+    ids = np.argsort(-flat, axis=2, kind="stable")[:, :, :top_k]
+    chosen = np.take_along_axis(softmax, ids, axis=2)
+    return softmax, ids, chosen / chosen.sum(axis=2, keepdims=True)
+
+
+def _tables(ids: NDArray[np.int64], phase: NDArray[np.int64], n_experts: int) -> dict[str, NDArray[Any]]:
+    def frequency(rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        counts = np.stack([np.bincount(layer.ravel(), minlength=n_experts) for layer in rows.swapaxes(0, 1)])
+        return np.asarray(counts / max(1, rows.shape[0] * rows.shape[2]), np.float32)
+
+    return {
+        "activation_frequency": frequency(ids),
+        "activation_frequency_decode": frequency(ids[phase == 1]),
+        "coactivation": coactivation(ids, n_experts).astype(np.float32),
+    }
+
+
+def _signal(rng: np.random.Generator, name: str, ids: NDArray[np.int64], full: NDArray[np.float32], recall: float) -> Signal:
+    """Predict the true ids with some of them pushed below the rest."""
+    n_rows, _, top_k = ids.shape
+    n_experts = full.shape[2]
+    said = full.copy()
+    lost = rng.random(ids.shape) >= recall
+    others = full + rng.random(full.shape)
+    np.put_along_axis(others, ids, -1.0, axis=2)
+    best_others = np.argsort(-others, axis=2)[:, :, :top_k]
+    of_ids, of_others = (np.take_along_axis(full, which, axis=2) for which in (ids, best_others))
+    if n_experts >= 2 * top_k:  # swap the scores of what is lost with those of others
+        np.put_along_axis(said, ids, np.where(lost, of_others, of_ids), axis=2)
+        np.put_along_axis(said, best_others, np.where(lost, of_ids, of_others), axis=2)
+    rows = np.arange(n_rows, dtype=np.int32)
+    if n_experts <= _DENSE_UP_TO:
+        return Signal(name, rows, said.astype(np.float16))
+    width = min(2 * top_k, n_experts)
+    best = np.argsort(-said, axis=2, kind="stable")[:, :, :width]
+    kind = np.uint8 if n_experts <= 256 else np.uint16
+    return Signal(name, rows, np.take_along_axis(said, best, axis=2).astype(np.float16), best.astype(kind))

@@ -1,0 +1,196 @@
+"""What must hold of the arrays of a trace before anything reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.errors import TraceError
+from moesim.trace.format import REQUIRED, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.parts import Signal
+    from moesim.trace.trace import Trace
+
+_REMEDY = "record or import the trace again"
+_CHUNK_ROWS = 65_536
+
+
+def check_trace(trace: Trace, place: str) -> None:
+    """Check types, shapes and meaning of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    place : str
+        File (or what else it is) for the message.
+
+    Raises
+    ------
+    TraceError
+        With the first thing that does not hold.
+    """
+    _check_header(trace.header, place)
+    _check_types(trace, place)
+    _check_order(trace, place)
+    check_ids(trace.experts, trace.n_experts, f"{place}: experts")
+    check_finite(trace.weights, f"{place}: weights")
+    if trace.scores is not None:
+        check_finite(trace.scores, f"{place}: scores")
+    for name, signal in sorted(trace.signals.items()):
+        _check_signal(trace, signal, f"{place}: signals/{name}")
+    for name, table in sorted(trace.tables.items()):
+        if table.ndim < 1 or table.shape[0] != trace.n_layers:
+            raise _wrong(f"{place}: calibration/{name}", f"{trace.n_layers} layers first", f"shape {table.shape}")
+        check_finite(table, f"{place}: calibration/{name}")
+
+
+def _wrong(place: str, expected: object, got: object) -> TraceError:
+    return TraceError(f"{place}: expected {expected}, got {got}; {_REMEDY}")
+
+
+def _check_header(header: dict[str, Any], place: str) -> None:
+    for key in REQUIRED:
+        if key not in header and key != "sha256":  # the sums are added when the trace is written
+            raise _wrong(f"{place}: header", f"the key '{key}'", f"only {sorted(header)}")
+    if header["schema_version"] != SCHEMA_VERSION:
+        raise _wrong(f"{place}: header.schema_version", SCHEMA_VERSION, repr(header["schema_version"]))
+    for key in ("n_layers", "n_experts", "top_k"):
+        value = header[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise _wrong(f"{place}: header.{key}", "a positive integer", repr(value))
+    if header["top_k"] > header["n_experts"]:
+        raise _wrong(f"{place}: header.top_k", f"at most n_experts = {header['n_experts']}", header["top_k"])
+
+
+def _check_types(trace: Trace, place: str) -> None:
+    n_rows = len(trace.request)
+    n_layers, n_experts, top_k = trace.n_layers, trace.n_experts, trace.top_k
+    routed = (n_rows, n_layers, top_k)
+    wanted: list[tuple[str, NDArray[Any] | None, tuple[str, ...], tuple[int, ...]]] = [
+        ("request", trace.request, ("int32",), (n_rows,)),
+        ("position", trace.position, ("int32",), (n_rows,)),
+        ("phase", trace.phase, ("uint8",), (n_rows,)),
+        ("experts", trace.experts, ("uint8", "uint16"), routed),
+        ("weights", trace.weights, ("float16",), routed),
+        ("scores", trace.scores, ("float16",), (n_rows, n_layers, n_experts)),
+    ]
+    for name, array, dtypes, shape in wanted:
+        if array is None:
+            continue
+        check_array(array, dtypes, shape, f"{place}: {name}")
+    if not n_rows:
+        raise _wrong(f"{place}: request", "at least one row", "none")
+
+
+def check_array(array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int, ...], place: str) -> None:
+    """Check type and shape of one array.
+
+    Raises
+    ------
+    TraceError
+        If either differs.
+    """
+    if array.dtype.name not in dtypes:
+        raise _wrong(place, " or ".join(dtypes), array.dtype.name)
+    if array.shape != shape:
+        raise _wrong(place, f"shape {shape}", array.shape)
+
+
+def _check_order(trace: Trace, place: str) -> None:
+    """Rows of a request lie together in token order, the prompt first; requests count up from 0."""
+    request, position, phase = trace.request, trace.position, trace.phase
+    if request[0] != 0:
+        raise _wrong(f"{place}: request[0]", 0, request[0])
+    step = np.diff(request)
+    bad = np.flatnonzero((step != 0) & (step != 1))
+    if len(bad):
+        row = int(bad[0]) + 1
+        raise _wrong(
+            f"{place}: request[{row}]",
+            f"{request[row - 1]} or the next number (rows of a request lie together)",
+            request[row],
+        )
+    if position.min() < 0:
+        row = int(position.argmin())
+        raise _wrong(f"{place}: position[{row}]", "at least 0", position[row])
+    same = step == 0
+    bad = np.flatnonzero(same & (np.diff(position) != 1))
+    if len(bad):
+        row = int(bad[0]) + 1
+        expected = f"{position[row - 1] + 1}, one after the row before"
+        raise _wrong(f"{place}: position[{row}] of request {request[row]}", expected, position[row])
+    if phase.max() > 1:
+        row = int(phase.argmax())
+        raise _wrong(f"{place}: phase[{row}]", "0 (prefill) or 1 (decode)", phase[row])
+    bad = np.flatnonzero(same & (phase[1:] < phase[:-1]))
+    if len(bad):
+        row = int(bad[0]) + 1
+        raise _wrong(f"{place}: phase[{row}] of request {request[row]}", "1 (decode) after decode", phase[row])
+
+
+def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
+    """Check that expert ids are in range and distinct in each row and layer.
+
+    Raises
+    ------
+    TraceError
+        With the first row and layer where they are not.
+    """
+    for start in range(0, len(ids), _CHUNK_ROWS):
+        part = ids[start : start + _CHUNK_ROWS]
+        bad = np.argwhere(part >= n_experts)
+        if len(bad):
+            row, layer, rank = bad[0].tolist()
+            raise _wrong(f"{place}[{start + row}, {layer}, {rank}]", f"0..{n_experts - 1}", part[row, layer, rank])
+        if ids.shape[-1] > 1:
+            ordered = np.sort(part, axis=-1)
+            bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]).any(axis=-1))
+            if len(bad):
+                row, layer = bad[0].tolist()
+                got = part[row, layer].tolist()
+                raise _wrong(f"{place}[{start + row}, {layer}]", "distinct experts", got)
+
+
+def check_finite(values: NDArray[Any], place: str) -> None:
+    """Check that there is no NaN and no infinity.
+
+    Raises
+    ------
+    TraceError
+        With the first place where there is.
+    """
+    for start in range(0, len(values), _CHUNK_ROWS):
+        part = values[start : start + _CHUNK_ROWS]
+        finite = np.isfinite(part)
+        if not finite.all():
+            where = np.argwhere(~finite)[0]
+            got = part[tuple(where)]
+            where[0] += start
+            raise _wrong(f"{place}{where.tolist()}", "a finite number", got)
+
+
+def _check_signal(trace: Trace, signal: Signal, place: str) -> None:
+    n, n_layers, n_experts = len(signal.rows), trace.n_layers, trace.n_experts
+    check_array(signal.rows, ("int32",), (n,), f"{place}: rows")
+    if n and (signal.rows[0] < 0 or signal.rows[-1] >= len(trace.request) or (np.diff(signal.rows) <= 0).any()):
+        raise _wrong(f"{place}: rows", f"ascending rows in 0..{len(trace.request) - 1}", "others")
+    if signal.ids is None:
+        shape: tuple[int, ...] = (n, n_layers, n_experts)
+    else:
+        width = signal.ids.shape[-1] if signal.ids.ndim == 3 else 0
+        if not 1 <= width <= n_experts:
+            raise _wrong(f"{place}: ids", f"({n}, {n_layers}, 1..{n_experts}) ids", f"shape {signal.ids.shape}")
+        shape = (n, n_layers, width)
+        check_array(signal.ids, ("uint8", "uint16"), shape, f"{place}: ids")
+    check_array(signal.scores, ("float16",), shape, f"{place}: scores")
+    if not 0 <= signal.first_layer < n_layers:
+        raise _wrong(f"{place}: first_layer", f"0..{n_layers - 1}", signal.first_layer)
+    if signal.lookahead < 0 or (signal.needs_layer_offset or 0) < 0:
+        raise _wrong(f"{place}: lookahead and needs_layer_offset", "at least 0", "less")
+    if signal.ids is not None:  # layers before first_layer hold zeros
+        check_ids(signal.ids[:, signal.first_layer :], n_experts, f"{place}: ids")
+    check_finite(signal.scores, f"{place}: scores")

@@ -1,0 +1,165 @@
+"""Parts of a trace: its signals, and the table of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.errors import TraceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.trace import Trace
+
+PREFILL = 0
+DECODE = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Signal:
+    """What a predictor said about layers before their routers had spoken.
+
+    Attributes
+    ----------
+    name : str
+        ``gate_next1``, ``residual``, ``learned``, ``shadow-int8:T1:KV1`` and so on.
+    rows : (n,) int32
+        Rows of the trace that it covers, ascending.
+    scores : (n, n_layers, n_experts) or (n, n_layers, m) float16
+        ``[:, l]`` is about layer l. Dense if `ids` is None, else the scores of those ids, best first.
+    ids : (n, n_layers, m) uint8 or uint16, or None
+        Predicted experts, best first.
+    lookahead : int
+        Layers between the one whose state was read and the one it is about.
+    needs_layer_offset : int or None
+        The prediction about layer l can be made once layer ``l - needs_layer_offset`` has its state; None: at
+        any time.
+    first_layer : int
+        Layers before this one have no source; their entries are zero and mean nothing.
+    about : str
+        How it was made, one line.
+    """
+
+    name: str
+    rows: NDArray[Any]
+    scores: NDArray[Any]
+    ids: NDArray[Any] | None = None
+    lookahead: int = 1
+    needs_layer_offset: int | None = 1
+    first_layer: int = 1
+    about: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """The requests of a trace, one entry each.
+
+    Attributes
+    ----------
+    first_row : (n_requests,) int64
+        First of its rows, which lie together.
+    n_prompt, n_decode : (n_requests,) int64
+        Recorded rows of each phase.
+    prompt_offset : (n_requests,) int64
+        Position of the first recorded row: tokens before it whose routing was not recorded.
+    signals : tuple of tuple of str
+        Names of the signals that cover it, sorted (see `Trace.has_signal`).
+    """
+
+    first_row: NDArray[np.int64]
+    n_prompt: NDArray[np.int64]
+    n_decode: NDArray[np.int64]
+    prompt_offset: NDArray[np.int64]
+    signals: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.first_row)
+
+
+def tabulate(trace: Trace) -> Requests:
+    """Find where each request of a trace lies and which signals cover it.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Returns
+    -------
+    Requests
+    """
+    first = np.searchsorted(trace.request, np.arange(trace.n_requests, dtype=np.int32)).astype(np.int64)
+    total = np.diff(np.append(first, trace.n_rows))
+    decode = np.add.reduceat((trace.phase == DECODE).astype(np.int64), first)
+    covering = {name: _covered(trace, signal, first) for name, signal in sorted(trace.signals.items())}
+    signals = tuple(tuple(name for name, mask in covering.items() if mask[r]) for r in range(len(first)))
+    return Requests(first, total - decode, decode, trace.position[first].astype(np.int64), signals)
+
+
+def _covered(trace: Trace, signal: Signal, first: NDArray[np.int64]) -> NDArray[np.bool_]:
+    missing = np.ones(trace.n_rows, bool)
+    missing[signal.rows] = False
+    if len(signal.rows) and not (trace.phase[signal.rows] == PREFILL).any():
+        missing &= trace.phase == DECODE  # recorded in decode only, which is as much as it can cover
+    some = np.bincount(trace.request[signal.rows], minlength=len(first)) > 0
+    return np.asarray(some & ~np.logical_or.reduceat(missing, first))
+
+
+def header_object(header: Mapping[str, Any], key: str, place: str) -> dict[str, Any]:
+    """Take an object out of a header.
+
+    Raises
+    ------
+    TraceError
+        If it is missing or of another kind.
+    """
+    value = header.get(key)
+    if not isinstance(value, dict):
+        raise TraceError(f"{place}: header.{key}: expected an object, got {value!r}; record the trace again")
+    return value
+
+
+def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], place: str) -> dict[str, Signal]:
+    """Put the signals of a file together from its arrays and header.
+
+    Parameters
+    ----------
+    arrays : mapping of str to ndarray
+    facts : mapping
+        The ``signals`` of the header.
+    place : str
+        File, for messages.
+
+    Returns
+    -------
+    dict of str to Signal
+
+    Raises
+    ------
+    TraceError
+        If header and arrays do not agree.
+    """
+    found = {name.split("/", 1)[1] for name in arrays if name.startswith("signals/")}
+    if found != set(facts):
+        raise TraceError(f"{place}: signals: expected {sorted(facts)} of the header, got {sorted(found)}; record the trace again")
+    signals = {}
+    for name in sorted(found):
+        if f"signal_rows/{name}" not in arrays:
+            raise TraceError(f"{place}: signals/{name}: expected 'signal_rows/{name}', got none; record it again")
+        try:
+            signals[name] = Signal(
+                name,
+                arrays[f"signal_rows/{name}"],
+                arrays[f"signals/{name}"],
+                arrays.get(f"signal_ids/{name}"),
+                **facts[name],
+            )
+        except TypeError:
+            raise TraceError(
+                f"{place}: header.signals.{name}: expected lookahead, needs_layer_offset, first_layer and "
+                f"about, got {facts[name]!r}; record the trace again"
+            ) from None
+    return signals

@@ -1,0 +1,393 @@
+"""Traces: what the routers of a model chose for the tokens of some requests, and nothing about time.
+
+On disk a trace is one safetensors file: safe to load, memory-mapped, no pickle. Its arrays are
+
+==========================  ==========================  =====================================================
+``experts``                 uint8 or uint16             (n_rows, n_layers, top_k), in router-rank order
+``weights``                 float16                     same shape, as the model uses them
+``request``, ``position``   int32                       (n_rows,): request; place of the token in it, from 0
+``phase``                   uint8                       (n_rows,): 0 prefill, 1 decode
+``scores``                  float16                     optional (n_rows, n_layers, n_experts): full softmax
+``signals/NAME``            float16                     optional: what a predictor said, see `Signal`
+``signal_ids/NAME``         uint8 or uint16             the ids its scores belong to; absent when it is dense
+``signal_rows/NAME``        int32                       (n,): the rows it covers
+``calibration/NAME``        float                       optional (n_layers, ...): tables from other requests
+==========================  ==========================  =====================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim import atomic
+from moesim.data import data_dirs
+from moesim.errors import TraceError, unknown_name
+from moesim.trace.check import check_trace
+from moesim.trace.format import SCHEMA_VERSION, checksums, read_container, to_bytes, verify_checksums
+from moesim.trace.parts import DECODE, PREFILL, Requests, Signal, header_object, read_signals, tabulate
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+__all__ = ["DECODE", "PREFILL", "Requests", "Signal", "Trace", "find_trace", "trace_names"]
+
+SUFFIX = ".safetensors"
+
+_ROUTING = ("experts", "weights", "request", "position", "phase")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Routing of a model on a workload.
+
+    Attributes
+    ----------
+    experts : (n_rows, n_layers, top_k) uint8 or uint16
+        Expert ids in router-rank order.
+    weights : (n_rows, n_layers, top_k) float16
+        Gate weights as the model uses them.
+    request : (n_rows,) int32
+        Request of each row, numbered from 0; the rows of one lie together in token order.
+    position : (n_rows,) int32
+        Place of the token in its request, from 0.
+    phase : (n_rows,) uint8
+        0 prefill, 1 decode.
+    scores : (n_rows, n_layers, n_experts) float16 or None
+        Full softmax of the router.
+    signals : dict of str to Signal
+        What predictors said, by name.
+    tables : dict of str to ndarray, (n_layers, ...)
+        Calibration: ``activation_frequency`` and ``activation_frequency_decode`` (n_layers, n_experts),
+        shares that add up to 1 in a layer; ``coactivation`` (n_layers, n_experts, n_experts), rows that used
+        i in l and j in l + 1;
+        ``residual`` (n_layers, hidden). From requests that are not in the trace.
+    header : dict
+        ``schema_version``, ``model``, ``n_layers``, ``n_experts``, ``top_k``, ``label`` (``measured`` or
+        ``synthetic``) and where the trace comes from. ``signals`` and ``sha256`` are filled in when it is
+        written.
+
+    Examples
+    --------
+    >>> trace = Trace.build(
+    ...     experts=np.array([[[2, 0]], [[1, 3]]], np.uint8), weights=np.full((2, 1, 2), 0.5), n_prompt=[1],
+    ...     n_decode=[1], n_experts=4, model="tiny", label="synthetic",
+    ... )
+    >>> trace.n_layers, trace.top_k, trace.phase.tolist(), trace.requests.n_decode.tolist()
+    (1, 2, [0, 1], [1])
+    """
+
+    experts: NDArray[Any]
+    weights: NDArray[Any]
+    request: NDArray[Any]
+    position: NDArray[Any]
+    phase: NDArray[Any]
+    scores: NDArray[Any] | None = None
+    signals: dict[str, Signal] = field(default_factory=dict)
+    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        experts: NDArray[Any],
+        weights: NDArray[Any],
+        n_prompt: Any,
+        n_decode: Any,
+        n_experts: int,
+        model: str,
+        label: str,
+        prompt_offset: Any = 0,
+        scores: NDArray[Any] | None = None,
+        signals: Mapping[str, Signal] | None = None,
+        tables: Mapping[str, NDArray[Any]] | None = None,
+        header: Mapping[str, Any] | None = None,
+    ) -> Trace:
+        """Build a trace from routing and the lengths of its requests.
+
+        Parameters
+        ----------
+        experts : (n_rows, n_layers, top_k) integer
+            Rows of request 0 first, its prompt before its decode.
+        weights : (n_rows, n_layers, top_k) float
+        n_prompt, n_decode : (n_requests,) int
+            Rows of each phase.
+        n_experts : int
+        model, label : str
+            For the header.
+        prompt_offset : int or (n_requests,) int
+            Position of the first row of each request.
+        scores, signals, tables
+            As the attributes of the class.
+        header : mapping
+            More for the header.
+
+        Returns
+        -------
+        Trace
+
+        Raises
+        ------
+        TraceError
+            If something does not fit.
+        """
+        prompt, decode = np.asarray(n_prompt, np.int64), np.asarray(n_decode, np.int64)
+        total = prompt + decode
+        first = np.cumsum(total) - total
+        request = np.repeat(np.arange(len(total), dtype=np.int32), total)
+        place = np.arange(int(total.sum())) - first[request]
+        shape = {"n_layers": experts.shape[1], "n_experts": n_experts, "top_k": experts.shape[2]}
+        base = {"schema_version": SCHEMA_VERSION, "model": model, "label": label, **shape}
+        offset = np.broadcast_to(np.asarray(prompt_offset, np.int64), total.shape)
+        trace = cls(
+            experts=np.asarray(experts, np.uint8 if n_experts <= 256 else np.uint16),
+            weights=np.asarray(weights, np.float16),
+            request=request,
+            position=(place + offset[request]).astype(np.int32),
+            phase=(place >= prompt[request]).astype(np.uint8),
+            scores=None if scores is None else np.asarray(scores, np.float16),
+            signals=dict(signals or {}),
+            tables=dict(tables or {}),
+            header={**(header or {}), **base},
+        )
+        trace.check(f"trace of {model}")
+        return trace
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens recorded."""
+        return len(self.request)
+
+    @property
+    def n_layers(self) -> int:
+        """MoE layers."""
+        return int(self.header["n_layers"])
+
+    @property
+    def n_experts(self) -> int:
+        """Routed experts of a layer."""
+        return int(self.header["n_experts"])
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a token in a layer."""
+        return int(self.header["top_k"])
+
+    @property
+    def n_requests(self) -> int:
+        """Requests recorded."""
+        return int(self.request[-1]) + 1
+
+    @property
+    def model(self) -> str:
+        """Name of the model whose routers these are."""
+        return str(self.header["model"])
+
+    @property
+    def label(self) -> str:
+        """``measured`` or ``synthetic``."""
+        return str(self.header["label"])
+
+    @cached_property
+    def prompt_offset(self) -> NDArray[np.int64]:
+        """Position of the first recorded row of each request, (n_requests,) int64."""
+        return self.requests.prompt_offset
+
+    @cached_property
+    def requests(self) -> Requests:
+        """Where each request lies, how long it is, and which signals cover it."""
+        return tabulate(self)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the content: header and arrays."""
+        header = {**self._full_header(), "sha256": self._sums}
+        return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def _sums(self) -> dict[str, str]:
+        return checksums(self._arrays())
+
+    def has_signal(self, name: str, request: int) -> bool:
+        """Tell whether a signal covers a request.
+
+        Parameters
+        ----------
+        name : str
+            A signal.
+        request : int
+            A request.
+
+        Returns
+        -------
+        bool
+            True if it covers every row of the request, or every decode row where it covers no prompt at all.
+        """
+        return name in self.requests.signals[request]
+
+    def check(self, place: str = "trace") -> None:
+        """Check types, shapes, ids, order and finiteness.
+
+        Parameters
+        ----------
+        place : str
+            What to call the trace in a message.
+
+        Raises
+        ------
+        TraceError
+            With the first thing that does not hold.
+        """
+        check_trace(self, place)
+
+    @classmethod
+    def read(cls, path: str | Path, *, verify: bool = True) -> Trace:
+        """Map a trace file into memory.
+
+        Parameters
+        ----------
+        path : str or Path
+            A file; see `find_trace` for names.
+        verify : bool
+            Compare the arrays with the checksums of the header, and check their content. This reads the whole
+            file.
+
+        Returns
+        -------
+        Trace
+            Its arrays are read-only views of the file.
+
+        Raises
+        ------
+        TraceError
+            If the file is missing, truncated, altered, of another version or inconsistent.
+        """
+        place = str(path)
+        arrays, header = read_container(Path(path))
+        if verify:
+            verify_checksums(place, arrays, header_object(header, "sha256", place))
+        for name in _ROUTING:
+            if name not in arrays:
+                raise TraceError(f"{place}: expected an array '{name}', got {sorted(arrays)}; record the trace again")
+        trace = cls(
+            **{name: arrays[name] for name in _ROUTING},
+            scores=arrays.get("scores"),
+            signals=read_signals(arrays, header_object(header, "signals", place), place),
+            tables={n.split("/", 1)[1]: a for n, a in arrays.items() if n.startswith("calibration/")},
+            header=header,
+        )
+        if verify:
+            trace.check(place)
+        return trace
+
+    def write(self, path: str | Path) -> Path:
+        """Write the trace to a file, completely or not at all; the same content gives the same bytes.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where to. What is there is replaced.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        TraceError
+            If the trace is not valid.
+        """
+        self.check(str(path))
+        header = {**self._full_header(), "sha256": self._sums}
+        return atomic.write_bytes(path, to_bytes(self._arrays(), header))
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        arrays = {name: getattr(self, name) for name in _ROUTING}
+        if self.scores is not None:
+            arrays["scores"] = self.scores
+        for name, signal in self.signals.items():
+            arrays[f"signals/{name}"] = signal.scores
+            arrays[f"signal_rows/{name}"] = signal.rows
+            if signal.ids is not None:
+                arrays[f"signal_ids/{name}"] = signal.ids
+        arrays |= {f"calibration/{name}": table for name, table in self.tables.items()}
+        return arrays
+
+    def _full_header(self) -> dict[str, Any]:
+        facts = ("lookahead", "needs_layer_offset", "first_layer", "about")
+        signals = {name: {fact: getattr(s, fact) for fact in facts} for name, s in self.signals.items()}
+        return {**self.header, "signals": signals}
+
+    def to_frame(self) -> pd.DataFrame:
+        """Give the routing as a long table.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row for each (token, layer, rank): request, position, phase (a category), layer, rank, expert,
+            weight.
+        """
+        import pandas as pd
+
+        n_cells = self.n_layers * self.top_k
+        phases = pd.Categorical.from_codes(
+            np.repeat(self.phase, n_cells).astype(np.int8), categories=pd.Index(["prefill", "decode"])
+        )
+        return pd.DataFrame(
+            {
+                "request": np.repeat(self.request, n_cells),
+                "position": np.repeat(self.position, n_cells),
+                "phase": phases,
+                "layer": np.tile(np.repeat(np.arange(self.n_layers, dtype=np.int16), self.top_k), self.n_rows),
+                "rank": np.tile(np.arange(self.top_k, dtype=np.int16), self.n_rows * self.n_layers),
+                "expert": self.experts.reshape(-1),
+                "weight": self.weights.reshape(-1).astype(np.float32),
+            }
+        )
+
+
+def find_trace(name_or_path: str | Path) -> Path:
+    """Find a trace by name or path.
+
+    Parameters
+    ----------
+    name_or_path : str or Path
+        A path, or a name such as ``mini-mixtral``, which is looked for in ``./traces``, then beside the
+        checkout, then in the installed package.
+
+    Returns
+    -------
+    Path
+        An existing file.
+
+    Raises
+    ------
+    TraceError
+        If there is none; with the names that are known.
+    """
+    text = str(name_or_path)
+    if text.endswith(SUFFIX) or "/" in text or "\\" in text:
+        if not Path(text).is_file():
+            raise TraceError(f"{text}: expected a trace file, got nothing there; check the path")
+        return Path(text)
+    folders = data_dirs("traces")
+    for folder in folders:
+        if (folder / f"{text}{SUFFIX}").is_file():
+            return folder / f"{text}{SUFFIX}"
+    known = {path.stem for folder in folders for path in folder.glob(f"*{SUFFIX}")}
+    raise TraceError(unknown_name("trace", text, known))
+
+
+def trace_names() -> list[str]:
+    """Names that `find_trace` knows, sorted."""
+    return sorted({path.stem for folder in data_dirs("traces") for path in folder.glob(f"*{SUFFIX}")})
