@@ -21,6 +21,6 @@ The ten rules, each with an exact-timeline test in ``tests/test_engine_rules.py`
 10. If nothing can happen and work remains, the run stops with an error that says who waits for what.
 """
 
-from moesim.engine.core import EngineOptions, simulate
+from moesim.engine.entry import EngineOptions, simulate
 
 __all__ = ["EngineOptions", "simulate"]

@@ -9,8 +9,8 @@ import numpy as np
 
 from moesim.engine.devices import AHEAD, DeviceState, Task
 from moesim.engine.layer import FRESH, SKIPPED, STALE, Early, Group, Visit
-from moesim.engine.links import Transfer
 from moesim.engine.memory import PoolState
+from moesim.engine.movement import Movement
 from moesim.errors import PolicyError, unknown_name
 from moesim.policy import Drop, Fetch, Move, Predict, Run, Send, Skip
 from moesim.units import format_ns
@@ -26,8 +26,10 @@ class Actions:
         self.engine = engine
         self.n_experts = engine.model.n_experts
         self.n_layers = engine.model.n_layers
+        movement = Movement(engine, self)
         self._apply: dict[type, Callable[[Any], None]] = {
-            Fetch: self._fetch, Drop: self._drop, Move: self._move, Skip: self._skip, Predict: self._predict, Send: self._send,
+            Fetch: movement.fetch, Drop: movement.drop, Move: movement.move, Send: movement.send,
+            Skip: self._skip, Predict: self._predict,
         }  # fmt: skip
 
     def apply(self, actions: Iterable[Any]) -> None:
@@ -56,13 +58,13 @@ class Actions:
         where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
         raise PolicyError(f"{where}: {what}; {remedy} [policy={engine.policy_name}]")
 
-    def _device(self, name: str, what: str) -> DeviceState:
+    def device(self, name: str, what: str) -> DeviceState:
         device = self.engine.by_name.get(name)
         if device is None:
             self.fail(f"{what}: {unknown_name('device', name, self.engine.by_name)}", "name a device of the profile")
         return device
 
-    def _unit(self, layer: int, expert: int, what: str) -> int:
+    def unit(self, layer: int, expert: int, what: str) -> int:
         if not (0 <= layer < self.n_layers and 0 <= expert < self.n_experts):
             self.fail(
                 f"{what}(L{layer}/E{expert}): no such unit",
@@ -70,7 +72,7 @@ class Actions:
             )
         return layer * self.n_experts + expert
 
-    def _pool(self, device: DeviceState, name: str, what: str) -> PoolState:
+    def pool(self, device: DeviceState, name: str, what: str) -> PoolState:
         pool = device.memory.pools.get(name)
         if pool is None:
             self.fail(
@@ -79,114 +81,11 @@ class Actions:
             )
         return pool
 
-    # --------------------------------------------------------------------------------------------------------- weights
-    def _fetch(self, action: Fetch) -> None:
-        layer, experts, name, urgency, pool_name, source = action
-        device = self._device(name, "Fetch")
-        pool = None if device.backing else self._pool(device, pool_name, f"Fetch(L{layer}, {name})")
-        if urgency < 0:
-            self.fail(f"Fetch(L{layer}, {name}): urgency {urgency}", "classes start at 0 (demand)")
-        pending = device.pending
-        for expert in experts:
-            unit = self._unit(layer, expert, "Fetch")
-            transfer = pending.get(unit)
-            if transfer is not None:
-                self._hasten(transfer, urgency)
-                continue
-            copy = device.memory.copies.get(unit)
-            if copy is not None and not device.backing:
-                copy.doomed = False
-                continue
-            self._new_transfer(layer, expert, unit, device, urgency, pool, source)
-
-    def _hasten(self, transfer: Transfer, urgency: int) -> None:
-        transfer.drop_on_arrival = False
-        if urgency < transfer.urgency:
-            link = transfer.link
-            if link.current is not transfer:
-                link.remove(transfer)
-                transfer.urgency = urgency
-                link.enqueue(transfer)
-            else:
-                transfer.urgency = urgency
-
-    def _new_transfer(self, layer: int, expert: int, unit: int, device: DeviceState, urgency: int, pool: PoolState | None,
-                      source: str | None) -> None:  # fmt: skip
-        engine = self.engine
-        n_bytes = engine.expert_bytes[layer]
-        if pool is not None and n_bytes > pool.capacity:
-            self.fail(
-                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {pool.capacity} bytes, "
-                f"the expert has {n_bytes}",
-                "make the pool at least one expert large",
-            )
-        for src in engine.sources(device, source):
-            copy = src.memory.copies.get(unit)
-            if copy is not None and src is not device:
-                break
-        else:
-            known = f"no copy on {source}" if source else "no copy anywhere that can be reached"
-            self.fail(
-                f"Fetch(L{layer}/E{expert}, {device.name}): {known}",
-                "leave source out, or fetch it to there first",
-            )
-        copy.pins += 1
-        path = engine.path(src.name, device.name)
-        transfer = Transfer(engine.next_fetch(), unit, layer, expert, n_bytes, path, urgency, engine.now)
-        transfer.src = src.name
-        transfer.dst = device
-        transfer.pool = pool
-        device.pending[unit] = transfer
-        path[0].enqueue(transfer)
-
-    def _drop(self, action: Drop) -> None:
-        layer, experts, name = action
-        device = self._device(name, "Drop")
-        if device.backing:
-            self.fail(
-                f"Drop(L{layer}, {name}): copies on a backing device stay",
-                "drop copies on other devices only",
-            )
-        now = self.engine.now
-        for expert in experts:
-            unit = self._unit(layer, expert, "Drop")
-            if unit in device.memory.copies:
-                device.memory.drop(unit, now)
-                continue
-            transfer = device.pending.get(unit)
-            if transfer is None:
-                self.fail(
-                    f"Drop(L{layer}/E{expert}, {name}): neither resident nor being fetched",
-                    "drop only what is there",
-                )
-            if transfer.started or transfer.waiting:
-                transfer.drop_on_arrival = True
-            else:
-                transfer.link.remove(transfer)
-                del device.pending[unit]
-                self.engine.by_name[transfer.src].memory.unpin(unit, now)
-
-    def _move(self, action: Move) -> None:
-        layer, experts, name, pool_name = action
-        device = self._device(name, "Move")
-        pool = self._pool(device, pool_name, f"Move(L{layer}, {name})")
-        for expert in experts:
-            unit = self._unit(layer, expert, "Move")
-            copy = device.memory.copies.get(unit)
-            if copy is None:
-                self.fail(f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
-            if copy.pool is not pool and not pool.has_room(layer, self.engine.expert_bytes[layer]):
-                self.fail(
-                    f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full",
-                    "Drop or Move something out of it first",
-                )
-            device.memory.relabel(unit, pool, layer)
-
     # ----------------------------------------------------------------------------------------------------------- runs
     def _run(self, action: Run, groups: dict[tuple[int, int], Group]) -> None:
         layer, experts, name, rows, inputs_from, part = action
         engine = self.engine
-        device = engine.by_name.get(name) or self._device(name, "Run")
+        device = engine.by_name.get(name) or self.device(name, "Run")
         if part != "expert":
             self.fail(
                 f"Run(L{layer}, {name}): {unknown_name('part', part, ['expert'])}",
@@ -276,7 +175,7 @@ class Actions:
         return engine.future_visit(layer)
 
     def _nothing_to_run(self, layer: int, expert: int, name: str) -> NoReturn:
-        self._unit(layer, expert, "Run")
+        self.unit(layer, expert, "Run")
         self.fail(
             f"Run(L{layer}/E{expert}, {name}): no row is routed to it, or all have been taken",
             "run each active expert once; name rows to run another expert instead",
@@ -292,7 +191,7 @@ class Actions:
         return int.from_bytes(mask.tobytes(), "little")
 
     def _take_rows(self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
-        self._unit(layer, expert, "Run")
+        self.unit(layer, expert, "Run")
         n_step = self.engine.step_rows
         if not len(rows) or any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
             self.fail(f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
@@ -342,7 +241,7 @@ class Actions:
         if visit is None or layer != visit.layer or visit.mbs_left:
             self.fail(f"Skip(L{layer})", "skip slots of the present layer, once it is routed")
         for expert in experts:
-            self._unit(layer, expert, "Skip")
+            self.unit(layer, expert, "Skip")
             chosen = visit.rows_of(expert) if rows is None else list(rows)
             routed = set(visit.rows_of(expert))
             if not chosen or not routed.issuperset(chosen) or len(set(chosen)) != len(chosen):
@@ -356,13 +255,13 @@ class Actions:
     def _predict(self, action: Predict) -> None:
         step, layer, source, name, lane = action
         engine = self.engine
-        device = self._device(name, "Predict")
+        device = self.device(name, "Predict")
         if step != engine.step.index:
             self.fail(
                 f"Predict(step {step}, L{layer}): this is step {engine.step.index}",
                 "predict within the present step",
             )
-        self._unit(layer, 0, "Predict")
+        self.unit(layer, 0, "Predict")
         predictor = engine.predictors.get(source)
         if predictor is None:
             self.fail(f"Predict: {unknown_name('source', source, engine.predictors)}", "list it in Policy.needs")
@@ -387,15 +286,3 @@ class Actions:
             task.waits = 1
             engine.when_state(needed, lambda: target.wake(task))
         target.submit(task)
-
-    def _send(self, action: Send) -> None:
-        n_bytes, src, dst, tag = action
-        engine = self.engine
-        if src == dst or n_bytes < 1:
-            self.fail(f"Send({n_bytes}, {src}, {dst})", "send at least one byte between two devices")
-        self._device(src, "Send")
-        self._device(dst, "Send")
-        path = engine.path(src, dst)
-        message = Transfer(engine.next_fetch(), -1, -1, -1, n_bytes, path, 0, engine.now)
-        message.on_arrival = lambda: engine.sent.append(tag)
-        path[0].enqueue(message)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.build import required_bytes
-from moesim.engine.core import Engine, EngineOptions
+from moesim.engine.core import Engine
+from moesim.engine.entry import EngineOptions
 from moesim.errors import CapacityError
 from moesim.policy import Placement
 from moesim.units import format_bytes

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,6 +11,7 @@ from simpy import Environment
 from simpy.core import Infinity
 from simpy.events import Timeout
 
+from moesim import collector
 from moesim.engine.actions import Actions
 from moesim.engine.build import build
 from moesim.engine.contention import ContentionTable
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moesim.costs import CostModel
+    from moesim.engine.entry import EngineOptions
     from moesim.model import ModelSpec
     from moesim.policy import Policy
     from moesim.predictors import Predictor
@@ -48,81 +48,6 @@ _completion = itemgetter(1, 0, 2, 3)  # end, start, device, lane of a TaskRecord
 
 def _fetch_number(transfer: Transfer) -> int:
     return transfer.fetch
-
-
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Pause the cyclic garbage collector: records are many, live long and hold no cycles, and it would visit them all."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine runs.
-
-    Attributes
-    ----------
-    decision_ns : int
-        Time charged between Routed and the effect of the actions it causes, in nanoseconds.
-    coalesce : bool
-        Chain Runs that follow each other on a device where nobody can tell the difference (faster; same records).
-    """
-
-    decision_ns: int = 0
-    coalesce: bool = True
-
-
-def simulate(
-    *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
-    predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
-    options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
-) -> Records:  # fmt: skip
-    """Run one policy over one workload on one machine.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Shapes and bytes.
-    costs : CostModel
-        What everything takes, from a hardware profile; ``costs.hardware`` is the machine.
-    workload : Workload
-        Batched steps with their routing.
-    policy : Policy
-        What to do.
-    cache_slots : mapping of str to int
-        Expert slots granted to the cache of each device, over all layers.
-    predictors, tables : mapping
-        Prediction sources by name; calibration tables by name.
-    options : EngineOptions, optional
-    policy_name : str
-        For messages.
-    progress : callable, optional
-        Called with the index of each finished step.
-
-    Returns
-    -------
-    Records
-        Everything that happened.
-
-    Raises
-    ------
-    CapacityError
-        If a device's memory cannot hold what must be there.
-    PolicyError
-        If the policy returns an action that cannot be carried out.
-    DeadlockError
-        If nothing can happen any more and work remains.
-    """
-    return Engine(
-        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(),
-        policy_name or type(policy).__name__, progress,
-    ).run()  # fmt: skip
 
 
 class Engine:
@@ -487,7 +412,7 @@ class Engine:
         over = self.over = self.env.event()
         self.stepper.next_step()
         self.flush()
-        with _paused_collector():
+        with collector.paused():
             while not over.triggered:
                 self._run_until_quiet(over)
         if len({(task[2], task[3]) for task in self.records.tasks}) > 1:

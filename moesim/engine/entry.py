@@ -1,0 +1,82 @@
+"""Where a run begins: `simulate` and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moesim.engine.core import Engine
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.costs import CostModel
+    from moesim.model import ModelSpec
+    from moesim.policy import Policy
+    from moesim.predictors import Predictor
+    from moesim.records import Records
+    from moesim.workload import Workload
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine runs.
+
+    Attributes
+    ----------
+    decision_ns : int
+        Time charged between Routed and the effect of the actions it causes, in nanoseconds.
+    coalesce : bool
+        Chain Runs that follow each other on a device where nobody can tell the difference (faster; same records).
+    """
+
+    decision_ns: int = 0
+    coalesce: bool = True
+
+
+def simulate(
+    *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
+    predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
+    options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
+) -> Records:  # fmt: skip
+    """Run one policy over one workload on one machine.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Shapes and bytes.
+    costs : CostModel
+        What everything takes, from a hardware profile; ``costs.hardware`` is the machine.
+    workload : Workload
+        Batched steps with their routing.
+    policy : Policy
+        What to do.
+    cache_slots : mapping of str to int
+        Expert slots granted to the cache of each device, over all layers.
+    predictors, tables : mapping
+        Prediction sources by name; calibration tables by name.
+    options : EngineOptions, optional
+    policy_name : str
+        For messages.
+    progress : callable, optional
+        Called with the index of each finished step.
+
+    Returns
+    -------
+    Records
+        Everything that happened.
+
+    Raises
+    ------
+    CapacityError
+        If a device's memory cannot hold what must be there.
+    PolicyError
+        If the policy returns an action that cannot be carried out.
+    DeadlockError
+        If nothing can happen any more and work remains.
+    """
+    return Engine(
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(),
+        policy_name or type(policy).__name__, progress,
+    ).run()  # fmt: skip
