@@ -61,6 +61,7 @@ def test_a_budget_gives_the_largest_cache_that_fits(tmp_path: Path):
     assert needed(slots) <= budget < needed(slots + spec.model.n_layers)
     assert needed(slots - 1) < needed(slots), "no slot is counted that the policy cannot use"
     assert row["peak_memory_bytes.gpu0"] <= budget
+    assert 0 < row["peak_pool_bytes.gpu0.cache"] < row["peak_memory_bytes.gpu0"]
 
 
 def _costs(spec):

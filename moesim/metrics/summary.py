@@ -189,6 +189,7 @@ def summarise(
     row.update(utilisation(times, machine.kinds))
     row.update(bytes_moved(records))
     row.update({f"peak_memory_bytes.{name}": records.peak_bytes.get(name, 0) for name in machine.kinds})
+    row.update({f"peak_pool_bytes.{name}.{pool}": n for (name, pool), n in sorted(records.pool_peak_bytes.items())})
     row.update(counts(records, machine.kinds))
     row.update(fidelity(records))
     energy = energy_j(times, machine.power_w, machine.platform_w) if machine.power_w else None
