@@ -292,7 +292,7 @@ def test_yaml_traps(tmp_path: Path) -> None:
         "c": 12,
         "d": "2025-11-20",
     }
-    with pytest.raises(HardwareError, match=r"^x: line 2: key 'a' is given twice; remove one$"):
+    with pytest.raises(HardwareError, match=r"^x: line 2: expected each key once, got 'a' again; remove one$"):
         read_yaml("a: 1\na: 2", "x")
     with pytest.raises(HardwareError, match=r"^x: not valid YAML: "):
         read_yaml("a: [1", "x")

@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from moesim.errors import HardwareError
+from moesim.errors import ConfigError, HardwareError
 from moesim.hardware.schema import ProfileFile, is_number, keys_at
+from moesim.yaml_reader import read_yaml_value
 
 # ------------------------------------------------------------------------------------------------------------ reading
-
-
-class _Loader(yaml.SafeLoader):
-    """`yaml.SafeLoader` that reads 936e9 as a number, leaves dates as text, and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge" or not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                raise HardwareError(f"line {key.start_mark.line + 1}: key '{key.value}' is given twice; remove one")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_OTHERWISE = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag not in _OTHERWISE]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.(?:inf|nan))$"),
-    list("-+0123456789."),
-)
 
 
 def read_yaml(text: str, place: str) -> dict[str, Any]:
     """Read the YAML of a profile; ``place`` is the file for messages. Raises `HardwareError`."""
     try:
-        raw = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise HardwareError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
-    except HardwareError as error:
-        raise HardwareError(f"{place}: {error}") from None
+        raw = read_yaml_value(text, place)
+    except ConfigError as error:
+        raise HardwareError(str(error)) from None
     if not isinstance(raw, dict):
         raise HardwareError(f"{place}: expected a mapping with name, devices and links, got {type(raw).__name__}")
     return raw
