@@ -294,7 +294,7 @@ def test_yaml_traps(tmp_path: Path) -> None:
     }
     with pytest.raises(HardwareError, match=r"^x: line 2: expected each key once, got 'a' again; remove one$"):
         read_yaml("a: 1\na: 2", "x")
-    with pytest.raises(HardwareError, match=r"^x: not valid YAML: "):
+    with pytest.raises(HardwareError, match=r"^x: expected valid YAML, got "):
         read_yaml("a: [1", "x")
     with pytest.raises(HardwareError, match="expected a mapping with name, devices and links, got list"):
         read_yaml("- 1", "x")
