@@ -298,7 +298,7 @@ def test_yaml_traps(tmp_path: Path) -> None:
         read_yaml("a: [1", "x")
     with pytest.raises(HardwareError, match="expected a mapping with name, devices and links, got list"):
         read_yaml("- 1", "x")
-    with pytest.raises(HardwareError, match="not valid YAML"):
+    with pytest.raises(HardwareError, match="expected valid YAML"):
         read_yaml("a: !!python/object/apply:os.getcwd []", "x")
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"\xff\xfe\x00")
