@@ -184,7 +184,10 @@ def test_list_policies_names_all_with_what_they_lack(capsys: pytest.CaptureFixtu
     assert all({"exact", "summary", "paper", "missing", "options"} <= set(row) for row in rows)
     assert any(row["missing"] for row in rows)
     assert main(["list", "policies"]) == 0
-    assert "missing" in capsys.readouterr().out.splitlines()[0]
+    cards = {card.split(":")[0]: " ".join(card.split()) for card in capsys.readouterr().out.split("\n\n")}
+    for row in rows:
+        assert row["summary"] in cards[row["name"]]
+        assert all(" ".join(item.split()) in cards[row["name"]] for item in row["missing"])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
@@ -38,8 +40,22 @@ def listing(
     if form is Format.JSON:
         sys.stdout.write(render_records(rows, form))
         return
+    if kind is Kind.POLICIES and form is Format.TABLE:
+        sys.stdout.write("\n".join(_card(row) for row in rows))
+        return
     columns = list(rows[0]) if rows else ["name"]
     sys.stdout.write(render(columns, [[_cell(row[c]) for c in columns] for row in rows], form))
+
+
+def _card(row: dict[str, Any]) -> str:
+    """Write a policy as a paragraph: its texts are too long for columns."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    lines = [f"{row['name']}: {row['summary']}", *(f"{key}: {_cell(row[key])}" for key in ("paper", "missing", "options"))]
+    if not row["exact"]:
+        lines.append("not exact: what it runs may differ from what was routed")
+    wrapped = [textwrap.fill(lines[0], width, subsequent_indent="  ")]
+    wrapped += [textwrap.fill(f"  {line}", width, subsequent_indent="    ") for line in lines[1:] if not line.endswith(": -")]
+    return "\n".join(wrapped) + "\n"
 
 
 def _cell(value: Any) -> str:
