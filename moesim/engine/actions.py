@@ -132,11 +132,7 @@ class Actions:
             if work is None:
                 work = engine.expert_ns(device, n_rows)
             number = engine.number = engine.number + 1
-            task = Task(number, "expert", step, layer, mb, n_rows, work, now)
-            task.expert = expert
-            task.unit = unit
-            task.visit = visit
-            task.group = group
+            task = Task(number, "expert", step, layer, mb, n_rows, work, now, now, expert, unit, visit, group)
             copy = copies.get(unit)
             if copy is not None:
                 copy.pins += 1
@@ -279,7 +275,7 @@ class Actions:
         def done() -> None:
             engine.predicted.append((step, layer, source, predictor))
 
-        task = Task(key, "predict", step, layer, -1, engine.step_rows, work, engine.now)
+        task = Task(key, "predict", step, layer, -1, engine.step_rows, work, engine.now, engine.now)
         task.then = done
         needed = predictor.needs_layer(layer)
         if needed is not None and not engine.state_is_there(needed):

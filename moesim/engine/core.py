@@ -188,7 +188,7 @@ class Engine:
     def future_visit(self, layer: int) -> Visit:
         visit = self.future.get(layer)
         if visit is None:
-            visit = Visit(self.step.index, layer, self.model.n_experts, self.model.top_k, self.n_mbs)
+            visit = Visit(self.step.index, layer, layer * self.model.n_experts, self.model.top_k, self.n_mbs, self.n_mbs)
             self.future[layer] = visit
         return visit
 

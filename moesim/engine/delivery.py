@@ -113,7 +113,7 @@ class Delivery:
                 engine.cross(device, home, layer, rows, "out", over)
 
         work = engine.costs.shared_ns(device.name, rows)
-        task = Task(engine.next_number(), "shared", visit.step, layer, mb, rows, work, engine.now)
+        task = Task(engine.next_number(), "shared", visit.step, layer, mb, rows, work, engine.now, engine.now)
         task.then = done
         if device is not home:
             task.waits = 1

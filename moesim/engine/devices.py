@@ -9,6 +9,7 @@ are the same with `EngineOptions(coalesce=False)`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -27,28 +28,28 @@ AHEAD = -(1 << 60)  # added to the number of a task that goes ahead of everythin
 NEVER = 1 << 62
 
 
+@dataclass(slots=True, eq=False)
 class Task:
-    """One occupation of a device lane, from submission to completion. Class attributes are what most tasks have."""
+    """One occupation of a device lane, from submission to completion."""
 
-    unit = -1  # the unit whose weights it reads
-    expert = -1
-    lane: DeviceLane
+    key: int  # submission order
+    kind: str
+    step: int
+    layer: int
+    mb: int
+    rows: int
+    work: int  # ns
+    submitted: int
+    ready: int
+    expert: int = -1
+    unit: int = -1  # the unit whose weights it reads
     visit: Visit | None = None
     group: Group | None = None
     then: Any = None  # called at completion; None for experts, and for dense parts, which are followed by Routed
-    waits = 0  # weights and inputs still missing
-    start = 0
-    end = 0
-
-    def __init__(self, key: int, kind: str, step: int, layer: int, mb: int, rows: int, work: int, submitted: int) -> None:
-        self.key = key  # submission order
-        self.kind = kind
-        self.step = step
-        self.layer = layer
-        self.mb = mb
-        self.rows = rows
-        self.work = work  # ns
-        self.submitted = self.ready = submitted
+    waits: int = 0  # weights and inputs still missing
+    start: int = 0
+    end: int = 0
+    lane: Any = None  # DeviceLane, once submitted
 
 
 class DeviceLane:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,6 @@ KINDS = {
     SKIPPED: "skipped",
 }
 
-EMPTY: Mapping[int, int] = MappingProxyType({})
 
 
 class Group:
@@ -52,6 +51,7 @@ class Early:
         self.stale = stale
 
 
+@dataclass(slots=True, eq=False)
 class Visit:
     """One visit of a layer.
 
@@ -60,24 +60,22 @@ class Visit:
     made when the first of them occurs.
     """
 
-    begin = -1  # not begun: only early Runs refer to it
-    routed_rows = 0  # rows of the micro-batches routed so far
-    has_slots = False
-    _slots: Any = None
-    early: Sequence[Early] = ()
-    _taken: Mapping[int, int] = EMPTY  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
-    _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to settle last
-    pending: list[int] = []  # noqa: RUF012 -- rows per expert that no Run has taken; replaced by `route`, never changed here
+    step: int
+    layer: int
+    base: int  # unit of its expert 0
+    k: int
+    mbs_left: int
+    open: int  # what keeps the layer open: micro-batches to route, slots to settle, tasks and transfers to end
+    begin: int = -1  # not begun: only early Runs refer to it
+    routed_rows: int = 0  # rows of the micro-batches routed so far
+    has_slots: bool = False
+    pending: Any = ()  # rows per expert that no Run has taken; a list of int once routed
     experts: tuple[Any, ...] = ()  # per micro-batch (n, k)
     weights: tuple[Any, ...] = ()
-
-    def __init__(self, step: int, layer: int, n_experts: int, top_k: int, n_mbs: int) -> None:
-        self.step = step
-        self.layer = layer
-        self.base = layer * n_experts
-        self.k = top_k
-        self.mbs_left = n_mbs
-        self.open = n_mbs  # what keeps the layer open: micro-batches to route, slots to settle, tasks and transfers to end
+    early: Sequence[Early] = ()
+    _slots: Any = None
+    _taken: Mapping[int, int] | None = None  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
+    _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to settle last
 
     def route(self, experts: Any, weights: Any, loads: Sequence[int], n_rows: int) -> None:
         """Take in one micro-batch's routing."""
@@ -117,12 +115,12 @@ class Visit:
             taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
             slots: Any = self._slots
             slots[np.isin(table, taken)] = FRESH
-            for expert, end in self._taken.items():
+            for expert, end in (self._taken or {}).items():
                 slots[:end][table[:end] == expert] = FRESH
 
     def note_taken(self, expert: int) -> None:
         """Remember that a Run takes all rows routed to an expert so far, where `pending` cannot tell."""
-        self._taken = {**self._taken, expert: self.routed_rows}
+        self._taken = {**(self._taken or {}), expert: self.routed_rows}
         if self._slots is not None:
             table = np.concatenate(self.experts)
             self._slots[(table == expert) & (self._slots == 0)] = FRESH
@@ -134,7 +132,7 @@ class Visit:
         if self._slots is not None:
             mask &= self._slots == 0
         else:
-            mask[: self._taken.get(expert, 0)] = False
+            mask[: (self._taken or {}).get(expert, 0)] = False
         return [int(r) for r in mask.any(axis=1).nonzero()[0]]
 
     def settle(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import dataclass
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,34 +22,32 @@ _new = tuple.__new__
 _CAUSE = {DEMAND: "demand", PREFETCH: "prefetch"}
 
 
+@dataclass(slots=True, eq=False)
 class Transfer:
-    """One fetch of one expert on its way, or a message. Class attributes are what most transfers have."""
+    """One fetch of one expert on its way, or a message."""
 
-    src = "message"  # name of the source device; of a message, its cause
+    fetch: int  # number, also the submission order
+    unit: int  # -1: a message
+    layer: int
+    expert: int
+    n_bytes: int
+    left: int  # bytes that this hop has still to move
+    path: tuple[LinkState, ...]
+    urgency: int
+    submitted: int
+    link: LinkState  # where it is queued or under way
+    waiting: list[Any]  # tasks that need it
+    src: str = "message"  # name of the source device; of a message, its cause
     dst: Any = None  # DeviceState of the destination; None for messages
     pool: PoolState | None = None
-    hop = 0
-    started = False
-    first_chunk = True  # the next chunk is the first of its hop: memory is not reserved yet
+    hop: int = 0
+    started: bool = False
+    first_chunk: bool = True  # the next chunk is the first of its hop: memory is not reserved yet
     transit: Any = None  # intermediate device that holds it after a hop
-    drop_on_arrival = False
-    waited_memory = False
+    drop_on_arrival: bool = False
+    waited_memory: bool = False
     on_arrival: Any = None  # for messages
-    rows = 0  # of activations that share the link
-
-    def __init__(self, fetch: int, unit: int, layer: int, expert: int, n_bytes: int, path: tuple[LinkState, ...],
-                 urgency: int, submitted: int) -> None:  # fmt: skip
-        self.fetch = fetch  # number, also the submission order
-        self.unit = unit  # -1: a message
-        self.layer = layer
-        self.expert = expert
-        self.n_bytes = n_bytes
-        self.path = path
-        self.urgency = urgency
-        self.submitted = submitted
-        self.left = n_bytes
-        self.link: LinkState = path[0]  # where it is queued or under way
-        self.waiting: list[Any] = []  # tasks that need it
+    rows: int = 0  # of activations that share the link
 
     @property
     def cause(self) -> str:
@@ -236,7 +235,7 @@ class LinkState:
             self.activation_memo[rows] = known
         n_bytes, work = known
         if self.link.share_link:
-            message = Transfer(engine.next_fetch(), -1, layer, -1, n_bytes, (self,), DEMAND, submitted)
+            message = Transfer(engine.next_fetch(), -1, layer, -1, n_bytes, n_bytes, (self,), DEMAND, submitted, self, [])
             message.src = "activation"
             message.rows = rows
             message.on_arrival = then

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from moesim.records import EvictionRecord, MemoryRecord
 
 _new = tuple.__new__
 
 
+@dataclass(slots=True, eq=False)
 class CopyState:
     """One resident copy of an expert."""
 
-    pins = 0  # queued or running Runs and copies that read it here
-    used = False
-    doomed = False  # dropped while pinned: goes when idle
-
-    def __init__(self, pool: PoolState | None, fetch: int) -> None:
-        self.pool = pool  # None on a backing device
-        self.fetch = fetch  # the fetch that brought it; -1: placed at the start
+    pool: PoolState | None  # None on a backing device
+    fetch: int  # the fetch that brought it; -1: placed at the start
+    pins: int = 0  # queued or running Runs and copies that read it here
+    used: bool = False
+    doomed: bool = False  # dropped while pinned: goes when idle
 
 
 class PoolState:

@@ -74,10 +74,10 @@ class Movement:
             )
         copy.pins += 1
         path = engine.path(src.name, device.name)
-        transfer = Transfer(engine.next_fetch(), unit, layer, expert, n_bytes, path, urgency, engine.now)
-        transfer.src = src.name
-        transfer.dst = device
-        transfer.pool = pool
+        number = engine.fetch_number = engine.fetch_number + 1
+        transfer = Transfer(
+            number, unit, layer, expert, n_bytes, n_bytes, path, urgency, engine.now, path[0], [], src.name, device, pool
+        )
         device.pending[unit] = transfer
         path[0].enqueue(transfer)
 
@@ -135,6 +135,6 @@ class Movement:
         self.actions.device(src, "Send")
         self.actions.device(dst, "Send")
         path = engine.path(src, dst)
-        message = Transfer(engine.next_fetch(), -1, -1, -1, n_bytes, path, 0, engine.now)
+        message = Transfer(engine.next_fetch(), -1, -1, -1, n_bytes, n_bytes, path, 0, engine.now, path[0], [])
         message.on_arrival = lambda: engine.sent.append(tag)
         path[0].enqueue(message)

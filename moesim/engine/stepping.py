@@ -136,7 +136,7 @@ class Stepper:
         engine = self.engine
         visit = engine.future.pop(layer, None) if engine.future else None
         if visit is None:
-            visit = Visit(engine.step.index, layer, self._n_experts, self._top_k, engine.n_mbs)
+            visit = Visit(engine.step.index, layer, layer * self._n_experts, self._top_k, engine.n_mbs, engine.n_mbs)
         visit.begin = now
         engine.visit = visit
         engine.reached = layer
@@ -172,7 +172,7 @@ class Stepper:
             work = engine.costs.dense_ns(device.name, micro.n_rows) + self._attention_ns(device, micro)
             self._dense_ns[device.index, mb] = work
         number = engine.number = engine.number + 1
-        return Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now)
+        return Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now, engine.now)
 
     def _attention_ns(self, device: DeviceState, micro: MicroBatch) -> int:
         rows = slice(micro.first_row, micro.first_row + micro.n_rows)
@@ -240,6 +240,6 @@ class Stepper:
 
     def _task(self, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None) -> Task:
         engine = self.engine
-        task = Task(engine.next_number(), kind, engine.step.index, layer, mb, rows, work, engine.now)
+        task = Task(engine.next_number(), kind, engine.step.index, layer, mb, rows, work, engine.now, engine.now)
         task.then = then
         return task
