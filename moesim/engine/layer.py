@@ -23,7 +23,6 @@ KINDS = {
 }
 
 
-
 class Group:
     """Runs returned together for one device: their rows cross once, their outputs come back once (rule 8)."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simpy.events import Timeout
