@@ -220,7 +220,7 @@ def test_corpus_sets_are_disjoint_and_seeded(library: Path) -> None:
     assert corpora.read_corpus(library, 1).files != corpus.files
 
 
-def test_prompts_start_on_lines_and_have_their_length(library: Path) -> None:
+def test_prompts_start_on_lines_and_have_their_length(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = corpora.read_corpus(library, 0)
     tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
     files = corpus.files["prompts"]
@@ -231,6 +231,7 @@ def test_prompts_start_on_lines_and_have_their_length(library: Path) -> None:
         text = files[prompt.file]
         assert prompt.start == 0 or text[prompt.start - 1] == "\n"
         assert text[prompt.start :].startswith(tokenizer.decode(list(prompt.tokens)))
+    monkeypatch.setattr(corpora, "ATTEMPTS", 10)
     with pytest.raises(ValueError, match="another passage of 99999 tokens"):
         corpora.draw_prompts(tokenizer, files, [99_999], random.Random(0))
 

@@ -31,6 +31,9 @@ SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "encodings", "site-pa
 CALIBRATION_SHARE = 0.08
 PROMPT_SHARE = 0.12
 
+#: Places tried for a prompt before there is said to be none.
+ATTEMPTS = 10_000
+
 #: Files shorter than this hold no prompt and no calibration passage; they are always trained on.
 MIN_HELD_BACK_BYTES = 3000
 
@@ -159,7 +162,7 @@ def draw_prompts(tokenizer: Tokenizer, files: dict[str, str], lengths: list[int]
     taken: set[tuple[str, int]] = set()
     prompts = []
     for n_tokens in lengths:
-        for _attempt in range(10_000):
+        for _attempt in range(ATTEMPTS):
             name = names[rng.randrange(len(names))]
             starts = _starts(files[name])
             start = starts[rng.randrange(len(starts))]

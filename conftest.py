@@ -1,0 +1,14 @@
+"""Options of the test suite, and what to leave out where PyTorch is not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+collect_ignore_glob = [] if find_spec("torch") else ["moesim/recorder/*"]  # doctests import the modules
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes the golden results anew."""
+    parser.addoption("--regenerate", action="store_true", help="write tests/data/golden.json anew")
