@@ -91,14 +91,7 @@ class DeviceLane:
             if task.key < self.first_waiting:
                 self.first_waiting = task.key
             return
-        heappush(self.heap, (task.key, task))
-        plan = self.plan
-        if not plan:
-            self.engine.lanes_to_start.append(self)
-        elif len(plan) > 1 and (task.key < plan[-1].key or plan[-1].unit < 0):
-            self.cut_short()
-        elif not self.armed:
-            self.arm()
+        self._queue(task)
 
     def wake(self, task: Task) -> None:
         """One thing that the task waited for is there."""
@@ -108,14 +101,18 @@ class DeviceLane:
             if not self.n_waiting:
                 self.first_waiting = NEVER
             task.ready = self.engine.now
-            heappush(self.heap, (task.key, task))
-            plan = self.plan
-            if not plan:
-                self.engine.lanes_to_start.append(self)
-            elif len(plan) > 1 and (task.key < plan[-1].key or plan[-1].unit < 0):
-                self.cut_short()
-            elif not self.armed:
-                self.arm()
+            self._queue(task)
+
+    def _queue(self, task: Task) -> None:
+        """Queue a ready task; the plan gives way where the task comes before what is planned, or needs to know its end."""
+        heappush(self.heap, (task.key, task))
+        plan = self.plan
+        if not plan:
+            self.engine.lanes_to_start.append(self)
+        elif len(plan) > 1 and (task.key < plan[-1].key or plan[-1].unit < 0):
+            self.cut_short()
+        elif not self.armed:
+            self.arm()
 
     # ------------------------------------------------------------------------------------------------------------- start
     def start_next(self) -> None:
