@@ -54,7 +54,7 @@ class Actions:
 
     def fail(self, what: str, remedy: str) -> NoReturn:
         engine = self.engine
-        layer = engine.visit.layer if engine.visit is not None else -1
+        layer = engine.visit.layer if engine.visit is not None else engine.reached
         where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
         raise PolicyError(f"{where}: {what}; {remedy} [policy={engine.policy_name}]")
 

@@ -69,6 +69,16 @@ class Parts(NamedTuple):
     replacement: ReplacementPart
 
 
+class _OnTheWay:
+    """The experts of a layer that are being copied to a device, asked for one at a time."""
+
+    def __init__(self, view: View, layer: int, device: str) -> None:
+        self._view, self._layer, self._device = view, layer, device
+
+    def __contains__(self, expert: object) -> bool:
+        return isinstance(expert, int) and self._view.is_pending(self._layer, expert, self._device)
+
+
 class Composed(PolicyBase):
     """Any combination of placement, assignment, prefetch and replacement parts.
 
@@ -272,18 +282,18 @@ class Composed(PolicyBase):
         layer, gpu = event.layer, self._gpu
         _, _, prefetch, replacement = self.parts
         held = [] if replacement.admits else layer_residents(view, gpu, STAGING, layer)
-        busy: list[int] = []
         if prefetch.transient:
             held += layer_residents(view, gpu, PREFETCHED, layer)
             # What is in this list and still pending is on its way to the transient pool, for nobody.
             busy = [e for e in self._transient.pop(layer, ()) if view.is_pending(layer, e, gpu)]
             held += busy
-        swap = replacement.layer_end(event.step, layer, busy)
+        swap = replacement.layer_end(event.step, layer, _OnTheWay(view, layer, gpu))
         actions: list[Action] = []
         newcomers: Sequence[int] = ()
         if swap is not None:
             newcomers = swap.newcomers
             actions.append(Drop(layer, swap.victims, gpu))
+            held = [e for e in held if e not in swap.victims]
             if swap.relabel:
                 kept = self._relabelled(layer, swap.victims, [e for e in newcomers if e in held], view)
                 newcomers = [e for e in newcomers if e not in kept]

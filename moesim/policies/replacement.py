@@ -227,7 +227,8 @@ class WorkloadAware(Static):
     def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
         """Replace the u_size lowest residents by the u_size highest others when a window is over.
 
-        What is ``busy``, on its way to another pool though its layer is over, is left for a later window.
+        What is ``busy``, on its way to another pool though its layer is over (over a slow link even from a step before), is
+        left for a later window: another fetch of it would not change the pool that it arrives in.
         """
         visit = self._visits[layer]
         self._visits[layer] = visit + 1
