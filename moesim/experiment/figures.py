@@ -19,7 +19,7 @@ PLOTS = ("decode_speed", "hit_rate", "breakdown", "gantt")
 
 _SWEPT = (
     "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
-    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse", "cache_ratio",
+    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, O
     made: dict[str, Callable[[str], Iterator[tuple[str, Any]]]] = {
         "decode_speed": lambda name: _by_panel(name, frame, lambda part, group: plots.decode_speed(part, group)),
         "breakdown": lambda name: _by_panel(name, frame, lambda part, group: _breakdown(part, group)),
-        "hit_rate": lambda name: _by_panel(name, frame, lambda part, group: plots.hit_rate(part), group="cache_ratio"),
+        "hit_rate": lambda name: _by_panel(name, frame, lambda part, group: _hit_rate(part), group="cache_ratio"),
         "gantt": lambda name: _gantt(name, frame, runs),
     }
     for name in dict.fromkeys(names):
@@ -68,17 +68,24 @@ def frame_of(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
 
 def _varying(frame: pd.DataFrame) -> list[str]:
-    return [column for column in _SWEPT if frame[column].astype(str).nunique() > 1]
+    """List the columns that are swept; where budgets are, the cache ratio follows from them and the policy."""
+    from moesim.plots.style import cache_column
+
+    columns = [*_SWEPT, cache_column(frame)]
+    return [column for column in columns if frame[column].astype(str).nunique() > 1]
 
 
 def _by_panel(
     name: str, frame: pd.DataFrame, make: Callable[[pd.DataFrame, str], Any], group: str | None = None
 ) -> Iterator[tuple[str, Any]]:
     """One figure for each combination of what is swept beside the group, so that nothing is averaged away."""
+    from moesim.plots.style import cache_column
+
     varying = _varying(frame)
+    cache = cache_column(frame)
     if group is None:
-        group = "batch_size" if "batch_size" in varying and "cache_ratio" not in varying else "cache_ratio"
-    others = [column for column in varying if column != group]
+        group = "batch_size" if "batch_size" in varying and cache not in varying else cache
+    others = [column for column in varying if column != group and column != (cache if group == "cache_ratio" else "")]
     if not others:
         yield name, make(frame, group)
         return
@@ -96,6 +103,12 @@ def _breakdown(part: pd.DataFrame, group: str) -> Any:
 
     prefix = "decode_time" if (part["n_decode_tokens"] > 0).all() else "time"
     return plots.breakdown(part, prefix, group if part[group].nunique() > 1 else None)
+
+
+def _hit_rate(part: pd.DataFrame) -> Any:
+    from moesim import plots
+
+    return plots.hit_rate(part, "hit_rate_decode" if (part["n_decode_tokens"] > 0).all() else "hit_rate")
 
 
 def _gantt(name: str, frame: pd.DataFrame, runs: Mapping[str, Outcome]) -> Iterator[tuple[str, Any]]:

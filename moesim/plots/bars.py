@@ -30,14 +30,18 @@ from moesim.units import NS_PER_MS
 
 AXIS: Final = {
     "cache_ratio": "share of all experts that the GPU cache holds",
+    "cache_budget_bytes": "GPU memory budget",
     "batch_size": "batch size (requests)",
 }
 """Words for the columns by which results are grouped."""
 
+_WORD: Final = {"cache_ratio": "cache", "cache_budget_bytes": "cache", "batch_size": "batch"}
+_VISIBLE: Final = 0.0005  # of a bar; less is 0.0%, and has no entry in the legend
+
 
 @styled
 def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
-    """Decode speed by policy, grouped by cache ratio or batch size.
+    """Decode speed by policy, grouped by cache ratio, memory budget or batch size.
 
     Parameters
     ----------
@@ -45,7 +49,7 @@ def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
         Result rows with ``policy``, ``decode_tokens_per_s`` and the column of groups. Several rows
         of a bar are averaged.
     group : str
-        ``"cache_ratio"`` or ``"batch_size"``.
+        ``"cache_ratio"``, ``"cache_budget_bytes"`` or ``"batch_size"``.
 
     Returns
     -------
@@ -61,6 +65,7 @@ def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
     width = 0.84 / len(policies)
     notes = averaged(frame, group)
     for i, policy in enumerate(policies):
+        label: str | None = policy  # of the first of its bars
         for j, value in enumerate(groups):
             rows = frame[(frame["policy"] == policy) & (frame[group] == value)]
             speed = mean(rows, "decode_tokens_per_s")
@@ -76,14 +81,15 @@ def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
                 edgecolor=BLACK,
                 linewidth=0.6,
                 hatch="//" if mark else None,
-                label=policy if j == 0 else None,
+                label=label,
             )
+            label = None
             text = short(speed)
             if mark:
                 text += f"\n{mark}"
                 notes = [*averaged(frame, group), CONDITIONED]
             axes.annotate(text, (x, speed), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
-    axes.set_xticks(range(len(groups)), [group_name(value) for value in groups])
+    axes.set_xticks(range(len(groups)), [group_name(value, group) for value in groups])
     axes.tick_params(axis="x", length=0)
     axes.margins(y=0.15)
     axes.set_xlabel(AXIS.get(group, group))
@@ -111,7 +117,8 @@ def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = Non
     Returns
     -------
     Figure
-        Horizontal bars in ms with the causes in the order of `CAUSES`.
+        Horizontal bars in ms with the causes in the order of `CAUSES`. The legend leaves out those that are
+        0.0% of every bar.
     """
     columns = [f"{prefix}_{cause}_ns" for cause in CAUSES]
     need(frame, ("policy", *columns), "breakdown")
@@ -126,11 +133,15 @@ def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = Non
         bars.append([t / scale / NS_PER_MS for t in times])
         mark = lossy_mark(rows)
         lossy = lossy or bool(mark)
-        names.append(" · ".join(group_name(part) for part in key) + (f" ({mark})" if mark else ""))
+        name = str(key[0])
+        if group is not None:
+            name += f", {_WORD.get(group, group)} {group_name(key[1], group)}"
+        names.append(name + (f" ({mark})" if mark else ""))
     figure, axes = new_figure(7.2, 1.7 + 0.36 * len(names))
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     left = np.zeros(len(names))
+    totals = np.maximum(np.sum(bars, axis=1), 1e-9)
     for cause, values in zip(CAUSES, np.array(bars).T, strict=True):
         if values.any():
             axes.barh(
@@ -142,7 +153,7 @@ def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = Non
                 hatch=HATCH[cause],
                 edgecolor=BLACK,
                 linewidth=0.5,
-                label=LABEL[cause],
+                label=LABEL[cause] if (values / totals >= _VISIBLE).any() else None,
             )
             left += values
     for i, total in enumerate(left):
@@ -150,7 +161,7 @@ def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = Non
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.09 * max(left.max(), 1e-9))  # room for the totals; no margin is kept beyond a bar of no width
-    axes.set_xlabel("time per decode token (ms)" if per_token else "time (ms)")
+    axes.set_xlabel("time per decode token of the batch (ms)" if per_token else "time (ms)")
     axes.set_title("Time by what was waited for")
     legend_beside(axes, [LABEL[cause] for cause in CAUSES])
     add_corner(figure, corner_label(frame, group), [*averaged(frame, group), *([CONDITIONED] if lossy else [])])

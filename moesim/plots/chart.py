@@ -46,7 +46,7 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
     Returns
     -------
     Chart
-        CPU lanes, then GPU lanes, then links; links, side lanes and control lanes that are idle are left out.
+        CPU lanes, then GPU lanes, then links; lanes that are idle are left out.
         Boxes are clipped to the window.
 
     Raises
@@ -61,7 +61,7 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
     boxes: list[Box] = []
 
     def add(lane: str, start: int, stop: int, cause: str, text: str) -> None:
-        if start < end and stop > begin:
+        if start < min(stop, end) and stop > begin:
             boxes.append(Box(lane, max(start, begin) - begin, min(stop, end) - begin, cause, text))
 
     for t in records.tasks:
@@ -78,6 +78,6 @@ def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]
     devices = sorted(machine.kinds, key=lambda name: machine.kinds[name] != "cpu")  # stable: CPUs first
     known = [lane for name in devices for lane in (name, f"{name} side")]
     known += [lane for link in machine.links for lane in (link, f"{link} act.")]
-    lanes = tuple(lane for lane in known if lane in used or lane in machine.kinds)
+    lanes = tuple(lane for lane in known if lane in used) or tuple(devices)  # a chart has a lane at least
     visited = tuple((v.begin - begin, v.end - begin, v.layer) for v in visits)
     return Chart(lanes, tuple(boxes), visited, end - begin)

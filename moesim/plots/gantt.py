@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from moesim.colours import BLACK, FILL, LABEL, text_on
@@ -25,6 +27,9 @@ _GANTT_LABEL: Final = {
     "exposed_prefetch": "prefetch",
     "exposed_other_transfer": "other transfer",
 }
+
+_EDGE: Final = 0.3  # points: short boxes keep their colour
+_LAYER_END: Final[Any] = {"color": BLACK, "linewidth": 0.8, "linestyle": "--"}
 
 
 @styled
@@ -53,7 +58,7 @@ def gantt(
     Returns
     -------
     Figure
-        For each policy its CPU, GPU and link lanes with expert ids in the boxes (layer/id on links).
+        For each policy the CPU, GPU and link lanes that it uses, with expert ids in the boxes (layer/id on links).
 
     Raises
     ------
@@ -72,20 +77,22 @@ def gantt(
         axes.set_xlim(0, longest)
         _draw_chart(axes, drawn, longest)
         axes.set_title(f"{policy}: {drawn.length / NS_PER_MS:.3g} ms")
-    grid[-1, 0].set_xlabel(f"time since the begin of layer {layers[0]} in step {step} (ms)")
+    grid[-1, 0].set_xlabel(f"time since layer {layers[0]} of step {step} started (ms)")
     shown = {box.cause for c in charts.values() for box in c.boxes}
-    handles = [
+    handles: list[Artist] = [
         Patch(
             facecolor=FILL[cause],
             edgecolor=BLACK,
-            linewidth=0.5,
+            linewidth=_EDGE,
             label=_GANTT_LABEL.get(cause, LABEL[cause]),
         )
         for cause in CAUSES
         if cause in shown
     ]
+    handles.append(Line2D([], [], **_LAYER_END, label="layer end"))
     figure.legend(handles=handles, loc="outside right upper")
-    add_corner(figure, label)
+    on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
+    add_corner(figure, label, ["numbers: expert; layer/expert on links" if on_links else "numbers: expert"])
     return figure
 
 
@@ -102,7 +109,7 @@ def _draw_chart(axes: Axes, drawn: Chart, longest_ms: float) -> None:
             height=0.8,
             color=FILL[box.cause],
             edgecolor=BLACK,
-            linewidth=0.4,
+            linewidth=_EDGE,
         )
         if box.text and width >= per_character * (len(box.text) + 0.6):
             axes.text(
@@ -116,7 +123,7 @@ def _draw_chart(axes: Axes, drawn: Chart, longest_ms: float) -> None:
                 clip_on=True,
             )
     for _, end, _ in drawn.layers:
-        axes.axvline(end / NS_PER_MS, color=BLACK, linewidth=0.8, linestyle="--")
+        axes.axvline(end / NS_PER_MS, **_LAYER_END)
     axes.set_yticks(range(len(drawn.lanes)), drawn.lanes)
     axes.set_ylim(len(drawn.lanes) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)

@@ -21,6 +21,7 @@ from moesim.atomic import write_bytes
 from moesim.colours import BLACK, SERIES
 from moesim.errors import ConfigError
 from moesim.hardware import weakest
+from moesim.units import format_bytes
 
 STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
@@ -52,6 +53,7 @@ CONDITIONED: Final = (
 OPTIMUM: Final = "belady"
 """The policy that is drawn in black."""
 
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _ROUNDING: Final = 1e-9  # of sums of gate weights
 _P = ParamSpec("_P")
 
@@ -90,16 +92,16 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
     Returns
     -------
     str
-        One line, with batch size and cache ratio where all rows have the same; the columns that the
+        One line, with batch size and cache ratio or budget where all rows have the same; the columns that the
         frame lacks are left out.
     """
     parts = []
     for column in ("model", "hardware", "trace"):
         if column in frame:
             parts.append(", ".join(sorted({str(v) for v in frame[column].dropna()})))
-    for column, words in (("batch_size", "batch"), ("cache_ratio", "cache ratio")):
+    for column, words in (("batch_size", "batch"), (cache_column(frame), "cache")):
         if column != group and column in frame and frame[column].nunique() == 1:
-            parts.append(f"{words} {group_name(frame[column].dropna().iloc[0])}")
+            parts.append(f"{words} {group_name(frame[column].dropna().iloc[0], column)}")
     if "source_label" in frame:
         labels = [str(v) for v in frame["source_label"].dropna()]
         if labels:
@@ -110,9 +112,16 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
     """Write the corner label, and notes below it, under a figure."""
     width = int(figure.get_figwidth() * 18)  # characters of this size in the width
-    lines = [line for part in (*notes, text) if part for line in textwrap.wrap(part, width, break_on_hyphens=False)]
+    lines = [line for part in (*notes, text) if part for line in _wrapped(part, width)]
     if lines:
         figure.supxlabel("\n".join(lines), x=0.99, ha="right", fontsize=7, color="#555555")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Wrap a text, between its parts if it has any; a part that is wider than a line is split between words."""
+    parts = [part if len(part) > width - 2 else part.replace(" ", _NO_BREAK) for part in text.split(" · ")]
+    lines = textwrap.wrap(f"{_NO_BREAK}· ".join(parts), width, break_on_hyphens=False)
+    return [line.replace(_NO_BREAK, " ") for line in lines]
 
 
 def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
@@ -127,11 +136,19 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
 def averaged(frame: pd.DataFrame, group: str | None) -> list[str]:
     """Say over what a figure averages: the swept columns that it does not show."""
     found = []
-    for column in ("cache_ratio", "batch_size"):
-        if column != group and column in frame and frame[column].nunique() > 1:
-            values = ", ".join(group_name(value) for value in sorted(frame[column].dropna().unique()))
-            found.append(f"mean over {column.replace('_', ' ')} {values}")
+    cache = cache_column(frame)
+    for column, words in ((cache, "cache ratio" if cache == "cache_ratio" else "budget"), ("batch_size", "batch size")):
+        shown = column == group or (column == cache and group == "cache_ratio")  # each budget has its own ratio
+        if not shown and column in frame and frame[column].nunique() > 1:
+            values = ", ".join(group_name(value, column) for value in sorted(frame[column].dropna().unique()))
+            found.append(f"mean over {words} {values}")
     return found
+
+
+def cache_column(frame: pd.DataFrame) -> str:
+    """Name the column that says how large the cache was asked to be: a budget if all rows have one, else the ratio."""
+    has_budgets = "cache_budget_bytes" in frame and frame["cache_budget_bytes"].notna().all()
+    return "cache_budget_bytes" if has_budgets else "cache_ratio"
 
 
 def policies_of(frame: pd.DataFrame) -> list[str]:
@@ -164,8 +181,10 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def group_name(value: Any) -> str:
-    """Write the value of a group as it would be typed."""
+def group_name(value: Any, column: str = "") -> str:
+    """Write the value of a group as it would be typed; bytes with a unit."""
+    if column == "cache_budget_bytes":
+        return format_bytes(value)
     return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
 
 
