@@ -9,11 +9,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from moesim import plots
-from moesim.colours import BLACK, FILL, SERIES, text_on
+from moesim.colours import BLACK, FILL, LABEL, SERIES, text_on
 from moesim.errors import ConfigError
+from moesim.experiment import figures
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine
 from moesim.plots.chart import chart
+from moesim.plots.style import add_corner
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))
@@ -33,7 +35,7 @@ def results():
                 "trace": "mini-mixtral",
                 "source_label": ["measured", "published", "spec-sheet"][number],
                 "decode_tokens_per_s": 10.0 * (number + 1) * (1 + ratio),
-                "hit_rate": ratio + 0.1 * number,
+                "hit_rate_decode": ratio + 0.1 * number,
                 "fidelity_fresh": 0.9567 if policy == "daop" else 1.0,
                 "n_decode_tokens": 10,
             }
@@ -85,12 +87,47 @@ def test_hit_rate_has_belady_and_the_null():
     figure = plots.hit_rate(results())
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert list(lines) == ["lru", "daop", "belady (best demand cache)", "uniform null"]
+    assert list(lines) == ["lru", "daop", "belady (best demand cache)", "chance (cached share)"]
     assert lines["belady (best demand cache)"].get_color() == BLACK
     assert lines["belady (best demand cache)"].get_linewidth() > lines["lru"].get_linewidth()
     assert np.allclose(lines["daop"].get_xydata(), [(25, 35), (50, 60)])
-    assert np.allclose(lines["uniform null"].get_xydata(), [(0, 0), (100, 100)])
+    assert np.allclose(lines["chance (cached share)"].get_xydata(), [(0, 0), (100, 100)])
     assert legend(figure)[0] == "belady (best demand cache)"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("cache ratio (% of all experts)", "decode hit rate (%)")
+    assert (axes.get_xlim(), axes.get_ylim()) == ((20, 55), (0, 103))
+
+
+def test_hit_rate_shows_the_whole_axis_where_the_ratios_span_half_of_it():
+    frame = results()
+    frame["cache_ratio"] = frame["cache_ratio"].replace(0.5, 0.75)
+    assert plots.hit_rate(frame).axes[0].get_xlim() == (0, 100)
+
+
+def with_budgets(frame):
+    """Budgets instead of ratios: each policy gets its own share of the experts from the same budget."""
+    budgets = [(8 if ratio == 0.25 else 12) << 30 for ratio in frame["cache_ratio"]]
+    return frame.assign(cache_budget_bytes=budgets, cache_ratio=[0.1 + 0.01 * i for i in range(len(frame))])
+
+
+def test_a_sweep_of_budgets_is_grouped_by_budget():
+    figure = plots.decode_speed(with_budgets(results()), "cache_budget_bytes")
+    (axes,) = figure.axes
+    assert len(axes.patches) == 6
+    assert legend(figure) == ["lru", "daop", "belady"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["8 GiB", "12 GiB"]
+    assert axes.get_xlabel() == "GPU memory budget"
+    assert not any("mean over" in t for t in texts(figure))
+
+
+def test_a_policy_without_the_first_group_is_in_the_legend():
+    assert legend(plots.decode_speed(results().iloc[1:])) == ["lru", "daop", "belady"]
+
+
+def test_experiments_with_budgets_have_one_bar_a_budget_and_one_figure_of_hit_rates():
+    frame = with_budgets(results()).assign(**{c: 1 for c in figures._SWEPT if c not in results()})
+    for group in (None, "cache_ratio"):
+        expected = group or "cache_budget_bytes"
+        assert list(figures._by_panel("x", frame, lambda part, by: (len(part), by), group)) == [("x", (6, expected))]
 
 
 def test_policies_keep_their_colours_from_figure_to_figure():
@@ -114,16 +151,23 @@ def test_breakdown_stacks_all_causes():
     assert all(sum(row) == pytest.approx(total) for row in widths.values())
     found = texts(figure)
     assert "time (ms)" in found
-    assert "daop · 0.25 (95.6%*)" in found
+    assert "daop, cache 0.25 (95.6%*)" in found
     assert "dense part" not in legend(figure)  # no time, no entry
     assert "demand fetch" in legend(figure)
+
+
+def test_the_legend_leaves_out_what_no_bar_shows():
+    frame = results().assign(time_predict_ns=10)
+    assert LABEL["predict"] not in legend(plots.breakdown(frame))
+    frame.loc[0, "time_predict_ns"] = 1_000_000
+    assert LABEL["predict"] in legend(plots.breakdown(frame))
 
 
 def test_breakdown_of_decoding_is_per_token():
     frame = results()
     figure = plots.breakdown(frame[frame["cache_ratio"] == 0.5], prefix="decode_time")
     assert max(bar.get_x() + bar.get_width() for bar in figure.axes[0].patches) == pytest.approx(9.0)
-    assert "time per decode token (ms)" in texts(figure)
+    assert "time per decode token of the batch (ms)" in texts(figure)
 
 
 def two_layers():
@@ -148,10 +192,25 @@ def test_gantt():
     assert [t.get_text() for t in axes.get_yticklabels()] == ["cpu0", "gpu0", "cpu0->gpu0"]
     assert {t.get_text() for t in axes.texts} == {"5", "17", "0/5", "1/5"}
     assert axes.get_title(loc="left") == "lru: 8 ms"
-    assert legend(figure) == ["dense part", "GPU experts", "CPU experts", "demand fetch", "prefetch"]
+    assert legend(figure) == ["dense part", "GPU experts", "CPU experts", "demand fetch", "prefetch", "layer end"]
     colours = [bar.get_facecolor() for bar in axes.patches]
     assert matplotlib.colors.same_color(colours[0], FILL["dense"])
-    assert "model · machine" in texts(figure)
+    assert "numbers: expert; layer/expert on links\nmodel · machine" in texts(figure)
+    assert figure.axes[1].get_xlabel() == "time since layer 0 of step 0 started (ms)"
+
+
+def test_each_policy_has_rows_for_the_lanes_that_it_uses():
+    on_gpu = two_layers()
+    on_gpu.tasks = [t for t in on_gpu.tasks if t.device == "gpu0"]
+    drawn = plots.gantt({"lru": on_gpu, "dali": two_layers()}, MACHINE, 0, (0, 1)).axes
+    assert [t.get_text() for t in drawn[0].get_yticklabels()] == ["gpu0", "cpu0->gpu0"]
+    assert [t.get_text() for t in drawn[1].get_yticklabels()] == ["cpu0", "gpu0", "cpu0->gpu0"]
+
+
+def test_the_corner_is_wrapped_between_its_parts():
+    figure = Figure(figsize=(2, 2))
+    add_corner(figure, "a-long-model · a-machine · simulated, weakest source: oracle")
+    assert figure.get_supxlabel().splitlines() == ["a-long-model · a-machine ·", "simulated, weakest source: oracle"]
 
 
 def test_chart_is_clipped_to_its_layers():
@@ -165,8 +224,8 @@ def test_chart_is_clipped_to_its_layers():
 
 
 def test_wrong_frames_are_refused():
-    with pytest.raises(ConfigError, match="plot hit_rate: expected the columns hit_rate"):
-        plots.hit_rate(results().drop(columns="hit_rate"))
+    with pytest.raises(ConfigError, match="plot hit_rate: expected the columns hit_rate_decode"):
+        plots.hit_rate(results().drop(columns="hit_rate_decode"))
     with pytest.raises(ConfigError, match="at least one result"):
         plots.decode_speed(results().iloc[:0])
     with pytest.raises(ConfigError, match="at least one run"):

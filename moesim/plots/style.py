@@ -184,8 +184,16 @@ def short(value: float) -> str:
 def group_name(value: Any, column: str = "") -> str:
     """Write the value of a group as it would be typed; bytes with a unit."""
     if column == "cache_budget_bytes":
-        return format_bytes(value)
+        return _bytes(int(value))
     return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
+
+
+def _bytes(value: int) -> str:
+    """Write a budget in the binary unit in which it was probably typed, else in decimal ones."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value >= size and value * 4 % size == 0:
+            return f"{value / size:g} {unit}"
+    return format_bytes(value)
 
 
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
