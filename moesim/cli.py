@@ -6,9 +6,11 @@ Exit codes: 0 done; 1 a run failed; 2 the input is wrong, and nothing was writte
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from moesim import __version__
 from moesim.commands import bench, listing, runs, schema, traces
 from moesim.errors import InputError, MoesimError
 
@@ -20,6 +22,21 @@ _app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Simulate offloaded inference of Mixture-of-Experts models: what a policy would cost on a machine.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"moesim {__version__}")
+        raise typer.Exit
+
+
+@_app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
 _app.command("run")(runs.run)
 _app.command("compare")(runs.compare)
 _app.command("list")(listing.listing)
@@ -57,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
         if hasattr(error, "format_message"):
+            if not error.format_message():  # no arguments: the help has been printed
+                return 2
             return _fail(error.format_message(), 2)
         raise
     return result if isinstance(result, int) else 0

@@ -7,7 +7,10 @@ turn into a TypeError and hide the cause.
 from __future__ import annotations
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class MoesimError(Exception):
@@ -80,3 +83,39 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}"
+
+
+def describe_exception(error: BaseException) -> str:
+    """Say in one line what another's code raised, and where: the place outside moesim and libraries, if there is one.
+
+    Parameters
+    ----------
+    error : BaseException
+        As caught, with its traceback.
+
+    Returns
+    -------
+    str
+        For example ``NameError: name 'x' is not defined (my_policies.py:12)``.
+    """
+    text = " ".join(str(error).split())
+    where = culprit(error)
+    return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")
+
+
+def culprit(error: BaseException) -> str:
+    """Name file and line of the last frame in a user's code, else in an installed package, else anywhere; or nothing."""
+    frames = []
+    cause: BaseException | None = error
+    while cause is not None:  # SimPy raises a copy, with the original as its cause
+        frames.append([frame for frame in traceback.extract_tb(cause.__traceback__) if not frame.filename.startswith("<")])
+        cause = cause.__cause__
+    paths = sysconfig.get_paths()
+    ours = [str(Path(__file__).parent), *(str(Path(paths[kind], "simpy")) for kind in ("purelib", "platlib"))]
+    libraries = [paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    for others in ([*ours, *libraries], ours, []):
+        for chain in frames:
+            for frame in reversed(chain):
+                if not any(Path(frame.filename).is_relative_to(folder) for folder in others):
+                    return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""

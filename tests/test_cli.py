@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from moesim import __version__
 from moesim.bench import CASES
 from moesim.cli import main
 from moesim.policies.registry import policy_names
@@ -160,6 +163,11 @@ def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.Cap
         (["run", "small.yaml", "--set", "trace=[1"], "--set trace: expected valid YAML, got "),
         (["run", "small.yaml", "--jobs", "0"], "Invalid value for '--jobs' / '-j': "),
         (["run", "small.yaml", "--out", "small.yaml"], "small.yaml: expected a folder for the results, got a file"),
+        (
+            ["run", "small.yaml", "--out", "small.yaml/a/b"],
+            "small.yaml/a/b: expected a folder that can be written, got: Not a dir",
+        ),
+        (["run", "small.yaml", "--out", "/proc/moesim/a"], "/proc/moesim/a: expected a folder that can be written, got: "),
         (["compare", "--policies", "lru", "--cache", "0.5", "--budget", "8 GiB"], "compare: expected either --cache or --budget"),
         (["compare", "--policies", "lru", "--batch", "1,x", "--trace", "small.safetensors"], "compare: workload.batch_size[1]: "),
         (["compare"], "Missing option '--policies'"),
@@ -238,4 +246,50 @@ def test_bench_tells_ratios(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_help_and_no_arguments(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     assert "compare" in capsys.readouterr().out
-    assert main([]) in (0, 2)
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert "compare" in captured.out and captured.err == ""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"moesim {__version__}\n"
+
+
+MINE = """
+from moesim.policies.caches import LRU
+
+
+class Mine(LRU):
+    \"\"\"Fails where it is told to.\"\"\"
+
+    def __init__(self, *, at: str = "decide") -> None:
+        super().__init__()
+        self.at = at
+
+    def place(self, view):
+        return super().place(view) if self.at != "place" else nothing_p
+
+    def decide(self, event, view):
+        return super().decide(event, view) if self.at != "decide" else nothing_d
+
+    def evict(self, fetch, view):
+        return super().evict(fetch, view) if self.at != "evict" else nothing_e
+"""
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_what_a_policy_of_the_current_folder_raises_fails_its_run_only(
+    tmp_path: Path, jobs: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / f"mine{jobs}.py").write_text(MINE)
+    name = f"mine{jobs}:Mine"
+    write_yaml(tmp_path, policies=[*({"name": name, "at": at} for at in ("place", "decide", "evict", "never")), "lru"])
+    assert main(["run", "small.yaml", "--jobs", jobs]) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("moesim: ")]
+    for line, letter, number in zip(lines, "pde", (13, 16, 19), strict=True):
+        assert line.endswith(f": policy {name} raised NameError: name 'nothing_{letter}' is not defined (mine{jobs}.py:{number})")
+    rows = json.loads(Path("results/small/summary.json").read_text())["runs"]
+    assert [bool(row["error"]) for row in rows] == [True, True, True, False, False]
+    assert rows[3]["makespan_ns"] == rows[4]["makespan_ns"]
+    inputs = yaml.safe_load(Path("results/small/config.resolved.yaml").read_text())["inputs"]
+    assert inputs["policies"] == {name: {"sha256": hashlib.sha256(MINE.encode()).hexdigest()}}
+    sys.modules.pop(f"mine{jobs}")

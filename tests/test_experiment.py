@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,9 +11,11 @@ from moesim.engine.budget import initial_placement, slots_within
 from moesim.engine.build import required_bytes
 from moesim.errors import CapacityError, ConfigError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
-from moesim.experiment.runner import run_one
+from moesim.experiment.report import result_table
+from moesim.experiment.runner import notes_of, run_one
 from moesim.policies.registry import make_policy
 from moesim.predictors.future import NEVER, FutureUse
+from moesim.table import Format
 from tests.experiment_kit import resolve, write_trace
 
 
@@ -113,6 +116,29 @@ def test_signals_of_one_policy_restrict_the_requests_of_all(tmp_path: Path):
     with pytest.raises(TraceError, match=r"small.yaml: policy dali needs signal:residual; trace '.*': unknown input"):
         resolve(tmp_path, trace=str(bare), policies=["lru", "dali"])
     assert resolve(tmp_path, trace=str(bare), policies=["lru", "on-demand"]).specs
+
+
+def test_notes_say_how_many_requests_were_drawn_from_which(tmp_path: Path):
+    def notes(**changes) -> list[str]:
+        return [str(row["notes"]).split(", ")[1] for row in run_experiment(resolve(tmp_path, **changes)).rows]
+
+    workload = {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2}
+    assert notes(policies=["lru"], workload=workload) == ["1 request of 8", "2 requests of 8"]
+    experiment = resolve(tmp_path, policies=["dali"])
+    (spec,) = experiment.specs
+    trace, run = experiment.trace(spec), experiment.workload(spec)
+    table = SimpleNamespace(signals=[{"residual"}] * 5 + [set()] * 3)
+    partly = SimpleNamespace(header=trace.header, model=trace.model, requests=table)
+    found = notes_of(spec, partly, run, assumes_memory=False, signals=experiment.signals(spec))
+    assert "1 request of the 5 with signal residual" in found
+
+
+def test_a_table_shows_the_notes_that_all_runs_share_below(tmp_path: Path):
+    workload = {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2}
+    rows = run_experiment(resolve(tmp_path, policies=["lru"], workload=workload)).rows
+    lines = result_table(rows, Format.TABLE).splitlines()
+    assert lines[1].endswith("1 request of 8") and lines[2].endswith("2 requests of 8")
+    assert lines[-1].endswith("; notes: routing of synthetic-32x8, model expert_bits=4")
 
 
 def test_a_stand_in_takes_the_place_of_a_recorded_signal(tmp_path: Path):

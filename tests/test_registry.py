@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.fiddler import Fiddler
-from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
+from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names, source_digest
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run
@@ -131,7 +132,10 @@ WRONG = [
     ),
     ({"name": "lru", "placement": 5}, "a.yaml: policy lru: option placement: expected a string or a mapping or an object"),
     ("no_such_module:Thing", "a.yaml: cannot import module 'no_such_module' of 'no_such_module:Thing'"),
-    ("moesim.policies.fiddler:Fidler", "a.yaml: expected a class 'Fidler' in module 'moesim.policies.fiddler', got None"),
+    (
+        "moesim.policies.fiddler:Fidler",
+        "a.yaml: expected a class 'Fidler' in module 'moesim.policies.fiddler', got none",
+    ),
     ("moesim.errors:unknown_name", "a.yaml: expected a class 'unknown_name' in module 'moesim.errors', got <function"),
     ("moesim.errors:ConfigError", "a.yaml: policy moesim.errors:ConfigError: expected a class with place, decide and evict"),
 ]
@@ -163,3 +167,43 @@ def test_every_policy_is_described(name: str) -> None:
         assert isinstance(row, str)
     if info.paper:
         assert "| point | paper says | released code does | we do |" in module.__doc__
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = 1\ndef f(:\n", "syntax error in broken_plugin.py:2: invalid syntax"),
+        ("\nimport no_such_package.part\n", "broken_plugin.py:2 imports 'no_such_package', which is not there; install it"),
+        ("from moesim.policy import Nothing\n", "ImportError: cannot import name 'Nothing' from 'moesim.policy'"),
+        ("x = 1\n\ny = z\n", "NameError: name 'z' is not defined (broken_plugin.py:3)"),
+    ],
+)
+def test_a_module_that_cannot_be_executed_is_one_line(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_plugin.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    start = "a.yaml: cannot import module 'broken_plugin' of 'broken_plugin:Mine': "
+    with pytest.raises(ConfigError, match="^" + re.escape(start + message)) as caught:
+        make_policy("broken_plugin:Mine", "a.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_constructor_that_raises_and_a_class_with_another_name(plugin: None) -> None:
+    with pytest.raises(ConfigError, match=r"got none; unknown class 'Elsewhen'; did you mean 'Elsewhere'\?"):
+        make_policy("elsewhere_plugin:Elsewhen")
+    module = sys.modules["elsewhere_plugin"]
+    module.Elsewhere.__init__ = eval("lambda self: 1 / 0")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"policy elsewhere_plugin:Elsewhere raised ZeroDivisionError: division by zero"):
+        make_policy("elsewhere_plugin:Elsewhere")
+
+
+def test_a_policy_of_the_current_folder_needs_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "neighbour_plugin.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    assert policy_class("neighbour_plugin:Elsewhere").__name__ == "Elsewhere"
+    assert sys.path[-1] == str(tmp_path)
+    assert source_digest("neighbour_plugin:Elsewhere") == hashlib.sha256(PLUGIN.encode()).hexdigest()
+    assert source_digest("lru") is None
+    sys.modules.pop("neighbour_plugin")

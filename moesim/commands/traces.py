@@ -97,5 +97,5 @@ def _draw(name: str, trace: Trace, result: dict[str, Any], path: Path) -> None:
         for policy, rates in result["hit_rate"].items()
         for share, rate in zip(result["cache_shares"], rates, strict=True)
     ]
-    for written in plots.save(plots.hit_rate(pd.DataFrame(rows)), path.with_suffix("")):
+    for written in plots.save(plots.hit_rate(pd.DataFrame(rows), "hit_rate"), path.with_suffix("")):
         print(f"wrote {written}", file=sys.stderr)

@@ -131,7 +131,8 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     columns = dict(_COLUMNS)
     for key, (name, _) in _LABELS.items():
         if len({row.get(key) for row in done}) > 1:
-            columns[name] = lambda row, key=key: str(row.get(key) or "-")  # type: ignore[misc]
+            common = _common_notes(done) if key == "notes" else []  # the footer has those
+            columns[name] = lambda row, key=key, common=common: _without(row.get(key), common)  # type: ignore[misc]
     names = [*varying.values(), *columns]
     cells = [
         [*(_setting(row.get(key)) for key in varying), *(make(row) for make in columns.values())]
@@ -153,6 +154,15 @@ def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable
     ]
 
 
+def _common_notes(done: Sequence[Row]) -> list[str]:
+    notes = [str(row.get("notes") or "").split(", ") for row in done]
+    return [note for note in notes[0] if note and all(note in others for others in notes)]
+
+
+def _without(labels: Any, common: Sequence[str]) -> str:
+    return ", ".join(label for label in str(labels or "").split(", ") if label not in common) or "-"
+
+
 def _setting(value: Any) -> str:
     if value is None:
         return "-"
@@ -166,6 +176,8 @@ def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format) -> str:
     found = {key: {row.get(key) for row in done} for key in _LABELS}
     shown = {words: found[key] for key, (_, words) in _LABELS.items()}
     labels = [f"{words}: {next(iter(one))}" for words, one in shown.items() if len(one) == 1 and any(one)]
+    if len(found["notes"]) > 1 and (common := _common_notes(done)):
+        labels.append(f"notes: {', '.join(common)}")
     lines = [", ".join(shared), "; ".join(["simulated", *labels])]
     if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")

@@ -13,7 +13,7 @@ from moesim.experiment.naming import fingerprint, hardware_label, model_label, p
 from moesim.experiment.sweep import Point, expand
 from moesim.hardware import load_hardware
 from moesim.model import load_model
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import make_policy, source_digest
 from moesim.predictors.chosen import stand_in
 from moesim.trace import Trace, find_trace
 from moesim.units import us_to_ns
@@ -172,8 +172,9 @@ class Experiment:
         -------
         dict
             ``models``, ``hardware`` and ``traces`` by name, in the order of the experiment; no path of this machine is in it.
+            ``policies`` too, if there are some that are not moesim's own.
         """
-        models, machines, traces = {}, {}, {}
+        models, machines, traces, policies = {}, {}, {}, {}
         for spec in self.specs:
             machine = {k: v for k, v in vars(spec.hardware).items() if k != "path"}
             models[model_label(spec.model)] = {
@@ -186,11 +187,19 @@ class Experiment:
             }
             trace = self.trace(spec)
             traces[spec.point.trace] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
-        return {"models": models, "hardware": machines, "traces": traces}
+            name = spec.point.policy["name"]
+            if name not in policies and (digest := source_digest(name)) is not None:
+                policies[name] = {"sha256": digest}
+        found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
+        return found | ({"policies": policies} if policies else {})
+
+    def signals(self, spec: RunSpec) -> frozenset[str]:
+        """Name the recorded signals that every request of a run must have, because a policy over its trace needs them."""
+        return self._signals[spec.point.trace]
 
     def workload(self, spec: RunSpec) -> Workload:
         """Give the workload of a run; runs that differ in something else share it."""
-        signals = self._signals[spec.point.trace]
+        signals = self.signals(spec)
         key = (spec.point.trace, spec.workload, signals)
         if key not in self._workloads:
             try:

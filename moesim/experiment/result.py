@@ -17,7 +17,7 @@ SUMMARY = "summary.json"
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a folder may be written: it does not exist, is empty, or holds an earlier result.
+    """Make sure that a folder can and may be written: it does not exist, is empty, or holds an earlier result.
 
     Parameters
     ----------
@@ -27,9 +27,17 @@ def check_folder(folder: Path) -> None:
     Raises
     ------
     ConfigError
-        If it is a file, or a folder with anything else in it, which would be lost.
+        If it is a file, or a folder with anything else in it, which would be lost; or if it cannot be made.
     """
-    if not folder.exists():
+    try:
+        exists = folder.exists()
+        above = next(one for one in folder.absolute().parents if one.exists())
+        with tempfile.TemporaryDirectory(dir=above, prefix=".moesim."):
+            pass  # only trying tells: permissions say nothing to root, nor of a read-only disk
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{folder}: expected a folder that can be written, got: {reason}; choose another with --out") from None
+    if not exists:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder}: expected a folder for the results, got a file; choose another with --out")

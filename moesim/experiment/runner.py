@@ -11,7 +11,7 @@ from moesim import collector
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.engine.budget import initial_placement, slots_within
-from moesim.errors import MoesimError
+from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.naming import hardware_label, model_label
 from moesim.hardware import LABELS, weakest
 from moesim.metrics import Value, summarise
@@ -79,14 +79,19 @@ def run_one(
     Returns
     -------
     Outcome
-        Of a failed run too, if it failed with one of moesim's own errors.
+        Of a failed run too, whatever its policy raised.
     """
     machine = Machine.of(spec.hardware)
+    failure: MoesimError
     try:
         with collector.paused():
             return _run(experiment, spec, machine, keep, progress)
     except MoesimError as error:
-        return Outcome({**settings(spec), "error": str(error)}, machine, failure=error)
+        failure = error
+    except Exception as error:
+        # A policy may be anybody's code: what it raises ends this run and no other.
+        failure = PolicyError(f"policy {spec.point.policy['name']} raised {describe_exception(error)}")
+    return Outcome({**settings(spec), "error": str(failure)}, machine, failure=failure)
 
 
 def _run(
@@ -120,7 +125,7 @@ def _run(
     labels = [*costs.labels(activities(records)), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
-    notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity)
+    notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=experiment.signals(spec))
     row: dict[str, Value] = {
         **settings(spec),
         "cache_slots": slots,
@@ -181,7 +186,7 @@ def settings(spec: RunSpec) -> dict[str, Value]:
     return row
 
 
-def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool) -> list[str]:
+def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:
     """List what a reader must know beside the source label.
 
     Parameters
@@ -190,6 +195,8 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
         The run.
     assumes_memory : bool
         The policy asked to run as if the devices' memory were large enough.
+    signals : frozenset of str
+        Those that every request must have.
 
     Returns
     -------
@@ -201,9 +208,20 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
         notes.append("miniature")
     elif trace.model != spec.model.name:
         notes.append(f"routing of {trace.model}")
+    notes.append(_drawn(trace, workload, signals))
     notes += list(workload.labels)
     if assumes_memory:
         notes.append("assumes-memory")
     notes += [f"model {label}" for label in spec.model.labels]
     notes += [f"{source} = {actual}" for source, actual in spec.point.predictors.items()]
     return notes
+
+
+def _drawn(trace: Trace, workload: Workload, signals: frozenset[str]) -> str:
+    """Say how many requests were drawn from how many, and which signals leave others out."""
+    n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
+    n_covered = sum(signals.issubset(names) for names in recorded)
+    drawn = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
+    if n_covered == len(recorded):
+        return f"{drawn}{n_covered}"
+    return f"{drawn}the {n_covered} with signal {' and '.join(sorted(signals))}"

@@ -9,14 +9,18 @@ A third party adds a policy without an edit here, by naming its class in the YAM
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, unknown_name
 from moesim.policies.base import option_parameters
 from moesim.policies.options import construct
 from moesim.policy import Policy
@@ -111,7 +115,12 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
             f"{place}: policy {name}: expected a class with place, decide and evict (see moesim.policy.Policy), "
             f"got none of {', '.join(lacking)} in {cls.__name__}"
         )
-    policy = construct(cls, options, f"policy {name}", place)
+    try:
+        policy = construct(cls, options, f"policy {name}", place)
+    except MoesimError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{place}: policy {name} raised {describe_exception(error)}") from None
     try:
         _ = (
             policy.listens,
@@ -150,24 +159,67 @@ def policy_class(name: str, place: str = "policies") -> type:
 
 
 def import_class(target: str, place: str) -> type:
-    """Import ``package.module:Class``.
+    """Import ``package.module:Class``; a module that is not installed may lie in the current folder.
 
     Raises
     ------
     ConfigError
-        If the module or the class does not exist, or is not a class.
+        If the module or the class does not exist, or is not a class, or the module cannot be executed.
     """
     module_name, _, class_name = target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{place}: cannot import module {module_name!r} of {target!r}: {error}; is it installed?") from None
-    except ValueError:
-        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}") from None
+    if not all(module_name.split(".")):
+        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
+    module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
-        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {found!r}")
+        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name]
+        got = repr(found) if hasattr(module, class_name) else "none"
+        hint = unknown_name("class", class_name, own) if own else "it has no class of its own"
+        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {got}; {hint}")
     return found
+
+
+def _import_module(name: str, what: str) -> ModuleType:
+    here = str(Path.cwd())
+    if not _is_ours(name) and here not in sys.path:
+        sys.path.append(here)  # last, and for good: the module may import its neighbours later
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except SyntaxError as error:
+        where = f"{Path(error.filename or name).name}:{error.lineno}"
+        raise ConfigError(f"{what}: syntax error in {where}: {error.msg}") from None
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(f"{missing}."):
+            raise ConfigError(f"{what}: {error}, neither installed nor in the current folder {here}") from None
+        raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
+    except Exception as error:
+        raise ConfigError(f"{what}: {describe_exception(error)}") from None
+
+
+def source_digest(name: str) -> str | None:
+    """Hash the source file of a policy that is not moesim's own.
+
+    Parameters
+    ----------
+    name : str
+        As in the YAML.
+
+    Returns
+    -------
+    str or None
+        The sha256; None for moesim's own policies, and for a class that comes from no file.
+    """
+    cls = policy_class(name)
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if _is_ours(cls.__module__) or path is None:
+        return None
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "moesim"
 
 
 def policy_names() -> list[str]:

@@ -68,7 +68,7 @@ def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
     if METADATA_KEY not in metadata:
         raise TraceError(
             f"{path}: metadata: expected the key '{METADATA_KEY}' of a moesim trace, got {sorted(metadata)}; "
-            "import the file with 'moesim trace import'"
+            "record it again, or write it with moesim.trace.Trace.write"
         )
     header = _read_header(path, metadata[METADATA_KEY])
     arrays = {name: _map_array(path, raw, name, entry, begin) for name, entry in table.items()}
