@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from moesim.errors import ConfigError
 
@@ -16,24 +16,7 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_TIME = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
-
-
-def _split(text: str, units: dict[str, int], what: str, place: str) -> int:
-    match = _QUANTITY.fullmatch(text)
-    example = "'8 GiB'" if what == "a size" else "'0.4 ms'"
-    if match is None:
-        raise ConfigError(f"{place}: expected {what} such as {example}, got {text!r}")
-    unit = match[2].lower()
-    if unit not in units:
-        known = ", ".join(units)
-        raise ConfigError(f"{place}: expected {what} with a unit ({known}), got {text!r}; write for example {example}")
-    try:
-        value = Decimal(match[1].replace("_", "")) * units[unit]
-    except InvalidOperation:
-        raise ConfigError(f"{place}: expected {what}, got {text!r}") from None
-    return int(value.to_integral_value())
 
 
 def parse_bytes(value: int | str, place: str = "size") -> int:
@@ -49,12 +32,12 @@ def parse_bytes(value: int | str, place: str = "size") -> int:
     Returns
     -------
     int
-        Bytes.
+        Bytes; a fraction of a byte is rounded half to even.
 
     Raises
     ------
     ConfigError
-        If the value is negative, fractional, or has no known unit.
+        If the value is negative, no number, or has no known unit.
 
     Examples
     --------
@@ -67,39 +50,14 @@ def parse_bytes(value: int | str, place: str = "size") -> int:
         if value < 0:
             raise ConfigError(f"{place}: expected a size of at least 0 bytes, got {value}")
         return value
-    return _split(value, _BYTES, "a size", place)
-
-
-def parse_time_ns(value: int | str, place: str = "time") -> int:
-    """Read a time.
-
-    Parameters
-    ----------
-    value : int or str
-        A string with ns, us, ms or s; the integer 0 needs no unit, any other plain number is refused.
-    place : str
-        File and key, for the message.
-
-    Returns
-    -------
-    int
-        Nanoseconds, rounded half to even.
-
-    Raises
-    ------
-    ConfigError
-        If the value has no unit or is not a time.
-
-    Examples
-    --------
-    >>> parse_time_ns("0.4 ms"), parse_time_ns("12 us"), parse_time_ns(0)
-    (400000, 12000, 0)
-    """
-    if value == 0 and not isinstance(value, bool):
-        return 0
-    if not isinstance(value, str):
-        raise ConfigError(f"{place}: expected a time with a unit, such as '0.4 ms', got {value!r}")
-    return _split(value, _TIME, "a time", place)
+    match = _QUANTITY.fullmatch(value)
+    if match is None:
+        raise ConfigError(f"{place}: expected a size such as '8 GiB', got {value!r}")
+    unit = match[2].lower()
+    if unit not in _BYTES:
+        known = ", ".join(_BYTES)
+        raise ConfigError(f"{place}: expected a size with a unit ({known}), got {value!r}; write for example '8 GiB'")
+    return int((Decimal(match[1].replace("_", "")) * _BYTES[unit]).to_integral_value())
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -89,7 +89,7 @@ def test_a_composition_is_written_in_yaml() -> None:
     policy = make_policy(spec)
     assert isinstance(policy, Composed)
     assert repr(policy.parts.assignment) == "Beam(width=4)"
-    assert policy.needs == {"host-compute"}
+    assert policy.needs == frozenset()
 
 
 WRONG = [

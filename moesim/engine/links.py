@@ -63,7 +63,6 @@ class Medium:
 
     def __init__(self) -> None:
         self.busy = False
-        self.blocked = False  # something is queued, and nothing of it can start for want of memory
         self.links: list[LinkState] = []
 
     def start_next(self) -> bool:
@@ -88,7 +87,6 @@ class LinkState:
         self.engine = engine
         self.link = link
         self.name = link.name
-        self.activity = link.name
         self.to = to  # DeviceState at the far end
         self.medium = medium
         medium.links.append(self)
@@ -155,7 +153,7 @@ class LinkState:
             self.end = now + work
             Timeout(engine.env, work).callbacks.append(self._done)
         else:
-            self.lane.begin(self.activity, work)
+            self.lane.begin(self.name, work)
 
     def _contended_done(self, event: Any) -> None:
         if event is not None:

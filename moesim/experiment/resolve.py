@@ -153,12 +153,12 @@ class Experiment:
     def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
         trace = self.traces[_key(spec.point.trace)]
         known = {f"signal:{n}" for n in trace.signals} | {f"table:{n}" for n in trace.tables}
-        known |= {"oracle:routing", "host-compute"} | ({"scores"} if trace.scores is not None else set())
+        known |= {"oracle:routing"} | ({"scores"} if trace.scores is not None else set())
         for need in sorted(needs):
             if need not in known:
                 raise TraceError(
                     f"{self.place}: policy {spec.policy_name} needs {need}; trace '{spec.point.trace}': "
-                    f"{unknown_name('input', need, known - {'host-compute', 'oracle:routing'})}"
+                    f"{unknown_name('input', need, known - {'oracle:routing'})}"
                 )
 
     def trace(self, spec: RunSpec) -> Trace:

@@ -22,7 +22,6 @@ class AllCpu(PolicyBase):
     """Every expert computed on the CPU, nothing transferred."""
 
     listens = frozenset({Routed})
-    needs = frozenset({"host-compute"})
 
     def place(self, view: View) -> Placement:
         """Put no expert anywhere but on the host."""

@@ -30,7 +30,6 @@ class AllCpu(Part):
     """Everything on the CPU, resident or not."""
 
     uses_cpu = True
-    needs = frozenset({"host-compute"})
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Return every active expert for the CPU, without planned totals."""
@@ -41,7 +40,6 @@ class _Costed(Part):
     """Assignment by DALI's cost of each expert: max(transfer, compute) on the GPU, compute on the CPU."""
 
     uses_cpu = True
-    needs = frozenset({"host-compute"})
     _rule: Callable[[Sequence[float], Sequence[float]], Plan]
 
     def start(self, setup: Setup) -> None:

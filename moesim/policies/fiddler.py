@@ -98,7 +98,7 @@ class Fiddler(PolicyBase):
     @property
     def needs(self) -> frozenset[str]:
         """Calibration frequencies, and a host that computes."""
-        return frozenset({"table:activation_frequency", "host-compute"})
+        return frozenset({"table:activation_frequency"})
 
     def place(self, view: View) -> Placement:
         """Fill the granted slots with the globally most frequent experts."""

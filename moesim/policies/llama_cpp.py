@@ -91,11 +91,6 @@ class LlamaCpp(PolicyBase):
         """Routing, and the end of layers whose experts may have been copied."""
         return frozenset({Routed, LayerEnd} if self.op_offload else {Routed})
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """A host that computes."""
-        return frozenset({"host-compute"})
-
     def place(self, view: View) -> Placement:
         """Put layers where the two options say."""
         gpu, cpu = self._gpu, self._cpu = gpu_of(view, "llama-cpp"), cpu_of(view, "llama-cpp")
