@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
@@ -22,18 +25,36 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
     Path
         The file.
     """
+    with writing(path) as file:
+        file.write(data)
+    return Path(path)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that takes its place only when the block has ended without an error.
+
+    Parameters
+    ----------
+    path : str or Path
+        As for `write_bytes`.
+
+    Yields
+    ------
+    file object
+        Of a hidden file in the same folder.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
         os.chmod(name, 0o666 & ~_umask())  # mkstemp makes it private
         os.replace(name, target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    return target
 
 
 def _umask() -> int:

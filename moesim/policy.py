@@ -51,7 +51,7 @@ class Routed(NamedTuple):
     layer: int
     mb: int  # micro-batch, 0 unless the workload has several
     experts: NDArray[Any]  # (n_tokens, top_k) ids in rank order
-    weights: NDArray[Any]  # (n_tokens, top_k) as the model uses them
+    weights: NDArray[Any] | None  # (n_tokens, top_k) as the model uses them; None if not recorded
     scores: NDArray[Any] | None  # (n_tokens, n_experts) full softmax; None if not recorded
     loads: Sequence[int]  # (n_experts,) rows per expert in this micro-batch, plain ints
     active: Sequence[int]  # ids with load > 0, ascending

@@ -97,7 +97,7 @@ class InexactRecord(NamedTuple):
     layer: int
     kind: str  # "stale" | "substituted" | "substituted-stale" | "skipped"
     slots: int
-    mass: float  # sum of the gate weights of those slots
+    mass: float | None  # sum of the gate weights of those slots; None if the trace has none
 
 
 class LayerRecord(NamedTuple):

@@ -46,7 +46,7 @@ ONLY = {  # who may import what
     "matplotlib": ["plots.*"],
     "typer": ["cli", "commands.*"],
     "rich": ["table", "progress", "recorder.*"],
-    "safetensors": ["trace.format", "recorder.*"],
+    "safetensors": ["recorder.*"],
     "pydantic": ["experiment.config", "experiment.config_errors", "experiment.quick", "hardware.*"],
     "pickle": [],
     "requests": [],

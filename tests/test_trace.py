@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from moesim.errors import MoesimError, TraceError
-from moesim.trace import SUFFIX, Signal, Trace, find_trace, trace_names
-from moesim.trace.format import METADATA_KEY, checksums, to_bytes
+from moesim.trace import SUFFIX, GateInputs, Signal, Trace, find_trace, trace_names
+from moesim.trace.format import METADATA_KEY, checksums, write_container
 
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
 PROMPT, DECODE = [2, 0, 3], [2, 3, 1]
@@ -250,8 +250,7 @@ def rewritten(path: Path, header: dict[str, Any], drop: str = "", rename: tuple[
     if rename:
         arrays[rename[1]] = arrays.pop(rename[0])
     full = {**trace.header, "sha256": checksums(arrays), **header}
-    path.write_bytes(to_bytes(arrays, full))
-    return path
+    return write_container(path, arrays, full)
 
 
 def test_wrong_version(path: Path) -> None:
@@ -306,8 +305,9 @@ def test_array_that_the_header_does_not_know(path: Path) -> None:
     [
         ("experts", (3, 1, 0), 5, r"experts\[3, 1, 0\]: expected 0..4, got 5"),
         ("experts", (3, 1), [2, 2], r"experts\[3, 1\]: expected distinct experts, got \[2, 2\]"),
-        ("weights", (2, 0, 1), np.nan, r"weights\[2, 0, 1\]: expected a finite number, got nan"),
-        ("scores", (2, 0, 1), np.inf, r"scores\[2, 0, 1\]: expected a finite number, got inf"),
+        ("weights", (2, 0, 1), np.nan, r"weights\[2, 0, 1\]: expected a finite number of at least 0, got nan"),
+        ("weights", (2, 0, 1), -0.5, r"weights\[2, 0, 1\]: expected a finite number of at least 0, got -0.5"),
+        ("scores", (2, 0, 1), np.inf, r"scores\[2, 0, 1\]: expected a finite number of at least 0, got inf"),
         ("request", 0, 1, r"request\[0\]: expected 0, got 1"),
         ("request", 5, 0, r"request\[5\]: expected 1 or the next number .*, got 0"),
         ("position", 2, 5, r"position\[2\] of request 0: expected 2, one after the row before, got 5"),
@@ -415,3 +415,82 @@ def test_shipped_miniature() -> None:
     best = np.sort(trace.scores, axis=2)[:, :, ::-1][:, :, :2]
     np.testing.assert_array_equal(np.take_along_axis(trace.scores, trace.experts.astype(np.int64), axis=2), best)
     np.testing.assert_allclose(trace.weights.astype(np.float32).sum(axis=2), 1.0, atol=2e-3)
+
+
+# ------------------------------------------------------------ optional parts
+
+
+def test_without_weights(tmp_path: Path) -> None:
+    trace = make(weights=None)
+    back = Trace.read(trace.write(tmp_path / "a.safetensors"))
+    assert back.weights is None
+    assert "weight" not in back.to_frame()
+    assert back.digest == trace.digest != make().digest
+
+
+def test_gate_inputs(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(3, LAYERS, 7)).astype(np.float16)
+    trace = make(inputs=GateInputs(np.array([1, 4, 5], np.int32), values))
+    back = Trace.read(trace.write(tmp_path / "a.safetensors")).inputs
+    assert back is not None
+    np.testing.assert_array_equal(back.values, values)
+    assert back.rows.tolist() == [1, 4, 5]
+    assert make().inputs is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "expected"),
+    [
+        ([1, 1], (2, LAYERS, 7), "inputs: rows: expected ascending rows"),
+        ([1, ROWS], (2, LAYERS, 7), "inputs: rows: expected ascending rows"),
+        ([1, 2], (2, LAYERS + 1, 7), "inputs: expected shape"),
+        ([1, 2], (2, LAYERS), "inputs: expected .* values, got shape"),
+    ],
+)
+def test_bad_gate_inputs(rows: list[int], shape: tuple[int, ...], expected: str) -> None:
+    with pytest.raises(TraceError, match=expected):
+        make(inputs=GateInputs(np.array(rows, np.int32), np.zeros(shape, np.float16)))
+
+
+def test_gate_inputs_need_their_rows(tmp_path: Path) -> None:
+    trace = make(inputs=GateInputs(np.array([1], np.int32), np.zeros((1, LAYERS, 2), np.float16)))
+    arrays = {name: array for name, array in trace._arrays().items() if name != "input_rows"}
+    header = {**trace._full_header(), "sha256": checksums(arrays)}
+    with pytest.raises(TraceError, match="expected both 'inputs' and 'input_rows'"):
+        Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
+    """The writer is ours, since the library's needs all of a file in memory; its reader is the judge."""
+    safetensors = pytest.importorskip("safetensors", reason="needs safetensors: install moesim[dev]")
+    numpy_reader = pytest.importorskip("safetensors.numpy")
+    trace = make()
+    path = trace.write(tmp_path / "a.safetensors")
+    for name, array in numpy_reader.load_file(path).items():
+        np.testing.assert_array_equal(array, trace._arrays()[name])
+    with safetensors.safe_open(path, "np") as file:
+        assert json.loads(file.metadata()[METADATA_KEY])["sha256"] == checksums(trace._arrays())
+        assert sorted(file.keys()) == sorted(trace._arrays())
+        assert path.read_bytes() == numpy_reader.save(trace._arrays(), metadata=dict(file.metadata()))
+
+
+def test_writing_copies_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make().write(tmp_path / "a.safetensors").read_bytes()
+    monkeypatch.setattr("moesim.trace.format._PIECE_BYTES", 7)
+    assert make().write(tmp_path / "b.safetensors").read_bytes() == whole
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make().write(tmp_path / "a.safetensors")
+    before = path.read_bytes()
+
+    def fail(_array: object) -> None:
+        raise OSError("disk full")
+
+    trace = make(weights=None)
+    assert trace.digest
+    monkeypatch.setattr("moesim.trace.format._pieces", fail)
+    with pytest.raises(OSError, match="disk full"):
+        trace.write(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]

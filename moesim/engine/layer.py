@@ -154,8 +154,8 @@ class Visit:
         self.early = ()
 
     def gate_mass(self) -> float:
-        """Sum of the gate weights of all slots."""
-        return float(sum(w.sum(dtype=np.float64) for w in self.weights))
+        """Sum of the gate weights of all slots; 0 if the trace has none."""
+        return float(sum(w.sum(dtype=np.float64) for w in self.weights if w is not None))
 
     def settle_substitutes(self, where: str, who: str) -> None:
         """Give each Run of an expert that was not routed for a row that row's next unsettled slot, in rank order."""
@@ -176,11 +176,12 @@ class Visit:
         """What was not fresh, once every slot is settled."""
         if self._slots is None:
             return []
-        weights = np.concatenate(self.weights).astype(np.float64)
+        weights = None if self.weights[0] is None else np.concatenate(self.weights).astype(np.float64)
         found = []
         for kind, name in KINDS.items():
             mask = self._slots == kind
             slots = int(mask.sum())
             if slots:
-                found.append(InexactRecord(self.step, self.layer, name, slots, float(weights[mask].sum())))
+                mass = None if weights is None else float(weights[mask].sum())
+                found.append(InexactRecord(self.step, self.layer, name, slots, mass))
         return found

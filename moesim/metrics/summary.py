@@ -85,12 +85,13 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
     -------
     dict of str to float or None
         Shares of the gate mass, ``fidelity_fresh``, ``_stale``, ``_substituted``, ``_substituted_stale`` and
-        ``_skipped``, which add up to 1; None if nothing was run. ``n_inexact_slots`` counts slots.
+        ``_skipped``, which add up to 1; None if nothing was run, or if slots were inexact and the trace holds
+        no weights to tell how much that was. ``n_inexact_slots`` counts slots.
     """
     whole = sum(s.gate_mass for s in records.steps)
     mass = dict.fromkeys(_INEXACT, 0.0)
     for r in records.inexact:
-        mass[r.kind] += r.mass
+        mass[r.kind] += r.mass or 0.0  # without weights `whole` is 0 as well, and no share can be told
     if records.steps and not records.inexact:
         whole = 1.0  # all of it was fresh, so it does not matter how much; exact runs do not add it up
     shares = {kind: m / whole if whole else None for kind, m in mass.items()}

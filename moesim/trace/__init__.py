@@ -2,6 +2,7 @@
 
 from moesim.trace.trace import (
     SUFFIX,
+    GateInputs,
     Signal,
     Trace,
     find_trace,
@@ -10,6 +11,7 @@ from moesim.trace.trace import (
 
 __all__ = [
     "SUFFIX",
+    "GateInputs",
     "Signal",
     "Trace",
     "find_trace",

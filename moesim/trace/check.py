@@ -12,7 +12,7 @@ from moesim.trace.format import REQUIRED, SCHEMA_VERSION
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.trace.parts import Signal
+    from moesim.trace.parts import GateInputs, Signal
     from moesim.trace.trace import Trace
 
 _REMEDY = "record or import the trace again"
@@ -37,9 +37,12 @@ def check_trace(trace: Trace, place: str) -> None:
     _check_types(trace, place)
     _check_order(trace, place)
     check_ids(trace.experts, trace.n_experts, f"{place}: experts")
-    check_finite(trace.weights, f"{place}: weights")
-    if trace.scores is not None:
-        check_finite(trace.scores, f"{place}: scores")
+    for name in ("weights", "scores"):
+        values = getattr(trace, name)
+        if values is not None:
+            check_finite(values, f"{place}: {name}", lowest=0)
+    if trace.inputs is not None:
+        _check_inputs(trace, trace.inputs, f"{place}: inputs")
     for name, signal in sorted(trace.signals.items()):
         _check_signal(trace, signal, f"{place}: signals/{name}")
     for name, table in sorted(trace.tables.items()):
@@ -155,8 +158,8 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
                 raise _wrong(f"{place}[{start + row}, {layer}]", "distinct experts", got)
 
 
-def check_finite(values: NDArray[Any], place: str) -> None:
-    """Check that there is no NaN and no infinity.
+def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) -> None:
+    """Check that there is no NaN, no infinity, and nothing below `lowest`.
 
     Raises
     ------
@@ -165,19 +168,35 @@ def check_finite(values: NDArray[Any], place: str) -> None:
     """
     for start in range(0, len(values), _CHUNK_ROWS):
         part = values[start : start + _CHUNK_ROWS]
-        finite = np.isfinite(part)
-        if not finite.all():
-            where = np.argwhere(~finite)[0]
+        good = np.isfinite(part)
+        if lowest is not None:
+            good &= part >= lowest
+        if not good.all():
+            where = np.argwhere(~good)[0]
             got = part[tuple(where)]
             where[0] += start
-            raise _wrong(f"{place}{where.tolist()}", "a finite number", got)
+            wanted = "a finite number" if lowest is None else f"a finite number of at least {lowest}"
+            raise _wrong(f"{place}{where.tolist()}", wanted, got)
+
+
+def _check_rows(trace: Trace, rows: NDArray[Any], place: str) -> None:
+    check_array(rows, ("int32",), (len(rows),), place)
+    if len(rows) and (rows[0] < 0 or rows[-1] >= len(trace.request) or (np.diff(rows) <= 0).any()):
+        raise _wrong(place, f"ascending rows in 0..{len(trace.request) - 1}", "others")
+
+
+def _check_inputs(trace: Trace, inputs: GateInputs, place: str) -> None:
+    _check_rows(trace, inputs.rows, f"{place}: rows")
+    hidden = inputs.values.shape[-1] if inputs.values.ndim == 3 else 0
+    if not hidden:
+        raise _wrong(place, f"({len(inputs.rows)}, {trace.n_layers}, hidden) values", f"shape {inputs.values.shape}")
+    check_array(inputs.values, ("float16",), (len(inputs.rows), trace.n_layers, hidden), place)
+    check_finite(inputs.values, place)
 
 
 def _check_signal(trace: Trace, signal: Signal, place: str) -> None:
     n, n_layers, n_experts = len(signal.rows), trace.n_layers, trace.n_experts
-    check_array(signal.rows, ("int32",), (n,), f"{place}: rows")
-    if n and (signal.rows[0] < 0 or signal.rows[-1] >= len(trace.request) or (np.diff(signal.rows) <= 0).any()):
-        raise _wrong(f"{place}: rows", f"ascending rows in 0..{len(trace.request) - 1}", "others")
+    _check_rows(trace, signal.rows, f"{place}: rows")
     if signal.ids is None:
         shape: tuple[int, ...] = (n, n_layers, n_experts)
     else:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.numpy import save
 
+from moesim import atomic
 from moesim.errors import TraceError
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ _TYPES = {
     "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1",
 }  # fmt: skip
+_CODES = {np.dtype(text).str: code for code, text in _TYPES.items()}
 _MAX_TABLE_BYTES = 2**27
+_PIECE_BYTES = 2**24
+_ALIGNMENT = 8
 
 
 def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -127,23 +130,54 @@ def _map_array(path: Path, raw: NDArray[np.uint8], name: str, entry: Any, begin:
     return raw[first:last].view(np.ndarray).view(dtype).reshape(shape)
 
 
-def to_bytes(arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> bytes:
+def write_container(path: str | Path, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> Path:
     """Write arrays and header as one safetensors file; the same content gives the same bytes.
+
+    The library serialises in memory only; here the arrays go to the file a piece at a time, so that they may
+    be larger than memory.
 
     Parameters
     ----------
+    path : str or Path
+        Where to; complete or not there at all.
     arrays : mapping of str to ndarray
+        May be memory-mapped.
     header : mapping
         Must be JSON without NaN.
 
     Returns
     -------
-    bytes
+    Path
+        The file.
     """
-    text = json.dumps(header, sort_keys=True, allow_nan=False)
-    tensors = {name: np.ascontiguousarray(arrays[name]) for name in sorted(arrays)}
-    data: bytes = save(tensors, metadata={METADATA_KEY: text})
-    return data
+    table: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}}
+    end = 0
+    # Wide types first, so that every array lies at a multiple of its item size.
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    for name in names:
+        array = arrays[name]
+        begin, end = end, end + array.nbytes
+        code = _CODES[array.dtype.newbyteorder("<").str]
+        table[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    with atomic.writing(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            for piece in _pieces(arrays[name]):
+                file.write(piece)
+    return Path(path)
+
+
+def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
+    """Bytes of an array in C order, little-endian, some rows at a time."""
+    if not array.size:
+        return
+    rows = array.reshape(1) if array.ndim == 0 else array
+    step = max(1, _PIECE_BYTES // max(1, rows[0].nbytes))
+    for start in range(0, len(rows), step):
+        part = np.ascontiguousarray(rows[start : start + step], rows.dtype.newbyteorder("<"))
+        yield part.reshape(-1).view(np.uint8).data
 
 
 def checksums(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
@@ -159,9 +193,10 @@ def checksums(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
     """
     sums = {}
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
+        array = arrays[name]
         digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data if array.size else b"")
+        for piece in _pieces(array):
+            digest.update(piece)
         sums[name] = digest.hexdigest()
     return sums
 

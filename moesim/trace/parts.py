@@ -55,6 +55,22 @@ class Signal:
 
 
 @dataclass(frozen=True, eq=False)
+class GateInputs:
+    """What the routers read, from which predictors can be trained.
+
+    Attributes
+    ----------
+    rows : (n,) int32
+        Rows of the trace that it covers, ascending.
+    values : (n, n_layers, hidden) float16
+        Input of each layer's router.
+    """
+
+    rows: NDArray[Any]
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
 class Requests:
     """The requests of a trace, one entry each.
 
@@ -120,6 +136,23 @@ def header_object(header: Mapping[str, Any], key: str, place: str) -> dict[str, 
     if not isinstance(value, dict):
         raise TraceError(f"{place}: header.{key}: expected an object, got {value!r}; record the trace again")
     return value
+
+
+def read_inputs(arrays: Mapping[str, NDArray[Any]], place: str) -> GateInputs | None:
+    """Take the gate inputs of a file, if it has any.
+
+    Raises
+    ------
+    TraceError
+        If it has their values or their rows, but not both.
+    """
+    names = ("input_rows", "inputs")
+    found = [arrays[name] for name in names if name in arrays]
+    if not found:
+        return None
+    if len(found) < len(names):
+        raise TraceError(f"{place}: expected both 'inputs' and 'input_rows', got one of them; record the trace again")
+    return GateInputs(*found)
 
 
 def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], place: str) -> dict[str, Signal]:

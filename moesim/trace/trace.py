@@ -4,10 +4,11 @@ On disk a trace is one safetensors file: safe to load, memory-mapped, no pickle.
 
 ==========================  ==========================  =====================================================
 ``experts``                 uint8 or uint16             (n_rows, n_layers, top_k), in router-rank order
-``weights``                 float16                     same shape, as the model uses them
+``weights``                 float16                     optional: same shape, as the model uses them
 ``request``, ``position``   int32                       (n_rows,): request; place of the token in it, from 0
 ``phase``                   uint8                       (n_rows,): 0 prefill, 1 decode
 ``scores``                  float16                     optional (n_rows, n_layers, n_experts): full softmax
+``inputs``, ``input_rows``  float16, int32              optional: what the routers read, see `GateInputs`
 ``signals/NAME``            float16                     optional: what a predictor said, see `Signal`
 ``signal_ids/NAME``         uint8 or uint16             the ids its scores belong to; absent when it is dense
 ``signal_rows/NAME``        int32                       (n,): the rows it covers
@@ -27,22 +28,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim import atomic
 from moesim.data import data_dirs
 from moesim.errors import TraceError, unknown_name
 from moesim.trace.check import check_trace
-from moesim.trace.format import SCHEMA_VERSION, checksums, read_container, to_bytes, verify_checksums
-from moesim.trace.parts import DECODE, PREFILL, Requests, Signal, header_object, read_signals, tabulate
+from moesim.trace.format import SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
+from moesim.trace.parts import DECODE, PREFILL, GateInputs, Requests, Signal, header_object, read_inputs, read_signals, tabulate
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["DECODE", "PREFILL", "Requests", "Signal", "Trace", "find_trace", "trace_names"]
+__all__ = ["DECODE", "PREFILL", "GateInputs", "Requests", "Signal", "Trace", "find_trace", "trace_names"]
 
 SUFFIX = ".safetensors"
 
-_ROUTING = ("experts", "weights", "request", "position", "phase")
+_ROUTING = ("experts", "request", "position", "phase")
+_OPTIONAL = ("weights", "scores")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +54,8 @@ class Trace:
     ----------
     experts : (n_rows, n_layers, top_k) uint8 or uint16
         Expert ids in router-rank order.
-    weights : (n_rows, n_layers, top_k) float16
-        Gate weights as the model uses them.
+    weights : (n_rows, n_layers, top_k) float16 or None
+        Gate weights as the model uses them; None if the source has none.
     request : (n_rows,) int32
         Request of each row, numbered from 0; the rows of one lie together in token order.
     position : (n_rows,) int32
@@ -63,6 +64,8 @@ class Trace:
         0 prefill, 1 decode.
     scores : (n_rows, n_layers, n_experts) float16 or None
         Full softmax of the router.
+    inputs : GateInputs or None
+        What the routers read, for some rows.
     signals : dict of str to Signal
         What predictors said, by name.
     tables : dict of str to ndarray, (n_layers, ...)
@@ -86,11 +89,12 @@ class Trace:
     """
 
     experts: NDArray[Any]
-    weights: NDArray[Any]
+    weights: NDArray[Any] | None
     request: NDArray[Any]
     position: NDArray[Any]
     phase: NDArray[Any]
     scores: NDArray[Any] | None = None
+    inputs: GateInputs | None = None
     signals: dict[str, Signal] = field(default_factory=dict)
     tables: dict[str, NDArray[Any]] = field(default_factory=dict)
     header: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +104,7 @@ class Trace:
         cls,
         *,
         experts: NDArray[Any],
-        weights: NDArray[Any],
+        weights: NDArray[Any] | None = None,
         n_prompt: Any,
         n_decode: Any,
         n_experts: int,
@@ -108,6 +112,7 @@ class Trace:
         label: str,
         prompt_offset: Any = 0,
         scores: NDArray[Any] | None = None,
+        inputs: GateInputs | None = None,
         signals: Mapping[str, Signal] | None = None,
         tables: Mapping[str, NDArray[Any]] | None = None,
         header: Mapping[str, Any] | None = None,
@@ -118,7 +123,7 @@ class Trace:
         ----------
         experts : (n_rows, n_layers, top_k) integer
             Rows of request 0 first, its prompt before its decode.
-        weights : (n_rows, n_layers, top_k) float
+        weights : (n_rows, n_layers, top_k) float or None
         n_prompt, n_decode : (n_requests,) int
             Rows of each phase.
         n_experts : int
@@ -126,7 +131,7 @@ class Trace:
             For the header.
         prompt_offset : int or (n_requests,) int
             Position of the first row of each request.
-        scores, signals, tables
+        scores, inputs, signals, tables
             As the attributes of the class.
         header : mapping
             More for the header.
@@ -150,11 +155,12 @@ class Trace:
         offset = np.broadcast_to(np.asarray(prompt_offset, np.int64), total.shape)
         trace = cls(
             experts=np.asarray(experts, np.uint8 if n_experts <= 256 else np.uint16),
-            weights=np.asarray(weights, np.float16),
+            weights=None if weights is None else np.asarray(weights, np.float16),
             request=request,
             position=(place + offset[request]).astype(np.int32),
             phase=(place >= prompt[request]).astype(np.uint8),
             scores=None if scores is None else np.asarray(scores, np.float16),
+            inputs=inputs,
             signals=dict(signals or {}),
             tables=dict(tables or {}),
             header={**(header or {}), **base},
@@ -280,7 +286,9 @@ class Trace:
                 raise TraceError(f"{place}: expected an array '{name}', got {sorted(arrays)}; record the trace again")
         trace = cls(
             **{name: arrays[name] for name in _ROUTING},
+            weights=arrays.get("weights"),
             scores=arrays.get("scores"),
+            inputs=read_inputs(arrays, place),
             signals=read_signals(arrays, header_object(header, "signals", place), place),
             tables={n.split("/", 1)[1]: a for n, a in arrays.items() if n.startswith("calibration/")},
             header=header,
@@ -309,12 +317,13 @@ class Trace:
         """
         self.check(str(path))
         header = {**self._full_header(), "sha256": self._sums}
-        return atomic.write_bytes(path, to_bytes(self._arrays(), header))
+        return write_container(path, self._arrays(), header)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {name: getattr(self, name) for name in _ROUTING}
-        if self.scores is not None:
-            arrays["scores"] = self.scores
+        arrays |= {name: array for name in _OPTIONAL if (array := getattr(self, name)) is not None}
+        if self.inputs is not None:
+            arrays |= {"inputs": self.inputs.values, "input_rows": self.inputs.rows}
         for name, signal in self.signals.items():
             arrays[f"signals/{name}"] = signal.scores
             arrays[f"signal_rows/{name}"] = signal.rows
@@ -335,7 +344,7 @@ class Trace:
         -------
         pandas.DataFrame
             One row for each (token, layer, rank): request, position, phase (a category), layer, rank, expert,
-            weight.
+            and weight if the trace has weights.
         """
         import pandas as pd
 
@@ -343,7 +352,7 @@ class Trace:
         phases = pd.Categorical.from_codes(
             np.repeat(self.phase, n_cells).astype(np.int8), categories=pd.Index(["prefill", "decode"])
         )
-        return pd.DataFrame(
+        frame = pd.DataFrame(
             {
                 "request": np.repeat(self.request, n_cells),
                 "position": np.repeat(self.position, n_cells),
@@ -351,9 +360,11 @@ class Trace:
                 "layer": np.tile(np.repeat(np.arange(self.n_layers, dtype=np.int16), self.top_k), self.n_rows),
                 "rank": np.tile(np.arange(self.top_k, dtype=np.int16), self.n_rows * self.n_layers),
                 "expert": self.experts.reshape(-1),
-                "weight": self.weights.reshape(-1).astype(np.float32),
             }
         )
+        if self.weights is not None:
+            frame["weight"] = self.weights.reshape(-1).astype(np.float32)
+        return frame
 
 
 def find_trace(name_or_path: str | Path) -> Path:

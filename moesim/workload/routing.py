@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,7 @@ class LayerRouting(NamedTuple):
     """
 
     experts: NDArray[Any]  # (n_rows, top_k) ids in rank order
-    weights: NDArray[Any]  # (n_rows, top_k) as the model uses them
+    weights: NDArray[Any] | None  # (n_rows, top_k) as the model uses them; None if not recorded
     scores: NDArray[Any] | None  # (n_rows, n_experts) full softmax; None if not recorded
     loads: tuple[int, ...]  # (n_experts,) rows per expert
     active: tuple[int, ...]  # experts with a load, ascending
@@ -67,7 +66,7 @@ class RoutingSource:
 
     def __init__(self, trace: Trace, n_rows: int, n_visits: int) -> None:
         self._trace = trace
-        slot_bytes = trace.experts.itemsize + trace.weights.itemsize
+        slot_bytes = trace.experts.itemsize + (0 if trace.weights is None else trace.weights.itemsize)
         bytes_per_row = trace.n_layers * trace.top_k * slot_bytes
         if trace.scores is not None:
             bytes_per_row += trace.n_layers * trace.n_experts * trace.scores.itemsize
@@ -102,7 +101,8 @@ class RoutingSource:
 
     def _look_up(self, rows: NDArray[Any], spans: Sequence[Span]) -> tuple[MicroBatch, ...]:
         trace = self._trace
-        experts, weights = trace.experts[rows], trace.weights[rows]
+        experts = trace.experts[rows]
+        weights = None if trace.weights is None else trace.weights[rows]
         scores = None if trace.scores is None else trace.scores[rows]
         for array in (experts, weights, scores):
             if array is not None:
@@ -110,14 +110,15 @@ class RoutingSource:
         found = []
         for span in spans:
             part = slice(span.first_row, span.first_row + span.n_rows)
+            used = None if weights is None else weights[part]
             dense = None if scores is None else scores[part]
-            routed = layer_routing(experts[part], weights[part], dense, trace.n_experts)
+            routed = layer_routing(experts[part], used, dense, trace.n_experts)
             found.append(MicroBatch(*span, routed))
         return tuple(found)
 
 
 def layer_routing(
-    experts: NDArray[Any], weights: NDArray[Any], scores: NDArray[Any] | None, n_experts: int
+    experts: NDArray[Any], weights: NDArray[Any] | None, scores: NDArray[Any] | None, n_experts: int
 ) -> list[LayerRouting]:
     """Split the routing of some rows into layers, with loads and active experts as plain integers.
 
@@ -125,8 +126,8 @@ def layer_routing(
     ----------
     experts : (n_rows, n_layers, top_k) uint8 or uint16
         Expert ids in rank order.
-    weights : (n_rows, n_layers, top_k) float16
-        Gate weights.
+    weights : (n_rows, n_layers, top_k) float16 or None
+        Gate weights, if recorded.
     scores : (n_rows, n_layers, n_experts) float16 or None
         Full softmax, if recorded.
     n_experts : int
@@ -147,10 +148,12 @@ def layer_routing(
     """
     n_layers = experts.shape[1]
     loads, active = _count(experts, n_experts)
-    by_layer, weights_by_layer = experts.swapaxes(0, 1), weights.swapaxes(0, 1)
-    scores_by_layer: Iterable[NDArray[Any] | None] = repeat(None, n_layers) if scores is None else scores.swapaxes(0, 1)
-    layers = zip(by_layer, weights_by_layer, scores_by_layer, loads, active, strict=True)
+    layers = zip(experts.swapaxes(0, 1), _by_layer(weights, n_layers), _by_layer(scores, n_layers), loads, active, strict=True)
     return [LayerRouting(*layer) for layer in layers]
+
+
+def _by_layer(values: NDArray[Any] | None, n_layers: int) -> Iterable[NDArray[Any] | None]:
+    return [None] * n_layers if values is None else values.swapaxes(0, 1)
 
 
 def _count(experts: NDArray[Any], n_experts: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
