@@ -200,11 +200,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     words = ["alpha", "beta", "gamma", "delta", "value", "index", "result"]
     for number in range(20):
-        lines = [f'"""Module {number}."""\n']
+        lines = [f'"""Module {number}: {" ".join(rng.choices(words, k=40))}."""\n']
         for function in range(70):
             a, b, c = rng.sample(words, 3)
             lines.append(f"\ndef {a}_{number}_{function}({b}, {c}):\n    return {b} + {c} * {rng.randrange(99)}\n")
         (root / f"module_{number:02}.py").write_text("".join(lines))
+    (root / "pydoc_data").mkdir()
+    topics = {f"topic{n}": " ".join(rng.choices(words, k=800)) for n in range(6)}
+    (root / corpora.TOPICS).write_text(f"# a comment\ntopics = {topics!r}\n")
     (root / "test").mkdir()
     (root / "test" / "skipped.py").write_text("x = 1\n")
     (root / "latin.py").write_bytes(b"# caf\xe9\n")
@@ -213,27 +216,39 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_corpus_sets_are_disjoint_and_seeded(library: Path) -> None:
     corpus = corpora.read_corpus(library, 0)
-    sets = [set(files) for files in corpus.files.values()]
-    assert all(sets)
-    assert sum(map(len, sets)) == len(set.union(*sets)) == 20
-    assert corpora.read_corpus(library, 0).files == corpus.files
-    assert corpora.read_corpus(library, 1).files != corpus.files
+    for kind, n_documents in (("code", 20), ("prose", 20 + 6)):
+        sets = [set(corpus.documents[of][kind]) for of in corpora.SETS]
+        assert all(sets)
+        assert sum(map(len, sets)) == len(set.union(*sets)) == n_documents
+    assert corpora.read_corpus(library, 0).documents == corpus.documents
+    assert corpora.read_corpus(library, 1).documents != corpus.documents
+
+
+def test_docstrings_go_where_their_file_goes_and_topics_are_documents(library: Path) -> None:
+    corpus = corpora.read_corpus(library, 0)
+    for of in corpora.SETS:
+        docstrings = {name.removesuffix(":docstrings") for name in corpus.documents[of]["prose"] if "docstrings" in name}
+        assert docstrings == set(corpus.documents[of]["code"])
+    topics = [name for of in corpora.SETS for name in corpus.documents[of]["prose"] if name.startswith(corpora.TOPICS)]
+    assert sorted(topics) == [f"{corpora.TOPICS}:topic{n}" for n in range(6)]
+    assert all(corpora.TOPICS not in corpus.documents[of]["code"] for of in corpora.SETS)
 
 
 def test_prompts_start_on_lines_and_have_their_length(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = corpora.read_corpus(library, 0)
     tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
-    files = corpus.files["prompts"]
-    prompts = corpora.draw_prompts(tokenizer, files, [8, 8, 20], random.Random(0))
-    assert [len(p.tokens) for p in prompts] == [8, 8, 20]
-    assert prompts == corpora.draw_prompts(tokenizer, files, [8, 8, 20], random.Random(0))
+    documents = corpus.documents["prompts"]
+    wanted = [("code", 8), ("prose", 8), ("code", 20)]
+    prompts = corpora.draw_prompts(tokenizer, documents, wanted, random.Random(0))
+    assert [(p.kind, len(p.tokens)) for p in prompts] == wanted
+    assert prompts == corpora.draw_prompts(tokenizer, documents, wanted, random.Random(0))
     for prompt in prompts:
-        text = files[prompt.file]
+        text = documents[prompt.kind][prompt.file]
         assert prompt.start == 0 or text[prompt.start - 1] == "\n"
         assert text[prompt.start :].startswith(tokenizer.decode(list(prompt.tokens)))
     monkeypatch.setattr(corpora, "ATTEMPTS", 10)
     with pytest.raises(ValueError, match="another passage of 99999 tokens"):
-        corpora.draw_prompts(tokenizer, files, [99_999], random.Random(0))
+        corpora.draw_prompts(tokenizer, documents, [("code", 99_999)], random.Random(0))
 
 
 def test_bigram_loss_of_a_known_text() -> None:
@@ -247,7 +262,7 @@ def test_bigram_loss_of_a_known_text() -> None:
 def trained(library: Path) -> tuple[Any, ...]:
     corpus = corpora.read_corpus(library, 0)
     tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
-    tokens = corpora.encode_set(tokenizer, corpus.files["train"])
+    tokens = corpora.encode_texts(tokenizer, corpus.texts("train"))
     plan = training.TrainingPlan(steps=3, batch_tokens=64, sequence=16, long_sequence=32)
     seen: list[training.Progress] = []
     model, facts = training.train(tiny_config(), tokens, plan, seen.append)
@@ -287,6 +302,10 @@ def test_training_ends_when_its_time_is_over(trained: tuple[Any, ...]) -> None:
     assert facts["steps"] < 3
 
 
+def names(corpus: corpora.Corpus, of: str) -> set[str]:
+    return {name for kind in corpora.KINDS for name in corpus.documents[of][kind]}
+
+
 PLAN = RecordingPlan(requests=((8, 4), (8, 3), (12, 2)), n_signal_requests=2, calibration=((8, 4), (10, 2)))
 
 
@@ -305,8 +324,8 @@ def test_trace_of_a_miniature(trained: tuple[Any, ...], tmp_path: Path) -> None:
     assert trace.tables["residual"].shape == (LAYERS, HIDDEN)
     np.testing.assert_allclose(trace.tables["activation_frequency"].sum(axis=1), 1.0, atol=1e-6)
     assert trace.tables["coactivation"][:-1].sum() == (8 + 4 + 10 + 2) * TOP_K**2 * (LAYERS - 1)
-    assert set(trace.header["trace_files"]) <= set(corpus.files["prompts"])
-    assert set(trace.header["calibration_files"]) <= set(corpus.files["calibration"])
+    assert set(trace.header["trace_files"]) <= names(corpus, "prompts")
+    assert set(trace.header["calibration_files"]) <= names(corpus, "calibration")
 
 
 def test_training_goes_on_from_a_model(trained: tuple[Any, ...]) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MixtralForCausalLM
+from transformers import PreTrainedModel
+
+from moesim.recorder.gates import routers
 
 
 def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]:
@@ -45,9 +47,9 @@ def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]
 class RouterLogits:
     """Context manager that collects the router logits of every layer of one forward pass."""
 
-    def __init__(self, model: MixtralForCausalLM) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.logits: list[Tensor] = []
-        self._gates = [layer.mlp.gate for layer in model.model.layers]
+        self._gates = routers(model)
         self._handles: list[Any] = []
 
     def __enter__(self) -> RouterLogits:

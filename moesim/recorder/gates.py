@@ -86,8 +86,8 @@ def _keeper(seen: list[tuple[Tensor, ...]]) -> Any:
 
 
 def routers(model: Any) -> list[nn.Module]:
-    """Find the routers of a Mixtral-like model, in layer order."""
-    return [layer.mlp.gate for layer in model.model.layers]
+    """Find the routers of a Mixtral-like model, in layer order; dense layers have none."""
+    return [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
 
 
 def generate(

@@ -2,7 +2,7 @@
 
 Usage::
 
-    python -m moesim.recorder.miniature mixtral --out traces/mini-mixtral.safetensors
+    python -m moesim.recorder.miniature qwen3
 
 The miniature has the routing shape of the model it is named after (layers, experts, top-k) and a small
 fraction of its width. Its routing is real and learned; its weights are small, so costs must come from the
@@ -25,22 +25,24 @@ import transformers
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from moesim.recorder import corpus as corpora
 from moesim.recorder import training
 from moesim.recorder.miniature_trace import check_corpus, record_miniature
+from moesim.recorder.shapes import SHAPES, VOCABULARY, new_model
 from moesim.recorder.training import TrainingPlan, mean_loss
 
-VOCABULARY = 4096
-#: Tokens on which the held-out losses are computed; the same for the model and for the bigram.
+#: Tokens of each kind of text on which the held-out losses are computed; the same for the model and for the bigram.
 HELD_OUT_TOKENS = 50_000
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m moesim.recorder.miniature``."""
     options = _parser().parse_args(arguments)
-    checkpoint = Path(options.checkpoint)
+    shape = SHAPES[options.model]
+    checkpoint = Path(options.checkpoint or f"build/{shape.name}")
+    out = Path(options.out or f"traces/{shape.name}.safetensors")
     if options.train_further or not _is_trained(checkpoint):
         torch.set_num_threads(options.threads)
         _train(options, checkpoint)
@@ -48,16 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     torch.set_num_threads(1)  # one token at a time: threads cost more than they give, and one adds up in one order
     trace = record_miniature(*load_checkpoint(checkpoint), seed=options.seed)
-    trace.write(options.out)
-    print(f"{options.out}: {trace.n_rows} rows of {trace.n_requests} requests, {Path(options.out).stat().st_size / 1e6:.1f} MB")
+    trace.write(out)
+    print(f"{out}: {trace.n_rows} rows of {trace.n_requests} requests, {out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
-def load_checkpoint(folder: Path) -> tuple[MixtralForCausalLM, Tokenizer, dict[str, Any]]:
+def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
     """Read what `save_checkpoint` wrote: model, tokenizer and the facts of the training."""
     facts: dict[str, Any] = json.loads((folder / "training.json").read_text())
-    config = MixtralConfig.from_json_file(str(folder / "config.json"))
-    model = MixtralForCausalLM(config)
+    model = new_model(AutoConfig.from_pretrained(folder))
     missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     if set(missing) - {"lm_head.weight"} or unexpected:
         raise ValueError(f"{folder}/model.safetensors: missing {missing}, unexpected {unexpected}; train again")
@@ -66,7 +67,7 @@ def load_checkpoint(folder: Path) -> tuple[MixtralForCausalLM, Tokenizer, dict[s
     return model, Tokenizer.from_file(str(folder / "tokenizer.json")), facts
 
 
-def save_checkpoint(folder: Path, model: MixtralForCausalLM, tokenizer: Tokenizer, facts: dict[str, Any]) -> None:
+def save_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: Tokenizer, facts: dict[str, Any]) -> None:
     """Save what `load_checkpoint` reads; the weights go last, so that a folder that has them is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     model.config.to_json_file(str(folder / "config.json"), use_diff=False)
@@ -85,8 +86,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m moesim.recorder.miniature",
         description="Train a miniature MoE model on Python's standard library and record its routing.",
     )
-    parser.add_argument("model", choices=["mixtral"], help="whose routing shape to take")
-    parser.add_argument("--out", default="traces/mini-mixtral.safetensors", help="trace to write (default: %(default)s)")
+    parser.add_argument("model", choices=sorted(SHAPES), help="whose routing shape to take")
+    parser.add_argument("--out", help="trace to write (default: traces/ and the miniature's name)")
     parser.add_argument("--steps", type=int, default=TrainingPlan.steps, help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of everything (default: %(default)s)")
     parser.add_argument("--minutes", type=float, help="end the training after this long even if steps are left")
@@ -94,9 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=1, help="processes of one thread each, if more than one")
     parser.add_argument(
         "--checkpoint",
-        default="build/mini-mixtral",
-        help="folder of the trained model; if it holds one, it is only recorded (default: %(default)s)",
+        help="folder of the trained model; if it holds one, it is only recorded (default: build/ and the miniature's name)",
     )
+    parser.add_argument("--hidden", type=int, help="width of the model (default: the miniature's, 128)")
+    parser.add_argument("--expert-width", type=int, help="width of an expert (default: the miniature's)")
+    default = TrainingPlan.batch_tokens
+    parser.add_argument("--batch-tokens", type=int, default=default, help="tokens a step (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="where to train: cpu or cuda (default: %(default)s)")
     parser.add_argument("--train-further", action="store_true", help="train what the checkpoint holds for --steps more")
     parser.add_argument("--train-only", action="store_true", help="train and save the checkpoint, record nothing")
     return parser
@@ -106,30 +111,36 @@ def _train(options: argparse.Namespace, checkpoint: Path) -> None:
     """Train (further), compare with the bigram, and save model, tokenizer and facts."""
     corpus = corpora.read_corpus(corpora.standard_library(), options.seed)
     stages: list[dict[str, Any]] = []
-    start: MixtralConfig | MixtralForCausalLM = training.miniature_config(VOCABULARY)
+    shape = SHAPES[options.model]
+    start: PreTrainedConfig | PreTrainedModel = shape.config(
+        options.hidden or shape.hidden, options.expert_width or shape.expert_width
+    )
     if _is_trained(checkpoint):
         start, tokenizer, before = load_checkpoint(checkpoint)
         stages = before["stages"]
         check_corpus(corpus, before)
     else:
         tokenizer = corpora.train_tokenizer(corpus, VOCABULARY)
-    tokens = {name: corpora.encode_set(tokenizer, files) for name, files in corpus.files.items()}
-    held_out = tokens["prompts"][:HELD_OUT_TOKENS]
-    bigram = corpora.bigram_loss(tokens["train"], held_out, VOCABULARY)
+    tokens = {name: corpora.encode_texts(tokenizer, corpus.texts(name)) for name in corpora.SETS}
     print(", ".join(f"{name}: {len(row)} tokens" for name, row in tokens.items()))
-    print(f"bigram, held-out: {bigram:.3f} nats a token", flush=True)
+    held_out = {
+        kind: corpora.encode_texts(tokenizer, list(corpus.documents["prompts"][kind].values()))[:HELD_OUT_TOKENS]
+        for kind in corpora.KINDS
+    }
+    bigram = {kind: corpora.bigram_loss(tokens["train"], row, VOCABULARY) for kind, row in held_out.items()}
+    print("bigram, held-out, nats a token:", bigram, flush=True)
     # Each stage draws its own batches; long sequences come late in the first one, all through later ones.
     plan = TrainingPlan(steps=options.steps, seed=options.seed + 1000 * len(stages), minutes=options.minutes)
-    plan = replace(plan, workers=options.workers)
+    plan = replace(plan, workers=options.workers, batch_tokens=options.batch_tokens, device=options.device)
     plan = replace(plan, long_from=0.0) if stages else plan
     model, stage = training.train(start, tokens["train"], plan, _Report(plan))
     facts = {
         "seed": options.seed,
         "stages": [*stages, stage],
         "parameters": sum(p.numel() for p in model.parameters()),
-        "held_out_loss": round(mean_loss(model, held_out, 256, HELD_OUT_TOKENS), 4),
-        "held_out_loss_1152": round(mean_loss(model, held_out, 1152, HELD_OUT_TOKENS), 4),
-        "held_out_loss_bigram": round(bigram, 4),
+        "held_out_loss": {kind: round(mean_loss(model, row, 256, len(row)), 4) for kind, row in held_out.items()},
+        "held_out_loss_1152": {kind: round(mean_loss(model, row, 1152, len(row)), 4) for kind, row in held_out.items()},
+        "held_out_loss_bigram": {kind: round(loss, 4) for kind, loss in bigram.items()},
         "chance_loss": round(float(np.log(VOCABULARY)), 4),
         "corpus_sha256": corpus.sha256,
         "corpus_tokens": {name: len(row) for name, row in tokens.items()},

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import track
 from tokenizers import Tokenizer
-from transformers import MixtralForCausalLM
+from transformers import PreTrainedModel
 
 from moesim.recorder import corpus as corpora
 from moesim.recorder import gates
@@ -70,7 +70,7 @@ PLAN = RecordingPlan(
 
 
 def record_miniature(
-    model: MixtralForCausalLM,
+    model: PreTrainedModel,
     tokenizer: Tokenizer,
     training: dict[str, Any],
     *,
@@ -103,9 +103,8 @@ def record_miniature(
         corpus = corpora.read_corpus(corpora.standard_library(), int(training["seed"]))
     check_corpus(corpus, training)
     rng = random.Random(seed)
-    held_back, calibration = corpus.files["prompts"], corpus.files["calibration"]
-    prompts = corpora.draw_prompts(tokenizer, held_back, [n for n, _ in plan.requests], rng)
-    passages = corpora.draw_prompts(tokenizer, calibration, [n for n, _ in plan.calibration], rng)
+    prompts = corpora.draw_prompts(tokenizer, corpus.documents["prompts"], _wanted(plan.requests), rng)
+    passages = corpora.draw_prompts(tokenizer, corpus.documents["calibration"], _wanted(plan.calibration), rng)
     banned = [int(tokenizer.token_to_id(END_OF_TEXT) or 0)]
 
     # Two streams of seeds: what calibration samples must not depend on how many requests are recorded.
@@ -128,6 +127,11 @@ def record_miniature(
     )
 
 
+def _wanted(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
+    """Kind of text and tokens of each prompt; the kinds take turns."""
+    return [(corpora.KINDS[number % len(corpora.KINDS)], n_prompt) for number, (n_prompt, _) in enumerate(lengths)]
+
+
 def check_corpus(corpus: corpora.Corpus, training: dict[str, Any]) -> None:
     """Check that a corpus is the one that a model was trained on.
 
@@ -145,7 +149,7 @@ def check_corpus(corpus: corpora.Corpus, training: dict[str, Any]) -> None:
 
 
 def _record(
-    model: MixtralForCausalLM,
+    model: PreTrainedModel,
     prompts: Sequence[Prompt],
     lengths: Sequence[tuple[int, int]],
     banned: Sequence[int],
@@ -212,7 +216,7 @@ def signals(recordings: Sequence[Recording], weights: NDArray[np.float32], resid
 
 
 def _header(
-    model: MixtralForCausalLM,
+    model: PreTrainedModel,
     training: dict[str, Any],
     seed: int,
     prompts: Sequence[Prompt],
@@ -221,7 +225,7 @@ def _header(
 ) -> dict[str, Any]:
     def listed(drawn: Sequence[Prompt], lengths: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         return [
-            {"file": p.file, "start": p.start, "n_prompt": n_prompt, "n_decode": n_decode}
+            {"kind": p.kind, "file": p.file, "start": p.start, "n_prompt": n_prompt, "n_decode": n_decode}
             for p, (n_prompt, n_decode) in zip(drawn, lengths, strict=True)
         ]
 

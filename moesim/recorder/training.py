@@ -1,6 +1,6 @@
-"""Train a miniature Mixtral in minutes on a CPU, with the load balanced in every layer.
+"""Train a miniature in minutes on a CPU, with the load balanced in every layer.
 
-The model class is transformers' own `MixtralForCausalLM`; only the order in which the experts' products are
+The model classes are transformers' own; only the order in which the experts' products are
 computed is replaced while training, because the library's loop spends most of a small model's time in
 indexing.
 """
@@ -18,11 +18,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from moesim.recorder.balance import RouterLogits, layer_balance_loss
 from moesim.recorder.muon import MatrixMomentum
+from moesim.recorder.shapes import new_model
 from moesim.recorder.workers import Backward, Helpers
 
 #: Name under which `sorted_experts` is known to transformers.
@@ -55,6 +56,8 @@ class TrainingPlan:
         Weight of the load-balancing loss.
     workers : int
         Processes that share a batch, see `moesim.recorder.workers`; with several, each uses one thread.
+    device : str
+        Where to train; helpers are for the CPU only.
     """
 
     steps: int = 1200
@@ -71,6 +74,7 @@ class TrainingPlan:
     warmup: float = 0.04
     balance: float = 0.03
     workers: int = 1
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -84,30 +88,8 @@ class Progress:
     tokens_per_s: float
 
 
-def miniature_config(vocab_size: int = 4096, n_layers: int = 32) -> MixtralConfig:
-    """Build Mixtral's routing shape (32 layers, 8 experts, top-2) at 1/32 of its width: 27 M parameters."""
-    return MixtralConfig(
-        vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=n_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        initializer_range=0.04,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=None,
-    )
-
-
 def sorted_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Compute the experts of one layer with rows sorted by expert, so that each expert is two dense products.
+    """Compute the experts of one layer with rows sorted by expert, all in two grouped products.
 
     Same sums as the library's loop, other order. Shapes: hidden_states (n_tokens, hidden), top_k_index and
     top_k_weights (n_tokens, top_k); returns (n_tokens, hidden).
@@ -115,30 +97,27 @@ def sorted_experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     n_tokens, top_k = top_k_index.shape
     flat = top_k_index.reshape(-1)
     order = torch.argsort(flat, stable=True)
-    counts = torch.bincount(flat, minlength=self.num_experts).tolist()
-    parts = torch.split(hidden_states.index_select(0, order // top_k), counts)
-    outputs = []
-    # unbind, not indexing: the gradient of an index is a zero tensor of the whole stack, one an expert.
-    for part, gate_up, down in zip(parts, self.gate_up_proj.unbind(0), self.down_proj.unbind(0), strict=True):
-        gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
-        outputs.append(F.linear(F.silu(gate) * up, down))
+    ends = torch.bincount(flat, minlength=self.num_experts).cumsum(0).int()
+    rows = hidden_states.index_select(0, order // top_k)
+    gate, up = F.grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    outputs = F.grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offs=ends)
     back = torch.empty_like(order)
-    back[order] = torch.arange(len(order))
-    slots = torch.cat(outputs).index_select(0, back).view(n_tokens, top_k, -1)
+    back[order] = torch.arange(len(order), device=order.device)
+    slots = outputs.index_select(0, back).view(n_tokens, top_k, -1)
     return (slots * top_k_weights.unsqueeze(-1).to(slots.dtype)).sum(dim=1)
 
 
 def train(
-    start: MixtralConfig | MixtralForCausalLM,
+    start: PreTrainedConfig | PreTrainedModel,
     tokens: NDArray[np.int64],
     plan: TrainingPlan,
     report: Callable[[Progress], None],
-) -> tuple[MixtralForCausalLM, dict[str, Any]]:
+) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Train a model on a row of tokens.
 
     Parameters
     ----------
-    start : MixtralConfig or MixtralForCausalLM
+    start : PreTrainedConfig or PreTrainedModel
         What to train from random weights, or a model to train further, with a schedule of its own.
     tokens : ndarray of int64, (n_tokens,)
     plan : TrainingPlan
@@ -147,7 +126,7 @@ def train(
 
     Returns
     -------
-    model : MixtralForCausalLM
+    model : PreTrainedModel
         In evaluation mode.
     facts : dict
         The plan, steps done, tokens seen, seconds, the mean training loss of the last 50 steps and why it
@@ -155,10 +134,11 @@ def train(
     """
     ALL_EXPERTS_FUNCTIONS.register(SORTED, sorted_experts)
     torch.manual_seed(plan.seed)
-    model = MixtralForCausalLM(start) if isinstance(start, MixtralConfig) else start
+    model = new_model(start) if isinstance(start, PreTrainedConfig) else start
     experts_implementation = model.config._experts_implementation
     model.config._experts_implementation = SORTED
-    model.train()
+    module: nn.Module = model
+    module.to(plan.device).train()
     optimiser = MatrixMomentum(model, plan.matrix_rate, plan.other_rate, plan.weight_decay)
     rng = np.random.default_rng(plan.seed)
     stream = torch.from_numpy(tokens)
@@ -169,7 +149,7 @@ def train(
     stopped_by = "steps"
     if plan.workers > 1:
         torch.set_num_threads(1)
-    helpers = Helpers(model, plan.workers - 1, _make_backward, model.config.to_dict(), plan.balance)
+    helpers = Helpers(model, plan.workers - 1, _make_backward, model.config, plan.balance)
     with RouterLogits(model) as router, helpers:
         for step in range(plan.steps):
             fraction = _fraction(step, plan, began)
@@ -179,14 +159,14 @@ def train(
             sequence = _sequence(step, fraction, plan)
             n_rows = max(1, plan.batch_tokens // sequence // plan.workers) * plan.workers
             rows = [next(starts) for _ in range(n_rows)]
-            batch = torch.stack([stream[start : start + sequence] for start in rows])
+            batch = torch.stack([stream[start : start + sequence] for start in rows]).to(plan.device)
             loss, imbalance = helpers.gradients(batch, lambda part: _backward(model, router, part, plan.balance))
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step(schedule(fraction, plan.warmup))
             losses.append(loss)
             seen += batch.numel()
             report(Progress(step + 1, fraction, loss, imbalance, seen / (time.monotonic() - began)))
-    model.train(False)
+    module.to("cpu").train(False)
     model.config._experts_implementation = experts_implementation
     facts = {
         "plan": asdict(plan),
@@ -199,7 +179,7 @@ def train(
     return model, facts
 
 
-def mean_loss(model: MixtralForCausalLM, tokens: NDArray[np.int64], sequence: int, max_tokens: int) -> float:
+def mean_loss(model: PreTrainedModel, tokens: NDArray[np.int64], sequence: int, max_tokens: int) -> float:
     """Cross-entropy in nats a token over consecutive windows of `tokens`, at most `max_tokens` of them."""
     with torch.no_grad():
         n_windows = min(len(tokens), max_tokens) // sequence
@@ -239,10 +219,10 @@ def _starts(n_tokens: int, plan: TrainingPlan, rng: np.random.Generator) -> Iter
             yield min(shift + block * plan.sequence, last)
 
 
-def _make_backward(data: list[Tensor], config: dict[str, Any], weight: float) -> tuple[MixtralForCausalLM, Backward]:
+def _make_backward(data: list[Tensor], config: PreTrainedConfig, weight: float) -> tuple[PreTrainedModel, Backward]:
     """Build a model on given parameters, in a process that helps with gradients."""
     ALL_EXPERTS_FUNCTIONS.register(SORTED, sorted_experts)
-    model = MixtralForCausalLM(MixtralConfig(**config))
+    model = new_model(config)
     model.config._experts_implementation = SORTED
     model.train()
     for parameter, tensor in zip(model.parameters(), data, strict=True):
@@ -251,7 +231,7 @@ def _make_backward(data: list[Tensor], config: dict[str, Any], weight: float) ->
     return model, lambda part: _backward(model, router, part, weight)
 
 
-def _backward(model: MixtralForCausalLM, router: RouterLogits, batch: Tensor, weight: float) -> tuple[float, float]:
+def _backward(model: PreTrainedModel, router: RouterLogits, batch: Tensor, weight: float) -> tuple[float, float]:
     """Gradients of one batch; returns (cross-entropy, imbalance)."""
     logits = model(input_ids=batch, use_cache=False).logits
     loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1))
