@@ -1,4 +1,4 @@
-"""Reader of `route_trace v1` files: the routing of an engine beside what its own cache really held."""
+"""Lookups of a `route_trace v1` file, beside what the engine's own cache really held."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
+
+from moesim.traces_io import bigmoe
 
 
 class Lookup(NamedTuple):
@@ -38,15 +40,12 @@ class RouteTrace:
 
 
 def read_route_trace(path: Path) -> RouteTrace:
-    """Read a file."""
+    """Read a file with the importer's own reader."""
+    preamble = bigmoe.read_preamble(path)
     lookups: list[Lookup] = []
-    expert_bytes: dict[int, int] = {}
-    for line in path.read_text().splitlines():
-        if line.startswith("# layer="):
-            facts = dict(part.split("=") for part in line[2:].split())
-            expert_bytes[int(facts["layer"])] = int(facts["expert_bytes"])
-        elif line[:1].isdigit():
-            _, phase, step, layer, slot, expert, _, resident, read = line.split(",")
-            place = (int(phase), int(step), int(layer), int(slot), int(expert))
-            lookups.append(Lookup(*place, resident == "1", int(read)))
-    return RouteTrace(lookups, expert_bytes)
+    for _, batch in bigmoe.lookups(path, preamble.n_lines):
+        names = ("phase", "step", "layer", "slot", "expert")
+        columns = [batch[name].tolist() for name in names]
+        columns += [(batch["residency"] == 1).tolist(), batch["expert_bytes"].tolist()]
+        lookups += [Lookup(*values) for values in zip(*columns, strict=True)]
+    return RouteTrace(lookups, dict(enumerate(preamble.expert_bytes)))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 
 from moesim.trace import Trace
+from moesim.traces_io.contract import Options
+from moesim.traces_io.importing import import_trace
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -20,17 +23,11 @@ def shared_file(*parts: str) -> Path:
     return path
 
 
+@cache
 def gpt_oss() -> Trace:
-    """Read 96 recorded sequences of gpt-oss-20b; their prompts have a length but no routing."""
-    data = np.load(shared_file("traces", "gpt-oss-20b", "decode_routing.npz"), allow_pickle=False)
-    n_decode = np.diff(data["seq_offsets"])
-    return Trace.build(
-        experts=data["topk_ids"],
-        weights=data["topk_probs"],
-        n_prompt=np.zeros_like(n_decode),
-        n_decode=n_decode,
-        prompt_offset=data["n_prompt"],
-        n_experts=32,
-        model="gpt-oss-20b",
-        label="measured",
-    )
+    """Import 96 recorded sequences of gpt-oss-20b; their prompts have a length but no routing."""
+    source = shared_file("traces", "gpt-oss-20b", "decode_routing.npz")
+    columns = {"expert": "topk_ids", "weight": "topk_probs", "offsets": "seq_offsets", "name": "names"}
+    options = Options(model="gpt-oss-20b", phase="decode", columns=columns)
+    with TemporaryDirectory() as folder:  # what is mapped stays readable when its name is gone
+        return import_trace([source], Path(folder, "gpt-oss-20b.safetensors"), options, label="measured").trace

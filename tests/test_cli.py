@@ -224,9 +224,9 @@ def test_trace_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = write_trace(tmp_path / "t.safetensors")
     assert main(["trace", "stats", str(trace)]) == 0
     assert "lru hit rate at 25 %" in capsys.readouterr().out
-    assert main(["trace", "stats", str(trace), "-o", "json", "--plot", "figure.png"]) == 0
+    assert main(["trace", "stats", str(trace), "-o", "json", "--plot", "figures"]) == 0
     assert json.loads(capsys.readouterr().out)["shape"] == {"n_layers": 32, "n_experts": 8, "top_k": 2}
-    assert {"figure.png", "figure.pdf"} <= files(tmp_path)
+    assert {"figures/cache_hit_rate.png", "figures/cache_hit_rate.pdf"} <= files(tmp_path)
 
 
 def test_bench_tells_ratios(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

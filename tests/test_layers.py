@@ -18,8 +18,8 @@ LEVELS: list[dict[str, str]] = [
     {"basics": "__init__ errors units atomic colours data yaml_reader table progress collector"},
     {"model": "model model.*"},
     {
-        "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* workload workload.* experiment.config "
-        "experiment.config_errors",
+        "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* traces_io traces_io.* "
+        "synthesis synthesis.* workload workload.* experiment.config experiment.config_errors",
     },
     {"facts": "policy records metrics.machine metrics.causes"},
     {"costs": "costs costs.*"},
@@ -32,8 +32,8 @@ LEVELS: list[dict[str, str]] = [
     },
     {
         "experiment": "experiment experiment.* bench plots plots.* testing testing.*",
-        "recorder": "recorder recorder.*",
     },
+    {"recorder": "recorder recorder.*"},
     {"cli": "cli __main__ commands commands.*"},
 ]
 

@@ -206,6 +206,8 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     notes = []
     if trace.header.get("miniature"):
         notes.append("miniature")
+    elif "synthesis" in trace.header:
+        notes.append(f"synthetic routing of {trace.model}")
     elif trace.model != spec.model.name:
         notes.append(f"routing of {trace.model}")
     notes.append(_drawn(trace, workload, signals))

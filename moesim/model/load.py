@@ -1,4 +1,4 @@
-"""Models: where a `ModelSpec` comes from, by name, from a ``config.json``, or changed in an experiment."""
+"""Models: where a `ModelSpec` comes from, by name, from a ``config.json`` or a YAML file, or changed in an experiment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from moesim.model.config import read_config
 from moesim.model.spec import DEFAULTS, FIELDS, MXFP4_BITS, ModelSpec, bits_to_bytes
 from moesim.model.zoo import BUILTIN
 from moesim.units import parse_bytes
+from moesim.yaml_reader import read_yaml_value
 
 __all__ = ["MXFP4_BITS", "ModelSpec", "bits_to_bytes", "builtin_models", "load_model"]
 
 _REQUIRED = tuple(key for key in FIELDS if key not in DEFAULTS)
 _SETTABLE = tuple(key for key in FIELDS if key != "labels")
+_YAML = (".yaml", ".yml")
 _NOT_LABELLED = ("name", "source")  # they change no figure
 
 
@@ -44,8 +46,9 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
     ----------
     source : str, Path or mapping
         A built-in name; the path of a Hugging Face ``config.json`` or of a folder with one (a text is a path
-        if it ends in ``.json`` or contains a slash); or a mapping with ``base`` (either of these) and changed
-        fields. A mapping without ``base`` gives a whole model and needs every field that has no default.
+        if it ends in ``.json`` or contains a slash), or of a ``.yaml`` file that holds such a mapping; or a mapping with
+        ``base`` (any of these) and changed fields. A mapping without ``base`` gives a whole model and needs every
+        field that has no default.
     place : str
         File and key, for messages.
 
@@ -67,17 +70,36 @@ def load_model(source: str | Path | Mapping[str, Any], place: str = "model") -> 
     if isinstance(source, Mapping):
         return _load_mapping(source, place)
     if isinstance(source, Path):
-        return read_config(source)
+        return _load_file(source)
     if not isinstance(source, str):
         expected = "a model's name, the path of a config.json, or a mapping with 'base'"
         raise ModelError(f"{place}: expected {expected}, got {source!r}")
-    if source.endswith(".json") or "/" in source or "\\" in source:
-        return read_config(Path(source))
+    if source.endswith((".json", *_YAML)) or "/" in source or "\\" in source:
+        return _load_file(Path(source))
     models = builtin_models()
     if source not in models:
         message = unknown_name("model", source, models)
         raise ModelError(f"{place}: {message}; or give the path of a config.json")
     return models[source]
+
+
+def _load_file(path: Path) -> ModelSpec:
+    if path.suffix not in _YAML:
+        return read_config(path)
+    try:
+        content = read_yaml_value(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ModelError(f"{path}: expected a model as YAML, got: {reason}; check the path") from None
+    except ConfigError as error:
+        raise ModelError(str(error)) from None
+    if not isinstance(content, Mapping):
+        raise ModelError(f"{path}: expected a mapping with 'base', got {type(content).__name__}; write base: NAME")
+    if str(content.get("base", "")).endswith(_YAML):  # a chain of files could be a ring
+        raise ModelError(
+            f"{path}: base: expected a built-in name or a config.json, got {content['base']!r}; write changes in one file"
+        )
+    return _load_mapping(content, f"{path}: model")
 
 
 def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:

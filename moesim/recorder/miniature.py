@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.train_only:
         return 0
     torch.set_num_threads(1)  # one token at a time: threads cost more than they give, and one adds up in one order
-    trace = record_miniature(*load_checkpoint(checkpoint), seed=options.seed)
+    trace = record_miniature(*load_checkpoint(checkpoint), shape, seed=options.seed)
     trace.write(out)
     print(f"{out}: {trace.n_rows} rows of {trace.n_requests} requests, {out.stat().st_size / 1e6:.1f} MB")
     return 0

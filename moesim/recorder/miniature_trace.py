@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,25 +15,37 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from moesim.recorder import corpus as corpora
-from moesim.recorder import gates
+from moesim.recorder.assemble import to_trace
+from moesim.recorder.calibration import counts_of
 from moesim.recorder.corpus import END_OF_TEXT, Prompt
-from moesim.recorder.gates import Recording
-from moesim.stats.prediction import coactivation
-from moesim.stats.trace_stats import activation_frequency
+from moesim.recorder.generation import Sampling
+from moesim.recorder.learned import Predictors, train_predictors
+from moesim.recorder.learned_model import LearnedOptions
+from moesim.recorder.learned_trace import learned_signal
+from moesim.recorder.options import request_seed
+from moesim.recorder.recording import Plan, Recorder, Recording, record_batch
+from moesim.recorder.shadow import Alignment, ShadowObserver
+from moesim.recorder.shapes import SHAPES, Shape
+from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
 from moesim.trace import Signal, Trace
 
-RECORDER = "moesim.recorder.miniature 1"
-NAME = "mini-mixtral"
+RECORDER = "moesim.recorder.miniature 2"
 
 #: Greedy decoding of a model this small falls into loops, whose routing repeats; sampling at this temperature
 #: does not.
 TEMPERATURE = 0.8
 
+#: Streams of seeds: what calibration samples must not depend on how many requests are recorded.
+CALIBRATION, TRACE = 0, 1
+
+#: Signals that are kept for decode rows alone, to keep the file small; a shadow speaks of nothing else anyhow.
+DECODE_ONLY = ("gate_next2", "gate_next3", "learned")
+
 NOTE = (
     "Routing is real and learned: these are the choices of trained routers on held-back text. Weights are "
-    "small: the miniature has the routing shape of Mixtral-8x7B and a thirty-second of its width, so costs "
+    "small: the miniature has the routing shape of {of} and a small fraction of its width, so costs "
     "must come from the full model's spec. Its statistics differ from the full model's: see "
-    "traces/mini-mixtral.md."
+    "traces/README.md."
 )
 
 
@@ -43,29 +56,37 @@ class RecordingPlan:
     Attributes
     ----------
     requests : tuple of (n_prompt, n_decode)
-        In this order; those with a prompt of `signal_prompt` tokens come first.
+        In this order, taking turns between the kinds of text.
     n_signal_requests : int
         The first so many carry signals.
     calibration : tuple of (n_prompt, n_decode)
-        Requests of the calibration files, which are not in the trace.
+        Requests of the calibration documents, which are not in the trace.
+    batch_size : int
+        Requests of equal length that are recorded together.
+    shadow : str
+        Weights of the shadow: ``fp16``, ``int8`` or ``nf4``.
+    learned : LearnedOptions
+        The hidden layers are as wide as the miniature, not as the paper's for states of 4096.
     """
 
     requests: tuple[tuple[int, int], ...]
     n_signal_requests: int
     calibration: tuple[tuple[int, int], ...]
+    batch_size: int = 16
+    shadow: str = "int8"
+    learned: LearnedOptions = field(default_factory=lambda: LearnedOptions(width=128))
 
 
-#: 28 short requests of one length (batches of equal prompts), 16 ragged ones, 16 long decodes and 4 long
-#: prompts.
+#: Short requests of one length (batches of equal prompts), ragged ones, two long decodes and two long prompts.
 PLAN = RecordingPlan(
     requests=(
-        *[(64, 128)] * 28,
-        *[(length, 128) for length in (80, 96, 112, 128, 144, 160, 192, 256)] * 2,
-        *[(256, 512)] * 16,
-        *[(1024, 128)] * 4,
+        *[(64, 128)] * 52,
+        *[(length, 128) for length in (96, 128, 192, 256)] * 2,
+        *[(256, 512)] * 2,
+        *[(1024, 128)] * 2,
     ),
-    n_signal_requests=16,
-    calibration=(*[(64, 128)] * 12, *[(256, 64)] * 8),
+    n_signal_requests=8,
+    calibration=(*[(64, 128)] * 32, *[(256, 64)] * 8),
 )
 
 
@@ -73,6 +94,7 @@ def record_miniature(
     model: PreTrainedModel,
     tokenizer: Tokenizer,
     training: dict[str, Any],
+    shape: Shape = SHAPES["mixtral"],
     *,
     seed: int = 0,
     plan: RecordingPlan = PLAN,
@@ -84,6 +106,8 @@ def record_miniature(
     ----------
     model, tokenizer, training
         As `moesim.recorder.miniature.load_checkpoint` gives them.
+    shape : Shape
+        What the model is a miniature of.
     seed : int
         Of the choice of prompts and of the sampling.
     plan : RecordingPlan
@@ -105,26 +129,55 @@ def record_miniature(
     rng = random.Random(seed)
     prompts = corpora.draw_prompts(tokenizer, corpus.documents["prompts"], _wanted(plan.requests), rng)
     passages = corpora.draw_prompts(tokenizer, corpus.documents["calibration"], _wanted(plan.calibration), rng)
-    banned = [int(tokenizer.token_to_id(END_OF_TEXT) or 0)]
+    recorder = Recorder(model)
+    sampling = Sampling(temperature=TEMPERATURE, banned=(int(tokenizer.token_to_id(END_OF_TEXT) or 0),))
 
-    # Two streams of seeds: what calibration samples must not depend on how many requests are recorded.
-    calibrating = list(_record(model, passages, plan.calibration, banned, 1_000_000 * (seed + 1), "calibration"))
-    n_experts = model.config.num_local_experts
-    tables = calibration_tables(calibrating, n_experts)
-    recordings = list(_record(model, prompts, plan.requests, banned, 2_000_000_000 + 1_000_000 * seed, "recording"))
-    return Trace.build(
-        experts=np.concatenate([r.experts for r in recordings]),
-        weights=np.concatenate([r.weights for r in recordings]),
-        scores=np.concatenate([r.scores for r in recordings]),
-        n_prompt=[n for n, _ in plan.requests],
-        n_decode=[n for _, n in plan.requests],
-        n_experts=n_experts,
-        model=NAME,
-        label="measured",
-        signals=signals(recordings[: plan.n_signal_requests], gates.gate_weights(model), tables["residual"]),
-        tables=tables,
-        header=_header(model, training, seed, prompts, passages, plan),
+    tables, predictors = _calibrate(recorder, passages, sampling, seed, plan)
+    top_k = int(model.config.num_experts_per_tok)
+    seeds = [request_seed(seed, TRACE, number) for number in range(len(prompts))]
+    shadow = ShadowObserver(model, plan.shadow, Alignment(1, 1), sampling, seeds)
+    signals = SignalPlan(top_k, residual=tables["residual"])
+    whole = Plan(
+        batch_size=plan.batch_size,
+        pad=False,
+        scores=recorder.n_experts <= DENSE_EXPERTS,
+        n_inputs=plan.n_signal_requests,
+        signals=signals,
+        n_signals=plan.n_signal_requests,
+        observer=shadow,
+        observer_facts=shadow.facts,
     )
+    recordings = list(_record(recorder, prompts, plan.requests, seeds, sampling, whole, "recording"))
+    facts = signals.facts(len(recorder.gates), recorder.gates[0].rule.score) | shadow.facts
+    header = _header(shape, model, training, seed, prompts, passages, plan)
+    trace = replace(to_trace(recordings, recorder.n_experts, facts, header), tables=tables)
+    found = {**trace.signals, "learned": learned_signal(predictors, trace)}
+    kept = {name: _decode_rows(trace, signal) if name in DECODE_ONLY else signal for name, signal in found.items()}
+    return replace(trace, inputs=None, signals=kept)  # the inputs were for the learned signal; they are large
+
+
+def _calibrate(
+    recorder: Recorder, passages: Sequence[Prompt], sampling: Sampling, seed: int, plan: RecordingPlan
+) -> tuple[dict[str, NDArray[Any]], Predictors]:
+    """Tables and learned predictors, from requests that are not in the trace."""
+    seeds = [request_seed(seed, CALIBRATION, number) for number in range(len(passages))]
+    with_inputs = Plan(batch_size=plan.batch_size, pad=False, n_inputs=None)
+    counts = counts_of(recorder)
+    recordings = []
+    for recording in _record(recorder, passages, plan.calibration, seeds, sampling, with_inputs, "calibration"):
+        assert recording.inputs is not None
+        counts.add(recording.experts, recording.n_prompt)
+        counts.add_inputs(recording.inputs.sum(axis=0, dtype=np.float64))
+        recordings.append(recording)
+    predictors = train_predictors(
+        np.concatenate([r.inputs for r in recordings if r.inputs is not None]),
+        np.concatenate([r.experts for r in recordings]),
+        np.concatenate([r.weights for r in recordings]),
+        recorder.n_experts,
+        plan.learned,
+        on_layer=lambda layer, loss: print(f"learned predictor, layer {layer}: loss {loss:.4f}", flush=True),
+    )
+    return counts.tables(), predictors
 
 
 def _wanted(lengths: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
@@ -149,73 +202,28 @@ def check_corpus(corpus: corpora.Corpus, training: dict[str, Any]) -> None:
 
 
 def _record(
-    model: PreTrainedModel,
+    recorder: Recorder,
     prompts: Sequence[Prompt],
     lengths: Sequence[tuple[int, int]],
-    banned: Sequence[int],
-    first_seed: int,
+    seeds: Sequence[int],
+    sampling: Sampling,
+    plan: Plan,
     what: str,
 ) -> Iterator[Recording]:
-    jobs = list(zip(prompts, lengths, strict=True))
-    for number, (prompt, (_, n_decode)) in enumerate(track(jobs, description=what)):
-        yield gates.record(model, prompt.tokens, n_decode, temperature=TEMPERATURE, seed=first_seed + number, banned=banned)
+    tokens = [prompt.tokens for prompt in prompts]
+    n_decode = [n for _, n in lengths]
+    for batch in track(plan.batches(lengths), description=what):
+        yield from record_batch(recorder, batch, tokens, n_decode, seeds, sampling, plan)
 
 
-def calibration_tables(recordings: Sequence[Recording], n_experts: int) -> dict[str, NDArray[Any]]:
-    """Tables that predictors may use, from requests that are not in the trace.
-
-    Parameters
-    ----------
-    recordings : sequence of Recording
-    n_experts : int
-
-    Returns
-    -------
-    dict of str to ndarray
-        ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers,
-        n_experts) float32 shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts;
-        ``residual`` (n_layers, hidden) float16.
-    """
-    experts = np.concatenate([r.experts for r in recordings])
-    decode = np.concatenate([r.experts[r.n_prompt :] for r in recordings])
-    return {
-        "activation_frequency": activation_frequency(experts, n_experts).astype(np.float32),
-        "activation_frequency_decode": activation_frequency(decode, n_experts).astype(np.float32),
-        "coactivation": coactivation(experts, n_experts).astype(np.float32),
-        "residual": gates.residual_vectors(recordings),
-    }
-
-
-def signals(recordings: Sequence[Recording], weights: NDArray[np.float32], residual: NDArray[np.float16]) -> dict[str, Signal]:
-    """Compute what gate reuse and its residual form say about every row of the first requests of a trace.
-
-    Parameters
-    ----------
-    recordings : sequence of Recording
-        The first requests of the trace, in order.
-    weights : (n_layers, n_experts, hidden) float32
-        Router weights.
-    residual : (n_layers, hidden) float16
-
-    Returns
-    -------
-    dict of str to Signal
-        ``gate_next1``, ``gate_next2``, ``gate_next3`` and ``residual``, dense.
-    """
-    inputs = np.concatenate([r.inputs for r in recordings])
-    rows = np.arange(len(inputs), dtype=np.int32)
-    found = {}
-    for ahead in (1, 2, 3):
-        about = f"softmax of router l applied to the input of router l - {ahead}"
-        scores = gates.gate_reuse(inputs, weights, ahead).astype(np.float16)
-        found[f"gate_next{ahead}"] = Signal(f"gate_next{ahead}", rows, scores, None, ahead, ahead, ahead, about)
-    about = "softmax of router l applied to the input of router l - 1 plus calibration/residual[l - 1]"
-    scores = gates.residual_reuse(inputs, weights, residual).astype(np.float16)
-    found["residual"] = Signal("residual", rows, scores, None, 1, 1, 1, about)
-    return found
+def _decode_rows(trace: Trace, signal: Signal) -> Signal:
+    kept = np.asarray(trace.phase)[signal.rows] == 1
+    ids = None if signal.ids is None else signal.ids[kept]
+    return replace(signal, rows=signal.rows[kept], scores=signal.scores[kept], ids=ids)
 
 
 def _header(
+    shape: Shape,
     model: PreTrainedModel,
     training: dict[str, Any],
     seed: int,
@@ -225,22 +233,30 @@ def _header(
 ) -> dict[str, Any]:
     def listed(drawn: Sequence[Prompt], lengths: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         return [
-            {"kind": p.kind, "file": p.file, "start": p.start, "n_prompt": n_prompt, "n_decode": n_decode}
+            {
+                "kind": p.kind,
+                "file": p.file,
+                "start": p.start,
+                "n_prompt": n_prompt,
+                "n_decode": n_decode,
+                "tokens_sha256": hashlib.sha256(np.asarray(p.tokens, "<i8").tobytes()).hexdigest(),
+            }
             for p, (n_prompt, n_decode) in zip(drawn, lengths, strict=True)
         ]
 
     return {
+        "model": shape.name,
         "miniature": True,
-        "miniature_of": "mixtral-8x7b",
-        "note": NOTE,
+        "miniature_of": shape.miniature_of,
+        "note": NOTE.format(of=shape.miniature_of),
         "revision": "trained by this recorder; see training",
         "dtype": "float32",
         "hidden": model.config.hidden_size,
         "recorder": RECORDER,
         "seed": seed,
         "sampling": f"temperature {TEMPERATURE}, seeded per request; end of text is never sampled",
-        "prompts": f"standard library of Python {training['python']}, files held back from training; PSF",
-        "batching": "one request at a time",
+        "prompts": f"standard library of Python {training['python']}, documents held back from training; PSF",
+        "batching": f"{plan.batch_size} requests of equal length at a time, without padding",
         "training": training,
         "trace_requests": listed(prompts, plan.requests),
         "calibration_requests": listed(passages, plan.calibration),

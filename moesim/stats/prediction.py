@@ -48,13 +48,31 @@ def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None
     float
         Mean over layers; nan if it covers none of the rows.
     """
+    by_layer = signal_recall_by_layer(trace, signal, rows)
+    return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
+
+
+def signal_recall_by_layer(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> NDArray[np.float64]:
+    """Compute the recall of a recorded signal's top_k, layer by layer.
+
+    Parameters
+    ----------
+    trace, signal, rows
+        As for `signal_recall`.
+
+    Returns
+    -------
+    (n_layers,) float64
+        nan in layers that the signal says nothing about, and everywhere if it covers none of the rows.
+    """
     covered = np.asarray(signal.rows)
     wanted = np.ones(len(covered), bool) if rows is None else np.isin(covered, rows)
-    if not wanted.any():
-        return float("nan")
-    layers = slice(signal.first_layer, None)
-    predicted = top_ids(signal, wanted, trace.top_k)[:, layers]
-    return float(recall(predicted, np.asarray(trace.experts)[covered[wanted]][:, layers]).mean())
+    result = np.full(trace.n_layers, np.nan)
+    if wanted.any():
+        layers = slice(signal.first_layer, None)
+        predicted = top_ids(signal, wanted, trace.top_k)[:, layers]
+        result[layers] = recall(predicted, np.asarray(trace.experts)[covered[wanted]][:, layers])
+    return result
 
 
 def top_ids(signal: Signal, which: Any, top_k: int) -> NDArray[Any]:
@@ -174,15 +192,62 @@ def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts:
     float
         Mean over layers 1 and up; nan with fewer than two requests or layers.
     """
+    by_layer = coactivation_recall_by_layer(experts, request, n_experts)
+    return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
+
+
+def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
+    """Compute the recall of a co-occurrence table layer by layer.
+
+    Parameters
+    ----------
+    experts, request, n_experts
+        As for `coactivation_recall`.
+
+    Returns
+    -------
+    (n_layers,) float64
+        nan in layer 0, and everywhere with fewer than two requests.
+    """
     _, number = np.unique(request, return_inverse=True)
     seen, unseen = experts[number % 2 == 0], experts[number % 2 == 1]
     n_layers, top_k = experts.shape[1:]
-    if not len(unseen) or n_layers < 2:
-        return float("nan")
-    table = coactivation(seen, n_experts)
-    found = []
+    result = np.full(n_layers, np.nan)
+    if not len(unseen):
+        return result
+    chosen = np.zeros((len(unseen), n_experts), np.float64)
     for layer in range(n_layers - 1):
-        scores = coactivation_scores(conditional(table[layer]), unseen[:, layer])
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-        found.append((unseen[:, layer + 1][:, :, None] == best[:, None, :]).any(axis=2).mean())
-    return float(np.mean(found))
+        shares = conditional(pair_counts(seen[:, layer], seen[:, layer + 1], n_experts))
+        chosen[:] = 0
+        np.put_along_axis(chosen, unseen[:, layer].astype(np.int64), 1.0, axis=1)
+        result[layer + 1] = among_best(chosen @ shares, unseen[:, layer + 1], top_k).mean()
+    return result
+
+
+def among_best(scores: NDArray[Any], ids: NDArray[Any], n: int) -> NDArray[np.bool_]:
+    """Tell which experts are among the n best of their row; among equal scores the lower id is better.
+
+    Parameters
+    ----------
+    scores : (n_rows, n_experts) float
+    ids : (n_rows, m) integer
+    n : int
+
+    Returns
+    -------
+    (n_rows, m) bool
+
+    Examples
+    --------
+    >>> among_best(np.array([[1, 3, 3, 3]]), np.array([[2, 3]]), 2).tolist()
+    [[True, False]]
+    """
+    which = ids.astype(np.int64)
+    mine = np.take_along_axis(scores, which, axis=1)
+    found = np.empty(ids.shape, bool)
+    number = np.arange(scores.shape[1])
+    for j in range(ids.shape[1]):
+        own = mine[:, j, None]
+        better = (scores > own) | ((scores == own) & (number < which[:, j, None]))
+        found[:, j] = better.sum(axis=1) < n
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from moesim.trace.parts import GateInputs, Signal
     from moesim.trace.trace import Trace
 
+LABELS = ("measured", "synthetic")
+"""What routing may be: recorded from a model, or made up."""
 _REMEDY = "record or import the trace again"
-_CHUNK_ROWS = 65_536
+_CHUNK_CELLS = 2**23
+_MAX_EXPERTS = 2**16  # ids have at most 16 bits
 
 
 def check_trace(trace: Trace, place: str) -> None:
@@ -46,13 +50,16 @@ def check_trace(trace: Trace, place: str) -> None:
     for name, signal in sorted(trace.signals.items()):
         _check_signal(trace, signal, f"{place}: signals/{name}")
     for name, table in sorted(trace.tables.items()):
-        if table.ndim < 1 or table.shape[0] != trace.n_layers:
-            raise _wrong(f"{place}: calibration/{name}", f"{trace.n_layers} layers first", f"shape {table.shape}")
-        check_finite(table, f"{place}: calibration/{name}")
+        _check_table(trace, name, table, f"{place}: calibration/{name}")
 
 
 def _wrong(place: str, expected: object, got: object) -> TraceError:
-    return TraceError(f"{place}: expected {expected}, got {got}; {_REMEDY}")
+    text = str(got)
+    return TraceError(f"{place}: expected {expected}, got {text if len(text) <= 200 else text[:200] + '...'}; {_REMEDY}")
+
+
+def _is_count(value: object, lowest: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
 def _check_header(header: dict[str, Any], place: str) -> None:
@@ -62,15 +69,20 @@ def _check_header(header: dict[str, Any], place: str) -> None:
     if header["schema_version"] != SCHEMA_VERSION:
         raise _wrong(f"{place}: header.schema_version", SCHEMA_VERSION, repr(header["schema_version"]))
     for key in ("n_layers", "n_experts", "top_k"):
-        value = header[key]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise _wrong(f"{place}: header.{key}", "a positive integer", repr(value))
+        if not _is_count(header[key], 1):
+            raise _wrong(f"{place}: header.{key}", "a positive integer", repr(header[key]))
+    if not isinstance(header["model"], str) or not header["model"].isprintable() or not header["model"]:
+        raise _wrong(f"{place}: header.model", "a name", repr(header["model"]))
+    if header["label"] not in LABELS:
+        raise _wrong(f"{place}: header.label", " or ".join(LABELS), repr(header["label"]))
+    if header["n_experts"] > _MAX_EXPERTS:
+        raise _wrong(f"{place}: header.n_experts", f"at most {_MAX_EXPERTS}", header["n_experts"])
     if header["top_k"] > header["n_experts"]:
         raise _wrong(f"{place}: header.top_k", f"at most n_experts = {header['n_experts']}", header["top_k"])
 
 
 def _check_types(trace: Trace, place: str) -> None:
-    n_rows = len(trace.request)
+    n_rows = _length(trace.request, f"{place}: request")
     n_layers, n_experts, top_k = trace.n_layers, trace.n_experts, trace.top_k
     routed = (n_rows, n_layers, top_k)
     wanted: list[tuple[str, NDArray[Any] | None, tuple[str, ...], tuple[int, ...]]] = [
@@ -101,6 +113,17 @@ def check_array(array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int, 
         raise _wrong(place, " or ".join(dtypes), array.dtype.name)
     if array.shape != shape:
         raise _wrong(place, f"shape {shape}", array.shape)
+
+
+def _length(array: NDArray[Any], place: str) -> int:
+    if array.ndim != 1:
+        raise _wrong(place, "one axis", f"shape {array.shape}")
+    return len(array)
+
+
+def _chunk_rows(values: NDArray[Any]) -> int:
+    """Rows of an array that are checked at a time; it may be larger than memory."""
+    return max(1, _CHUNK_CELLS // max(1, math.prod(values.shape[1:])))
 
 
 def _check_order(trace: Trace, place: str) -> None:
@@ -143,8 +166,9 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
     TraceError
         With the first row and layer where they are not.
     """
-    for start in range(0, len(ids), _CHUNK_ROWS):
-        part = ids[start : start + _CHUNK_ROWS]
+    step = _chunk_rows(ids)
+    for start in range(0, len(ids), step):
+        part = ids[start : start + step]
         bad = np.argwhere(part >= n_experts)
         if len(bad):
             row, layer, rank = bad[0].tolist()
@@ -166,8 +190,9 @@ def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) 
     TraceError
         With the first place where there is.
     """
-    for start in range(0, len(values), _CHUNK_ROWS):
-        part = values[start : start + _CHUNK_ROWS]
+    step = _chunk_rows(values)
+    for start in range(0, len(values), step):
+        part = values[start : start + step]
         good = np.isfinite(part)
         if lowest is not None:
             good &= part >= lowest
@@ -180,7 +205,7 @@ def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) 
 
 
 def _check_rows(trace: Trace, rows: NDArray[Any], place: str) -> None:
-    check_array(rows, ("int32",), (len(rows),), place)
+    check_array(rows, ("int32",), (_length(rows, place),), place)
     if len(rows) and (rows[0] < 0 or rows[-1] >= len(trace.request) or (np.diff(rows) <= 0).any()):
         raise _wrong(place, f"ascending rows in 0..{len(trace.request) - 1}", "others")
 
@@ -194,9 +219,24 @@ def _check_inputs(trace: Trace, inputs: GateInputs, place: str) -> None:
     check_finite(inputs.values, place)
 
 
+def _check_table(trace: Trace, name: str, table: NDArray[Any], place: str) -> None:
+    per_layer = (trace.n_layers, trace.n_experts)
+    known = {
+        "activation_frequency": per_layer,
+        "activation_frequency_decode": per_layer,
+        "coactivation": (*per_layer, trace.n_experts),
+    }
+    if table.ndim < 1 or table.shape[0] != trace.n_layers:
+        raise _wrong(place, f"{trace.n_layers} layers first", f"shape {table.shape}")
+    if name in known and table.shape != known[name]:
+        raise _wrong(place, f"shape {known[name]}", table.shape)
+    check_finite(table, place, lowest=0 if name in known else None)
+
+
 def _check_signal(trace: Trace, signal: Signal, place: str) -> None:
-    n, n_layers, n_experts = len(signal.rows), trace.n_layers, trace.n_experts
+    n_layers, n_experts = trace.n_layers, trace.n_experts
     _check_rows(trace, signal.rows, f"{place}: rows")
+    n = len(signal.rows)
     if signal.ids is None:
         shape: tuple[int, ...] = (n, n_layers, n_experts)
     else:
@@ -206,10 +246,13 @@ def _check_signal(trace: Trace, signal: Signal, place: str) -> None:
         shape = (n, n_layers, width)
         check_array(signal.ids, ("uint8", "uint16"), shape, f"{place}: ids")
     check_array(signal.scores, ("float16",), shape, f"{place}: scores")
-    if not 0 <= signal.first_layer < n_layers:
-        raise _wrong(f"{place}: first_layer", f"0..{n_layers - 1}", signal.first_layer)
-    if signal.lookahead < 0 or (signal.needs_layer_offset or 0) < 0:
-        raise _wrong(f"{place}: lookahead and needs_layer_offset", "at least 0", "less")
+    if not _is_count(signal.first_layer) or signal.first_layer >= n_layers:
+        raise _wrong(f"{place}: first_layer", f"0..{n_layers - 1}", repr(signal.first_layer))
+    offset = signal.needs_layer_offset
+    if not _is_count(signal.lookahead) or not (offset is None or _is_count(offset)):
+        raise _wrong(f"{place}: lookahead and needs_layer_offset", "at least 0, whole numbers", (signal.lookahead, offset))
+    if not isinstance(signal.about, str):
+        raise _wrong(f"{place}: about", "a line of text", repr(signal.about))
     if signal.ids is not None:  # layers before first_layer hold zeros
         check_ids(signal.ids[:, signal.first_layer :], n_experts, f"{place}: ids")
     check_finite(signal.scores, f"{place}: scores")

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,8 @@ _TYPES = {
     "F16": "<f2", "F32": "<f4", "F64": "<f8", "BOOL": "|b1",
 }  # fmt: skip
 _CODES = {np.dtype(text).str: code for code, text in _TYPES.items()}
-_MAX_TABLE_BYTES = 2**27
+_MAX_TABLE_BYTES = 2**25
+_MAX_AXES = 8
 _PIECE_BYTES = 2**24
 _ALIGNMENT = 8
 
@@ -68,14 +69,45 @@ def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
         raise TraceError(f"{path}: expected a readable, non-empty trace file, got: {error}") from None
     table, begin = _read_table(path, raw)
     metadata = table.pop("__metadata__", None) or {}
-    if METADATA_KEY not in metadata:
+    if not isinstance(metadata, dict) or not isinstance(metadata.get(METADATA_KEY), str):
+        got = sorted(metadata) if isinstance(metadata, dict) else _brief(metadata)
         raise TraceError(
-            f"{path}: metadata: expected the key '{METADATA_KEY}' of a moesim trace, got {sorted(metadata)}; "
+            f"{path}: metadata: expected the key '{METADATA_KEY}' of a moesim trace, got {got}; "
             "record it again, or write it with moesim.trace.Trace.write"
         )
     header = _read_header(path, metadata[METADATA_KEY])
-    arrays = {name: _map_array(path, raw, name, entry, begin) for name, entry in table.items()}
-    return arrays, header
+    entries = {name: _read_entry(path, name, entry) for name, entry in table.items()}
+    _check_spans(path, entries, len(raw) - begin)
+    return {name: _map_array(path, raw[begin:], name, entry) for name, entry in entries.items()}, header
+
+
+def _brief(value: object) -> str:
+    """What a file holds, short enough for a line."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _parse(path: Path, what: str, text: bytes | str) -> dict[str, Any]:
+    """Read a JSON object that names nothing twice and holds nothing that JSON does not know (NaN)."""
+    try:
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: {what}: expected JSON, got: {_brief(str(error))}; fetch or record it again") from None
+    if not isinstance(found, dict):
+        raise TraceError(f"{path}: {what}: expected a JSON object, got {type(found).__name__}; fetch or record it again")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {max(names, key=names.count)!r} twice")
+    return found
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text}, which is no JSON")
 
 
 def _read_table(path: Path, raw: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
@@ -85,49 +117,72 @@ def _read_table(path: Path, raw: NDArray[np.uint8]) -> tuple[dict[str, Any], int
             f"{path}: expected a safetensors table of arrays after 8 bytes, got {len(raw)} bytes that "
             f"announce one of {length}; the file is truncated or of another format, fetch or record it again"
         )
-    try:
-        table = json.loads(raw[8 : 8 + length].tobytes())
-    except ValueError as error:
-        raise TraceError(f"{path}: table of arrays: expected JSON, got: {error}; fetch or record it again") from None
-    if not isinstance(table, dict):
-        raise TraceError(f"{path}: table of arrays: expected a JSON object, got {type(table).__name__}")
-    return table, 8 + length
+    return _parse(path, "table of arrays", raw[8 : 8 + length].tobytes()), 8 + length
 
 
 def _read_header(path: Path, text: str) -> dict[str, Any]:
-    try:
-        header = json.loads(text)
-    except ValueError as error:
-        raise TraceError(f"{path}: header: expected JSON, got: {error}; fetch or record it again") from None
-    if not isinstance(header, dict):
-        raise TraceError(f"{path}: header: expected a JSON object, got {type(header).__name__}")
+    header = _parse(path, "header", text)
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
         raise TraceError(
-            f"{path}: header.schema_version: expected {SCHEMA_VERSION}, got {version!r}; "
+            f"{path}: header.schema_version: expected {SCHEMA_VERSION}, got {_brief(version)}; "
             "record the trace again, or use the version of moesim that wrote it"
         )
     return header
 
 
-def _map_array(path: Path, raw: NDArray[np.uint8], name: str, entry: Any, begin: int) -> NDArray[Any]:
+class _Entry(NamedTuple):
+    """One array of the table; offsets count from the end of the table."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    first: int
+    last: int
+
+
+def _read_entry(path: Path, name: str, entry: Any) -> _Entry:
     try:
         dtype = np.dtype(_TYPES[entry["dtype"]])
-        shape = tuple(int(n) for n in entry["shape"])
-        first, last = (begin + int(n) for n in entry["data_offsets"])
+        shape, (first, last) = tuple(entry["shape"]), entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise TraceError(f"{path}: {name}: expected dtype, shape and data_offsets, got {entry!r}") from None
-    if last > len(raw):
+        raise TraceError(f"{path}: {name}: expected dtype, shape and data_offsets, got {_brief(entry)}") from None
+    if not all(type(n) is int and 0 <= n < 2**62 for n in (*shape, first, last)) or len(shape) > _MAX_AXES:
+        expected = f"up to {_MAX_AXES} lengths and two offsets, whole numbers of at least 0"
+        raise TraceError(f"{path}: {name}: expected {expected}, got {_brief(entry)}; fetch or record it again")
+    n_bytes = math.prod(shape) * dtype.itemsize
+    # An empty array may not claim a length that no array can have.
+    if last - first != n_bytes or math.prod(max(n, 1) for n in shape) >= 2**62:
         raise TraceError(
-            f"{path}: {name}: expected bytes up to {last}, got a file of {len(raw)} bytes; it is truncated, "
-            "fetch or record it again"
-        )
-    if first < begin or last - first != math.prod(shape) * dtype.itemsize:
-        raise TraceError(
-            f"{path}: {name}: expected {math.prod(shape) * dtype.itemsize} bytes for {dtype.name} {shape}, "
+            f"{path}: {name}: expected {n_bytes} bytes for {dtype.name} {_brief(shape)}, "
             f"got {last - first}; fetch or record it again"
         )
-    return raw[first:last].view(np.ndarray).view(dtype).reshape(shape)
+    return _Entry(dtype, shape, first, last)
+
+
+def _check_spans(path: Path, entries: Mapping[str, _Entry], n_bytes: int) -> None:
+    """The arrays follow each other without a gap and end where the file ends."""
+    end = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
+        if entry.last > n_bytes:
+            raise TraceError(
+                f"{path}: {name}: expected bytes up to {entry.last} after the table, got a file with {n_bytes}; it is "
+                "truncated, fetch or record it again"
+            )
+        if entry.first != end:
+            raise TraceError(
+                f"{path}: {name}: expected it to begin at byte {end} after the table, where the array before ends, got "
+                f"{entry.first}; arrays overlap or leave a gap, fetch or record it again"
+            )
+        end = entry.last
+    if end != n_bytes:
+        raise TraceError(f"{path}: expected {end} bytes after the table, got {n_bytes}; fetch or record it again")
+
+
+def _map_array(path: Path, data: NDArray[np.uint8], name: str, entry: _Entry) -> NDArray[Any]:
+    try:
+        return data[entry.first : entry.last].view(np.ndarray).view(entry.dtype).reshape(entry.shape)
+    except ValueError as error:  # more axes or longer ones than NumPy has
+        raise TraceError(f"{path}: {name}: expected a possible shape, got {_brief(entry.shape)}: {error}") from None
 
 
 def write_container(path: str | Path, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> Path:
@@ -161,6 +216,8 @@ def write_container(path: str | Path, arrays: Mapping[str, NDArray[Any]], header
         table[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [begin, end]}
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _MAX_TABLE_BYTES:
+        raise TraceError(f"{path}: expected a header of at most {_MAX_TABLE_BYTES} bytes, got {len(text)}; split the trace")
     with atomic.writing(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
@@ -216,6 +273,6 @@ def verify_checksums(place: str, arrays: Mapping[str, NDArray[Any]], expected: M
     for name, got in checksums(arrays).items():
         if got != expected[name]:
             raise TraceError(
-                f"{place}: {name}: expected sha256 {expected[name][:12]}..., got {got[:12]}...; the bytes "
+                f"{place}: {name}: expected sha256 {str(expected[name])[:12]}..., got {got[:12]}...; the bytes "
                 "were altered, fetch or record it again"
             )

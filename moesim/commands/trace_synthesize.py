@@ -1,0 +1,116 @@
+"""``moesim trace synthesize`` and ``moesim trace fit``: synthetic traces, and the parameters they are made from."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesim.errors import ConfigError
+from moesim.progress import Progress
+from moesim.synthesis import read_parameters
+from moesim.synthesis import synthesize as make
+from moesim.synthesis.fit import fit as fit_parameters
+from moesim.synthesis.fit import free_parameters
+from moesim.synthesis.parameter_set import ParameterSet, parameter_names
+from moesim.synthesis.report import COLUMNS, RIGHT, Match, cells, report
+from moesim.synthesis.target_figures import Targets, read_targets, targets_of
+from moesim.table import Format, render, render_records
+from moesim.trace import Trace, find_trace
+
+_DEFAULT_BASE = "mixtral-8x7b"
+_FRESH = 1000  # fresh seeds count from here, unless a fit used them
+
+
+def synthesize(
+    parameters: Annotated[
+        str, typer.Option("--parameters", help=f"Parameter file: a path, or one of {', '.join(parameter_names())}.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the trace.")],
+    requests: Annotated[int, typer.Option(min=1, help="Requests.")] = 64,
+    prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens of each.")] = 64,
+    decode: Annotated[int, typer.Option(min=0, help="Decoded tokens of each.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Of routers, topics and requests.")] = 0,
+    signals: Annotated[int | None, typer.Option(min=0, help="Requests that carry signals; default: all.")] = None,
+    inputs: Annotated[int, typer.Option(min=0, help="Requests that carry the gate inputs.")] = 0,
+    scores: Annotated[bool, typer.Option("--scores", help="Keep the softmax over all experts.")] = False,
+) -> None:
+    """Make a synthetic trace from fitted parameters; it is labelled synthetic, and so is every result on it."""
+    found = read_parameters(parameters)
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: expected a file to write, got a folder; add a name such as {out}/trace.safetensors")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=out.parent, prefix=".synthesize.")  # on the disk that takes the trace
+    except OSError as error:
+        raise ConfigError(f"--out {out}: expected a writable folder, got: {error.strerror}; choose another") from None
+    rows = requests * (prompt + decode)
+    with folder as place, Progress(rows) as bar:
+        bar.describe(f"synthesizing {found.model}")
+        trace = make(
+            found, n_requests=requests, n_prompt=prompt, n_decode=decode, seed=seed, n_signal_requests=signals,
+            n_input_requests=inputs, scores=scores, folder=Path(place), progress=bar.advance,
+        )  # fmt: skip
+        trace.write(out)
+    print(f"wrote {out}: {rows} tokens of {requests} synthetic requests of {found.model}", file=sys.stderr)
+
+
+def fit(
+    targets: Annotated[str | None, typer.Option("--targets", help="File of target figures: a path, or a shipped name.")] = None,
+    trace: Annotated[str | None, typer.Option("--trace", help="Trace to take the target figures from.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Where to write the parameter file.")] = None,
+    base: Annotated[str | None, typer.Option("--from", help="Parameter file to start from; what is not fitted stays.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds to fit on: 1, 2, ...")] = 2,
+    fresh: Annotated[int, typer.Option(min=1, help="Other seeds, to report on.")] = 5,
+    only_report: Annotated[bool, typer.Option("--only-report", help="Only report on the parameters of --from.")] = False,
+    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the report.")] = Format.TABLE,
+) -> None:
+    """Fit the parameters of synthetic traces to figures of a model, and report target, fit and error of each."""
+    if (targets is None) == (trace is None):
+        raise ConfigError("trace fit: expected either --targets or --trace, got both or neither; give one")
+    if (out is None) != only_report:
+        raise ConfigError("trace fit: expected either --out or --only-report, got both or neither; give one")
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out}: expected a file to write, got a folder; add a name such as {out}/parameters.yaml")
+    wanted = read_targets(targets) if targets is not None else targets_of(Trace.read(find_trace(str(trace))), str(trace))
+    start = read_parameters(base or wanted.base or _DEFAULT_BASE)
+    if only_report:
+        _check_shape(start, wanted)
+        found = start
+    else:
+        assert out is not None
+        print(f"fitting {', '.join(free_parameters(wanted))}", file=sys.stderr)
+        found = fit_parameters(start, wanted, range(1, seeds + 1), _tell)
+        found.write(out)
+        print(f"wrote {out}", file=sys.stderr)
+    _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1)), form)
+
+
+def _check_shape(parameters: ParameterSet, targets: Targets) -> None:
+    for name in ("n_layers", "n_experts"):
+        got, expected = getattr(parameters, name), targets.shape[name]
+        if got != expected:
+            raise ConfigError(f"--from {parameters.model}: expected {name} {expected} of the targets, got {got}; choose another")
+
+
+def _tell(tries: int, error: float) -> None:
+    if not sys.stderr.isatty():
+        return
+    print(f"\r{tries} synthetic traces, error {error:.2f} tolerances (root mean square)  ", end="", file=sys.stderr, flush=True)
+
+
+def _print(matches: Sequence[Match], form: Format) -> None:
+    if form is Format.JSON:
+        records = [
+            {"figure": m.figure.name, "source": m.figure.source, "ref": m.figure.ref, "target": m.figure.value, "fit": m.mean,
+             "worst_error": m.worst, "tolerance": m.figure.tolerance, "fitted": m.figure.fitted, "met": m.met,
+             "found": list(m.found)}
+            for m in matches
+        ]  # fmt: skip
+        sys.stdout.write(render_records(records, form))
+    else:
+        sys.stdout.write(render(COLUMNS, cells(matches), form, RIGHT))

@@ -1,0 +1,54 @@
+"""All figures of a trace's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+
+from moesim.plots.style import save
+from moesim.plots.trace_balance import popularity, prefill_load
+from moesim.plots.trace_caches import cache_hit_rate, distinct_experts
+from moesim.plots.trace_locality import prefill_decode_similarity, reuse_by_lag, reuse_by_rank, segments, workload_correlation
+from moesim.plots.trace_prediction import signal_recall, state_cosine, workload_recall
+
+FIGURES: Final[Mapping[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
+    "popularity": popularity,
+    "prefill_load": prefill_load,
+    "reuse_by_lag": reuse_by_lag,
+    "reuse_by_rank": reuse_by_rank,
+    "workload_correlation": workload_correlation,
+    "prefill_decode_similarity": prefill_decode_similarity,
+    "segments": segments,
+    "signal_recall": signal_recall,
+    "workload_recall": workload_recall,
+    "state_cosine": state_cosine,
+    "cache_hit_rate": cache_hit_rate,
+    "distinct_experts": distinct_experts,
+}
+"""Name of the file -> figure of a report, or None where the report lacks what it shows."""
+
+
+def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
+    """Draw every figure for which a report has the numbers.
+
+    Parameters
+    ----------
+    report : mapping
+        As by `moesim.stats.report.report`, with the name of the ``trace``.
+    folder : str or Path
+        Where to; it is made if need be.
+
+    Returns
+    -------
+    list of Path
+        A PNG and a PDF of each.
+    """
+    written = []
+    for name, make in FIGURES.items():
+        figure = make(report)
+        if figure is not None:
+            written += save(figure, Path(folder) / name)
+    return written

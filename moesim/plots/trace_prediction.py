@@ -1,0 +1,72 @@
+"""Figures of prediction: recall by layer and by batch size, cosine of states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from moesim.plots.style import legend_beside, new_figure
+from moesim.plots.trace_kit import doubling_axis, drawn, level, line, source
+
+
+@drawn("prediction", "activated")
+def signal_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
+    """Share of the routed experts that each signal named, by layer."""
+    recalls = {name: recall for name, recall in found.items() if recall is not None}
+    figure, axes = new_figure(6.6, 3.8)
+    for i, (name, recall) in enumerate(recalls.items()):
+        line(axes, range(len(recall["by_layer"])), recall["by_layer"], i, name)
+    level(axes, report["prediction"]["uniform"], "chance")
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("recall of the experts of a token")
+    axes.set_title("How well signals tell a layer's experts")
+    legend_beside(axes, [])
+    rows = sorted({recall["n_rows"] for name, recall in recalls.items() if name != "coactivation"})
+    covered = f"signals cover {' or '.join(f'{n:,}' for n in rows)} of these tokens" if rows else ""
+    table = "coactivation: counted on every other request, tried on the rest" if "coactivation" in recalls else ""
+    source(figure, report, covered, table)
+    return figure
+
+
+@drawn("prediction", "workload")
+def workload_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
+    """Share of the busiest experts of a batch that each signal named, by batch size."""
+    counts = sorted({entry["n"] for entries in found.values() for entry in entries})
+    figure, _ = new_figure(2.6 * len(counts) + 2.2, 3.4)
+    figure.clear()
+    panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
+    for axes, n in zip(panels, counts, strict=True):
+        for i, (name, entries) in enumerate(found.items()):
+            shown = [entry for entry in entries if entry["n"] == n]
+            line(axes, [e["batch_size"] for e in shown], [e["value"] for e in shown], i, name)
+        longest = max(([e for e in entries if e["n"] == n] for entries in found.values()), key=len)
+        sizes = [e["batch_size"] for e in longest]
+        axes.plot(sizes, [e["chance"] for e in longest], color="#555555", linestyle=":", linewidth=1.4, label="chance")
+        doubling_axis(axes, sizes, "batch size (requests)")
+        axes.set_ylim(0, 1.03)
+        axes.set_title(f"top {n} by workload")
+    panels[0].set_ylabel("recall of the busiest experts")
+    legend_beside(panels[-1], [])
+    source(figure, report, "mean over layers; ties for the last place of the true ones count as right")
+    return figure
+
+
+@drawn("prediction", "states")
+def state_cosine(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
+    """Cosine of what a router reads with what the one before read."""
+    figure, axes = new_figure(6.2, 3.6)
+    words = {"gate_reuse": "state of the layer before", "residual": "the same + mean residual"}
+    for i, (name, text) in enumerate(words.items()):
+        if found[name] is not None:
+            values = found[name]["by_layer"]
+            line(axes, range(1, len(values) + 1), values, i, text)
+            axes.set_ylim(bottom=min(0.0, *values, *axes.get_ylim()), top=1.03)
+    axes.set_xlabel("layer")
+    axes.set_ylabel("cosine with the router's input")
+    axes.set_title("How much a state moves from layer to layer")
+    legend_beside(axes, [])
+    source(figure, report, f"{found['n_rows']:,} tokens with recorded gate inputs")
+    return figure

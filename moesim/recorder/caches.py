@@ -1,0 +1,99 @@
+"""KV caches of transformers: all of a request's, and the first tokens of one as another model's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import DynamicCache
+
+from moesim.recorder.errors import RecordError
+
+
+def whole_cache(model: Any) -> Any:
+    """Make a cache that keeps all positions, also in layers that look at a sliding window only.
+
+    Parameters
+    ----------
+    model : transformers causal language model
+
+    Returns
+    -------
+    DynamicCache
+        To generate with; the tokens are the same.
+    """
+    cache: Any = DynamicCache(config=model.config)
+    for layer in cache.layers:
+        if layer.is_sliding:
+            layer.activate_past_recording()
+    return cache
+
+
+@dataclass(frozen=True)
+class KeyValues:
+    """The KV cache of one request as the model left it.
+
+    Attributes
+    ----------
+    layers : tuple of (Tensor, Tensor)
+        What each layer caches, two of (1, n_heads, n_tokens, size): keys and values, or the latents and rotary keys of
+        multi-head latent attention.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+
+    @classmethod
+    def of(cls, cache: Any) -> KeyValues:
+        """Read the cache of a request that was generated alone.
+
+        Parameters
+        ----------
+        cache : DynamicCache
+            After the last step; of a model with sliding windows, made by `whole_cache`.
+
+        Returns
+        -------
+        KeyValues
+            Views of the cache.
+
+        Raises
+        ------
+        RecordError
+            If the cache has dropped positions or is of another kind.
+        """
+        found = []
+        for number, layer in enumerate(cache.layers):
+            keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+            if keys is None or values is None:
+                raise RecordError(
+                    f"KV cache of layer {number}: expected keys and values, got a {type(layer).__name__}; record without a shadow"
+                )
+            wanted, kept = layer.get_seq_length(), keys.shape[-2]
+            if kept != wanted:
+                raise RecordError(
+                    f"KV cache of layer {number}: expected all {wanted} positions, got the last {kept}; "
+                    "generate with moesim.recorder.caches.whole_cache"
+                )
+            found.append((keys, values))
+        return cls(tuple(found))
+
+    def first(self, n_tokens: int, model: Any) -> Any:
+        """Make a cache of the first tokens for another model.
+
+        Parameters
+        ----------
+        n_tokens : int
+        model : transformers causal language model
+            Who will read it; the cache has its type and lies where its layers do.
+
+        Returns
+        -------
+        DynamicCache
+        """
+        cache: Any = DynamicCache(config=model.config)
+        for number, (layer, states) in enumerate(zip(model.get_decoder().layers, self.layers, strict=True)):
+            device = next(layer.parameters()).device
+            keys, values = (part[:, :, :n_tokens].to(device=device, dtype=model.dtype) for part in states)
+            cache.update(keys, values, number)
+        return cache

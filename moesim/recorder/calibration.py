@@ -1,0 +1,216 @@
+"""Calibration tables, counted over requests that are not in the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.recorder.errors import RecordError
+from moesim.recorder.generation import Sampling
+from moesim.recorder.hooks import Wanted
+from moesim.recorder.recording import Plan, Recorder
+from moesim.recorder.signals import RESIDUAL
+from moesim.stats.prediction import coactivation
+from moesim.trace import shards
+
+
+class Counts:
+    """What calibration counts, request by request.
+
+    Parameters
+    ----------
+    n_layers, n_experts, hidden : int
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray
+        ``prefill`` and ``decode`` (n_layers, n_experts) int64: rows that used an expert; ``pairs`` (n_layers, n_experts,
+        n_experts) int64: rows that used i in l and j in l + 1; ``inputs`` (n_layers, hidden) float64: sum of
+        the routers' inputs; ``rows`` (1,) int64.
+    """
+
+    def __init__(self, n_layers: int, n_experts: int, hidden: int) -> None:
+        self._n_experts = n_experts
+        self.arrays: dict[str, NDArray[Any]] = {
+            "prefill": np.zeros((n_layers, n_experts), np.int64),
+            "decode": np.zeros((n_layers, n_experts), np.int64),
+            "pairs": np.zeros((n_layers, n_experts, n_experts), np.int64),
+            "inputs": np.zeros((n_layers, hidden), np.float64),
+            "rows": np.zeros(1, np.int64),
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from counts that were saved."""
+        self.arrays = {name: np.array(arrays[name]) for name in self.arrays}
+
+    def add(self, experts: NDArray[Any], n_prompt: int) -> None:
+        """Count a request, (n_rows, n_layers, top_k), the prompt first."""
+        self.arrays["prefill"] += self._used(experts[:n_prompt])
+        self.arrays["decode"] += self._used(experts[n_prompt:])
+        self.arrays["pairs"] += coactivation(experts, self._n_experts).astype(np.int64)
+        self.arrays["rows"] += len(experts)
+
+    def add_inputs(self, sums: NDArray[np.float64]) -> None:
+        """Add the sum of the routers' inputs over the rows of some requests."""
+        self.arrays["inputs"] += sums
+
+    def _used(self, experts: NDArray[Any]) -> NDArray[np.int64]:
+        n_layers = experts.shape[1]
+        places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * self._n_experts
+        return np.bincount(places.ravel(), minlength=n_layers * self._n_experts).reshape(n_layers, -1)
+
+    def tables(self) -> dict[str, NDArray[Any]]:
+        """Make the tables of a trace.
+
+        Returns
+        -------
+        dict of str to ndarray
+            ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers,
+            n_experts) float32 shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts;
+            ``residual`` (n_layers, hidden) float16: mean step from the input of each router to the next
+            one's, zeros for the last (DALI).
+        """
+        both = self.arrays["prefill"] + self.arrays["decode"]
+        steps = np.diff(self.arrays["inputs"], axis=0) / max(1, int(self.arrays["rows"][0]))
+        return {
+            "activation_frequency": _shares(both),
+            "activation_frequency_decode": _shares(self.arrays["decode"]),
+            "coactivation": self.arrays["pairs"].astype(np.float32),
+            RESIDUAL: np.concatenate([steps, np.zeros_like(self.arrays["inputs"][:1])]).astype(np.float16),
+        }
+
+
+def _shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
+    return np.asarray(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), np.float32)
+
+
+@dataclass(frozen=True)
+class CalibrationFile:
+    """Calibration tables that were made before.
+
+    Attributes
+    ----------
+    path : Path
+    tables : dict of str to ndarray
+        See `Counts.tables`.
+    requests : list of dict
+        What they were counted over, with the hashes of the prompts.
+    model, routers_sha256 : str
+        Whose they are.
+    """
+
+    path: Path
+    tables: dict[str, NDArray[Any]]
+    requests: list[dict[str, Any]]
+    model: str
+    routers_sha256: str
+
+    @classmethod
+    def read(cls, path: Path) -> CalibrationFile:
+        """Read the tables of a recorded trace.
+
+        Raises
+        ------
+        TraceError
+            If the file is missing or damaged.
+        RecordError
+            If it has no tables, or does not say what they were counted over.
+        """
+        arrays, header = shards.read_tables(path)
+        tables = shards.calibration_tables(arrays)
+        if not tables:
+            raise RecordError(f"{path}: expected calibration tables, got {sorted(arrays)}; record with --calibrate first")
+        requests = header.get("calibration_requests")
+        if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
+            raise RecordError(f"{path}: header.calibration_requests: expected a list of requests, got none; calibrate again")
+        return cls(path, tables, requests, str(header.get("model")), str(header.get("routers_sha256")))
+
+    def check_model(self, recorder: Recorder, routers_sha256: str) -> None:
+        """Check that it is of this very model.
+
+        Raises
+        ------
+        RecordError
+            If the routers are others, or a table has another shape.
+        """
+        if self.routers_sha256 != routers_sha256:
+            raise RecordError(
+                f"{self.path}: expected calibration of this model's routers ({routers_sha256[:12]}...), got that of "
+                f"'{self.model}' ({self.routers_sha256[:12]}...); calibrate this model"
+            )
+        for name, table in counts_of(recorder).tables().items():
+            found = self.tables.get(name)
+            if found is not None and found.shape != table.shape:
+                raise RecordError(
+                    f"{self.path}: calibration/{name}: expected shape {table.shape}, got {found.shape}; calibrate again"
+                )
+
+
+def counts_of(recorder: Recorder) -> Counts:
+    """Counts of the size of a model, empty."""
+    weight = recorder.gates[0].weight
+    return Counts(len(recorder.gates), weight.shape[0], weight.shape[1])
+
+
+def calibrate_batch(
+    recorder: Recorder,
+    counts: Counts,
+    prompts: Sequence[Sequence[int]],
+    n_decode: Sequence[int],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    on_tokens: Callable[[int], None] = lambda n: None,
+) -> list[int]:
+    """Count the requests of one batch.
+
+    Returns
+    -------
+    list of int
+        Rows of generated tokens of each request.
+    """
+    recordings, captured, _ = recorder.batch(prompts, n_decode, seeds, sampling, Wanted(sums=True), on_tokens=on_tokens)
+    for recording in recordings:
+        counts.add(recording.experts, recording.n_prompt)
+    assert captured.sums is not None
+    counts.add_inputs(captured.sums)
+    return [recording.n_decode for recording in recordings]
+
+
+def calibrate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    n_decode: Sequence[int],
+    *,
+    seeds: Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    plan: Plan | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Make calibration tables from requests, which must not be in the trace.
+
+    Parameters
+    ----------
+    model : transformers causal language model, or Recorder
+    prompts, n_decode, seeds, sampling
+        As for `moesim.recorder.recording.record_requests`.
+    plan : Plan or None
+        Its batches; what else it asks for is not kept.
+
+    Returns
+    -------
+    dict of str to ndarray
+        See `Counts.tables`.
+    """
+    recorder = model if isinstance(model, Recorder) else Recorder(model)
+    sampling, plan = sampling or Sampling(), plan or Plan()
+    seeds = range(len(prompts)) if seeds is None else seeds
+    counts = counts_of(recorder)
+    for batch in plan.batches([(len(prompt), n) for prompt, n in zip(prompts, n_decode, strict=True)]):
+        calibrate_batch(
+            recorder, counts, [prompts[r] for r in batch], [n_decode[r] for r in batch], [seeds[r] for r in batch], sampling
+        )
+    return counts.tables()

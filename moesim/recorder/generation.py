@@ -1,0 +1,186 @@
+"""Generate for a batch of prompts, token by token with a KV cache, each request as if it were alone.
+
+Prompts of different lengths are padded on the left; the padding is masked and has no positions. Each request has
+its own random numbers and its own end.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTH, END = "length", "end of text"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from logits.
+
+    Attributes
+    ----------
+    temperature : float
+        0: greedy.
+    top_p : float
+        Sample among the likeliest tokens that together have this probability (nucleus sampling).
+    banned : tuple of int
+        Tokens that are never chosen.
+    stop : tuple of int
+        Tokens that end a request; they are not fed back.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    banned: tuple[int, ...] = ()
+    stop: tuple[int, ...] = ()
+
+    def choose(self, logits: Tensor, generator: torch.Generator) -> int:
+        """Choose the next token of one request.
+
+        Parameters
+        ----------
+        logits : (vocabulary,) float32
+        generator : torch.Generator
+            On the CPU; not used when greedy.
+
+        Returns
+        -------
+        int
+        """
+        if self.banned:
+            logits = logits.clone()
+            logits[list(self.banned)] = -torch.inf
+        if self.temperature == 0:
+            return int(logits.argmax())
+        probabilities = (logits.cpu() / self.temperature).softmax(dim=-1)
+        if self.top_p < 1:
+            ordered, order = probabilities.sort(descending=True, stable=True)
+            ordered[ordered.cumsum(dim=-1) - ordered >= self.top_p] = 0.0
+            return int(order[torch.multinomial(ordered, 1, generator=generator)])
+        return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A finished batch.
+
+    Attributes
+    ----------
+    tokens : list of list of int
+        Of each request, prompt and generated tokens, all of which went through the model.
+    ended : list of str
+        `LENGTH` or `END`.
+    owners : list of Tensor
+        For each forward pass, the request of every row that was expected.
+    cache : transformers.Cache
+        Keys and values of the batch.
+    """
+
+    tokens: list[list[int]]
+    ended: list[str]
+    owners: list[Tensor]
+    cache: Any
+
+
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    n_decode: Sequence[int],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    *,
+    cache: Any = None,
+    expect: Callable[[Tensor], None] = lambda rows: None,
+    on_tokens: Callable[[int], None] = lambda n: None,
+) -> Generated:
+    """Generate for all requests of a batch.
+
+    Parameters
+    ----------
+    model : transformers causal language model
+    prompts : sequence of sequence of int
+        Token ids.
+    n_decode : sequence of int
+        Tokens to generate *and feed back*, so that each has a row of routing; fewer where a request ends.
+    seeds : sequence of int
+        Of each request's sampling.
+    sampling : Sampling
+    cache : transformers.Cache or None
+        An empty one to fill; None: the model's own kind.
+    expect : callable
+        Is told before each forward pass which of its (sequence, token) places are real, flat.
+    on_tokens : callable
+        Is told after each forward pass how many rows it had.
+
+    Returns
+    -------
+    Generated
+    """
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    tokens = [list(prompt) for prompt in prompts]
+    ended = [LENGTH] * len(prompts)
+    batch = _Batch(model, prompts, cache)
+    going = list(range(len(prompts)))
+    owners: list[Tensor] = []
+
+    def forward(inputs: Tensor, places: Tensor, owner: Tensor) -> Tensor:
+        expect(places)
+        owners.append(owner)
+        logits = batch.forward(inputs)
+        on_tokens(len(places))
+        return logits
+
+    with torch.no_grad():
+        real = batch.mask.reshape(-1).nonzero().reshape(-1)
+        logits = forward(batch.padded, real, real // batch.padded.shape[1])
+        while True:
+            chosen = torch.zeros(len(prompts), 1, dtype=torch.long)
+            for request in list(going):
+                token = None
+                if len(tokens[request]) < len(prompts[request]) + n_decode[request]:
+                    token = sampling.choose(logits[request], generators[request])
+                    if token in sampling.stop:
+                        ended[request], token = END, None
+                if token is None:
+                    going.remove(request)
+                else:
+                    chosen[request] = token
+                    tokens[request].append(token)
+            if not going:
+                return Generated(tokens, ended, owners, batch.cache)
+            alive = torch.tensor(going)
+            logits = forward(chosen, alive, alive)
+
+
+class _Batch:
+    """Inputs of a batch: padding, mask, positions and cache."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]], cache: Any) -> None:
+        width = max(len(prompt) for prompt in prompts)
+        self.padded = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        self.mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        self.cache = cache
+        self._began = False
+        self._model = model
+        self._device = model.device if model.device.type != "meta" else torch.device("cpu")
+        self._is_padded = not bool(self.mask.all())
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Run the model; logits after the last token of each request, (n_requests, vocabulary) float32."""
+        if self._began:
+            self.mask = torch.cat([self.mask, torch.ones_like(inputs)], dim=1)
+        where: dict[str, Tensor] = {}
+        if self._is_padded:
+            positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
+            where = {"attention_mask": self.mask.to(self._device), "position_ids": positions.to(self._device)}
+        output = self._model(
+            input_ids=inputs.to(self._device), past_key_values=self.cache, use_cache=True, **where, **self._last_only
+        )
+        self.cache, self._began = output.past_key_values, True
+        logits: Tensor = output.logits[:, -1].float()
+        return logits

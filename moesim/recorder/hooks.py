@@ -1,0 +1,247 @@
+"""See what the routers of a model read and choose, one forward pass after another, and keep it small.
+
+Nothing in the model is replaced: the hooks return nothing, so the model computes what it computes without them.
+What is kept of a layer waits on its device until there are `CHUNK_ROWS` rows of it; then scores and signals are
+computed and everything is moved to the host. So the memory used on the device does not grow with the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from moesim.recorder.architectures import Gate, Router
+from moesim.recorder.errors import RecordError
+from moesim.recorder.signals import SignalPlan
+
+#: Rows of a layer that wait on the device before they are worked on.
+CHUNK_ROWS = 256
+#: Experts chosen against the rule by less than this, relative to the values compared, are ties.
+TIE = 2e-2
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to keep beside ids and weights.
+
+    Attributes
+    ----------
+    scores : bool
+        The scores of all experts.
+    inputs : bool
+        What each router read.
+    signals : SignalPlan or None
+    sums : bool
+        The sum of what each router read, for residual vectors.
+    """
+
+    scores: bool = False
+    inputs: bool = False
+    signals: SignalPlan | None = None
+    sums: bool = False
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Rows in the order of the forward passes.
+
+    Attributes
+    ----------
+    arrays : dict of str to ndarray, (n_rows, n_layers, ...)
+        ``experts`` int32 in rank order; ``weights`` float32; as asked for ``scores`` float32, ``inputs``
+        float16, ``signals/NAME`` float16 and ``signal_ids/NAME`` int32.
+    sums : (n_layers, hidden) float64 or None
+        Sum over rows of the routers' inputs.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    sums: NDArray[np.float64] | None
+
+
+class RoutingHooks:
+    """Context manager that keeps the routing of every forward pass inside it.
+
+    Parameters
+    ----------
+    routers : sequence of Router
+        In layer order.
+    gates : sequence of Gate
+        Theirs.
+    wanted : Wanted
+    """
+
+    def __init__(self, routers: Sequence[Router], gates: Sequence[Gate], wanted: Wanted) -> None:
+        self._layers = [_Layer(number, router, gates, wanted) for number, router in enumerate(routers)]
+        self._facts = {} if wanted.signals is None else wanted.signals.facts(len(routers))
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> RoutingHooks:
+        for layer in self._layers:
+            self._handles.append(layer.router.module.register_forward_hook(layer.after_router))
+            self._handles.append(layer.router.experts.register_forward_pre_hook(layer.before_experts, with_kwargs=True))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def expect(self, rows: Tensor) -> None:
+        """Say which rows of the next forward pass to keep, as places among (sequence, token) in C order."""
+        for layer in self._layers:
+            layer.rows = rows
+
+    def take(self) -> Captured:
+        """Hand over all rows since the last call.
+
+        Raises
+        ------
+        RecordError
+            If a router was not called, or handed out no choice.
+        """
+        parts = [layer.take() for layer in self._layers]
+        for layer, (arrays, _) in zip(self._layers, parts, strict=True):
+            if not arrays:
+                raise RecordError(f"{layer.router.name}: expected a choice of experts in every forward pass, got none")
+        names = sorted(set().union(*(arrays for arrays, _ in parts)))
+        stacked = {name: _stack([arrays.get(name) for arrays, _ in parts], self._ahead(name)) for name in names}
+        sums = [layer_sum for _, layer_sum in parts if layer_sum is not None]
+        return Captured(stacked, np.stack(sums) if sums else None)
+
+    def _ahead(self, name: str) -> int:
+        """Layers between the one where an array was computed and the one it is about."""
+        kind, _, signal = name.partition("/")
+        return self._facts[signal].lookahead if kind in ("signals", "signal_ids") else 0
+
+
+def _stack(layers: Sequence[NDArray[Any] | None], ahead: int) -> NDArray[Any]:
+    """Put layers side by side, each `ahead` places later; those without a source are zero."""
+    some = next(layer for layer in layers if layer is not None)
+    out = np.zeros((len(some), len(layers), *some.shape[1:]), some.dtype)
+    for number, layer in enumerate(layers):
+        if layer is not None:
+            out[:, number + ahead] = layer
+    return out
+
+
+class _Layer:
+    """What is kept of one layer."""
+
+    def __init__(self, number: int, router: Router, gates: Sequence[Gate], wanted: Wanted) -> None:
+        self.router = router
+        self.rows: Tensor | None = None
+        self._number = number
+        self._gates = gates
+        self._wanted = wanted
+        self._checked = False
+        self._seen: list[tuple[Tensor, Tensor]] = []  # states and logits of the passes that wait
+        self._chosen: list[tuple[Tensor, Tensor]] = []  # and the ids and weights
+        self._done: list[dict[str, NDArray[Any]]] = []
+        self._sum: Tensor | None = None
+
+    def after_router(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        gate = self._gates[self._number]
+        states = self._kept(args[0])
+        logits, weights, ids = read_choice(output, gate.n_experts)
+        self._seen.append((states, gate.to(states.device).logits(states) if logits is None else self._kept(logits)))
+        if ids is not None and weights is not None:
+            self._choose(ids, weights)
+
+    def before_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if len(self._chosen) < len(self._seen):  # the router did not say
+            _, weights, ids = read_choice((*args[1:], *kwargs.values()), self._gates[self._number].n_experts)
+            if ids is not None and weights is not None:
+                self._choose(ids, weights)
+
+    def _kept(self, values: Tensor) -> Tensor:
+        flat = values.detach().reshape(-1, values.shape[-1])
+        rows = self.rows
+        # A copy in either case: the model may go on writing into what it passed.
+        return flat.clone() if rows is None else flat[rows.to(flat.device)]
+
+    def _choose(self, ids: Tensor, weights: Tensor) -> None:
+        self._chosen.append((self._kept(ids).long(), self._kept(weights).float()))
+        if sum(len(kept) for kept, _ in self._chosen) >= CHUNK_ROWS:
+            self._work()
+
+    def _work(self) -> None:
+        if not self._chosen:
+            return
+        states, logits = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
+        ids, weights = (torch.cat(parts) for parts in zip(*self._chosen, strict=True))
+        self._seen, self._chosen = [], []
+        gate = self._gates[self._number].to(logits.device)
+        if not self._checked and len(ids):
+            check_choice(gate, logits, ids, self.router.name)
+            self._checked = True
+        order = gate.in_rank_order(logits, ids)
+        kept = {"experts": ids.gather(1, order).int(), "weights": weights.gather(1, order)}
+        if self._wanted.scores:
+            kept["scores"] = gate.scores(logits)
+        if self._wanted.inputs:
+            kept["inputs"] = states.half()
+        if self._wanted.signals is not None:
+            kept |= self._wanted.signals.from_layer(self._number, states, self._gates)
+        if self._wanted.sums:
+            total = states.double().sum(dim=0)
+            self._sum = total if self._sum is None else self._sum + total
+        self._done.append({name: tensor.cpu().numpy() for name, tensor in kept.items()})
+
+    def take(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64] | None]:
+        self._work()
+        done, self._done = self._done, []
+        total, self._sum = self._sum, None
+        arrays = {name: np.concatenate([part[name] for part in done]) for name in (done[0] if done else {})}
+        return arrays, None if total is None else np.asarray(total.cpu().numpy(), np.float64)
+
+
+def read_choice(output: Any, n_experts: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Tell logits, weights and ids apart in what a router returns or experts are given, by type and width.
+
+    Parameters
+    ----------
+    output : Tensor or sequence
+    n_experts : int
+
+    Returns
+    -------
+    logits, weights, ids : Tensor or None
+        (..., n_experts) float; (..., top_k) float; (..., top_k) int64.
+    """
+    tensors = [t for t in (output if isinstance(output, tuple | list) else (output,)) if isinstance(t, Tensor) and t.ndim]
+    ids = next((t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool), None)
+    floats = [t for t in tensors if t.is_floating_point()]
+    weights = None if ids is None else next((t for t in floats[::-1] if t.shape == ids.shape), None)
+    logits = next((t for t in floats if t.shape[-1] == n_experts and t is not weights), None)
+    return logits, weights, ids
+
+
+def check_choice(gate: Gate, logits: Tensor, ids: Tensor, place: str) -> None:
+    """Check that a router chose the experts that come first by its rule; ties may fall either way.
+
+    Raises
+    ------
+    RecordError
+        If not: then the rule is not that of this model.
+    """
+    values, allowed = gate.ranking(logits)
+    if allowed is not None:
+        values = values.masked_fill(~allowed, -torch.inf)
+    chosen = values.gather(1, ids)
+    others = values.scatter(1, ids, -torch.inf).max(dim=-1).values
+    worst = chosen.min(dim=-1).values
+    wrong = ((others - worst) > TIE * others.abs().clamp(min=1e-6)).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        expected = gate.best(logits[row : row + 1], ids.shape[1])[0].tolist()
+        raise RecordError(
+            f"{place}: expected the experts {sorted(expected)} by the rule of this architecture, got "
+            f"{sorted(ids[row].tolist())}; this version of the model's code routes in another way"
+        )

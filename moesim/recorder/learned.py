@@ -1,0 +1,286 @@
+"""Learned prediction: a small network a layer tells, from what its router reads and chooses, the experts of the next.
+
+PreScope's layer-aware predictor (LLaPor). What the paper does not print is a named option.
+
+====================  =======================================  ====================================================
+point                 paper                                    here
+====================  =======================================  ====================================================
+features              state by PCA (4096 to 256; in the        the same, components scaled to unit variance; ids as
+                      middle to 512), ids and weights of the   0 or 1 an expert, weights beside them
+                      experts activated
+groups of layers      input, middle, output; where they begin  of the predicted layer: first and last eighth, or
+                      is not printed                           fitted to the accuracy of gate reuse [choice]
+networks              blocks of Linear, GELU, Dropout; input   one block and a Linear; in the middle a residual of
+                      and output shallow, middle with a        two more blocks, times the sigmoid of a Linear
+                      residual block and a gating unit;        [choice]; width 384 [choice]: 0.7 and 2.9 MB a layer
+                      0.5 to 2.8 MB a layer                    with 64 experts in float32
+loss                  input and output: BCE, each expert's     the same, in the middle too [choice]; weights are 1
+                      divided by its activation frequency,     at the uniform frequency, at most 10; lambda 1,
+                      + lambda times focal BCE                 gamma 2 [choice]
+optimiser             AdamW; 5 epochs of warm-up, then cosine  the same schedule in all groups; rates 1e-3 and 2e-3,
+                      in input and output; higher rate and     decay 0.01 and 0.05, dropout 0.1 [choice]
+                      weight decay in the middle
+while training        Gaussian noise, random masking           deviation 0.05, share 0.1 [choice]
+data                  30 epochs of 128 batches of 512 tokens   the same, or as many as there are, prefill and decode
+online learning       possible                                 not done: a recorded signal is fixed
+====================  =======================================  ====================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moesim import atomic
+from moesim.recorder.errors import RecordError
+from moesim.recorder.learned_model import Features, LearnedOptions, eighths, network
+
+_METADATA = "moesim_learned_predictor"
+_REMEDY = "train it again with moesim trace learn"
+
+
+@dataclass(frozen=True, eq=False)
+class Predictors:
+    """Trained predictors of all layers but the first.
+
+    Attributes
+    ----------
+    options : LearnedOptions
+    groups : tuple of str
+        Of each layer: ``input``, ``middle`` or ``output``.
+    n_experts : int
+    layers : tuple of (Features, nn.Module)
+        Of layers 1 and up; each reads the layer before.
+    facts : dict
+        What they were trained on.
+    """
+
+    options: LearnedOptions
+    groups: tuple[str, ...]
+    n_experts: int
+    layers: tuple[tuple[Features, nn.Module], ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def train_predictors(
+    inputs: NDArray[Any],
+    experts: NDArray[Any],
+    weights: NDArray[Any],
+    n_experts: int,
+    options: LearnedOptions | None = None,
+    *,
+    groups: tuple[str, ...] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    on_layer: Callable[[int, float], None] = lambda layer, loss: None,
+) -> Predictors:
+    """Train a predictor for every layer but the first.
+
+    Parameters
+    ----------
+    inputs : (n_rows, n_layers, hidden) float
+        What each router read; may be memory-mapped.
+    experts : (n_rows, n_layers, top_k) integer
+        What it chose.
+    weights : (n_rows, n_layers, top_k) float
+        Gate weights.
+    n_experts : int
+    options : LearnedOptions or None
+    groups : tuple of str or None
+        Of each layer; None: first and last eighth.
+    facts : mapping or None
+        Kept with the predictors.
+    on_layer : callable
+        Is told the layer that is done, and the loss of its last epoch.
+
+    Returns
+    -------
+    Predictors
+        The same for the same seed and one thread.
+
+    Raises
+    ------
+    RecordError
+        If shapes do not agree, or there is nothing to learn from.
+    """
+    options = options or LearnedOptions()
+    n_rows, n_layers = _check(inputs, experts, weights, n_experts)
+    if n_layers < 2 or n_rows < 2:
+        raise RecordError(f"learned predictor: expected at least 2 layers and 2 tokens, got {n_layers} and {n_rows}; record more")
+    groups = groups or eighths(n_layers)
+    rows = _sample(n_rows, options)
+    trained = []
+    for layer in range(1, n_layers):
+        here = np.asarray(inputs[rows, layer - 1])
+        features = Features.fit(here, options.pca_middle if groups[layer] == "middle" else options.pca_outer)
+        read = features.of(here, experts[rows, layer - 1], weights[rows, layer - 1], n_experts)
+        wanted = torch.zeros(len(rows), n_experts).scatter(1, torch.from_numpy(experts[rows, layer].astype(np.int64)), 1.0)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed * n_layers + layer)
+            model, loss = _train(read, wanted, groups[layer], options)
+        trained.append((features, model))
+        on_layer(layer, loss)
+    return Predictors(options, groups, n_experts, tuple(trained), dict(facts or {}))
+
+
+def _check(inputs: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any], n_experts: int) -> tuple[int, int]:
+    if inputs.ndim != 3 or experts.shape[:2] != inputs.shape[:2] or weights.shape != experts.shape:
+        raise RecordError(
+            "learned predictor: expected inputs (n_rows, n_layers, hidden), experts and weights (n_rows, n_layers, top_k), "
+            f"got {inputs.shape}, {experts.shape} and {weights.shape}"
+        )
+    if experts.size and int(experts.max()) >= n_experts:
+        raise RecordError(f"learned predictor: expected ids below {n_experts}, got {int(experts.max())}")
+    return inputs.shape[0], inputs.shape[1]
+
+
+def _sample(n_rows: int, options: LearnedOptions) -> NDArray[np.int64]:
+    """Rows to train on, ascending; all, if there are no more than wanted."""
+    wanted = min(n_rows, options.max_batches * options.batch_tokens)
+    return np.sort(np.random.default_rng(options.seed).choice(n_rows, wanted, replace=False))
+
+
+def _train(read: Tensor, wanted: Tensor, group: str, options: LearnedOptions) -> tuple[nn.Module, float]:
+    """Train one network; also the mean loss of its last epoch."""
+    model = network(group, read.shape[1], wanted.shape[1], options)
+    is_middle = group == "middle"
+    optimiser = torch.optim.AdamW(
+        model.parameters(),
+        lr=options.rate_middle if is_middle else options.rate_outer,
+        weight_decay=options.decay_middle if is_middle else options.decay_outer,
+    )
+    steps = -(-len(read) // options.batch_tokens)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_share((step + 1) / steps, options))
+    frequency = wanted.mean(dim=0) / wanted.sum(dim=1).mean()
+    losses = [0.0]
+    for _epoch in range(options.epochs):
+        losses = []
+        for rows in torch.split(torch.randperm(len(read)), options.batch_tokens):
+            features = read[rows]
+            features = features + options.noise * torch.randn_like(features)
+            features = features * (torch.rand_like(features) >= options.masking)
+            loss = balanced_focal_loss(model(features), wanted[rows], frequency, options)
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+    return model.requires_grad_(False).train(False), float(np.mean(losses))
+
+
+def rate_share(epoch: float, options: LearnedOptions) -> float:
+    """Learning rate over its peak after so many epochs: linear warm-up, then a cosine to 0."""
+    if epoch < options.warmup_epochs:
+        return epoch / options.warmup_epochs
+    left = (options.epochs - epoch) / max(1e-9, options.epochs - options.warmup_epochs)
+    return 0.5 - 0.5 * math.cos(math.pi * min(1.0, max(0.0, left)))
+
+
+def balanced_focal_loss(logits: Tensor, wanted: Tensor, frequency: Tensor, options: LearnedOptions) -> Tensor:
+    """Expert-balanced BCE plus lambda times focal BCE.
+
+    Parameters
+    ----------
+    logits, wanted : (n, n_experts) float32
+        What was predicted; 1 where the expert was activated.
+    frequency : (n_experts,) float32
+        Share of all activations that each expert has.
+    options : LearnedOptions
+
+    Returns
+    -------
+    Tensor, ()
+        Mean over tokens and experts of ``bce / (n_experts * frequency) + lambda * (1 - p_t)**gamma * bce`` with
+        ``p_t`` the probability given to what happened. `options.least_frequency` bounds the first term.
+    """
+    bce = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    relative = (frequency * len(frequency)).clamp(min=options.least_frequency)
+    focal = (1 - torch.exp(-bce)) ** options.focal_power * bce
+    return (bce / relative + options.focal_weight * focal).mean()
+
+
+def predict(predictors: Predictors, inputs: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any]) -> NDArray[np.float32]:
+    """Predict the experts of every layer from the layer before.
+
+    Parameters
+    ----------
+    predictors : Predictors
+    inputs : (n_rows, n_layers, hidden) float
+    experts, weights : (n_rows, n_layers, top_k)
+
+    Returns
+    -------
+    (n_rows, n_layers, n_experts) float32
+        Probability that each expert is activated; zeros for layer 0.
+
+    Raises
+    ------
+    RecordError
+        If the predictors are of another shape.
+    """
+    n_rows, n_layers = _check(inputs, experts, weights, predictors.n_experts)
+    hidden = len(predictors.layers[0][0].mean)
+    if (n_layers, inputs.shape[2]) != (len(predictors.groups), hidden):
+        raise RecordError(
+            f"learned predictor: expected {len(predictors.groups)} layers of width {hidden}, "
+            f"got {n_layers} of {inputs.shape[2]}; train it on a trace of this model"
+        )
+    scores = np.zeros((n_rows, n_layers, predictors.n_experts), np.float32)
+    with torch.no_grad():
+        for layer, (features, model) in enumerate(predictors.layers, start=1):
+            before = [np.asarray(array[:, layer - 1]) for array in (inputs, experts, weights)]
+            read = features.of(before[0], before[1], before[2], predictors.n_experts)
+            scores[:, layer] = model(read).sigmoid().numpy()
+    return scores
+
+
+def save_predictors(predictors: Predictors, path: str | Path) -> Path:
+    """Write predictors to a safetensors file, completely or not at all; the same ones give the same bytes."""
+    tensors: dict[str, Tensor] = {}
+    for layer, (features, model) in enumerate(predictors.layers, start=1):
+        parts = {"mean": features.mean, "components": features.components, **model.state_dict(prefix="network.")}
+        tensors |= {f"{layer}.{name}": tensor.contiguous() for name, tensor in parts.items()}
+    about = {
+        "options": asdict(predictors.options),
+        "groups": predictors.groups,
+        "n_experts": predictors.n_experts,
+        "facts": predictors.facts,
+    }
+    return atomic.write_bytes(path, save(tensors, metadata={_METADATA: json.dumps(about, sort_keys=True)}))
+
+
+def load_predictors(path: str | Path) -> Predictors:
+    """Read what `save_predictors` wrote.
+
+    Raises
+    ------
+    RecordError
+        If the file is missing, or is none.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = json.loads((file.metadata() or {})[_METADATA])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        options, n_experts, groups = LearnedOptions(**about["options"]), int(about["n_experts"]), tuple(about["groups"])
+        layers = []
+        for layer in range(1, len(groups)):
+            features = Features(tensors[f"{layer}.mean"], tensors[f"{layer}.components"])
+            model = network(groups[layer], features.components.shape[1] + 2 * n_experts, n_experts, options)
+            prefix = f"{layer}.network."
+            model.load_state_dict({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+            layers.append((features, model.requires_grad_(False).train(False)))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        got = " ".join(str(error).split())[:200]
+        raise RecordError(f"{path}: expected a learned predictor, got {type(error).__name__}: {got}; {_REMEDY}") from None
+    return Predictors(options, groups, n_experts, tuple(layers), about["facts"])

@@ -1,0 +1,332 @@
+"""Record the routing of requests with a model that is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moesim.recorder.architectures import Gate, Router
+from moesim.recorder.caches import whole_cache
+from moesim.recorder.detect import routers_of
+from moesim.recorder.errors import RecordError
+from moesim.recorder.generation import LENGTH, Sampling, generate
+from moesim.recorder.hooks import Captured, RoutingHooks, Wanted
+from moesim.recorder.signals import SignalFacts, SignalPlan
+
+
+@dataclass(frozen=True)
+class SignalRows:
+    """What a predictor said about one request.
+
+    Attributes
+    ----------
+    scores : (n, n_layers, n_experts) or (n, n_layers, m) float16
+        As in `moesim.trace.Signal`.
+    ids : (n, n_layers, m) integer or None
+        None: the scores are dense.
+    first_row : int
+        Row of the request that the first of them is about; the others follow.
+    """
+
+    scores: NDArray[Any]
+    ids: NDArray[Any] | None = None
+    first_row: int = 0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Routing of one request; row i is token i, the prompt first.
+
+    Attributes
+    ----------
+    experts : (n_rows, n_layers, top_k) uint8 or uint16
+        Ids in rank order.
+    weights : (n_rows, n_layers, top_k) float32
+        As the model uses them.
+    tokens : (n_rows,) int64
+        Token ids fed to the model.
+    n_prompt : int
+        Rows of the prompt.
+    ended : str
+        Why there are no more: ``length`` or ``end of text``.
+    scores : (n_rows, n_layers, n_experts) float32 or None
+        Of all experts, by the router's score function.
+    inputs : (n_rows, n_layers, hidden) float16 or None
+        What each router read.
+    signals : dict of str to SignalRows
+    """
+
+    experts: NDArray[Any]
+    weights: NDArray[np.float32]
+    tokens: NDArray[np.int64]
+    n_prompt: int
+    ended: str = LENGTH
+    scores: NDArray[np.float32] | None = None
+    inputs: NDArray[np.float16] | None = None
+    signals: dict[str, SignalRows] = field(default_factory=dict)
+
+    @property
+    def n_decode(self) -> int:
+        """Rows of generated tokens."""
+        return len(self.tokens) - self.n_prompt
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request that was recorded alone in its batch, for what else is to be run on it.
+
+    Attributes
+    ----------
+    number : int
+        Of the request.
+    recording : Recording
+    cache : transformers.Cache
+        Keys and values of all its tokens, which may be changed.
+    """
+
+    number: int
+    recording: Recording
+    cache: Any
+
+
+#: Gives further signals of a request, such as those of a quantised copy of the model.
+Observer = Callable[[Finished], Mapping[str, SignalRows]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to record of which requests.
+
+    Attributes
+    ----------
+    batch_size : int
+        Requests at once.
+    pad : bool
+        Whether prompts of different lengths may share a batch.
+    scores : bool
+        Keep the scores of all experts.
+    n_inputs : int or None
+        Keep the inputs of the routers for the first so many requests; None: for all.
+    signals : SignalPlan or None
+    n_signals : int or None
+        Compute signals, and call the observer, for the first so many requests; None: for all.
+    observer : Observer or None
+        Its requests are recorded one at a time.
+    observer_facts : dict of str to SignalFacts
+        Of the observer's signals.
+    """
+
+    batch_size: int = 1
+    pad: bool = True
+    scores: bool = False
+    n_inputs: int | None = 0
+    signals: SignalPlan | None = None
+    n_signals: int | None = None
+    observer: Observer | None = None
+    observer_facts: dict[str, SignalFacts] = field(default_factory=dict)
+
+    def batches(self, lengths: Sequence[tuple[int, int]]) -> list[range]:
+        """Divide requests into batches, in order.
+
+        Parameters
+        ----------
+        lengths : sequence of (n_prompt, n_decode)
+
+        Returns
+        -------
+        list of range
+            Requests that are next to each other, and have the same signals and inputs kept.
+        """
+        n = len(lengths)
+        with_signals = n if self.n_signals is None else self.n_signals
+        kinds = [
+            (r < with_signals, r < (n if self.n_inputs is None else self.n_inputs), None if self.pad else lengths[r])
+            for r in range(n)
+        ]
+        found: list[range] = []
+        for r in range(n):
+            size = 1 if self.observer is not None and kinds[r][0] else self.batch_size
+            if found and len(found[-1]) < size and kinds[found[-1].start] == kinds[r]:
+                found[-1] = range(found[-1].start, r + 1)
+            else:
+                found.append(range(r, r + 1))
+        return found
+
+    def wanted(self, first: int, *, sums: bool = False) -> Wanted:
+        """Say what to keep of the batch that begins with a request."""
+        with_signals = self.n_signals is None or first < self.n_signals
+        return Wanted(
+            scores=self.scores,
+            inputs=self.n_inputs is None or first < self.n_inputs,
+            signals=self.signals if with_signals else None,
+            sums=sums,
+        )
+
+
+class Recorder:
+    """A model with its routers found, ready to record batches.
+
+    Parameters
+    ----------
+    model : transformers causal language model
+        In evaluation mode.
+
+    Raises
+    ------
+    RecordError
+        If it has no routers that can be read.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.routers: list[Router] = routers_of(model)
+        self.gates: list[Gate] = [router.gate() for router in self.routers]
+
+    @property
+    def n_experts(self) -> int:
+        """Experts of a layer."""
+        return self.gates[0].n_experts
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a token, by the model's configuration.
+
+        Raises
+        ------
+        RecordError
+            If it does not say.
+        """
+        config = self.model.config.get_text_config()
+        for name in ("num_experts_per_tok", "moe_topk", "top_k"):
+            if isinstance(value := getattr(config, name, None), int):
+                return value
+        raise RecordError(f"model of type '{config.model_type}': expected num_experts_per_tok in its configuration, got none")
+
+    def batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n_decode: Sequence[int],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        wanted: Wanted,
+        *,
+        cache: Any = None,
+        on_tokens: Callable[[int], None] = lambda n: None,
+    ) -> tuple[list[Recording], Captured, Any]:
+        """Record requests together.
+
+        Parameters
+        ----------
+        prompts, n_decode, seeds, sampling, cache, on_tokens
+            As for `moesim.recorder.generation.generate`.
+        wanted : Wanted
+
+        Returns
+        -------
+        recordings : list of Recording
+        captured : Captured
+            Their rows in the order of the forward passes.
+        cache : transformers.Cache
+        """
+        with RoutingHooks(self.routers, self.gates, wanted) as hooks:
+            done = generate(self.model, prompts, n_decode, seeds, sampling, cache=cache, expect=hooks.expect, on_tokens=on_tokens)
+            captured = hooks.take()
+        owner = torch.cat(done.owners).numpy()
+        recordings = []
+        for request, tokens in enumerate(done.tokens):
+            arrays = {name: array[owner == request] for name, array in captured.arrays.items()}
+            recordings.append(_recording(arrays, tokens, len(prompts[request]), done.ended[request], self.n_experts))
+        return recordings, captured, done.cache
+
+
+def _recording(arrays: dict[str, NDArray[Any]], tokens: list[int], n_prompt: int, ended: str, n_experts: int) -> Recording:
+    id_type = np.uint8 if n_experts <= 256 else np.uint16
+    signals = {}
+    for name, scores in arrays.items():
+        kind, _, signal = name.partition("/")
+        if kind == "signals":
+            ids = arrays.get(f"signal_ids/{signal}")
+            signals[signal] = SignalRows(scores, None if ids is None else ids.astype(id_type))
+    return Recording(
+        experts=arrays["experts"].astype(id_type),
+        weights=arrays["weights"],
+        tokens=np.asarray(tokens, np.int64),
+        n_prompt=n_prompt,
+        ended=ended,
+        scores=arrays.get("scores"),
+        inputs=arrays.get("inputs"),
+        signals=signals,
+    )
+
+
+def record_requests(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    n_decode: Sequence[int],
+    *,
+    seeds: Sequence[int] | None = None,
+    sampling: Sampling | None = None,
+    plan: Plan | None = None,
+    on_tokens: Callable[[int], None] = lambda n: None,
+) -> Iterator[Recording]:
+    """Record requests one batch after another.
+
+    Parameters
+    ----------
+    model : transformers causal language model, or Recorder
+        In evaluation mode.
+    prompts : sequence of sequence of int
+        Token ids.
+    n_decode : sequence of int
+        Tokens to generate and feed back.
+    seeds : sequence of int or None
+        Of each request's sampling; None: its number.
+    sampling : Sampling or None
+        None: greedy.
+    plan : Plan or None
+        None: ids and weights only, one request at a time.
+    on_tokens : callable
+        Is told after each forward pass how many rows it had.
+
+    Yields
+    ------
+    Recording
+        In the order of the prompts.
+    """
+    recorder = model if isinstance(model, Recorder) else Recorder(model)
+    sampling, plan = sampling or Sampling(), plan or Plan()
+    seeds = range(len(prompts)) if seeds is None else seeds
+    lengths = [(len(prompt), n) for prompt, n in zip(prompts, n_decode, strict=True)]
+    for batch in plan.batches(lengths):
+        yield from record_batch(recorder, batch, prompts, n_decode, seeds, sampling, plan, on_tokens)
+
+
+def record_batch(
+    recorder: Recorder,
+    batch: range,
+    prompts: Sequence[Sequence[int]],
+    n_decode: Sequence[int],
+    seeds: Sequence[int],
+    sampling: Sampling,
+    plan: Plan,
+    on_tokens: Callable[[int], None] = lambda n: None,
+) -> list[Recording]:
+    """Record one batch of a plan; parameters as for `record_requests`, whose batch it is."""
+    observed = plan.observer is not None and (plan.n_signals is None or batch.start < plan.n_signals)
+    recordings, _, cache = recorder.batch(
+        [prompts[r] for r in batch],
+        [n_decode[r] for r in batch],
+        [seeds[r] for r in batch],
+        sampling,
+        plan.wanted(batch.start),
+        cache=whole_cache(recorder.model) if observed else None,
+        on_tokens=on_tokens,
+    )
+    if plan.observer is not None and observed:
+        recordings[0].signals.update(plan.observer(Finished(batch.start, recordings[0], cache)))
+    return recordings

@@ -1,0 +1,245 @@
+"""Shadow prediction: a quantised copy of the model decodes alongside, and its routers tell what the model's will say.
+
+OD-MoE's scaled emulative prediction (SEP). At every decode step the shadow reads one token. Without alignment it goes
+its own way: its own prompt pass, its own tokens, its own KV cache. Alignment hands it the model's token in place of
+its own, and the model's KV cache in place of its own, every so many tokens.
+
+=================  ======================================  =====================================================
+point              paper                                   here
+=================  ======================================  =====================================================
+periods            token every T_i, KV every KV_j tokens;  step i is aligned if ``i % period == 0``; step 0, the
+                   best T1:KV1 (on some GPUs KV4)          first decoded token, follows the prompt; period 0: never
+what is replaced   the KV cache                            all earlier positions, the prompt's too [choice]
+unaligned token    the shadow's own                        chosen as the model's is; a sampler is asked once a step,
+                                                           in order, so that one seeded alike draws the same noise
+prompt             the shadow does its own prompt pass     the same, if anything of it is read later
+arithmetic         FP16, INT8 or NF4 weights               `moesim.recorder.quantise`
+=================  ======================================  =====================================================
+
+A KV cache only grows, so what the model's cache held at any step is a prefix of what it holds in the end. The
+shadow of a request is therefore run after the model is done with it, from its tokens and its last cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moesim.recorder.caches import KeyValues, whole_cache
+from moesim.recorder.detect import routers_of
+from moesim.recorder.errors import RecordError
+from moesim.recorder.generation import Sampling
+from moesim.recorder.hooks import RoutingHooks, Wanted
+from moesim.recorder.packing import pack
+from moesim.recorder.quantise import quantised_copy
+from moesim.recorder.recording import Finished, SignalRows
+from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How often the shadow is put right.
+
+    Attributes
+    ----------
+    token_period, kv_period : int
+        Tokens from one alignment to the next, the first at the first decoded token; 0: never.
+    """
+
+    token_period: int = 1
+    kv_period: int = 1
+
+    def __post_init__(self) -> None:
+        for what, period in (("token", self.token_period), ("KV", self.kv_period)):
+            if period < 0:
+                raise RecordError(f"shadow: {what} alignment period: expected at least 0 (never), got {period}")
+
+    def token_at(self, step: int) -> bool:
+        """Whether decode step `step`, from 0, reads the model's token."""
+        return _is_due(step, self.token_period)
+
+    def kv_at(self, step: int) -> bool:
+        """Whether decode step `step`, from 0, starts from the model's KV cache."""
+        return _is_due(step, self.kv_period)
+
+    def __str__(self) -> str:
+        return f"T{self.token_period}:KV{self.kv_period}"
+
+
+def _is_due(step: int, period: int) -> bool:
+    return period > 0 and step % period == 0
+
+
+@dataclass(frozen=True)
+class ShadowRouting:
+    """What the shadow's routers said at the decode steps of one request.
+
+    Attributes
+    ----------
+    experts : (n_decode, n_layers, top_k) int32
+        Ids in rank order.
+    scores : (n_decode, n_layers, n_experts) float32
+        Of all experts, by the router's score function.
+    tokens : (n_decode,) int64
+        What the shadow read.
+    """
+
+    experts: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    tokens: NDArray[np.int64]
+
+
+def greedy(logits: Tensor) -> int:
+    """Choose the likeliest token; logits (vocabulary,)."""
+    return int(logits.argmax())
+
+
+class Shadow:
+    """A quantised copy of a model, with its routers found.
+
+    Parameters
+    ----------
+    model : transformers causal language model
+        The copy, in evaluation mode, as by `moesim.recorder.quantise`.
+    alignment : Alignment
+    """
+
+    def __init__(self, model: Any, alignment: Alignment) -> None:
+        self.alignment = alignment
+        self._model = model
+        self._routers = routers_of(model)
+        self._gates = [router.gate() for router in self._routers]
+        self.keeps_dense = self._gates[0].n_experts <= DENSE_EXPERTS and self._gates[0].ranks_by_scores
+
+    def decode(
+        self, tokens: Sequence[int], n_prompt: int, states: KeyValues, choose: Callable[[Tensor], int] = greedy
+    ) -> ShadowRouting:
+        """Decode one request.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            What the model read: the prompt and all tokens that were fed back.
+        n_prompt : int
+            How many of them are the prompt.
+        states : KeyValues
+            The model's, after the last token.
+        choose : callable
+            How the shadow chooses a token from its logits (vocabulary,).
+
+        Returns
+        -------
+        ShadowRouting
+
+        Raises
+        ------
+        RecordError
+            If nothing was decoded.
+        """
+        if len(tokens) == n_prompt:
+            raise RecordError("shadow: expected at least one decoded token, got none; decode at least 1")
+        with torch.no_grad(), RoutingHooks(self._routers, self._gates, Wanted(scores=True)) as hooks:
+            fed = self._steps(tokens, n_prompt, states, choose)
+            captured = hooks.take().arrays
+        decoded = slice(-len(fed), None)  # a prompt pass comes before
+        return ShadowRouting(captured["experts"][decoded], captured["scores"][decoded], np.asarray(fed, np.int64))
+
+    def _steps(self, tokens: Sequence[int], n_prompt: int, states: KeyValues, choose: Callable[[Tensor], int]) -> list[int]:
+        """Run all forward passes; the tokens read in decode."""
+        reads_own_tokens = self.alignment.token_period != 1
+        cache: Any = None
+        logits: Any = None
+        fed: list[int] = []
+        if reads_own_tokens or not self.alignment.kv_at(0):
+            cache, logits = self._forward(tokens[:n_prompt], whole_cache(self._model))
+        for step, token in enumerate(tokens[n_prompt:]):
+            if reads_own_tokens:
+                own = choose(logits[0, -1].float())
+                token = token if self.alignment.token_at(step) else own
+            if self.alignment.kv_at(step):
+                cache = states.first(n_prompt + step, self._model)
+            cache, logits = self._forward([token], cache)
+            fed.append(token)
+        return fed
+
+    def _forward(self, tokens: Sequence[int], cache: Any) -> tuple[Any, Tensor]:
+        ids = torch.tensor([list(tokens)], device=self._model.device)
+        output = self._model(input_ids=ids, past_key_values=cache, use_cache=True)
+        return output.past_key_values, output.logits
+
+
+class ShadowObserver:
+    """Records the signal of a shadow beside a recording (an observer of `moesim.recorder.recording.Plan`).
+
+    Parameters
+    ----------
+    model : transformers causal language model
+        Is copied.
+    kind : str
+        ``fp16``, ``int8`` or ``nf4``.
+    alignment : Alignment
+    sampling : Sampling
+        The recording's.
+    seeds : sequence of int
+        Of the sampling of each request, as in the recording.
+    """
+
+    def __init__(self, model: Any, kind: str, alignment: Alignment, sampling: Sampling, seeds: Sequence[int]) -> None:
+        self.name = f"shadow-{kind}:{alignment}"
+        #: For the header; a shadow reads no state of the model, but runs ahead of it.
+        self.facts = {self.name: SignalFacts(0, None, 0, _about(kind, alignment))}
+        self._shadow = Shadow(quantised_copy(model, kind, routers_of(model)), alignment)
+        self._sampling = sampling
+        self._seeds = seeds
+
+    def __call__(self, finished: Finished) -> dict[str, SignalRows]:
+        """Run the shadow of a request that is done."""
+        recording = finished.recording
+        if not recording.n_decode:
+            return {}
+        generator = torch.Generator().manual_seed(self._seeds[finished.number])
+        choose = partial(self._sampling.choose, generator=generator)
+        states = KeyValues.of(finished.cache)
+        routing = self._shadow.decode(recording.tokens.tolist(), recording.n_prompt, states, choose)
+        scores, ids = pack(routing.scores, routing.experts, dense=self._shadow.keeps_dense)
+        return {self.name: SignalRows(scores, ids, first_row=recording.n_prompt)}
+
+
+def _about(kind: str, alignment: Alignment) -> str:
+    periods = (("token", alignment.token_period), ("KV cache", alignment.kv_period))
+    aligned = ", ".join(f"{what} aligned every {n} tokens" if n else f"{what} never aligned" for what, n in periods)
+    return f"routers of a copy with weights quantised to {kind}, decode only; {aligned}"
+
+
+def recall_by_token(predicted: NDArray[Any], experts: NDArray[Any], index: NDArray[Any]) -> NDArray[np.float64]:
+    """Share of the activated experts that were predicted, by place of the token.
+
+    Parameters
+    ----------
+    predicted : (n, n_layers, m) integer
+    experts : (n, n_layers, top_k) integer
+        What was activated.
+    index : (n,) integer
+        Which decoded token of its request each row is, from 0.
+
+    Returns
+    -------
+    (max(index) + 1,) float64
+        Mean over layers and over the requests that reached it; nan where none did.
+
+    Notes
+    -----
+    OD-MoE's recall, before the mean over tokens; without alignment it decays.
+    """
+    found = (experts[..., :, None] == predicted[..., None, :]).any(axis=-1).mean(axis=(1, 2))
+    count = np.bincount(index)
+    shares = np.full(len(count), np.nan)
+    np.divide(np.bincount(index, weights=found), count, out=shares, where=count > 0)
+    return shares

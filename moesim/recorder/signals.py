@@ -1,0 +1,94 @@
+"""What a router says about the state of an earlier layer, which is known before its own.
+
+Gate reuse (HybriMoE, DAOP, AdapMoE, Fate, Mixtral-Offloading) reads the input of router l - n with router l. DALI
+first adds the mean step from one router's input to the next, found in other requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moesim.recorder.architectures import Gate
+
+#: A signal is stored as scores of all experts if there are no more than this many.
+DENSE_EXPERTS = 16
+RESIDUAL = "residual"
+
+
+@dataclass(frozen=True)
+class SignalFacts:
+    """What a header says about a signal; the fields are those of `moesim.trace.Signal`."""
+
+    lookahead: int
+    needs_layer_offset: int | None
+    first_layer: int
+    about: str
+
+
+@dataclass(frozen=True)
+class SignalPlan:
+    """Which signals to compute from the inputs of the routers.
+
+    Attributes
+    ----------
+    top_k : int
+        Experts of a token; twice as many are kept.
+    lookahead : int
+        ``gate_next1`` to ``gate_next<lookahead>``.
+    residual : (n_layers, hidden) float16 or None
+        Mean step from the input of each layer's router to the next one's; None: no signal ``residual``.
+    """
+
+    top_k: int
+    lookahead: int = 3
+    residual: NDArray[np.float16] | None = None
+
+    def facts(self, n_layers: int, score: str = "softmax") -> dict[str, SignalFacts]:
+        """Describe the signals, by name; only those for which the model has enough layers."""
+        found = {
+            f"gate_next{n}": SignalFacts(n, n, n, f"{score} of router l applied to the input of router l - {n}")
+            for n in range(1, min(self.lookahead, n_layers - 1) + 1)
+        }
+        if self.residual is not None and n_layers > 1:
+            about = f"{score} of router l applied to the input of router l - 1 plus calibration/residual[l - 1]"
+            found[RESIDUAL] = SignalFacts(1, 1, 1, about)
+        return found
+
+    def from_layer(self, layer: int, states: Tensor, gates: Sequence[Gate]) -> dict[str, Tensor]:
+        """Compute what the routers behind a layer say about its state.
+
+        Parameters
+        ----------
+        layer : int
+            Whose state it is.
+        states : (n, hidden)
+            Inputs of its router.
+        gates : sequence of Gate
+            Of all layers.
+
+        Returns
+        -------
+        dict of str to Tensor, (n, ...)
+            Arrays of `moesim.recorder.hooks.Captured` about the layer that many layers ahead.
+        """
+        found: dict[str, Tensor] = {}
+        for n in range(1, min(self.lookahead, len(gates) - 1 - layer) + 1):
+            found |= self._read(f"gate_next{n}", states, gates[layer + n])
+        if self.residual is not None and layer + 1 < len(gates):
+            step = torch.from_numpy(self.residual[layer].astype(np.float32)).to(states.device)
+            found |= self._read(RESIDUAL, states.float() + step, gates[layer + 1])
+        return found
+
+    def _read(self, name: str, states: Tensor, gate: Gate) -> dict[str, Tensor]:
+        logits = gate.to(states.device).logits(states)
+        scores = gate.scores(logits)
+        if gate.n_experts <= DENSE_EXPERTS and gate.ranks_by_scores:
+            return {f"signals/{name}": scores.half()}
+        ids = gate.best(logits, 2 * self.top_k)
+        return {f"signals/{name}": scores.gather(1, ids).half(), f"signal_ids/{name}": ids.int()}

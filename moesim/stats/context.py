@@ -1,0 +1,40 @@
+"""What the makers of a report share: the sample, the reasons for what is missing, and how far they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from moesim.progress import Progress
+    from moesim.stats.sample import Sample
+
+
+@dataclass
+class Context:
+    """Handed to the maker of each group of figures.
+
+    Attributes
+    ----------
+    sample : Sample
+        The rows to describe.
+    frequency : (n_layers, n_experts) float64
+        Their activation frequency.
+    progress : Progress
+        Where the steps are counted.
+    absent : dict of str to str
+        Figure of this group -> why it is None.
+    """
+
+    sample: Sample
+    frequency: NDArray[np.float64]
+    progress: Progress
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def begin(self, text: str, steps: int) -> None:
+        """Say what is being done next; the steps count at once, as the bar is drawn when they are counted."""
+        self.progress.describe(text)
+        self.progress.advance(steps)

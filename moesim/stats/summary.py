@@ -1,0 +1,162 @@
+"""The figures of a report as one list of rows, grouped by question, each beside what it has to be compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_LAGS = (1, 2, 4, 8, 16)
+_SHARES = (0.25, 0.5, 0.75)
+_SEGMENT = 16
+_BATCH = 8
+UNIFORM = "uniform router"
+
+
+class Row(NamedTuple):
+    """One figure."""
+
+    question: str
+    figure: str
+    value: float | None
+    beside: float | None = None
+    """What to compare it with."""
+    which_is: str = ""
+    """What that is."""
+    note: str = ""
+
+
+def summary(report: Mapping[str, Any], *, full: bool = False) -> list[Row]:
+    """List the figures of a report.
+
+    Parameters
+    ----------
+    report : mapping
+        As by `moesim.stats.report.report`.
+    full : bool
+        Every lag, rank, batch size and cache size; else a choice of them.
+
+    Returns
+    -------
+    list of Row
+        Grouped by question; the figures that are absent at the end of each group, with the reason as their note.
+    """
+    makers = {
+        "balance": _balance(report["balance"]),
+        "locality": _locality(report["locality"], full),
+        "prediction": _prediction(report["prediction"], full),
+        "caches": _caches(report["caches"], full),
+        "batching": _batching(report["batching"]),
+    }
+    rows = []
+    for question, made in makers.items():
+        rows += [Row(question, *row) for row in made]
+        missing = {n.split(".", 1)[1]: why for n, why in report["absent"].items() if n.startswith(f"{question}.")}
+        rows += [Row(question, name.replace("_", " "), None, note=why) for name, why in missing.items()]
+    return rows
+
+
+def _balance(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    words = {"entropy": "popularity: normalised entropy", "top_over_uniform": "popularity: top / uniform", "gini": "skew: Gini"}
+    for name, text in words.items():
+        null = found[name]["null"]
+        interval = f"95 % of its draws: {null['low']:.4f} to {null['high']:.4f}"
+        yield text, found[name]["value"], null["mean"], UNIFORM, interval
+    load = found["prefill_load"]
+    if load is not None:
+        of = f"{load['n_prompts']} prompts of {load['mean_tokens']:.4g} tokens on average"
+        yield "prefill load: largest / mean", load["max_over_mean"], load["null_max_over_mean"], UNIFORM, of
+        yield "prefill load: share of idle experts", load["idle_share"], load["null_idle_share"], UNIFORM, of
+
+
+def _locality(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
+    reuse = found["reuse"]
+    if reuse is not None:
+        for lag, value in zip(reuse["lags"], reuse["value"], strict=True):
+            if value is not None and (full or lag in _LAGS):
+                yield f"reuse@{lag}", value, reuse["baseline"], "independent tokens"
+    ranked = found["reuse_by_rank"]
+    if ranked is not None:
+        values = ranked["value"]
+        shown = range(1, len(values) + 1) if full else sorted({1, 2, len(values) // 2, len(values)} - {0})
+        for rank in shown:
+            yield f"reuse of the expert of rank {rank}", values[rank - 1], ranked["uniform"], UNIFORM, ranked["basis"]
+    load = found["workload_correlation"]
+    if load is not None:
+        of = f"batch {load['batch_size']}"
+        apart = f"steps {load['distant_from']} or more apart"
+        yield "workload correlation of adjacent steps", load["adjacent"], load["distant"], apart, of
+        yield "busiest top_k experts still busiest in the next step", load["kept"], load["kept_by_chance"], UNIFORM, of
+    alike = found["prefill_decode_similarity"]
+    if alike is not None:
+        of = f"{len(alike['by_request'])} requests"
+        yield "prefill-decode cosine", alike["value"], alike["other_requests"], "another request's decode", of
+    windows = found["window_similarity"]
+    if windows is not None:
+        values, others = windows["value"], windows["other_requests"]
+        for i in range(len(values)) if full else sorted({0, len(values) - 1}):
+            of = f"{windows['n_requests'][i]} requests"
+            yield (
+                f"prefill cosine with decode window {i + 1} of {windows['window']} tokens",
+                values[i],
+                others[i],
+                "another request's decode",
+                of,
+            )
+    if found["segments"] is not None:
+        yield from _segments(found["segments"], full)
+
+
+def _segments(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
+    lengths = found["lengths"]
+    for i in range(len(lengths)) if full else [_nearest(lengths, _SEGMENT)]:
+        at = f"segments of {lengths[i]} tokens"
+        yield f"SRP, {at}", found["srp"][i], found["srp_uniform"][i], UNIFORM, "our reading of the definition"
+        for size, ours, null in zip(found["cache_sizes"], found["sch"], found["sch_uniform"], strict=True):
+            yield f"SCH, cache of {size}, {at}", ours[i], null[i], UNIFORM, "our reading of the definition"
+
+
+def _prediction(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
+    for name, recall in found["activated"].items():
+        if recall is not None:
+            ahead = f"{recall['lookahead']} layer{'s' if recall['lookahead'] > 1 else ''} ahead, {recall['n_rows']} rows"
+            yield f"recall of {name}", recall["value"], found["uniform"], UNIFORM, ahead
+    for name, entries in found["workload"].items():
+        sizes = sorted({entry["batch_size"] for entry in entries})
+        for entry in entries:
+            if full or entry["batch_size"] == sizes[_nearest(sizes, _BATCH)]:
+                figure = f"recall of {name}, top {entry['n']} by workload, batch {entry['batch_size']}"
+                yield figure, entry["value"], entry["chance"], "chance", f"{entry['n_steps']} steps"
+    states = found["states"]
+    if states is not None:
+        plain = states["gate_reuse"]["value"]
+        yield "cosine of h[l] with h[l+1]", plain, None, "", f"{states['n_rows']} rows"
+        if states["residual"] is not None:
+            yield "cosine of h[l] + res[l] with h[l+1]", states["residual"]["value"], plain, "without res[l]"
+
+
+def _caches(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
+    shares = found["shares"]
+    notes = {
+        "mrs": found["mrs_basis"],
+        "workload-aware": "every {w_size} tokens, {u_size} replaced".format(**found["workload_aware"]),
+        "static": f"by the table {found['static_table']}",
+        "static-hindsight": "by these very rows",
+        "belady": "the best there is",
+    }
+    for policy, rates in found["hit_rate"].items():
+        if rates is None:
+            continue
+        null = found["uniform_belady"] if policy == "belady" else found["uniform"]
+        for i in range(len(shares)) if full else sorted({_nearest(shares, share) for share in _SHARES}):
+            yield f"{policy} hit rate at {100 * shares[i]:.3g} %", rates[i], null[i], UNIFORM, notes.get(policy, "")
+
+
+def _batching(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    for i, size in enumerate(found["batch_sizes"]):
+        yield f"distinct experts a layer, batch {size}", found["distinct"][i], found["uniform"][i], UNIFORM
+
+
+def _nearest(values: Sequence[float], wanted: float) -> int:
+    return min(range(len(values)), key=lambda i: abs(values[i] - wanted))

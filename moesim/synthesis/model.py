@@ -1,0 +1,246 @@
+"""The generative model: gates are directions in a space of states, and states have causes.
+
+Of a gate input, all tokens have a part in common, the mean of the layer; no router reads the tokens' own unread part; the
+rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum, and it is made of
+
+* what the topic of the token determines: one vector per topic and layer;
+* context, an autoregressive process along the request;
+* what is new with this token.
+
+From layer to layer a share of all three is renewed (`innovation`) and the rest is kept, so that the statistics along the
+request are those of every layer:  x[l + 1] = sqrt(1 - innovation) x[l] + sqrt(innovation) fresh.
+
+The logits are gate . input + bias. Gates are random directions, scaled to the same spread of logits. As training does
+with a load-balancing loss, biases are set so that the loads come out as the popularity says, whatever the directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.signal import lfilter
+from scipy.special import ndtri
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.synthesis.parameter_set import ParameterSet
+
+    F32 = NDArray[np.float32]
+
+#: Streams of random numbers: requests of the trace and of the calibration never share any.
+MODEL, REQUEST, CALIBRATION = range(3)
+
+_BLOCK = 1024  # tokens made at once
+_BALANCE_STATES = 2048
+_BALANCE_STEPS = 15
+_LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared one
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticModel:
+    """Routers and what their inputs are made of; the same for all requests.
+
+    Attributes
+    ----------
+    parameters : ParameterSet
+    seed : int
+    gates : (n_layers, n_experts, width) float32
+        Router weights in the dimensions that they read; they are zero in the others.
+    bias : (n_layers, n_experts) float32
+    mean : (n_layers, 2 * width) float32
+        Part of the gate input that all tokens have in common. The first half are the dimensions that routers read.
+    topics : (n_layers, n_topics, width) float32
+    innovation : (n_layers - 1,) float64
+        Share of the state that is renewed after each layer.
+    spread : (width,) float32
+        Standard deviation of the state along each dimension.
+    """
+
+    parameters: ParameterSet
+    seed: int
+    gates: F32
+    bias: F32
+    mean: F32
+    topics: F32
+    innovation: NDArray[np.float64]
+    spread: F32
+
+
+def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
+    """Draw the routers, means and topics of one synthetic model.
+
+    Parameters
+    ----------
+    parameters : ParameterSet
+    seed : int
+
+    Returns
+    -------
+    SyntheticModel
+    """
+    p = parameters
+    steps = np.arange(p.n_layers - 1)
+    innovation = _settling(p.innovation, p.first_innovation, p.settling, steps)
+    variance = np.arange(1, p.width + 1, dtype=np.float64) ** -p.spectrum
+    variance /= variance.sum()
+    spread = np.sqrt(variance).astype(np.float32)
+    # A generator for each part: changing one parameter leaves the random numbers of the other parts as they are.
+    of_gates, of_topics, of_mean, of_loads, of_states = (_generator(seed, MODEL, part) for part in range(5))
+
+    gates = of_gates.standard_normal((p.n_layers, p.n_experts, p.width), dtype=np.float32)
+    gates /= np.linalg.norm(gates * spread, axis=2, keepdims=True)
+    topics = of_topics.standard_normal((p.n_layers, p.n_topics, p.width), dtype=np.float32)
+    topics = carry(topics, innovation) * spread
+    mean = _means(p, of_mean, spread, steps)
+    loads = expert_loads(p, of_loads)
+    bias = _balanced_bias(p, gates, topics, spread, loads, of_states)
+    bias -= np.einsum("led,ld->le", gates, mean[:, : p.width])  # routers are balanced on what they see, mean included
+    scale = np.float32(p.temperature)
+    return SyntheticModel(p, seed, gates * scale, bias * scale, mean, topics, innovation, spread)
+
+
+def _generator(seed: int, *key: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def _settling(later: float, first: float, layers: float, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.asarray(later + (first - later) * np.exp(-steps / layers), np.float64)
+
+
+def carry(fresh: F32, innovation: NDArray[np.float64]) -> F32:
+    """Keep from layer to layer what is not renewed.
+
+    Parameters
+    ----------
+    fresh : (n_layers, ...) float32
+        Independent from layer to layer. Overwritten.
+    innovation : (n_layers - 1,) float64
+
+    Returns
+    -------
+    (n_layers, ...) float32
+        Each layer has the distribution of `fresh`.
+    """
+    for layer, share in enumerate(innovation, 1):
+        fresh[layer] *= np.float32(np.sqrt(share))
+        fresh[layer] += np.float32(np.sqrt(1 - share)) * fresh[layer - 1]
+    return fresh
+
+
+def _means(p: ParameterSet, rng: np.random.Generator, spread: F32, steps: NDArray[np.int64]) -> F32:
+    """Mean gate input of each layer, (n_layers, 2 * width), in units in which the state proper has energy 1."""
+    drawn = rng.standard_normal((p.n_layers, 2, p.width), dtype=np.float32) * spread
+    drawn = carry(drawn, _settling(p.mean_turn, p.first_turn, p.settling, steps))
+    drawn /= np.linalg.norm(drawn, axis=2, keepdims=True)
+    energy = p.mean_share / (1 - p.mean_share - p.unread_share)
+    parts = np.sqrt(np.asarray([p.mean_read, 1 - p.mean_read]) * energy).astype(np.float32)
+    return np.asarray(drawn * parts[:, None], np.float32).reshape(p.n_layers, 2 * p.width)
+
+
+def expert_loads(p: ParameterSet, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw which share of the activations of its layer each expert gets in the long run.
+
+    Returns
+    -------
+    (n_layers, n_experts) float64
+        Adds up to 1 in each layer. The values of all layers are the same; who has which is drawn.
+    """
+    normal = ndtri((np.arange(p.n_experts) + 0.5) / p.n_experts)
+    tail = p.popularity_tail
+    shaped = np.expm1(tail * normal) / tail if abs(tail) > 1e-6 else normal
+    load = np.exp(p.popularity * (shaped - shaped.max()))
+    load /= load.sum()
+    most = _LARGEST_LOAD / p.top_k
+    while load.max() > most * (1 + 1e-9):  # what is above the most goes to the others
+        over = load >= most
+        load = np.where(over, most, load * (1 - most * over.sum()) / load[~over].sum())
+    return np.stack([rng.permutation(load) for _ in range(p.n_layers)])
+
+
+def _balanced_bias(
+    p: ParameterSet, gates: F32, topics: F32, spread: F32, loads: NDArray[np.float64], rng: np.random.Generator
+) -> F32:
+    """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts).
+
+    A layer at a time, by steps against the error of the logarithm.
+    """
+    bias = np.empty((p.n_layers, p.n_experts), np.float32)
+    for layer in range(p.n_layers):
+        topic = topics[layer, rng.integers(p.n_topics, size=_BALANCE_STATES)]
+        own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
+        state = np.float32(np.sqrt(p.topic_share)) * topic + np.float32(np.sqrt(1 - p.topic_share)) * own
+        logits = state @ gates[layer].T
+        wanted = np.log(loads[layer])
+        current = 0.5 * (wanted - wanted.mean())
+        for step in range(_BALANCE_STEPS):
+            shifted = logits + current.astype(np.float32)
+            least = np.partition(shifted, p.n_experts - p.top_k, axis=1)[:, p.n_experts - p.top_k, None]
+            load = np.count_nonzero(shifted >= least, axis=0) / (_BALANCE_STATES * p.top_k)
+            rate = 0.6 if step < 0.6 * _BALANCE_STEPS else 0.3
+            current += rate * (wanted - np.log(load + 0.2 / _BALANCE_STATES))
+        bias[layer] = current
+    return bias
+
+
+def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int) -> Iterator[F32]:
+    """Make the states of one request, a block of tokens at a time.
+
+    They depend on seed, stream, number and length alone, not on other requests.
+
+    Parameters
+    ----------
+    model : SyntheticModel
+    stream : int
+        `REQUEST` or `CALIBRATION`.
+    number : int
+        Of the request in its stream.
+    n_tokens : int
+
+    Yields
+    ------
+    (n_layers, n, width) float32
+        States proper, without mean and unread part.
+    """
+    p = model.parameters
+    topic = _topic_path(p, _generator(model.seed, stream, number, 0), n_tokens)
+    rng = _generator(model.seed, stream, number, 1)
+    of_topic = np.float32(np.sqrt(p.topic_share))
+    of_context = np.float32(np.sqrt((1 - p.topic_share) * p.context_share))
+    of_token = np.float32(np.sqrt((1 - p.topic_share) * (1 - p.context_share)))
+    keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence**2))
+    one, memory = np.ones(1, np.float32), np.asarray([1, -keep], np.float32)
+    last: F32 | None = None
+    for begin in range(0, n_tokens, _BLOCK):
+        shape = (p.n_layers, min(_BLOCK, n_tokens - begin), p.width)
+        context = rng.standard_normal(shape, dtype=np.float32)
+        context[:, 0 if last is not None else 1 :] *= new
+        before = np.zeros((p.n_layers, 1, p.width), np.float32) if last is None else keep * last
+        context, _ = lfilter(one, memory, context, axis=1, zi=before)
+        last = context[:, -1:].copy()
+        context *= of_context
+        context += of_token * rng.standard_normal(shape, dtype=np.float32)
+        states = carry(context, model.innovation)
+        states *= model.spread
+        states += of_topic * model.topics[:, topic[begin : begin + shape[1]]]
+        yield states
+
+
+def _topic_path(p: ParameterSet, rng: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:
+    """Topic of each token: kept from the token before, or drawn from the request's mixture."""
+    mixture = rng.standard_gamma(p.topic_concentration, size=p.n_topics) + 1e-12
+    drawn = rng.choice(p.n_topics, size=n_tokens, p=mixture / mixture.sum())
+    changes = rng.random(n_tokens) >= p.topic_persistence
+    changes[0] = True
+    return np.asarray(drawn[np.maximum.accumulate(np.where(changes, np.arange(n_tokens), 0))], np.int64)
+
+
+def unread_parts(model: SyntheticModel, stream: int, number: int, n_tokens: int) -> F32:
+    """Make the part of a request's gate inputs that no router reads, (n_layers, n_tokens, width) float32."""
+    p = model.parameters
+    energy = p.unread_share / (1 - p.mean_share - p.unread_share)
+    rng = _generator(model.seed, stream, number, 2)
+    return rng.standard_normal((p.n_layers, n_tokens, p.width), dtype=np.float32) * np.float32(np.sqrt(energy / p.width))

@@ -1,0 +1,94 @@
+"""How well synthetic traces match their targets: target, fit and error of every figure, on seeds of one's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moesim.synthesis.fit import simulate
+
+if TYPE_CHECKING:
+    from moesim.synthesis.parameter_set import ParameterSet
+    from moesim.synthesis.target_figures import Figure, Targets
+
+COLUMNS = ("figure", "source", "target", "fit", "error", "worst", "tolerance", "role", "met")
+RIGHT = ("target", "fit", "error", "worst", "tolerance")
+
+
+@dataclass(frozen=True)
+class Match:
+    """One figure beside what synthetic traces have.
+
+    Attributes
+    ----------
+    figure : Figure
+    found : tuple of float
+        One for each seed.
+    """
+
+    figure: Figure
+    found: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return float(np.mean(self.found))
+
+    @property
+    def error(self) -> float:
+        """Mean less target."""
+        return self.mean - self.figure.value
+
+    @property
+    def worst(self) -> float:
+        """Error of the seed that is farthest off."""
+        return max((value - self.figure.value for value in self.found), key=abs)
+
+    @property
+    def met(self) -> bool:
+        """Whether every seed is within the tolerance."""
+        return abs(self.worst) <= self.figure.tolerance
+
+
+def report(parameters: ParameterSet, targets: Targets, seeds: Sequence[int]) -> list[Match]:
+    """Compare synthetic traces with targets.
+
+    Parameters
+    ----------
+    parameters : ParameterSet
+    targets : Targets
+    seeds : sequence of int
+        Best such that the parameters were not fitted on.
+
+    Returns
+    -------
+    list of Match
+        One a figure, in the targets' order.
+    """
+    names = [figure.name for figure in targets.figures]
+    found = [simulate(parameters, targets, seed, names) for seed in seeds]
+    return [Match(figure, tuple(each[figure.name] for each in found)) for figure in targets.figures]
+
+
+def cells(matches: Sequence[Match]) -> list[list[str]]:
+    """Write matches as rows of text below `COLUMNS`.
+
+    The role says whether the figure was fitted to or is a check; it is met if every seed is within the tolerance.
+    """
+    return [
+        [
+            m.figure.name,
+            m.figure.source,
+            f"{m.figure.value:.3f}",
+            f"{m.mean:.3f}",
+            f"{m.error:+.3f}",
+            f"{m.worst:+.3f}",
+            f"{m.figure.tolerance:.3f}",
+            "fitted" if m.figure.fitted else "check",
+            "yes" if m.met else f"no, off by {abs(m.worst):.3f}",
+        ]
+        for m in matches
+    ]

@@ -1,0 +1,282 @@
+"""A trace that is still being recorded: a folder with one complete trace for each batch of requests.
+
+======================================  ==============================================================================
+``manifest.json``                       ``options`` that made it, ``header`` of the trace to be, ``n_requests`` in all
+``FIRST-STOP.safetensors``              trace of the requests from FIRST up to STOP; there completely or not at all
+``calibration.safetensors``             calibration tables, once they are complete (before that, counts)
+======================================  ==============================================================================
+
+Whatever stops the recording, what the folder holds can be read, and the recording can go on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim import atomic
+from moesim.errors import TraceError
+from moesim.trace.format import REQUIRED, SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
+from moesim.trace.parts import GateInputs, Signal, header_object
+from moesim.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SUFFIX = ".parts"
+MANIFEST = "manifest.json"
+CALIBRATION = "calibration.safetensors"
+
+_JOINED = "joined.safetensors"
+_DIGITS = 8
+#: Arrays larger than this are put together in a temporary file instead of in memory.
+_IN_MEMORY_BYTES = 2**26
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of the folder.
+
+    Attributes
+    ----------
+    path : Path
+    first, stop : int
+        Its requests, ``stop`` not included.
+    """
+
+    path: Path
+    first: int
+    stop: int
+
+
+def parts_folder(out: str | Path) -> Path:
+    """Folder of the parts of a trace that is to be written to `out`."""
+    return Path(f"{out}{SUFFIX}")
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Begin a folder; its manifest must be JSON."""
+    atomic.write_bytes(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a kill left half-written."""
+    for path in folder.glob(".*"):
+        path.unlink()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read what a folder was begun with.
+
+    Raises
+    ------
+    TraceError
+        If there is no manifest, or it is no JSON object with options, header and number of requests.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise TraceError(f"{path}: expected the manifest of a recording, got nothing there; check the path") from None
+    except ValueError as error:
+        raise TraceError(f"{path}: expected JSON, got: {error}; delete {folder} and record again") from None
+    kinds = {"options": dict, "header": dict, "n_requests": int}
+    for key, kind in kinds.items():
+        if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
+            raise TraceError(f"{path}: expected {sorted(kinds)}, got no {key}; delete {folder} and record again")
+    return dict(manifest)
+
+
+def shard_path(folder: Path, first: int, stop: int) -> Path:
+    """File of the requests from `first` up to `stop`."""
+    return folder / f"{first:0{_DIGITS}}-{stop:0{_DIGITS}}.safetensors"
+
+
+def finished_shards(folder: Path) -> list[Shard]:
+    """Find the shards that follow each other from request 0 on."""
+    found: list[Shard] = []
+    for path in sorted(folder.glob(f"{'[0-9]' * _DIGITS}-{'[0-9]' * _DIGITS}.safetensors")):
+        first, stop = (int(number) for number in path.stem.split("-"))
+        if first != (found[-1].stop if found else 0):
+            break
+        found.append(Shard(path, first, stop))
+    return found
+
+
+def write_tables(path: Path, arrays: dict[str, NDArray[Any]], header: dict[str, Any]) -> None:
+    """Write calibration tables or counts, with checksums, in the container of traces."""
+    write_container(path, arrays, {**header, "schema_version": SCHEMA_VERSION, "sha256": checksums(arrays)})
+
+
+def write_calibration(path: Path, tables: dict[str, NDArray[Any]], requests: list[dict[str, Any]]) -> None:
+    """Write complete calibration tables and the requests they were counted over."""
+    write_tables(path, {f"calibration/{name}": table for name, table in tables.items()}, {"calibration_requests": requests})
+
+
+def read_tables(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Read arrays and header of calibration, or of a trace that has calibration tables.
+
+    Raises
+    ------
+    TraceError
+        If the file is missing, truncated or altered.
+    """
+    arrays, header = read_container(path)
+    verify_checksums(str(path), arrays, header_object(header, "sha256", str(path)))
+    return arrays, header
+
+
+def calibration_tables(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Pick the calibration tables among the arrays of a file."""
+    return {name.removeprefix("calibration/"): array for name, array in arrays.items() if name.startswith("calibration/")}
+
+
+def read_shards(folder: str | Path) -> Trace:
+    """Read what is complete of a recording.
+
+    Parameters
+    ----------
+    folder : str or Path
+        ``OUT.parts``.
+
+    Returns
+    -------
+    Trace
+        Of the requests that were finished; its header has ``incomplete`` with the numbers of requests planned and
+        recorded if there are fewer. Large arrays lie in a temporary file that vanishes with the trace.
+
+    Raises
+    ------
+    TraceError
+        If nothing was complete, or a file is damaged.
+    """
+    place = Path(folder)
+    manifest = read_manifest(place)
+    shards = finished_shards(place)
+    if not shards:
+        raise TraceError(f"{place}: expected at least one finished batch, got none; go on recording")
+    traces = [Trace.read(shard.path) for shard in shards]
+    requests = [entry for trace in traces for entry in trace.header["trace_requests"]]
+    tables, calibrated = _calibration(place)
+    base = {key: traces[0].header[key] for key in REQUIRED if key != "sha256"}
+    header = {**manifest["header"], **base, "trace_requests": requests, **calibrated}
+    if len(requests) < manifest["n_requests"]:
+        header["incomplete"] = {"planned": manifest["n_requests"], "recorded": len(requests)}
+    starts = np.cumsum([0, *(trace.n_rows for trace in traces)])[:-1]
+    trace = Trace(
+        **{name: _joined([getattr(t, name) for t in traces], place) for name in ("experts", "position", "phase")},
+        weights=_optional([t.weights for t in traces], place),
+        request=np.concatenate([t.request + np.int32(shard.first) for t, shard in zip(traces, shards, strict=True)]),
+        scores=_optional([t.scores for t in traces], place),
+        inputs=_inputs(traces, starts, place),
+        signals=_signals(traces, starts, place),
+        tables=tables,
+        header=header,
+    )
+    trace.check(str(place))
+    return trace
+
+
+def join(folder: str | Path, out: str | Path) -> Path:
+    """Put a finished recording together in one file, and remove the folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        ``OUT.parts``.
+    out : str or Path
+        File to write.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    TraceError
+        If requests are missing, or a file is damaged.
+    """
+    trace = read_shards(folder)
+    if "incomplete" in trace.header:
+        missing = trace.header["incomplete"]
+        raise TraceError(
+            f"{folder}: expected {missing['planned']} recorded requests, got {missing['recorded']}; "
+            "go on recording with the same command"
+        )
+    joined = trace.write(Path(folder, _JOINED))
+    del trace
+    os.replace(joined, out)
+    # Out of the way at once: what a kill leaves of the folder must not be taken for a recording.
+    done = Path(out).parent / f".{Path(folder).name}.done"
+    shutil.rmtree(done, ignore_errors=True)
+    os.replace(folder, done)
+    shutil.rmtree(done)
+    return Path(out)
+
+
+def _calibration(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    path = folder / CALIBRATION
+    if not path.is_file():
+        return {}, {}
+    arrays, header = read_tables(path)
+    tables = calibration_tables(arrays)
+    return tables, {"calibration_requests": header["calibration_requests"]} if tables else {}
+
+
+def _joined(parts: Sequence[NDArray[Any]], folder: Path) -> NDArray[Any]:
+    n_rows = sum(len(part) for part in parts)
+    shape = (n_rows, *parts[0].shape[1:])
+    if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
+        return np.concatenate(parts)
+    with tempfile.TemporaryFile(dir=folder) as file:  # has no name, and lives as long as it is mapped
+        out = np.memmap(file, parts[0].dtype, "w+", shape=shape)
+    start = 0
+    for part in parts:
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
+
+
+def _optional(parts: Sequence[NDArray[Any] | None], folder: Path) -> NDArray[Any] | None:
+    present = [part for part in parts if part is not None]
+    return _joined(present, folder) if len(present) == len(parts) else None
+
+
+def _shifted(rows: Iterable[tuple[NDArray[Any], np.int64]]) -> NDArray[np.int32]:
+    return np.concatenate([(part + start).astype(np.int32) for part, start in rows])
+
+
+def _inputs(traces: Sequence[Trace], starts: NDArray[np.int64], folder: Path) -> GateInputs | None:
+    having = [(trace.inputs, start) for trace, start in zip(traces, starts, strict=True) if trace.inputs is not None]
+    if not having:
+        return None
+    return GateInputs(
+        _shifted((part.rows, start) for part, start in having), _joined([part.values for part, _ in having], folder)
+    )
+
+
+def _signals(traces: Sequence[Trace], starts: NDArray[np.int64], folder: Path) -> dict[str, Signal]:
+    joined = {}
+    for name in sorted(set().union(*(trace.signals for trace in traces))):
+        having = [(trace.signals[name], start) for trace, start in zip(traces, starts, strict=True) if name in trace.signals]
+        first = having[0][0]
+        joined[name] = Signal(
+            name,
+            _shifted((part.rows, start) for part, start in having),
+            _joined([part.scores for part, _ in having], folder),
+            _optional([part.ids for part, _ in having], folder),
+            first.lookahead,
+            first.needs_layer_offset,
+            first.first_layer,
+            first.about,
+        )
+    return joined

@@ -1,0 +1,126 @@
+"""What a format of routing is: how it is recognised, what it may ask the user, what it hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from moesim.errors import TraceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from moesim.model import ModelSpec
+    from moesim.traces_io.detect import Probe
+    from moesim.traces_io.store import Store
+
+#: What ``--phase`` may say: of all rows, or that the prompt comes first and decode after it.
+PHASES = ("decode", "prefill", "both")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user said about a source.
+
+    Attributes
+    ----------
+    model : str or None
+        Name of the model; one that is built in (or a ``config.json``) also gives `spec`.
+    spec : ModelSpec or None
+        Its shape, if it is known.
+    n_experts, n_layers, top_k : int or None
+        What the source does not say; from `spec` where the user did not.
+    first_layer : int or None
+        Layers before this one are dense and hold no routing.
+    phase : {"decode", "prefill", "both"} or None
+        Phase of the rows, where it is not recorded.
+    n_prompt : tuple of int or None
+        Prompt tokens of each request, or of all if there is one number.
+    columns : mapping of str to str
+        Our name of a column or array -> its name in the source.
+    incomplete : {"tokens", "layers"}
+        What is left out where a source lacks a layer of some tokens.
+    """
+
+    model: str | None = None
+    spec: ModelSpec | None = None
+    n_experts: int | None = None
+    n_layers: int | None = None
+    top_k: int | None = None
+    first_layer: int | None = None
+    phase: str | None = None
+    n_prompt: tuple[int, ...] | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    incomplete: str = "tokens"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a format found in one file, beside the routing that it put into the store.
+
+    Attributes
+    ----------
+    lengths : (n_requests,) int64
+        Rows of each request, in the order in which they were stored.
+    n_prompt : (n_requests,) int64 or None
+        Prompt tokens of each, if the source says.
+    phased : bool
+        Whether the source says that the first `n_prompt` rows are the prompt and all others decode.
+    offset : (n_requests,) int64 or None
+        Position of the first row of each; None: 0.
+    n_experts : int or None
+        If the source says.
+    model, label : str or None
+        If the source says.
+    facts : dict
+        More for the header.
+    notes : tuple of str
+        What was left out and why, one line each, for the user and the header.
+    """
+
+    lengths: NDArray[np.int64]
+    n_prompt: NDArray[np.int64] | None = None
+    phased: bool = False
+    offset: NDArray[np.int64] | None = None
+    n_experts: int | None = None
+    model: str | None = None
+    label: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of routing.
+
+    Attributes
+    ----------
+    name : str
+        For ``--format``.
+    about : str
+        One line for lists.
+    matches : callable
+        Whether a file looks like it, from its first bytes. Must not raise.
+    read : callable
+        Puts the routing of a file into a store and says what else it found. Raises `TraceError` with the file
+        and the place in it.
+    label : str or None
+        ``measured`` if only an engine writes this format; None if nothing in it says where the figures come
+        from, so that the user must.
+    """
+
+    name: str
+    about: str
+    matches: Callable[[Probe], bool]
+    read: Callable[[Path, Options, Store], Part]
+    label: str | None = "measured"
+
+
+def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:
+    """Build the one line for something that is wrong in a source."""
+    text = " ".join(f"{place}: expected {expected}, got {got}; {remedy}".split())
+    return TraceError(text if len(text) <= 1000 else f"{text[:997]}...")

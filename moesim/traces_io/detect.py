@@ -1,0 +1,186 @@
+"""Which format a file has: all formats, asked one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from moesim.errors import InputError, TraceError, unknown_name
+from moesim.traces_io.arrays import StoredArray, open_archive, open_array
+from moesim.traces_io.contract import Format, wrong
+
+_HEAD_BYTES = 65_536
+_PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays with numpy.savez"
+
+
+class Probe:
+    """The beginning of a file, in the forms in which formats ask for it. Nothing here raises for content.
+
+    Parameters
+    ----------
+    path : Path
+        A file that can be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def head(self) -> bytes:
+        """The first 64 KiB."""
+        with self.path.open("rb") as file:
+            return file.read(_HEAD_BYTES)
+
+    @cached_property
+    def array(self) -> StoredArray | None:
+        """The array of a ``.npy`` file."""
+        try:
+            return open_array(self.path) if self.head.startswith(b"\x93NUMPY") else None
+        except TraceError:
+            return None
+
+    @cached_property
+    def arrays(self) -> dict[str, StoredArray]:
+        """The arrays of a ``.npz`` file, by name."""
+        try:
+            return open_archive(self.path) if self.head.startswith(b"PK") else {}
+        except TraceError:
+            return {}
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether it begins as a JSON object or list does."""
+        return self.head.lstrip()[:1] in (b"{", b"[")
+
+    @cached_property
+    def json_names(self) -> list[str]:
+        """Fields of the object on the first line."""
+        try:
+            value = json.loads(self.head.split(b"\n", 1)[0])
+        except (ValueError, RecursionError):
+            return []
+        return list(value) if isinstance(value, dict) else []
+
+    @cached_property
+    def _first_line(self) -> list[str]:
+        line = self.head.split(b"\n", 1)[0]
+        if self.is_json or line.startswith((b"#", b"PAR1")):
+            return []
+        try:
+            text = line.decode("utf-8-sig").rstrip("\r")
+        except UnicodeDecodeError:
+            return []
+        return [name.strip().strip('"') for name in text.split(",")] if text.isprintable() else []
+
+    @property
+    def csv_names(self) -> list[str]:
+        """The values of the first line of a text with commas: names of columns, or numbers if `headless`."""
+        return self._first_line
+
+    @property
+    def headless(self) -> bool:
+        """Whether that line holds whole numbers only."""
+        return bool(self._first_line) and all(name.lstrip("-").isdecimal() for name in self._first_line)
+
+    @cached_property
+    def parquet(self) -> tuple[list[str], dict[bytes, bytes]]:
+        """Columns and metadata of a Parquet file; unlike the others this raises `TraceError`."""
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            schema = parquet.read_schema(self.path)
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise wrong(self.path, "a Parquet file", error, "it is truncated, altered or of another format") from None
+        return schema.names, dict(schema.metadata or {})
+
+
+def formats() -> dict[str, Format]:
+    """Give all formats by name. A new one is added here, and nowhere else."""
+    from moesim.traces_io import bigmoe, json_lines, llama_cpp, npz, sglang, table, vllm
+
+    found = (
+        vllm.FORMAT,
+        sglang.FORMAT,
+        llama_cpp.FORMAT,
+        bigmoe.FORMAT,
+        json_lines.FORMAT,
+        npz.FORMAT,
+        table.CSV,
+        table.PARQUET,
+    )
+    return {form.name: form for form in found}
+
+
+def find_format(path: Path, name: str | None) -> Format:
+    """Find the format of a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str or None
+        As the user named it; None: by its content.
+
+    Returns
+    -------
+    Format
+
+    Raises
+    ------
+    InputError
+        If there is no such format.
+    TraceError
+        If the file is empty or a pickle, or none or several formats match.
+    """
+    probe = Probe(path)
+    try:
+        refuse(probe)
+    except OSError as error:
+        raise wrong(path, "a readable file", error.strerror, "check the path") from None
+    known = formats()
+    if name is not None:
+        if name not in known:
+            raise InputError(f"--format: {unknown_name('format', name, known)}")
+        return known[name]
+    return _only(path, probe, [form for form in known.values() if form.matches(probe)])
+
+
+def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
+    if len(found) > 1 and not probe.headless:
+        engines = [form for form in found if form.name != "csv"]  # any of them is also a CSV
+        found = engines or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(form.name for form in found)
+        raise wrong(path, "content that one format explains", f"content that fits {names}", "say which with --format")
+    if probe.head.startswith(b"\x93NUMPY"):
+        open_array(path)  # says what is wrong with it, if something is
+    if probe.head.startswith(b"PK"):
+        open_archive(path)
+    known = ", ".join(formats())
+    raise wrong(
+        path, f"a format among {known}", f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
+    )
+
+
+def refuse(probe: Probe) -> None:
+    """Refuse what no format can be: nothing, a pickle, or a trace of ours.
+
+    Raises
+    ------
+    TraceError
+        With the reason.
+    """
+    head, path = probe.head, probe.path
+    if not head:
+        raise wrong(path, "recorded routing", "an empty file", "record it again")
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
+        raise wrong(path, "arrays or text", "a pickle", _PICKLE_REMEDY)
+    if head.startswith(b"PK") and b"data.pkl" in head:
+        raise wrong(path, "arrays or text", "a PyTorch file, which is a pickle", _PICKLE_REMEDY)
+    if head[8:9] == b"{" and b"__metadata__" in head[:4096]:
+        raise wrong(path, "recorded routing of another program", "a safetensors file", "a trace of moesim needs no import")

@@ -1,0 +1,211 @@
+"""Tiny random models of every architecture that the recorder knows, and their routing written out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GptOssConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    PhimoeConfig,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
+
+LAYERS, EXPERTS, HIDDEN, VOCABULARY = 3, 8, 32, 64
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+_LATENT = {
+    "intermediate_size": 24,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": EXPERTS,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "routed_scaling_factor": 2.5,
+}
+
+
+def _heads(**more: Any) -> dict[str, Any]:
+    return {**_COMMON, "num_key_value_heads": 2, "intermediate_size": 24, **more}
+
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "mixtral": lambda: MixtralConfig(**_heads(num_local_experts=EXPERTS, num_experts_per_tok=2)),
+    "phimoe": lambda: PhimoeConfig(**_heads(num_local_experts=EXPERTS, num_experts_per_tok=2, router_jitter_noise=0.2, **_ROPE)),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **_heads(num_experts=EXPERTS, num_experts_per_tok=3, moe_intermediate_size=16, shared_expert_intermediate_size=16)
+    ),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **_heads(
+            num_experts=EXPERTS,
+            num_experts_per_tok=3,
+            moe_intermediate_size=16,
+            head_dim=8,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+        )
+    ),
+    "olmoe": lambda: OlmoeConfig(**_heads(num_experts=EXPERTS, num_experts_per_tok=3)),
+    "deepseek_v2": lambda: DeepseekV2Config(**_COMMON, **_LATENT, topk_method="greedy"),
+    "deepseek_v2 groups": lambda: DeepseekV2Config(
+        **_COMMON, **_LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2
+    ),
+    "deepseek_v3": lambda: DeepseekV3Config(**_COMMON, **_LATENT, n_group=4, topk_group=2, norm_topk_prob=True),
+    "moonlight": lambda: DeepseekV3Config(**_COMMON, **_LATENT, n_group=1, topk_group=1, norm_topk_prob=True),
+    "gpt_oss": lambda: GptOssConfig(
+        **_heads(num_local_experts=EXPERTS, num_experts_per_tok=2, head_dim=8, sliding_window=6, **_ROPE)
+    ),
+}
+
+
+@cache
+def tiny(name: str) -> Any:
+    """Give a random model; also what is zero in a fresh one, but not in a trained one, is random."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if hasattr(module, "e_score_correction_bias"):
+            module.e_score_correction_bias.copy_(0.3 * torch.randn(EXPERTS, generator=generator))
+    for block in moe_blocks(model):
+        if name == "gpt_oss":
+            block.router.bias.data = 0.5 * torch.randn(EXPERTS, generator=generator)
+    return model
+
+
+def moe_blocks(model: Any) -> list[Any]:
+    return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+
+
+def block_inputs(model: Any, tokens: Sequence[int]) -> Tensor:
+    """What each MoE block reads, (n_tokens, n_blocks, hidden): one request, all tokens at once, no cache."""
+    seen: list[Tensor] = []
+    handles = [
+        block.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach().reshape(-1, HIDDEN).clone()))
+        for block in moe_blocks(model)
+    ]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([list(tokens)]), use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return torch.stack(seen, dim=1)
+
+
+class ByHand(NamedTuple):
+    """Routing of one token in one layer."""
+
+    ids: list[int]  # in rank order
+    weights: list[float]
+    scores: Tensor  # of all experts
+    ranked: Tensor  # what they are ranked by; -inf where they may not be chosen
+
+
+def route(name: str, block: Any, state: Tensor) -> ByHand:
+    """Route one state by the architecture's own formula."""
+    config = CONFIGS[name]()
+    top_k = config.num_experts_per_tok
+    if name in ("phimoe", "gpt_oss"):
+        return _phimoe(block, state) if name == "phimoe" else _gpt_oss(block, state, top_k)
+    logits = block.gate.weight.detach() @ state
+    if name in ("deepseek_v3", "moonlight"):
+        scores = 1 / (1 + torch.exp(-logits))
+        ranked = scores + block.gate.e_score_correction_bias
+        if name == "deepseek_v3":
+            ranked = _in_groups(ranked, lambda group: group.sort(descending=True).values[:2].sum())
+        ids = _best(ranked, top_k)
+        chosen = scores[ids]
+        return ByHand(ids, (2.5 * chosen / chosen.sum()).tolist(), scores, ranked)
+    scores = torch.exp(logits - logits.max()) / torch.exp(logits - logits.max()).sum()
+    ranked = _in_groups(scores, lambda group: group.max()) if name == "deepseek_v2 groups" else scores
+    ids = _best(ranked, top_k)
+    weights = scores[ids]
+    if name in ("mixtral", "qwen3_moe"):  # the config of the others does not normalise
+        weights = weights / weights.sum()
+    if name.startswith("deepseek_v2"):
+        weights = 2.5 * weights
+    return ByHand(ids, weights.tolist(), scores, ranked)
+
+
+def _best(values: Tensor, n: int) -> list[int]:
+    return sorted(range(len(values)), key=lambda e: (-float(values[e]), e))[:n]
+
+
+def _in_groups(values: Tensor, of_group: Callable[[Tensor], Tensor]) -> Tensor:
+    """Keep the two best of four groups of two experts."""
+    groups = [values[2 * g : 2 * g + 2] for g in range(4)]
+    kept = _best(torch.stack([of_group(group) for group in groups]), 2)
+    ranked = torch.full_like(values, -torch.inf)
+    for g in kept:
+        ranked[2 * g : 2 * g + 2] = groups[g]
+    return ranked
+
+
+def _gpt_oss(block: Any, state: Tensor, top_k: int) -> ByHand:
+    logits = block.router.weight.detach() @ state + block.router.bias.detach()
+    ids = _best(logits, top_k)
+    return ByHand(ids, logits[ids].softmax(dim=0).tolist(), logits.softmax(dim=0), logits)
+
+
+def _phimoe(block: Any, state: Tensor) -> ByHand:
+    """Sparse mixer (Liu et al. 2024): each choice is weighed among the experts close to it."""
+    logits = block.router.weight.detach() @ state
+    noise = 0.2
+    ids, weights = [], []
+    left = logits.clone()
+    for _ in range(2):
+        best = int(left.argmax())
+        close = [
+            e
+            for e in range(EXPERTS)
+            if left[e] > -torch.inf and (left[best] - logits[e]) / max(abs(float(logits[e])), float(left[best])) <= 2 * noise
+        ]
+        weights.append(float(torch.exp(left[best]) / torch.exp(left[close]).sum()))
+        ids.append(best)
+        left[best] = -torch.inf
+    return ByHand(ids, weights, logits.softmax(dim=0), logits)
+
+
+def save_tiny(folder: Path, name: str, *, chat_template: bool = False) -> Path:
+    """Save a tiny model with a tokenizer of words w0, w1, ... as users have it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tiny(name).save_pretrained(folder)
+    words = ["<s>", "</s>", "<unk>", *(f"w{n}" for n in range(VOCABULARY - 3))]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    if chat_template:
+        saved.chat_template = (
+            "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
+        )
+    saved.save_pretrained(folder)
+    return folder
