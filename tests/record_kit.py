@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import typer
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -22,9 +23,12 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from moesim.commands.trace_record import trace_record
+from moesim.trace import Trace
+
 LAYERS, EXPERTS, HIDDEN, VOCABULARY = 3, 8, 32, 64
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
     "num_hidden_layers": LAYERS,
@@ -53,7 +57,7 @@ _LATENT = {
 
 
 def _heads(**more: Any) -> dict[str, Any]:
-    return {**_COMMON, "num_key_value_heads": 2, "intermediate_size": 24, **more}
+    return {**COMMON, "num_key_value_heads": 2, "intermediate_size": 24, **more}
 
 
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
@@ -73,12 +77,12 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         )
     ),
     "olmoe": lambda: OlmoeConfig(**_heads(num_experts=EXPERTS, num_experts_per_tok=3)),
-    "deepseek_v2": lambda: DeepseekV2Config(**_COMMON, **_LATENT, topk_method="greedy"),
+    "deepseek_v2": lambda: DeepseekV2Config(**COMMON, **_LATENT, topk_method="greedy"),
     "deepseek_v2 groups": lambda: DeepseekV2Config(
-        **_COMMON, **_LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2
+        **COMMON, **_LATENT, topk_method="group_limited_greedy", n_group=4, topk_group=2
     ),
-    "deepseek_v3": lambda: DeepseekV3Config(**_COMMON, **_LATENT, n_group=4, topk_group=2, norm_topk_prob=True),
-    "moonlight": lambda: DeepseekV3Config(**_COMMON, **_LATENT, n_group=1, topk_group=1, norm_topk_prob=True),
+    "deepseek_v3": lambda: DeepseekV3Config(**COMMON, **_LATENT, n_group=4, topk_group=2, norm_topk_prob=True),
+    "moonlight": lambda: DeepseekV3Config(**COMMON, **_LATENT, n_group=1, topk_group=1, norm_topk_prob=True),
     "gpt_oss": lambda: GptOssConfig(
         **_heads(num_local_experts=EXPERTS, num_experts_per_tok=2, head_dim=8, sliding_window=6, **_ROPE)
     ),
@@ -209,3 +213,26 @@ def save_tiny(folder: Path, name: str, *, chat_template: bool = False) -> Path:
         )
     saved.save_pretrained(folder)
     return folder
+
+
+#: Texts of the two prompt files that `make_home` writes.
+PROMPTS = ["w1 w2 w3", "w7 w8 w9 w10 w11", "w4", "w5 w6 w20 w21", "w30 w31"]
+OTHERS = ["w40 w41 w42", "w50 w51", "w3 w2 w1"]
+
+
+def make_home(folder: Path) -> Path:
+    """Make a folder with two models and two files of prompts."""
+    save_tiny(folder / "mixtral", "mixtral", chat_template=True)
+    save_tiny(folder / "qwen3", "qwen3_moe")
+    (folder / "prompts.txt").write_text("\n".join([PROMPTS[0], "", *PROMPTS[1:]]) + "\n")
+    (folder / "others.txt").write_text("\n".join(OTHERS))
+    return folder
+
+
+def run(home: Path, out: Path, *arguments: str, model: str = "mixtral", prompts: str = "prompts.txt") -> Trace:
+    """Call the command as the shell would, with errors as they are."""
+    app = typer.Typer()
+    app.command()(trace_record)
+    where = [str(home / model), "--prompts", str(home / prompts), "--out", str(out)]
+    app(args=[*where, "--max-new-tokens", "6", *arguments], standalone_mode=False)
+    return Trace.read(out)

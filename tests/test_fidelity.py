@@ -26,7 +26,7 @@ from moesim.metrics import fidelity
 from moesim.plots.fidelity import fidelity as draw
 from moesim.progress import Progress
 from moesim.recorder import corpus as corpora
-from moesim.recorder.fidelity import draw_windows, main
+from moesim.recorder.fidelity import draw_windows, main, table
 from moesim.recorder.fidelity_calibration import Calibration, calibrate
 from moesim.recorder.fidelity_measure import Case, cases, measure, paired_bootstrap, rows
 from moesim.recorder.intervened import Intervened, RoutingHooks, moe_layers
@@ -661,3 +661,14 @@ def test_figure() -> None:
     assert np.allclose(right.lines[0].get_xydata(), [(60, 0.1), (80, 0.1)])
     low, high = left.collections[0].get_segments()[0]
     assert np.allclose([low, high], [(60, 9), (60, 12)])
+
+
+def test_the_page_shows_the_shipped_results() -> None:
+    root = Path(__file__).resolve().parents[1]
+    page = (root / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    shipped = sorted((root / "experiments" / "fidelity").glob("*.csv"))
+    assert shipped
+    for path in shipped:
+        frame = pd.read_csv(path).astype(object)
+        assert table(frame.where(frame.notna(), None).to_dict("records")) in page
+        assert f"images/{path.stem}.png" in page

@@ -1,18 +1,15 @@
-"""``moesim trace record`` from prompts to a file: what is in it, going on after a kill, and wrong input."""
+"""``moesim trace record`` from prompts to a file: what is in it, and wrong input."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 pytest.importorskip("torch", reason="recorder tests need torch: install moesim[record]")
 pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
@@ -21,15 +18,10 @@ pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: instal
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from moesim.commands.trace_record import trace_record
-from moesim.errors import InputError, MoesimError, TraceError
+from moesim.errors import InputError, MoesimError
 from moesim.recorder.recording import record_requests
 from moesim.trace import Trace
-from moesim.trace.shards import CALIBRATION, MANIFEST, finished_shards, join, read_shards
-from tests.record_kit import EXPERTS, LAYERS, save_tiny, tiny
-
-PROMPTS = ["w1 w2 w3", "w7 w8 w9 w10 w11", "w4", "w5 w6 w20 w21", "w30 w31"]
-OTHERS = ["w40 w41 w42", "w50 w51", "w3 w2 w1"]
+from tests.record_kit import EXPERTS, LAYERS, OTHERS, PROMPTS, make_home, run, save_tiny, tiny
 
 
 def tokens_of(text: str) -> list[int]:
@@ -38,22 +30,7 @@ def tokens_of(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with models and prompts."""
-    folder = tmp_path_factory.mktemp("record")
-    save_tiny(folder / "mixtral", "mixtral", chat_template=True)
-    save_tiny(folder / "qwen3", "qwen3_moe")
-    (folder / "prompts.txt").write_text("\n".join([PROMPTS[0], "", *PROMPTS[1:]]) + "\n")
-    (folder / "others.txt").write_text("\n".join(OTHERS))
-    return folder
-
-
-def run(home: Path, out: Path, *arguments: str, model: str = "mixtral", prompts: str = "prompts.txt") -> Trace:
-    """Call the command as the shell would, with errors as they are."""
-    app = typer.Typer()
-    app.command()(trace_record)
-    where = [str(home / model), "--prompts", str(home / prompts), "--out", str(out)]
-    app(args=[*where, "--max-new-tokens", "6", *arguments], standalone_mode=False)
-    return Trace.read(out)
+    return make_home(tmp_path_factory.mktemp("record"))
 
 
 @pytest.fixture(scope="module")
@@ -154,150 +131,6 @@ def test_a_shadow_is_a_signal(home: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(covered, decoded)
 
 
-KILLED_AGAIN_AND_AGAIN = """
-import os, signal, sys
-from pathlib import Path
-from moesim.recorder.loading import LoadOptions
-from moesim.recorder.options import RecordOptions
-from moesim.recorder.session import record_trace
-from moesim.errors import TraceError
-from moesim.trace.shards import parts_folder, read_shards
-
-home, out = Path(sys.argv[1]), Path(sys.argv[2])
-options = RecordOptions(
-    LoadOptions(str(home / "mixtral")), home / "prompts.txt", out, calibrate=home / "others.txt", batch_size=2,
-    input_requests=3, temperature=1.0, max_new_tokens=6, progress=False,
-)
-replace = os.replace
-
-def record_and_die(files: int, before: bool) -> None:
-    left = [files]
-
-    def replace_and_die(*arguments: object) -> None:
-        left[0] -= 1
-        if left[0] < 0 and before:
-            os.kill(os.getpid(), signal.SIGKILL)
-        replace(*arguments)
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    os.replace = replace_and_die
-    record_trace(options)
-    os._exit(0)
-
-for attempt in range(40):
-    child = os.fork()
-    if child == 0:
-        # Each attempt finishes one file and dies at the next: before it is there, or just after.
-        record_and_die(1 if attempt % 2 else 0, before=bool(attempt % 2))
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL), status
-    if status == 0:
-        break
-    if parts_folder(out).exists():
-        try:
-            trace = read_shards(parts_folder(out))
-            print(trace.n_requests, trace.header.get("incomplete", {}).get("planned"), sorted(trace.signals))
-        except TraceError as error:
-            print("none" if "finished batch" in str(error) else error)
-print("done after", attempt)
-"""
-
-
-def test_a_killed_recording_goes_on_and_gives_the_same_bytes(home: Path, tmp_path: Path) -> None:
-    whole = ("--calibrate", str(home / "others.txt"), "--batch-size", "2", "--keep-inputs", "3", "--temperature", "1")
-    run(home, tmp_path / "whole.safetensors", *whole)
-    out = tmp_path / "killed.safetensors"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, str(home), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *seen, last = done.stdout.splitlines()
-    assert int(last.split()[-1]) > 6
-    # Calibration first, then more and more requests, never a damaged one.
-    counts = [0 if line == "none" else int(line.split()[0]) for line in seen]
-    assert counts == sorted(counts)
-    assert set(counts) == {0, 2, 3, 5}
-    assert f"2 5 {['gate_next1', 'gate_next2', 'residual']}" in seen
-    assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.safetensors", "whole.safetensors"]
-
-
-class Stopped(Exception):
-    """What stops a recording in a test."""
-
-
-@pytest.fixture
-def begun(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recording that was stopped before its last request."""
-    out = tmp_path / "begun.safetensors"
-    real = Trace.write
-
-    def write(trace: Trace, path: Path) -> Path:
-        if path.name.startswith("00000004"):
-            raise Stopped
-        return real(trace, path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trace, "write", write)
-        with pytest.raises(Stopped):
-            run(home, out)
-    assert len(finished_shards(out.with_name("begun.safetensors.parts"))) == 4
-    return out
-
-
-def test_what_was_complete_can_be_read(begun: Path, home: Path, tmp_path: Path) -> None:
-    folder = Path(f"{begun}.parts")
-    part = read_shards(folder)
-    assert part.header["incomplete"] == {"planned": 5, "recorded": 4}
-    with pytest.raises(TraceError, match=r"expected 5 recorded requests, got 4; go on recording"):
-        join(folder, begun)
-    whole = run(home, begun)
-    assert "incomplete" not in whole.header
-    np.testing.assert_array_equal(whole.experts[: part.n_rows], part.experts)
-    run(home, tmp_path / "at_once.safetensors")
-    assert begun.read_bytes() == (tmp_path / "at_once.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (("--seed", "1"), "--seed as the recording was begun with (0), got 1"),
-        (("--batch-size", "2"), "--batch-size as"),
-        (("--max-new-tokens", "7"), "--max-new-tokens as"),
-        (("--limit", "4"), "prompts' tokens as"),
-        (("--keep-inputs", "all"), "--keep-inputs as the recording was begun with (0), got None"),
-        (("--dtype", "bfloat16"), "model's dtype as the recording was begun with (float32), got bfloat16"),
-    ],
-)
-def test_other_options_do_not_go_on(begun: Path, home: Path, arguments: tuple[str, ...], named: str) -> None:
-    with pytest.raises(InputError) as error:
-        run(home, begun, *arguments)
-    assert named in str(error.value)
-    assert Path(f"{begun}.parts").is_dir()
-    assert not begun.exists()
-
-
-def test_another_model_does_not_go_on(begun: Path, home: Path) -> None:
-    with pytest.raises(InputError, match="expected model as the recording was begun with"):
-        run(home, begun, model="qwen3")
-
-
-def test_damaged_parts_are_told(begun: Path) -> None:
-    folder = Path(f"{begun}.parts")
-    shard = finished_shards(folder)[1].path
-    shard.write_bytes(shard.read_bytes()[:-10])
-    with pytest.raises(TraceError, match=f"{shard.name}.*truncated"):
-        read_shards(folder)
-    (folder / MANIFEST).write_text("{}")
-    with pytest.raises(TraceError, match=r"expected .*options.*delete"):
-        read_shards(folder)
-
-
 def test_nothing_is_replaced_unasked(home: Path, tmp_path: Path) -> None:
     out = tmp_path / "there.safetensors"
     out.write_text("precious")
@@ -378,7 +211,7 @@ def test_calibration_made_before_is_checked(home: Path, calibrated: Trace, tmp_p
     bare = run(home, tmp_path / "bare.safetensors")
     with pytest.raises(InputError, match="expected calibration tables"):
         run(home, tmp_path / "o.safetensors", "--calibration", str(tmp_path / "bare.safetensors"))
-    assert CALIBRATION not in bare.tables
+    assert not bare.tables
 
 
 def test_wrong_models_are_one_line(home: Path, tmp_path: Path) -> None:
@@ -408,6 +241,14 @@ def test_a_dense_model_is_refused(home: Path, tmp_path: Path) -> None:
     ):
         run(home, tmp_path / "o.safetensors", model="dense")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_memory_budget_changes_nothing(home: Path, tmp_path: Path, calibrated: Trace) -> None:
+    pytest.importorskip("accelerate")
+    trace = run(home, tmp_path / "spread.safetensors", "--device-map", "auto", "--cpu-memory", "2 GiB")
+    np.testing.assert_array_equal(trace.experts, calibrated.experts)
+    with pytest.raises(InputError, match="mixtral: expected a causal language model of transformers, got: "):
+        run(home, tmp_path / "o.safetensors", "--device-map", "auto", "--cpu-memory", "0.01MiB")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")

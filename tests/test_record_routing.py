@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -150,6 +151,16 @@ def test_calibration_counts_by_hand() -> None:
     np.testing.assert_array_equal(tables["coactivation"], pairs)
 
 
+@pytest.mark.parametrize("name", ["deepseek_v2 groups", "deepseek_v3", "mixtral"])
+def test_rank_order_does_not_depend_on_the_order_of_the_model(name: str) -> None:
+    model = copy.deepcopy(tiny(name))
+    for block in moe_blocks(model):
+        block.gate.register_forward_hook(lambda _m, _a, out: (out[0], out[1].flip(-1), out[2].flip(-1)))
+    for one, other in zip(record_requests(model, PROMPTS, N_DECODE), recorded(name), strict=True):
+        np.testing.assert_array_equal(one.experts, other.experts)
+        np.testing.assert_allclose(one.weights, other.weights, atol=1e-5)
+
+
 def test_many_rows_are_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = recorded("deepseek_v3", batch_size=3)
     monkeypatch.setattr("moesim.recorder.hooks.CHUNK_ROWS", 2)
@@ -224,6 +235,30 @@ def test_observers_see_tokens_and_cache_and_add_signals() -> None:
     recordings = list(record_requests(model, PROMPTS, N_DECODE, plan=Plan(batch_size=3, n_signals=2, observer=observe)))
     assert seen == [(r, N_DECODE[r], len(PROMPTS[r]) + N_DECODE[r]) for r in range(2)]
     assert [r.tokens.tolist() for r in recordings] == [r.tokens.tolist() for r in recorded("gpt_oss")]
+
+
+def test_weights_that_lie_elsewhere_are_read() -> None:
+    """With accelerate, parameters of offloaded layers are on the device only while the layer runs."""
+    accelerate = pytest.importorskip("accelerate")
+    offloaded = copy.deepcopy(tiny("deepseek_v3"))
+    accelerate.cpu_offload(offloaded, execution_device=torch.device("cpu"))
+    assert offloaded.model.layers[1].mlp.gate.weight.device.type == "meta"
+    plan = Plan(scores=True, signals=SIGNALS)
+    for one, other in zip(record_requests(offloaded, PROMPTS, N_DECODE, plan=plan), recorded("deepseek_v3"), strict=True):
+        np.testing.assert_array_equal(one.experts, other.experts)
+        np.testing.assert_array_equal(one.signals["gate_next1"].ids, other.signals["gate_next1"].ids)
+
+
+def test_half_precision_is_recorded() -> None:
+    """In bfloat16 the model ranks by what it rounded; that is what is recorded."""
+    for name in ("mixtral", "deepseek_v3", "gpt_oss"):
+        model = copy.deepcopy(tiny(name)).bfloat16()
+        for recording in record_requests(model, PROMPTS, N_DECODE, plan=Plan(batch_size=3, scores=True, signals=SIGNALS)):
+            assert recording.scores is not None
+            chosen = np.take_along_axis(recording.scores, recording.experts.astype(np.int64), axis=-1)
+            assert np.isfinite(recording.weights).all()
+            if name != "deepseek_v3":
+                assert (np.diff(chosen, axis=-1) <= 0).all()
 
 
 def test_only_what_was_asked_for_is_kept() -> None:

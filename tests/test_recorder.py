@@ -20,6 +20,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from moesim.recorder import corpus as corpora
 from moesim.recorder import gates, training
 from moesim.recorder.balance import layer_balance_loss
+from moesim.recorder.learned_model import LearnedOptions
 from moesim.recorder.miniature import load_checkpoint, main, save_checkpoint
 from moesim.recorder.miniature_trace import RecordingPlan, record_miniature
 from moesim.recorder.muon import orthogonalise
@@ -306,7 +307,12 @@ def names(corpus: corpora.Corpus, of: str) -> set[str]:
     return {name for kind in corpora.KINDS for name in corpus.documents[of][kind]}
 
 
-PLAN = RecordingPlan(requests=((8, 4), (8, 3), (12, 2)), n_signal_requests=2, calibration=((8, 4), (10, 2)))
+PLAN = RecordingPlan(
+    requests=((8, 4), (8, 3), (12, 2)),
+    n_signal_requests=2,
+    calibration=((8, 4), (10, 2)),
+    learned=LearnedOptions(epochs=1, width=8),
+)
 
 
 def test_trace_of_a_miniature(trained: tuple[Any, ...], tmp_path: Path) -> None:
@@ -318,8 +324,13 @@ def test_trace_of_a_miniature(trained: tuple[Any, ...], tmp_path: Path) -> None:
     trace = Trace.read(tmp_path / "a.safetensors")
     assert trace.requests.n_prompt.tolist() == [8, 8, 12]
     assert trace.requests.n_decode.tolist() == [4, 3, 2]
-    assert sorted(trace.signals) == ["gate_next1", "gate_next2", "gate_next3", "residual"]
-    assert [trace.has_signal("residual", r) for r in range(3)] == [True, True, False]
+    assert sorted(trace.signals) == ["gate_next1", "gate_next2", "gate_next3", "learned", "residual", "shadow-int8:T1:KV1"]
+    for name, signal in trace.signals.items():
+        assert [trace.has_signal(name, r) for r in range(3)] == [True, True, False]
+        of_decode = bool((trace.phase[signal.rows] == 1).all())
+        assert of_decode == (name in ("gate_next2", "gate_next3", "learned", "shadow-int8:T1:KV1"))
+    assert trace.inputs is None
+    assert {request["kind"] for request in trace.header["trace_requests"]} == {"code", "prose"}
     assert [trace.signals[f"gate_next{n}"].first_layer for n in (1, 2, 3)] == [1, 2, 3]
     assert trace.tables["residual"].shape == (LAYERS, HIDDEN)
     np.testing.assert_allclose(trace.tables["activation_frequency"].sum(axis=1), 1.0, atol=1e-6)

@@ -108,13 +108,14 @@ class _Probe:
     weights: Tensor | None = None
     ids: Tensor | None = None
 
-    def after_router(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.states = args[0].detach().reshape(-1, args[0].shape[-1]).cpu()
+    def after_router(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        states = [*args, *kwargs.values()][0]
+        self.states = states.detach().reshape(-1, states.shape[-1]).cpu()
         self._take(*read_choice(output, self.router.gate().n_experts))
 
     def before_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.ids is None:
-            self._take(None, *read_choice((*args[1:], *kwargs.values()), self.router.gate().n_experts)[1:])
+            self._take(None, *read_choice([*args, *kwargs.values()][1:], self.router.gate().n_experts)[1:])
 
     def _take(self, logits: Tensor | None, weights: Tensor | None, ids: Tensor | None) -> None:
         flat = [None if t is None else t.detach().reshape(-1, t.shape[-1]).cpu() for t in (logits, weights, ids)]
@@ -126,7 +127,7 @@ class _Probe:
 def _with_rules(model: Any, routers: list[Router]) -> list[Router]:
     """Run the model on a few tokens, and find the rule that explains every router."""
     probes = [_Probe(router) for router in routers]
-    handles = [p.router.module.register_forward_hook(p.after_router) for p in probes]
+    handles = [p.router.module.register_forward_hook(p.after_router, with_kwargs=True) for p in probes]
     handles += [p.router.experts.register_forward_pre_hook(p.before_experts, with_kwargs=True) for p in probes]
     tokens = torch.randint(0, model.config.vocab_size, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     try:

@@ -23,8 +23,8 @@ from moesim.recorder.signals import SignalPlan
 
 #: Rows of a layer that wait on the device before they are worked on.
 CHUNK_ROWS = 256
-#: Experts chosen against the rule by less than this, relative to the values compared, are ties.
-TIE = 2e-2
+#: Values that differ by less than this share of the largest one are ties: what bfloat16 cannot tell apart.
+TIE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RoutingHooks:
 
     def __enter__(self) -> RoutingHooks:
         for layer in self._layers:
-            self._handles.append(layer.router.module.register_forward_hook(layer.after_router))
+            self._handles.append(layer.router.module.register_forward_hook(layer.after_router, with_kwargs=True))
             self._handles.append(layer.router.experts.register_forward_pre_hook(layer.before_experts, with_kwargs=True))
         return self
 
@@ -142,23 +142,24 @@ class _Layer:
         self._wanted = wanted
         self._checked = False
         self._seen: list[tuple[Tensor, Tensor]] = []  # states and logits of the passes that wait
-        self._chosen: list[tuple[Tensor, Tensor]] = []  # and the ids and weights
+        self._latest: tuple[Tensor, Tensor] | None = None  # ids and weights of the last pass
+        self._chosen: list[tuple[Tensor, Tensor]] = []  # and those of the passes that wait
         self._done: list[dict[str, NDArray[Any]]] = []
         self._sum: Tensor | None = None
 
-    def after_router(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def after_router(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._commit()
         gate = self._gates[self._number]
-        states = self._kept(args[0])
+        states = self._kept([*args, *kwargs.values()][0])
         logits, weights, ids = read_choice(output, gate.n_experts)
         self._seen.append((states, gate.to(states.device).logits(states) if logits is None else self._kept(logits)))
-        if ids is not None and weights is not None:
-            self._choose(ids, weights)
+        self._choose(ids, weights)
 
     def before_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if len(self._chosen) < len(self._seen):  # the router did not say
-            _, weights, ids = read_choice((*args[1:], *kwargs.values()), self._gates[self._number].n_experts)
-            if ids is not None and weights is not None:
-                self._choose(ids, weights)
+        """Take what the experts are given, which is what the model uses, rather than what the router returned."""
+        _, weights, ids = read_choice([*args, *kwargs.values()][1:], self._gates[self._number].n_experts)
+        self._choose(ids, weights)
+        self._commit()
 
     def _kept(self, values: Tensor) -> Tensor:
         flat = values.detach().reshape(-1, values.shape[-1])
@@ -166,8 +167,15 @@ class _Layer:
         # A copy in either case: the model may go on writing into what it passed.
         return flat.clone() if rows is None else flat[rows.to(flat.device)]
 
-    def _choose(self, ids: Tensor, weights: Tensor) -> None:
-        self._chosen.append((self._kept(ids).long(), self._kept(weights).float()))
+    def _choose(self, ids: Tensor | None, weights: Tensor | None) -> None:
+        if ids is not None and weights is not None:
+            self._latest = (self._kept(ids).long(), self._kept(weights).float())
+
+    def _commit(self) -> None:
+        if self._latest is None:
+            return
+        self._chosen.append(self._latest)
+        self._latest = None
         if sum(len(kept) for kept, _ in self._chosen) >= CHUNK_ROWS:
             self._work()
 
@@ -195,6 +203,7 @@ class _Layer:
         self._done.append({name: tensor.cpu().numpy() for name, tensor in kept.items()})
 
     def take(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64] | None]:
+        self._commit()
         self._work()
         done, self._done = self._done, []
         total, self._sum = self._sum, None
@@ -232,12 +241,13 @@ def check_choice(gate: Gate, logits: Tensor, ids: Tensor, place: str) -> None:
         If not: then the rule is not that of this model.
     """
     values, allowed = gate.ranking(logits)
+    tie = TIE * values.abs().max(dim=-1).values
     if allowed is not None:
         values = values.masked_fill(~allowed, -torch.inf)
     chosen = values.gather(1, ids)
     others = values.scatter(1, ids, -torch.inf).max(dim=-1).values
     worst = chosen.min(dim=-1).values
-    wrong = ((others - worst) > TIE * others.abs().clamp(min=1e-6)).nonzero()
+    wrong = ((others - worst) > tie).nonzero()
     if len(wrong):
         row = int(wrong[0])
         expected = gate.best(logits[row : row + 1], ids.shape[1])[0].tolist()

@@ -185,19 +185,31 @@ def quantisation(model: Any, bits: int | None) -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        ``method``; ``by`` (``recorder`` or ``checkpoint``); ``may_change_routing``. None: not quantised.
+        ``method``; ``by`` (``recorder`` or ``checkpoint``); ``share`` of the parameters, where this recorder quantised
+        them; ``may_change_routing``. None: not quantised.
     """
     config: Any = getattr(model.config, "quantization_config", None)
-    if bits is None and config is None:
-        return None
-    stated = config.to_dict() if hasattr(config, "to_dict") else dict(config or {})
-    method = "bitsandbytes nf4" if bits == 4 else "bitsandbytes int8" if bits == 8 else str(stated.get("quant_method", "unknown"))
-    return {"method": method, "by": "checkpoint" if bits is None else "recorder", "may_change_routing": True}
+    if bits is None:
+        if config is None:
+            return None
+        stated = config.to_dict() if hasattr(config, "to_dict") else dict(config)
+        return {"method": str(stated.get("quant_method", "unknown")), "by": "checkpoint", "may_change_routing": True}
+    method = "bitsandbytes nf4" if bits == 4 else "bitsandbytes int8"
+    return {"method": method, "by": "recorder", "share": round(_quantised_share(model), 4), "may_change_routing": True}
+
+
+def _quantised_share(model: Any) -> float:
+    """Share of the parameters that lie in linear layers of bitsandbytes; packed, they do not count by their elements."""
+    linear = [module for module in model.modules() if type(module).__module__.startswith("bitsandbytes")]
+    packed = {id(parameter) for module in linear for parameter in module.parameters(recurse=False)}
+    quantised = sum(module.in_features * module.out_features for module in linear)
+    others = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in packed)
+    return float(quantised / (quantised + others))
 
 
 def describe_quantisation(facts: dict[str, Any]) -> str:
     """Say in one line what quantisation means for what is recorded."""
-    whose = "the checkpoint is" if facts["by"] == "checkpoint" else "weights are"
+    whose = "the checkpoint is" if facts["by"] == "checkpoint" else f"{facts['share']:.0%} of the weights are"
     return f"{whose} quantised ({facts['method']}): routing may differ from that of the unquantised model; the header says so"
 
 
@@ -210,8 +222,9 @@ def routers_sha256(routers: list[Router]) -> str:
 
 
 def config_sha256(model: Any) -> str:
-    """sha256 of a model's configuration, without what depends on where it was loaded from."""
-    config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_") and k != "transformers_version"}
+    """sha256 of a model's configuration, without what depends on how it was loaded."""
+    others = ("transformers_version", "dtype", "quantization_config")
+    config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_") and key not in others}
     return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
 
 

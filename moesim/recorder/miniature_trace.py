@@ -38,8 +38,8 @@ TEMPERATURE = 0.8
 #: Streams of seeds: what calibration samples must not depend on how many requests are recorded.
 CALIBRATION, TRACE = 0, 1
 
-#: Signals that are kept for decode rows alone, to keep the file small; a shadow speaks of nothing else anyhow.
-DECODE_ONLY = ("gate_next2", "gate_next3", "learned")
+#: Signals that are kept for decode rows alone, to keep files small: in dense traces and in others.
+DECODE_ONLY = {True: ("gate_next2", "gate_next3", "learned"), False: ("gate_next2", "gate_next3", "learned", "residual")}
 
 NOTE = (
     "Routing is real and learned: these are the choices of trained routers on held-back text. Weights are "
@@ -151,9 +151,29 @@ def record_miniature(
     facts = signals.facts(len(recorder.gates), recorder.gates[0].rule.score) | shadow.facts
     header = _header(shape, model, training, seed, prompts, passages, plan)
     trace = replace(to_trace(recordings, recorder.n_experts, facts, header), tables=tables)
-    found = {**trace.signals, "learned": learned_signal(predictors, trace)}
-    kept = {name: _decode_rows(trace, signal) if name in DECODE_ONLY else signal for name, signal in found.items()}
-    return replace(trace, inputs=None, signals=kept)  # the inputs were for the learned signal; they are large
+    return slim(replace(trace, signals={**trace.signals, "learned": learned_signal(predictors, trace)}))
+
+
+def slim(trace: Trace) -> Trace:
+    """Leave out of a miniature's trace what makes the file large and is of little use.
+
+    Returns
+    -------
+    Trace
+        Without the routers' inputs, which were for the learned signal; without the prompt in the signals of
+        `DECODE_ONLY`; with no more than top_k ids of the shadow, which stands for a model and not for scores; with
+        co-activations as whole numbers.
+    """
+    signals = {}
+    for name, signal in trace.signals.items():
+        if name in DECODE_ONLY[signal.ids is None]:
+            signal = _decode_rows(trace, signal)
+        if name.startswith("shadow") and signal.ids is not None:
+            signal = replace(signal, ids=signal.ids[..., : trace.top_k], scores=signal.scores[..., : trace.top_k])
+        signals[name] = signal
+    counts = trace.tables["coactivation"]
+    tables = {**trace.tables, "coactivation": counts.astype(np.uint16 if counts.max() < 2**16 else np.uint32)}
+    return replace(trace, inputs=None, signals=signals, tables=tables)
 
 
 def _calibrate(

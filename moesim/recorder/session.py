@@ -49,6 +49,7 @@ def record_trace(options: RecordOptions) -> Path:
     """
     options.check()
     folder = shards.parts_folder(options.out)
+    shards.clear_done(options.out)
     if options.out.exists() and not folder.exists() and not options.overwrite:
         raise RecordError(f"{options.out}: expected nothing there, got a file; add --overwrite or choose another name")
     session = _Session.prepare(options)

@@ -36,7 +36,8 @@ MODEL, REQUEST, CALIBRATION = range(3)
 
 _BLOCK = 1024  # tokens made at once
 _BALANCE_STATES = 2048
-_BALANCE_STEPS = 15
+_BALANCE_STEPS = 40
+_BALANCE_GAIN = 0.6  # of an error of the logarithm of a load
 _LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared one
 
 
@@ -93,8 +94,7 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
 
     gates = of_gates.standard_normal((p.n_layers, p.n_experts, p.width), dtype=np.float32)
     gates /= np.linalg.norm(gates * spread, axis=2, keepdims=True)
-    topics = of_topics.standard_normal((p.n_layers, p.n_topics, p.width), dtype=np.float32)
-    topics = carry(topics, innovation) * spread
+    topics = _topics(p, of_topics, innovation) * spread
     mean = _means(p, of_mean, spread, steps)
     loads = expert_loads(p, of_loads)
     bias = _balanced_bias(p, gates, topics, spread, loads, of_states)
@@ -131,14 +131,30 @@ def carry(fresh: F32, innovation: NDArray[np.float64]) -> F32:
     return fresh
 
 
+def _topics(p: ParameterSet, rng: np.random.Generator, innovation: NDArray[np.float64]) -> F32:
+    """Topic vectors of each layer, (n_layers, n_topics, width), whose mean is 0 and whose variance 1 over the topics.
+
+    Exactly so, since topics are few where states are many: their chance would be that of a whole model.
+    """
+    topics = carry(rng.standard_normal((p.n_layers, p.n_topics, p.width), dtype=np.float32), innovation)
+    if p.n_topics > 1:
+        topics -= topics.mean(axis=1, keepdims=True)
+        topics /= topics.std(axis=1, keepdims=True)
+    return topics
+
+
 def _means(p: ParameterSet, rng: np.random.Generator, spread: F32, steps: NDArray[np.int64]) -> F32:
     """Mean gate input of each layer, (n_layers, 2 * width), in units in which the state proper has energy 1."""
-    drawn = rng.standard_normal((p.n_layers, 2, p.width), dtype=np.float32) * spread
-    drawn = carry(drawn, _settling(p.mean_turn, p.first_turn, p.settling, steps))
-    drawn /= np.linalg.norm(drawn, axis=2, keepdims=True)
+    turns = _settling(p.mean_turn, p.first_turn, p.settling, steps)
+    means = rng.standard_normal((p.n_layers, 2, p.width), dtype=np.float32) * spread
+    means /= np.linalg.norm(means, axis=2, keepdims=True)
+    for layer, turn in enumerate(turns, 1):  # by that angle exactly, in a random direction
+        aside = means[layer] - (means[layer] * means[layer - 1]).sum(axis=1, keepdims=True) * means[layer - 1]
+        aside /= np.linalg.norm(aside, axis=1, keepdims=True)
+        means[layer] = np.sqrt(1 - turn) * means[layer - 1] + np.sqrt(turn) * aside
     energy = p.mean_share / (1 - p.mean_share - p.unread_share)
     parts = np.sqrt(np.asarray([p.mean_read, 1 - p.mean_read]) * energy).astype(np.float32)
-    return np.asarray(drawn * parts[:, None], np.float32).reshape(p.n_layers, 2 * p.width)
+    return np.asarray(means * parts[:, None], np.float32).reshape(p.n_layers, 2 * p.width)
 
 
 def expert_loads(p: ParameterSet, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -175,13 +191,16 @@ def _balanced_bias(
         state = np.float32(np.sqrt(p.topic_share)) * topic + np.float32(np.sqrt(1 - p.topic_share)) * own
         logits = state @ gates[layer].T
         wanted = np.log(loads[layer])
-        current = 0.5 * (wanted - wanted.mean())
-        for step in range(_BALANCE_STEPS):
+        current, error = 0.5 * (wanted - wanted.mean()), np.zeros(p.n_experts)
+        gain = np.full(p.n_experts, _BALANCE_GAIN)
+        for _ in range(_BALANCE_STEPS):
             shifted = logits + current.astype(np.float32)
             least = np.partition(shifted, p.n_experts - p.top_k, axis=1)[:, p.n_experts - p.top_k, None]
             load = np.count_nonzero(shifted >= least, axis=0) / (_BALANCE_STATES * p.top_k)
-            rate = 0.6 if step < 0.6 * _BALANCE_STEPS else 0.3
-            current += rate * (wanted - np.log(load + 0.2 / _BALANCE_STATES))
+            before, error = error, wanted - np.log(load + 0.2 / _BALANCE_STATES)
+            # Gates that point the same way take tokens from each other: an expert whose error changes sign steps less.
+            gain = np.where(error * before < 0, 0.5 * gain, np.minimum(1.1 * gain, _BALANCE_GAIN))
+            current += gain * error
         bias[layer] = current
     return bias
 

@@ -216,11 +216,19 @@ def join(folder: str | Path, out: str | Path) -> Path:
     del trace
     os.replace(joined, out)
     # Out of the way at once: what a kill leaves of the folder must not be taken for a recording.
-    done = Path(out).parent / f".{Path(folder).name}.done"
-    shutil.rmtree(done, ignore_errors=True)
-    os.replace(folder, done)
-    shutil.rmtree(done)
+    clear_done(out)
+    os.replace(folder, _done_folder(out))
+    clear_done(out)
     return Path(out)
+
+
+def _done_folder(out: str | Path) -> Path:
+    return Path(out).parent / f".{parts_folder(out).name}.done"
+
+
+def clear_done(out: str | Path) -> None:
+    """Remove what is left of the parts of a trace that was put together."""
+    shutil.rmtree(_done_folder(out), ignore_errors=True)
 
 
 def _calibration(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
