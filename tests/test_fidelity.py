@@ -76,7 +76,7 @@ CONFIGS = {
         first_k_dense_replace=1,
         n_routed_experts=8,
         n_shared_experts=1,
-        num_experts_per_tok=3,
+        num_experts_per_tok=4,
         q_lora_rank=None,
         kv_lora_rank=8,
         qk_nope_head_dim=8,
@@ -192,7 +192,7 @@ def degrade_by_hand(ranked: list[int], top_k: int, here: list[int]) -> list[int]
 
 
 def top_k_of(name: str) -> int:
-    return 2 if name == "mixtral" else 3
+    return int(CONFIGS[name].num_experts_per_tok)
 
 
 def test_the_hand_computation_of_an_exact_model_is_the_model(name: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from moesim.recorder.gates import routers
+from moesim.recorder.architectures import find_routers
 
 
 def layer_balance_loss(logits: list[Tensor], top_k: int) -> tuple[Tensor, float]:
@@ -49,7 +49,7 @@ class RouterLogits:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.logits: list[Tensor] = []
-        self._gates = routers(model)
+        self._gates = [router.module for router in find_routers(model)]
         self._handles: list[Any] = []
 
     def __enter__(self) -> RouterLogits:

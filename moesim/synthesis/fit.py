@@ -42,7 +42,7 @@ DETERMINED_BY = {
     "temperature": "top_weight",
 }
 
-_FEW_SEEDS = 1  # of the search; the polish uses all
+_FEW_SEEDS = 2  # of the search; the polish uses all
 _POLISH_STEPS = 2
 _DAMPING = 0.3
 _STEP = 0.15  # of a derivative, on a parameter's own scale: large against the grain of a statistic of a finite sample

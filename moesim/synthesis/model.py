@@ -186,7 +186,7 @@ def _balanced_bias(
     """
     bias = np.empty((p.n_layers, p.n_experts), np.float32)
     for layer in range(p.n_layers):
-        topic = topics[layer, rng.integers(p.n_topics, size=_BALANCE_STATES)]
+        topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
         own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
         state = np.float32(np.sqrt(p.topic_share)) * topic + np.float32(np.sqrt(1 - p.topic_share)) * own
         logits = state @ gates[layer].T

@@ -26,13 +26,11 @@ from moesim import atomic
 from moesim.errors import TraceError
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
 from moesim.trace.parts import GateInputs, Signal, header_object
-from moesim.trace.trace import Trace
+from moesim.trace.trace import MANIFEST, PARTS_SUFFIX, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SUFFIX = ".parts"
-MANIFEST = "manifest.json"
 CALIBRATION = "calibration.safetensors"
 
 _JOINED = "joined.safetensors"
@@ -59,7 +57,7 @@ class Shard:
 
 def parts_folder(out: str | Path) -> Path:
     """Folder of the parts of a trace that is to be written to `out`."""
-    return Path(f"{out}{SUFFIX}")
+    return Path(f"{out}{PARTS_SUFFIX}")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["DECODE", "PREFILL", "GateInputs", "Requests", "Signal", "Trace", "find_trace", "trace_names"]
 
 SUFFIX = ".safetensors"
+#: Of the folder of a recording that is not finished, and the file in it that tells it from others.
+PARTS_SUFFIX = ".parts"
+MANIFEST = "manifest.json"
 
 _ROUTING = ("experts", "request", "position", "phase")
 _OPTIONAL = ("weights", "scores")
@@ -262,7 +265,7 @@ class Trace:
         Parameters
         ----------
         path : str or Path
-            A file; see `find_trace` for names.
+            A file, or the folder of a recording that was interrupted; see `find_trace` for names.
         verify : bool
             Compare the arrays with the checksums of the header, and check their content. This reads the whole
             file.
@@ -277,6 +280,10 @@ class Trace:
         TraceError
             If the file is missing, truncated, altered, of another version or inconsistent.
         """
+        if Path(path).is_dir():
+            from moesim.trace.shards import read_shards  # which builds traces
+
+            return read_shards(path)
         place = str(path)
         arrays, header = read_container(Path(path))
         if verify:
@@ -387,8 +394,8 @@ def find_trace(name_or_path: str | Path) -> Path:
         If there is none; with the names that are known.
     """
     text = str(name_or_path)
-    if text.endswith(SUFFIX) or "/" in text or "\\" in text:
-        if not Path(text).is_file():
+    if text.endswith((SUFFIX, PARTS_SUFFIX)) or "/" in text or "\\" in text:
+        if not (Path(text).is_file() or (Path(text) / MANIFEST).is_file()):
             raise TraceError(f"{text}: expected a trace file, got nothing there; check the path")
         return Path(text)
     folders = data_dirs("traces")

@@ -1,4 +1,4 @@
-"""The recorder: what it writes is what the gates did, recomputed by hand on a tiny random model."""
+"""Miniatures: their text, their training, and the trace that is recorded of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from moesim.recorder import corpus as corpora
-from moesim.recorder import gates, training
+from moesim.recorder import training
 from moesim.recorder.balance import layer_balance_loss
 from moesim.recorder.learned_model import LearnedOptions
 from moesim.recorder.miniature import load_checkpoint, main, save_checkpoint
@@ -27,8 +27,6 @@ from moesim.recorder.muon import orthogonalise
 from moesim.trace import Trace
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, VOCABULARY = 4, 4, 2, 16, 300
-PROMPT = [5, 17, 3, 99, 42, 7, 250]
-N_DECODE = 6
 
 
 def tiny_config() -> MixtralConfig:
@@ -53,105 +51,6 @@ def tiny_config() -> MixtralConfig:
 def tiny_model() -> MixtralForCausalLM:
     torch.manual_seed(0)
     return MixtralForCausalLM(tiny_config()).eval()
-
-
-@pytest.fixture(scope="module")
-def model() -> MixtralForCausalLM:
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def recording(model: MixtralForCausalLM) -> gates.Recording:
-    return gates.record(model, PROMPT, N_DECODE, temperature=0.8, seed=1)
-
-
-def gate_inputs_by_hand(model: MixtralForCausalLM, tokens: list[int]) -> torch.Tensor:
-    """Router inputs of a whole sequence at once, without cache and without hooks on routers."""
-    normed: list[torch.Tensor] = []
-    handles = [
-        layer.post_attention_layernorm.register_forward_hook(lambda _m, _i, out: normed.append(out[0]))
-        for layer in model.model.layers
-    ]
-    with torch.no_grad():
-        model(input_ids=torch.tensor([tokens]), use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return torch.stack(normed, dim=1)
-
-
-def test_rows_are_prompt_and_decode(recording: gates.Recording) -> None:
-    n_rows = len(PROMPT) + N_DECODE
-    assert recording.n_prompt == len(PROMPT)
-    assert recording.tokens[: len(PROMPT)].tolist() == PROMPT
-    assert recording.experts.shape == recording.weights.shape == (n_rows, LAYERS, TOP_K)
-    assert recording.scores.shape == (n_rows, LAYERS, EXPERTS)
-    assert recording.inputs.shape == (n_rows, LAYERS, HIDDEN)
-
-
-def test_routing_equals_routing_by_hand(model: MixtralForCausalLM, recording: gates.Recording) -> None:
-    inputs = gate_inputs_by_hand(model, recording.tokens.tolist())
-    np.testing.assert_allclose(recording.inputs, inputs.numpy(), atol=1e-4)
-    weights = [layer.mlp.gate.weight.detach() for layer in model.model.layers]
-    for row in range(len(recording.tokens)):  # prefill and decode rows alike
-        for layer in range(LAYERS):
-            scores = torch.softmax(weights[layer] @ inputs[row, layer], dim=0)
-            order = torch.argsort(scores, descending=True)[:TOP_K]
-            assert recording.experts[row, layer].tolist() == order.tolist()
-            np.testing.assert_allclose(recording.scores[row, layer], scores.numpy(), atol=1e-4)
-            np.testing.assert_allclose(recording.weights[row, layer], (scores[order] / scores[order].sum()).numpy(), atol=1e-4)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_recording_does_not_change_the_tokens(model: MixtralForCausalLM, temperature: float) -> None:
-    bare = gates.generate(model, PROMPT, N_DECODE, temperature=temperature, seed=1)
-    recorded = gates.record(model, PROMPT, N_DECODE, temperature=temperature, seed=1)
-    assert recorded.tokens.tolist() == bare
-    assert gates.generate(model, PROMPT, N_DECODE, temperature=temperature, seed=1) == bare
-    assert not any(gate._forward_hooks for gate in gates.routers(model))
-
-
-def test_greedy_tokens_are_those_of_the_library(model: MixtralForCausalLM) -> None:
-    ours = gates.generate(model, PROMPT, N_DECODE, temperature=0.0, seed=0)
-    theirs = model.generate(
-        torch.tensor([PROMPT]),
-        max_new_tokens=N_DECODE,
-        min_new_tokens=N_DECODE,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    assert ours == theirs[0].tolist()
-
-
-def test_banned_tokens_are_never_sampled(model: MixtralForCausalLM) -> None:
-    banned = list(range(10, VOCABULARY))
-    tokens = gates.generate(model, PROMPT, 20, temperature=1.0, seed=0, banned=banned)
-    assert max(tokens[len(PROMPT) :]) < 10
-
-
-@pytest.mark.parametrize("lookahead", [1, 2, 3])
-def test_gate_reuse_by_hand(model: MixtralForCausalLM, recording: gates.Recording, lookahead: int) -> None:
-    got = gates.gate_reuse(recording.inputs, gates.gate_weights(model), lookahead)
-    assert not got[:, :lookahead].any()
-    for row in range(len(recording.inputs)):
-        for layer in range(lookahead, LAYERS):
-            weight = model.model.layers[layer].mlp.gate.weight.detach()
-            state = torch.from_numpy(recording.inputs[row, layer - lookahead])
-            np.testing.assert_allclose(got[row, layer], torch.softmax(weight @ state, dim=0).numpy(), atol=1e-5)
-
-
-def test_residual_by_hand(model: MixtralForCausalLM, recording: gates.Recording) -> None:
-    other = gates.record(model, PROMPT[::-1], 3, temperature=0.8, seed=2)
-    residual = gates.residual_vectors([recording, other])
-    inputs = np.concatenate([recording.inputs, other.inputs])
-    for layer in range(LAYERS - 1):
-        mean = (inputs[:, layer + 1].astype(np.float64) - inputs[:, layer]).mean(axis=0)
-        np.testing.assert_allclose(residual[layer], mean, atol=2e-3)
-    assert not residual[-1].any()
-    got = gates.residual_reuse(recording.inputs, gates.gate_weights(model), residual)
-    for layer in range(1, LAYERS):
-        weight = model.model.layers[layer].mlp.gate.weight.detach()
-        state = torch.from_numpy(recording.inputs[2, layer - 1] + residual[layer - 1].astype(np.float32))
-        np.testing.assert_allclose(got[2, layer], torch.softmax(weight @ state, dim=0).numpy(), atol=1e-5)
 
 
 def test_sorted_experts_compute_what_the_library_computes() -> None:
@@ -277,7 +176,7 @@ def test_training_runs(trained: tuple[Any, ...]) -> None:
     assert (facts["steps"], facts["stopped_by"]) == (3, "steps")
     assert facts["tokens_seen"] == 3 * 64
     assert not model.training
-    assert not any(gate._forward_hooks for gate in gates.routers(model))
+    assert not any(module._forward_hooks for module in model.modules())
     fresh = tiny_model()
     changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)]
     assert all(changed)
