@@ -236,12 +236,13 @@ def test_with_all_resident_only_the_prediction_of_daop_is_left(name: str) -> Non
 
 
 # ------------------------------------------------------------------------------------------------------------- DAOP
-@pytest.mark.parametrize("here", [(0,), (0, 1), (1, 2)])
+@pytest.mark.parametrize("share", [1 / 8, 1 / 4, 1 / 2])
 @pytest.mark.parametrize("first", [1, 2])
 @pytest.mark.parametrize(
     "parts", [(0, 1, 0), (0, 0, 1), (1, 0, 1), (1, 1, 1)], ids=["substitution", "stale", "predicted", "daop"]
 )
-def test_daop_by_hand(name: str, here: tuple[int, ...], first: int, parts: tuple[int, int, int]) -> None:
+def test_daop_by_hand(name: str, share: float, first: int, parts: tuple[int, int, int]) -> None:
+    here = range(max(1, round(share * n_experts(name))))
     predict, degrade, stale = map(bool, parts)
     top_k = top_k_of(name)
     seen = {"stale": 0, "substituted": 0}
