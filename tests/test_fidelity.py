@@ -25,14 +25,14 @@ from moesim.errors import InputError
 from moesim.metrics import fidelity
 from moesim.plots.fidelity import fidelity as draw
 from moesim.progress import Progress
-from moesim.recorder import corpus as corpora
-from moesim.recorder.fidelity import draw_windows, main, table
-from moesim.recorder.fidelity_calibration import Calibration, calibrate
-from moesim.recorder.fidelity_measure import Case, cases, measure, paired_bootstrap, rows
-from moesim.recorder.intervened import Intervened, RoutingHooks, moe_layers
-from moesim.recorder.interventions import Daop, Defer, Intervention, Skip, gate_weights
-from moesim.recorder.miniature import save_checkpoint
-from moesim.recorder.settlement import Ledger, settle
+from moesim.recorder.fidelity.calibration import Calibration, calibrate
+from moesim.recorder.fidelity.command import draw_windows, main, table
+from moesim.recorder.fidelity.intervened import Intervened, RoutingHooks, moe_layers
+from moesim.recorder.fidelity.interventions import Daop, Defer, Intervention, Skip, gate_weights
+from moesim.recorder.fidelity.measure import Case, cases, measure, paired_bootstrap, rows
+from moesim.recorder.fidelity.settlement import Ledger, settle
+from moesim.recorder.miniature import corpus as corpora
+from moesim.recorder.miniature.command import save_checkpoint
 from moesim.records import Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16

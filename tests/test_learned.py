@@ -20,7 +20,7 @@ import torch
 from moesim.commands.trace_learn import trace_learn
 from moesim.errors import ConfigError
 from moesim.recorder.errors import RecordError
-from moesim.recorder.learned import (
+from moesim.recorder.predictors.learned import (
     Predictors,
     balanced_focal_loss,
     load_predictors,
@@ -29,8 +29,14 @@ from moesim.recorder.learned import (
     save_predictors,
     train_predictors,
 )
-from moesim.recorder.learned_model import Features, Gated, LearnedOptions, eighths, fitted_groups, network
-from moesim.recorder.learned_trace import accuracy, check_no_shared_requests, check_same_model, hot_accuracy, learned_signal
+from moesim.recorder.predictors.learned_model import Features, Gated, LearnedOptions, eighths, fitted_groups, network
+from moesim.recorder.predictors.learned_trace import (
+    accuracy,
+    check_no_shared_requests,
+    check_same_model,
+    hot_accuracy,
+    learned_signal,
+)
 from moesim.stats.prediction import recall, top_ids
 from moesim.trace import GateInputs, Signal, Trace
 

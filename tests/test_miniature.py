@@ -17,13 +17,13 @@ pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: instal
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from moesim.recorder import corpus as corpora
-from moesim.recorder import training
-from moesim.recorder.balance import layer_balance_loss
-from moesim.recorder.learned_model import LearnedOptions
-from moesim.recorder.miniature import load_checkpoint, main, save_checkpoint
-from moesim.recorder.miniature_trace import RecordingPlan, record_miniature
-from moesim.recorder.muon import orthogonalise
+from moesim.recorder.miniature import corpus as corpora
+from moesim.recorder.miniature import training
+from moesim.recorder.miniature.balance import layer_balance_loss
+from moesim.recorder.miniature.command import load_checkpoint, main, save_checkpoint
+from moesim.recorder.miniature.muon import orthogonalise
+from moesim.recorder.miniature.recorded import RecordingPlan, record_miniature
+from moesim.recorder.predictors.learned_model import LearnedOptions
 from moesim.trace import Trace
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, VOCABULARY = 4, 4, 2, 16, 300

@@ -31,9 +31,16 @@ from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.hooks import RoutingHooks, Wanted
 from moesim.recorder.packing import pack
-from moesim.recorder.quantise import KINDS, load_quantised, normal_float_levels, quantise, quantised_bytes, quantised_copy
+from moesim.recorder.predictors.quantise import (
+    KINDS,
+    load_quantised,
+    normal_float_levels,
+    quantise,
+    quantised_bytes,
+    quantised_copy,
+)
+from moesim.recorder.predictors.shadow import Alignment, Shadow, ShadowObserver, ShadowRouting, recall_by_token
 from moesim.recorder.recording import Plan, record_requests
-from moesim.recorder.shadow import Alignment, Shadow, ShadowObserver, ShadowRouting, recall_by_token
 from moesim.stats.prediction import recall, signal_recall, top_ids
 from moesim.trace import Signal, Trace
 

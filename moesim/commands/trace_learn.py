@@ -41,7 +41,7 @@ def trace_learn(
 ) -> None:
     """Train the learned predictor (PreScope's LLaPor) and print its accuracy on requests it has not seen."""
     try:
-        from moesim.recorder import learned, learned_model, learned_trace  # PyTorch takes seconds to import
+        from moesim.recorder.predictors import learned, learned_model, learned_trace  # PyTorch takes seconds to import
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"moesim trace learn: expected the package {error.name}, got none; install it with pip install 'moesim[record]'"

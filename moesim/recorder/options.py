@@ -11,8 +11,8 @@ import numpy as np
 
 from moesim.recorder.errors import RecordError
 from moesim.recorder.loading import LoadOptions
-from moesim.recorder.quantise import KINDS
-from moesim.recorder.shadow import Alignment
+from moesim.recorder.predictors.quantise import KINDS
+from moesim.recorder.predictors.shadow import Alignment
 
 _SHADOW = re.compile(r"(?P<kind>\w+?)(:T(?P<token>\d+):KV(?P<kv>\d+))?")
 

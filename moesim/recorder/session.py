@@ -17,10 +17,10 @@ from moesim.recorder.calibration import CalibrationFile, calibrate_batch, counts
 from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.options import RecordOptions, read_shadow, request_seed
+from moesim.recorder.predictors.shadow import ShadowObserver
 from moesim.recorder.progress import RecordingProgress
 from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
 from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
-from moesim.recorder.shadow import ShadowObserver
 from moesim.recorder.signals import DENSE_EXPERTS, RESIDUAL, SignalPlan
 from moesim.trace import shards
 

@@ -42,8 +42,9 @@ DETERMINED_BY = {
     "temperature": "top_weight",
 }
 
-_FEW_SEEDS = 2  # of the search; the polish uses all
-_POLISH_STEPS = 2
+_AND = " | and: "  # between what several fits were to
+_FEW_SEEDS = 2  # of the search; the polish uses all of them
+_POLISH_STEPS = 3
 _DAMPING = 0.3
 _STEP = 0.15  # of a derivative, on a parameter's own scale: large against the grain of a statistic of a finite sample
 _MOST_TRIES = 12
@@ -150,7 +151,8 @@ def fit(
     Parameters
     ----------
     base : ParameterSet
-        Where to start; what is not fitted stays as it is there and counts as assumed.
+        Where to start; what is not fitted stays as it is there, and counts as assumed unless it was fitted to other
+        figures of the same model.
     targets : Targets
     seeds : sequence of int
         Statistics are means over them.
@@ -172,12 +174,15 @@ def fit(
     problem = _Problem(base, targets, free, progress)
     place, slopes = _search(problem, Quick(targets, [figure.name for figure in targets.fitted]), seeds[:_FEW_SEEDS])
     place = _polish(problem, place, slopes, seeds)
+    source = f"{targets.source}; seeds {', '.join(str(seed) for seed in seeds)}"
+    earlier = [part for part in base.fitted_to.split(_AND) if base.model == targets.model and not part.startswith(targets.source)]
+    kept = base.origin if earlier else {}  # what was fitted to other figures of the same model stays fitted
     return base.replace(
         **problem.values(place),
         model=targets.model,
         **{key: value for key, value in targets.shape.items() if key != "top_k"},
-        fitted_to=f"{targets.source}; seeds {', '.join(str(seed) for seed in seeds)}",
-        origin={name: "fitted" if name in free else "assumed" for name in NUMBERS},
+        fitted_to=_AND.join([*earlier, source]),
+        origin={name: "fitted" if name in free else kept.get(name, "assumed") for name in NUMBERS},
     )
 
 

@@ -13,7 +13,7 @@ what is replaced   the KV cache                            all earlier positions
 unaligned token    the shadow's own                        chosen as the model's is; a sampler is asked once a step,
                                                            in order, so that one seeded alike draws the same noise
 prompt             the shadow does its own prompt pass     the same, if anything of it is read later
-arithmetic         FP16, INT8 or NF4 weights               `moesim.recorder.quantise`
+arithmetic         FP16, INT8 or NF4 weights               `moesim.recorder.predictors.quantise`
 =================  ======================================  =====================================================
 
 A KV cache only grows, so what the model's cache held at any step is a prefix of what it holds in the end. The
@@ -38,7 +38,7 @@ from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.hooks import RoutingHooks, Wanted
 from moesim.recorder.packing import pack
-from moesim.recorder.quantise import quantised_copy
+from moesim.recorder.predictors.quantise import quantised_copy
 from moesim.recorder.recording import Finished, SignalRows
 from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts
 
@@ -107,7 +107,7 @@ class Shadow:
     Parameters
     ----------
     model : transformers causal language model
-        The copy, in evaluation mode, as by `moesim.recorder.quantise`.
+        The copy, in evaluation mode, as by `moesim.recorder.predictors.quantise`.
     alignment : Alignment
     """
 

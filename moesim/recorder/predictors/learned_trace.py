@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.recorder.errors import RecordError
-from moesim.recorder.learned import Predictors, predict, train_predictors
-from moesim.recorder.learned_model import GROUPS, LearnedOptions, eighths, fitted_groups
 from moesim.recorder.packing import pack
+from moesim.recorder.predictors.learned import Predictors, predict, train_predictors
+from moesim.recorder.predictors.learned_model import GROUPS, LearnedOptions, eighths, fitted_groups
 from moesim.recorder.signals import DENSE_EXPERTS
 from moesim.stats.batches import workloads
 from moesim.stats.prediction import recall, top_ids

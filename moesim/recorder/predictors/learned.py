@@ -45,7 +45,7 @@ from torch.nn import functional
 
 from moesim import atomic
 from moesim.recorder.errors import RecordError
-from moesim.recorder.learned_model import Features, LearnedOptions, eighths, network
+from moesim.recorder.predictors.learned_model import Features, LearnedOptions, eighths, network
 
 _METADATA = "moesim_learned_predictor"
 _REMEDY = "train it again with moesim trace learn"

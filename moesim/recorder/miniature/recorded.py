@@ -14,18 +14,18 @@ from rich.progress import track
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from moesim.recorder import corpus as corpora
 from moesim.recorder.assemble import to_trace
 from moesim.recorder.calibration import counts_of
-from moesim.recorder.corpus import END_OF_TEXT, Prompt
 from moesim.recorder.generation import Sampling
-from moesim.recorder.learned import Predictors, train_predictors
-from moesim.recorder.learned_model import LearnedOptions
-from moesim.recorder.learned_trace import learned_signal
+from moesim.recorder.miniature import corpus as corpora
+from moesim.recorder.miniature.corpus import END_OF_TEXT, Prompt
+from moesim.recorder.miniature.shapes import SHAPES, Shape
 from moesim.recorder.options import request_seed
+from moesim.recorder.predictors.learned import Predictors, train_predictors
+from moesim.recorder.predictors.learned_model import LearnedOptions
+from moesim.recorder.predictors.learned_trace import learned_signal
+from moesim.recorder.predictors.shadow import Alignment, ShadowObserver
 from moesim.recorder.recording import Plan, Recorder, Recording, record_batch
-from moesim.recorder.shadow import Alignment, ShadowObserver
-from moesim.recorder.shapes import SHAPES, Shape
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
 from moesim.trace import Signal, Trace
 

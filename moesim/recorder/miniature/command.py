@@ -27,11 +27,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from moesim.recorder import corpus as corpora
-from moesim.recorder import training
-from moesim.recorder.miniature_trace import check_corpus, record_miniature
-from moesim.recorder.shapes import SHAPES, VOCABULARY, new_model
-from moesim.recorder.training import TrainingPlan, mean_loss
+from moesim.recorder.miniature import corpus as corpora
+from moesim.recorder.miniature import training
+from moesim.recorder.miniature.recorded import check_corpus, record_miniature
+from moesim.recorder.miniature.shapes import SHAPES, VOCABULARY, new_model
+from moesim.recorder.miniature.training import TrainingPlan, mean_loss
 
 #: Tokens of each kind of text on which the held-out losses are computed; the same for the model and for the bigram.
 HELD_OUT_TOKENS = 50_000
@@ -181,7 +181,3 @@ class _Report:
             )
         if progress.step == self._steps:
             self._bar.stop()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

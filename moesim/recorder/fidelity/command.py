@@ -30,11 +30,11 @@ from moesim.errors import InputError
 from moesim.plots import save
 from moesim.plots.fidelity import fidelity
 from moesim.progress import Progress
-from moesim.recorder import corpus as corpora
-from moesim.recorder.fidelity_calibration import calibrate
-from moesim.recorder.fidelity_measure import ALL, FIRST_PREDICTED, RATIOS, batches, cases, measure, rows
-from moesim.recorder.miniature import load_checkpoint
-from moesim.recorder.miniature_trace import check_corpus
+from moesim.recorder.fidelity.calibration import calibrate
+from moesim.recorder.fidelity.measure import ALL, FIRST_PREDICTED, RATIOS, batches, cases, measure, rows
+from moesim.recorder.miniature import corpus as corpora
+from moesim.recorder.miniature.command import load_checkpoint
+from moesim.recorder.miniature.recorded import check_corpus
 from moesim.table import Format, render, render_records
 
 
@@ -167,7 +167,3 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
             ]
         )
     return render(columns, cells, Format.MD, right=columns[1:])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moesim.policies.algorithms.caching import per_layer_top_with_remainder
-from moesim.recorder.intervened import moe_layers
-from moesim.recorder.interventions import Routing
+from moesim.recorder.fidelity.intervened import moe_layers
+from moesim.recorder.fidelity.interventions import Routing
 from moesim.stats.trace_stats import activation_frequency
 
 

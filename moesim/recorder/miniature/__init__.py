@@ -1,0 +1,1 @@
+"""Miniatures: small models with the routing shapes of large ones, trained here and recorded."""
