@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from moesim.errors import ConfigError
 from moesim.synthesis.generate import N_CALIBRATION, synthesize
@@ -222,6 +221,8 @@ class _Good(Exception):
 
 def _search(problem: _Problem, quick: Quick, seeds: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Find a place with small errors on a few seeds and small samples, and the slopes there or at the place before."""
+    from scipy.optimize import least_squares  # takes long to import, which every command would pay
+
     latest: NDArray[np.float64] | None = None
 
     def errors(place: NDArray[np.float64]) -> NDArray[np.float64]:

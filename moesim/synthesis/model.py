@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.signal import lfilter
 from scipy.special import ndtri
 
 if TYPE_CHECKING:
@@ -224,6 +223,8 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     (n_layers, n, width) float32
         States proper, without mean and unread part.
     """
+    from scipy.signal import lfilter  # takes a second to import, which every command would pay
+
     p = model.parameters
     topic = _topic_path(p, _generator(model.seed, stream, number, 0), n_tokens)
     rng = _generator(model.seed, stream, number, 1)
