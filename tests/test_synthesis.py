@@ -156,7 +156,7 @@ def test_calibration_tables_come_from_other_requests():
 
 
 def test_loads_come_out_as_the_popularity_says():
-    p = parameters(n_experts=16, popularity=0.8, popularity_tail=-0.5, topic_concentration=100.0)
+    p = parameters(n_experts=16, popularity=0.8, popularity_tail=-0.5, topic_concentration=100.0, topic_persistence=0.0)
     loads = expert_loads(p, np.random.default_rng(0))
     np.testing.assert_allclose(loads.sum(axis=1), 1)
     trace = make(p, n_requests=60, n_calibration=0)

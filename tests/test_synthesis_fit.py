@@ -123,13 +123,16 @@ def test_bad_targets_are_refused(change, message: str, tmp_path: Path):
     assert message in str(caught.value)
 
 
-def test_every_shipped_parameter_file_has_targets_of_its_shape():
-    assert data_names("targets") == parameter_names()
-    for name in parameter_names():
-        targets, parameters = read_targets(name), read_parameters(name)
-        assert targets.base == parameters.model == name
-        assert parameters.fitted_to.startswith(targets.source)
-        assert {key for key, kind in parameters.origin.items() if kind == "fitted"} == set(free_parameters(targets))
+@pytest.mark.parametrize("name", parameter_names())
+def test_every_shipped_parameter_file_says_what_it_was_fitted_to(name: str):
+    parameters = read_parameters(name)
+    fits = [targets for targets in map(read_targets, data_names("targets")) if targets.base == name]
+    assert name in data_names("targets")
+    free = {parameter for targets in fits for parameter in free_parameters(targets)}
+    assert {key for key, kind in parameters.origin.items() if kind == "fitted"} == free
+    for targets in fits:
+        assert targets.source in parameters.fitted_to
+        assert targets.model == parameters.model == name
         for key in ("n_layers", "n_experts", "renormalise"):
             assert targets.shape[key] == getattr(parameters, key)
 
@@ -221,6 +224,18 @@ def test_a_fit_finds_what_the_figures_were_made_with():
     assert "seeds 1, 2" in found.fitted_to
     matches = report(found, targets, [5, 6, 7])  # others than those of the fit
     assert all(abs(match.error) < 0.03 for match in matches)
+
+
+def test_what_was_fitted_to_other_figures_of_the_same_model_stays_fitted():
+    start = read_parameters("mixtral-8x7b").replace(**SMALL)
+    first = fit(start, small_targets(reuse_at_1=0.4), [1])
+    other = dataclasses.replace(small_targets(top_weight=0.6), source="something else")
+    second = fit(first, other, [1])
+    assert second.fitted_to.split(" | and: ") == ["a test; seeds 1", "something else; seeds 1"]
+    assert second.context_persistence == first.context_persistence
+    assert {key for key, kind in second.origin.items() if kind == "fitted"} == {"context_persistence", "temperature"}
+    again = fit(second, other, [2])
+    assert again.fitted_to.split(" | and: ") == ["a test; seeds 1", "something else; seeds 2"]
 
 
 def test_a_fit_without_figures_that_determine_anything_is_refused():
