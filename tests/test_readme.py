@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -46,17 +47,41 @@ def test_the_readme_shows_the_main_commands():
     assert {c[0] for c in commands()} == {"run", "compare", "list", "trace", "schema", "bench"}
 
 
+def make_recordings(folder: Path, *, record: bool) -> None:
+    """What the commands of the recorder start from: a tiny model, prompts, and if asked for two traces with gate inputs."""
+    pytest.importorskip("torch", reason="recorder commands need torch: install moesim[record]")
+    pytest.importorskip("transformers", reason="recorder commands need transformers: install moesim[record]")
+    from tests import record_kit
+
+    record_kit.save_tiny(folder / "MODEL", "mixtral")
+    (folder / "prompts.txt").write_text("\n".join(record_kit.PROMPTS))
+    (folder / "others.txt").write_text("\n".join(record_kit.OTHERS[:2]))
+    for prompts, trace in (("prompts.txt", "mine"), ("others.txt", "calibration")) if record else ():
+        out = ["--out", f"{trace}.safetensors", "--max-new-tokens", "4", "--keep-inputs", "all"]
+        assert main(["trace", "record", "MODEL", "--prompts", prompts, *out]) == 0
+
+
+def make_routes(path: Path) -> None:
+    """Routing of one request as vLLM gives it, in Qwen3's shape."""
+    rng = np.random.default_rng(0)
+    np.savez(path, routed_experts=rng.permuted(np.tile(np.arange(128, dtype=np.int16), (5, 48, 1)), axis=2)[..., :8], n_prompt=3)
+
+
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
 def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not HAS_TRACE and command[0] in ("run", "compare", "trace"):
         pytest.skip("the shipped trace mini-mixtral is not here")
     monkeypatch.chdir(tmp_path)
+    if command[:2] in (["trace", "record"], ["trace", "learn"]):
+        make_recordings(tmp_path, record=command[1] == "learn")
+    if command[:2] == ["trace", "import"]:
+        make_routes(tmp_path / "routes.npz")
     command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]
     shorter = {
         "run": ["--quick"],
         "compare": ["--prompt", "64", "--decode", "2"],
         "bench": ["--repeats", "1", "--tokens", "2"],
-        "trace": [],
+        "trace": {"record": ["--max-new-tokens", "4"], "learn": ["--epochs", "1"]}.get(command[1], []),
     }
     assert main([*command, *shorter.get(command[0], [])]) == 0
 

@@ -226,7 +226,7 @@ def test_statistics_along_a_request_are_those_of_every_layer():
 
 
 def test_decode_resembles_the_prefill_of_its_own_request_more_than_that_of_others():
-    trace = make(parameters(popularity=0.05, topic_share=0.5, topic_concentration=0.02), n_requests=8, n_prompt=96, n_decode=96)
+    trace = make(parameters(popularity=0.05, topic_share=0.5, topic_concentration=0.002), n_requests=8, n_prompt=96, n_decode=96)
     chosen = np.asarray(trace.experts).reshape(8, 2, 96, 4, 2)
     loads = np.stack([[activation_frequency(part, 8) for part in request] for request in chosen])
     loads /= np.linalg.norm(loads, axis=3, keepdims=True)
