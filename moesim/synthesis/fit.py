@@ -43,7 +43,7 @@ DETERMINED_BY = {
 
 _AND = " | and: "  # between what several fits were to
 _FEW_SEEDS = 2  # of the search; the polish uses all of them
-_POLISH_STEPS = 3
+_POLISH_STEPS = 4
 _DAMPING = 0.3
 _STEP = 0.15  # of a derivative, on a parameter's own scale: large against the grain of a statistic of a finite sample
 _MOST_TRIES = 12
@@ -259,13 +259,15 @@ def _polish(
 
     here = problem.errors(place, seeds, whole)
     damped = np.vstack([slopes, _DAMPING * np.eye(len(place))])  # figures that say the same twice leave it ill-conditioned
+    size = 1.0
     for _ in range(_POLISH_STEPS):
-        step = np.linalg.lstsq(damped, np.concatenate([-here, np.zeros(len(place))]), rcond=None)[0]
+        step = size * np.linalg.lstsq(damped, np.concatenate([-here, np.zeros(len(place))]), rcond=None)[0]
         there = np.clip(place + step, problem.lower, problem.upper)
         errors = problem.errors(there, seeds, whole)
-        if errors @ errors >= here @ here:
-            break
-        place, here = there, errors
+        if errors @ errors < here @ here:
+            place, here = there, errors
+        else:
+            size /= 3
     return place
 
 
