@@ -88,8 +88,9 @@ REFERENCE = {
     "belady 25": (0.810, 0.812),
     "belady 50": (0.954, 0.954),
     "belady 75": (0.992, 0.992),
-    # The split between counting and trying matters: by halves, which parts the subjects, these give 0.52.
-    "coactivation": (0.594, 0.54),
+    # How the published figure divides requests into those counted and those tried is not known, and it matters: from 0.52
+    # by halves in order, which parts the subjects, to 0.59 by every other.
+    "coactivation": (0.584, 0.54),
 }
 LOOSE = {"top_over_uniform": 0.2, "coactivation": 0.06}
 

@@ -26,7 +26,7 @@ def signal_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure
     legend_beside(axes, [])
     rows = sorted({recall["n_rows"] for name, recall in recalls.items() if name != "coactivation"})
     covered = f"signals cover {' or '.join(f'{n:,}' for n in rows)} of these tokens" if rows else ""
-    table = "coactivation: counted on every other request, tried on the rest" if "coactivation" in recalls else ""
+    table = "coactivation: counted on a random half of the requests, tried on the rest" if "coactivation" in recalls else ""
     source(figure, report, covered, table)
     return figure
 

@@ -143,7 +143,7 @@ def _caches(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
         "workload-aware": "every {w_size} tokens, {u_size} replaced".format(**found["workload_aware"]),
         "static": f"by the table {found['static_table']}",
         "static-hindsight": "by these very rows",
-        "belady": "the best there is",
+        "belady": "the best of those that start empty",
     }
     for policy, rates in found["hit_rate"].items():
         if rates is None:

@@ -1,4 +1,4 @@
-"""How well signals tell which experts of a batch will be busiest: the accuracy that DALI and PreScope print."""
+"""How well signals tell which experts of a batch will be busiest: the accuracy that DALI prints."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def workload_recall(
 ) -> list[WorkloadRecall]:
     """Compute how well a signal names the busiest experts of batches of different requests.
 
-    DALI (2026) prints the top 1 and 2 (Table 2), PreScope (2025) the top 4. The rows that the signal covers are composed
+    DALI (2026) prints the top 1 and 2 (Table 2); PreScope's accuracy is another, see `docs/predictors.md`. The rows that the signal covers are composed
     into batches (see `moesim.stats.batches.compose`); its top_k of every row are counted like the routed experts.
 
     Parameters

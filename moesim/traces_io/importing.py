@@ -90,7 +90,7 @@ def import_trace(
     if out.suffix != SUFFIX:
         raise InputError(f"--out {out}: expected a name that ends in {SUFFIX}, got '{out.name}'; rename it")
     options = options or Options()
-    said = _said(options)
+    said = _said(options) | ({"label": label} if label else {})
     options = _with_model(options)
     files = _files(sources)
     found = {file: find_format(file, form) for file in files}
