@@ -43,7 +43,7 @@ def test_more_cache_serves_more_hits_and_everything_is_labelled(tmp_path: Path):
     assert rows[0]["hit_rate"] < rows[1]["hit_rate"]
     for row in rows:
         assert row["source_label"] in ("synthetic", "assumed")
-        assert "routing of synthetic-32x8" in str(row["notes"])
+        assert "synthetic routing of synthetic-32x8" in str(row["notes"])
         assert "model expert_bits=4" in str(row["notes"])
         assert row["error"] is None
 
@@ -128,7 +128,7 @@ def test_notes_say_how_many_requests_were_drawn_from_which(tmp_path: Path):
     (spec,) = experiment.specs
     trace, run = experiment.trace(spec), experiment.workload(spec)
     table = SimpleNamespace(signals=[{"residual"}] * 5 + [set()] * 3)
-    partly = SimpleNamespace(header=trace.header, model=trace.model, requests=table)
+    partly = SimpleNamespace(origin=trace.origin, header=trace.header, model=trace.model, requests=table)
     found = notes_of(spec, partly, run, assumes_memory=False, signals=experiment.signals(spec))
     assert "1 request of the 5 with signal residual" in found
 
@@ -138,7 +138,7 @@ def test_a_table_shows_the_notes_that_all_runs_share_below(tmp_path: Path):
     rows = run_experiment(resolve(tmp_path, policies=["lru"], workload=workload)).rows
     lines = result_table(rows, Format.TABLE).splitlines()
     assert lines[1].endswith("1 request of 8") and lines[2].endswith("2 requests of 8")
-    assert lines[-1].endswith("; notes: routing of synthetic-32x8, model expert_bits=4")
+    assert lines[-1].endswith("; notes: synthetic routing of synthetic-32x8, model expert_bits=4")
 
 
 def test_a_stand_in_takes_the_place_of_a_recorded_signal(tmp_path: Path):

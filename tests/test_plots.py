@@ -259,3 +259,9 @@ def test_text_is_readable_on_its_fill():
     assert [text_on(colour) for colour in ("#FFFFFF", "#000000", "#0072B2", "#F0E442")] == [
         "#000000", "#FFFFFF", "#FFFFFF", "#000000",
     ]  # fmt: skip
+
+
+def test_the_corner_says_what_kind_of_routing_it_was() -> None:
+    rows = pd.DataFrame({"trace": ["a", "b"], "routing": ["synthetic", "miniature"], "source_label": ["oracle", "oracle"]})
+    assert plots.corner_label(rows) == "a, b · miniature and synthetic routing · simulated, weakest source: oracle"
+    assert "routing" not in plots.corner_label(rows.assign(routing="recorded"))

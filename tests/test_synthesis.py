@@ -256,10 +256,11 @@ def test_an_experiment_runs_on_a_synthetic_trace(name: str, tmp_path: Path):
     (tmp_path / "e.yaml").write_text(
         f"model: {{base: {name}, expert_bits: 4}}\nhardware: rtx3090-epyc7532\ntrace: {tmp_path}/made.safetensors\n"
         "workload: {batch_size: 2, prompt_tokens: 4, decode_tokens: 4}\ncache: {ratio: 0.25}\n"
-        "policies: [lru, dali]\n"
+        "policies: [lru, belady]\n"
     )
     experiment = Experiment(load_config(tmp_path / "e.yaml"), str(tmp_path / "e.yaml"))
     rows = run_experiment(experiment).rows
     assert [row["error"] for row in rows] == [None, None]
-    assert {row["source_label"] for row in rows} <= {"synthetic", "assumed"}  # the weakest of routing and costs
+    assert {row["source_label"] for row in rows} <= {"synthetic", "oracle"}  # the weakest of routing and costs
+    assert {row["routing"] for row in rows} == {"synthetic"}  # whatever the label is
     assert all(str(row["notes"]).startswith(f"synthetic routing of {name}") for row in rows)

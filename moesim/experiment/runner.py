@@ -130,6 +130,7 @@ def _run(
         **settings(spec),
         "cache_slots": slots,
         "cache_share": slots / (spec.model.n_layers * spec.model.n_experts),
+        "routing": trace.origin,
         "source_label": weakest(label for label in labels if label in LABELS),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
@@ -204,10 +205,10 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
         In a fixed order.
     """
     notes = []
-    if trace.header.get("miniature"):
-        notes.append("miniature")
-    elif "synthesis" in trace.header:
+    if trace.origin == "synthetic":
         notes.append(f"synthetic routing of {trace.model}")
+    elif trace.origin == "miniature":
+        notes.append("miniature")
     elif trace.model != spec.model.name:
         notes.append(f"routing of {trace.model}")
     notes.append(_drawn(trace, workload, signals))

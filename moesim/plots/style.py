@@ -99,6 +99,9 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
     for column in ("model", "hardware", "trace"):
         if column in frame:
             parts.append(", ".join(sorted({str(v) for v in frame[column].dropna()})))
+    if "routing" in frame:
+        origins = sorted({str(v) for v in frame["routing"].dropna()} - {"recorded"})
+        parts += [f"{' and '.join(origins)} routing"] if origins else []
     for column, words in (("batch_size", "batch"), (cache_column(frame), "cache")):
         if column != group and column in frame and frame[column].nunique() == 1:
             parts.append(f"{words} {group_name(frame[column].dropna().iloc[0], column)}")

@@ -206,6 +206,13 @@ class Trace:
         """``measured`` or ``synthetic``."""
         return str(self.header["label"])
 
+    @property
+    def origin(self) -> str:
+        """``synthetic``; ``miniature``, of a small model with the routing shape of a large one; or ``recorded``."""
+        if self.label == "synthetic":
+            return "synthetic"
+        return "miniature" if self.header.get("miniature") else "recorded"
+
     @cached_property
     def prompt_offset(self) -> NDArray[np.int64]:
         """Position of the first recorded row of each request, (n_requests,) int64."""
