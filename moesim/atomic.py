@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from moesim.errors import InputError
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
@@ -24,6 +27,11 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
     -------
     Path
         The file.
+
+    Raises
+    ------
+    InputError
+        As of `writing`.
     """
     with writing(path) as file:
         file.write(data)
@@ -43,10 +51,20 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
     ------
     file object
         Of a hidden file in the same folder.
+
+    Raises
+    ------
+    InputError
+        If no file can be written there.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise InputError(f"{target}: expected a file that can be written, got: {error.strerror}; choose another place") from None
     try:
         with os.fdopen(handle, "wb") as file:
             yield file

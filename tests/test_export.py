@@ -74,6 +74,33 @@ def test_round_trips_are_exact(
 
 
 @pytest.mark.parametrize("form", EXPORTS)
+@pytest.mark.parametrize(
+    ("label", "kept", "origin"),
+    [
+        ("measured", {"miniature": True, "miniature_of": "mixtral-8x7b"}, "miniature"),
+        ("synthetic", {"synthesis": {"fitted_to": "x", "parameters": {"a": 1}}}, "synthetic"),
+        ("measured", {}, "recorded"),
+    ],
+)
+def test_what_is_no_recording_stays_none(form: str, label: str, kept: dict[str, Any], origin: str, tmp_path: Path) -> None:
+    trace = kit.trace(label=label, header=dict(kept))
+    for i in range(2):  # an import is exported again
+        EXPORTS[form](trace, tmp_path / f"{i}.{form}")
+        trace = import_trace([tmp_path / f"{i}.{form}"], tmp_path / f"{i}.safetensors").trace
+        names = ("miniature", "miniature_of", "synthesis")
+        assert {name: trace.header[name] for name in names if name in trace.header} == kept
+        assert (trace.label, trace.origin) == (label, origin)
+
+
+def test_facts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    export_csv(kit.trace(header={"miniature": True}), tmp_path / "a.csv")
+    beside = tmp_path / "a.csv.json"
+    beside.write_text(beside.read_text().replace('"miniature": true', '"miniature": "no"'))
+    with pytest.raises(InputError, match=r"a\.csv\.json: moesim\.miniature: expected bool as the trace had, got 'no'"):
+        import_trace([tmp_path / "a.csv"], tmp_path / "b.safetensors")
+
+
+@pytest.mark.parametrize("form", EXPORTS)
 def test_every_weight_survives(form: str, tmp_path: Path) -> None:
     weights = np.arange(2**16, dtype=np.uint16).view(np.float16)
     weights = np.abs(weights[np.isfinite(weights)])[:, None, None]

@@ -99,7 +99,7 @@ def test_nothing_is_guessed(tmp_path: Path, out: Path) -> None:
     for source, lacking, words in [
         (array, {"n_prompt": None}, ("the phase of the rows", "--phase decode or prefill")),
         (array, {"n_experts": None}, ("a.npy: expected the number of experts", "give --n-experts")),
-        (array, {"n_experts": 5}, ("a.npy: expert[", "expected 0..4, got")),
+        (array, {"n_experts": 5}, ("a.npy: expert[", "expected 0..4, got", "; check --n-experts or --model")),
         (array, {"n_prompt": (8,)}, ("at least the 8 rows of the prompt, got 7",)),
         (array, {"n_prompt": (1, 2)}, ("one number, or one for each of 1 requests",)),
         (array, {"n_prompt": None, "phase": "both"}, ("prompt lengths for --phase both",)),
@@ -218,7 +218,7 @@ def test_a_folder_of_requests(tmp_path: Path, out: Path) -> None:
 def test_dense_layers_are_left_out(tmp_path: Path, out: Path) -> None:
     ids = np.concatenate([np.zeros((ROWS, 1, TOP_K), np.int64), IDS], axis=1)
     np.save(tmp_path / "a.npy", ids)
-    with pytest.raises(TraceError, match=r"expert\[0, 0\]: expected distinct experts, got \[0, 0\]"):
+    with pytest.raises(TraceError, match=r"zeros only in layer 0; if it is dense, give --first-layer 1$"):
         SOURCES["vllm-npy"].load(tmp_path / "a.npy", out)
     found = SOURCES["vllm-npy"].load(tmp_path / "a.npy", out, first_layer=1).trace
     np.testing.assert_array_equal(found.experts, IDS)
@@ -227,6 +227,85 @@ def test_dense_layers_are_left_out(tmp_path: Path, out: Path) -> None:
     np.save(tmp_path / "a.npy", np.concatenate([np.zeros((4, 1, 6), np.int64), wide], axis=1))
     found = import_trace([tmp_path / "a.npy"], out, Options(model="deepseek-v2-lite", phase="decode")).trace
     np.testing.assert_array_equal(found.experts, wide)
+
+
+def test_dense_layers_that_nobody_named(tmp_path: Path, out: Path) -> None:
+    """Each source ends with the option that makes it work, or without one if none does."""
+    zeros = np.zeros((ROWS, 2, TOP_K), np.int64)
+    ids = np.concatenate([zeros, IDS], axis=1)
+    np.save(tmp_path / "a.npy", ids)
+    np.savez(tmp_path / "a.npz", topk_ids=ids)
+    (tmp_path / "a.json").write_text(json.dumps(kit.response(ids)))
+    npz = {"columns": {"expert": "topk_ids"}}
+    for name, file, options in [("vllm-npy", "a.npy", {}), ("npz", "a.npz", npz), ("sglang", "a.json", {"n_layers": LAYERS + 2})]:
+        with pytest.raises(TraceError) as error:
+            SOURCES[name].load(tmp_path / file, out, **options)
+        said(error, f"{file}: expert: ", "zeros only in layers 0..1; if they are dense, give --first-layer 2")
+        with pytest.raises(TraceError) as error:
+            SOURCES[name].load(tmp_path / file, out, **options, first_layer=1)
+        said(error, "zeros only in layer 1; if it is dense, give --first-layer 2")
+        np.testing.assert_array_equal(SOURCES[name].load(tmp_path / file, out, **options, first_layer=2).trace.experts, IDS)
+    ids[4, 1] = [1, 2]  # so that only the first is all zeros
+    np.save(tmp_path / "a.npy", ids)
+    with pytest.raises(TraceError, match=r"zeros only in layer 0; if it is dense, give --first-layer 1$"):
+        SOURCES["vllm-npy"].load(tmp_path / "a.npy", out)
+    ids[5, 0] = [1, 2]
+    np.save(tmp_path / "a.npy", ids)
+    with pytest.raises(TraceError, match=r"expert\[0, 0\]: expected distinct experts, got \[0, 0\]"):
+        SOURCES["vllm-npy"].load(tmp_path / "a.npy", out)
+    np.save(tmp_path / "a.npy", zeros)
+    with pytest.raises(TraceError, match="no routing was recorded; record it again"):
+        SOURCES["vllm-npy"].load(tmp_path / "a.npy", out)
+
+
+def test_an_id_that_the_file_itself_contradicts(tmp_path: Path, out: Path) -> None:
+    path = SOURCES["bigmoe"].make(tmp_path)
+    path.write_text(path.read_text().replace("n_expert=7", "n_expert=5"))
+    with pytest.raises(TraceError, match=r"expected 0\.\.4, got [56]; export it again"):
+        SOURCES["bigmoe"].load(path, out)
+
+
+def test_a_model_name_that_gives_no_shape(tmp_path: Path, out: Path) -> None:
+    unknown = ("unknown built-in model 'mixtral-8x7'; did you mean 'mixtral-8x7b'?", "correct --model, or give --")
+    for name, lacking in [("vllm-npy", "n_experts"), ("sglang", "n_layers"), ("llama-cpp-passes", "top_k")]:
+        source = SOURCES[name]
+        with pytest.raises(TraceError) as error:
+            source.load(source.make(tmp_path), out, model="mixtral-8x7", **{lacking: None})
+        said(error, *unknown, f"--{lacking.replace('_', '-')}")
+        with pytest.raises(TraceError) as error:
+            source.load(source.make(tmp_path), out, model=None, **{lacking: None})
+        assert "built-in" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["npz", "csv", "parquet", "jsonl"])
+def test_columns_that_a_format_does_not_have(name: str, tmp_path: Path, out: Path) -> None:
+    source = SOURCES[name]
+    with pytest.raises(InputError) as error:
+        source.load(source.make(tmp_path), out, columns={"foo": "bar"})
+    said(error, "--column foo=bar: expected one of OURS", "unknown column 'foo'; known: expert, ")
+    for ours in ("weight", "position", "phase"):
+        assert ours in str(error.value)
+
+
+def test_columns_of_a_format_with_names_of_its_own(tmp_path: Path, out: Path) -> None:
+    with pytest.raises(InputError, match="--column layer=l: expected no column, since those of vllm have fixed names"):
+        SOURCES["vllm-npy"].load(SOURCES["vllm-npy"].make(tmp_path), out, columns={"layer": "l"})
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_labels_are_two(name: str, tmp_path: Path, out: Path) -> None:
+    source = SOURCES[name]
+    with pytest.raises(InputError, match=r"^--label bogus: expected measured or synthetic, got 'bogus'"):
+        import_trace([source.make(tmp_path)], out, Options(**source.options), label="bogus")
+
+
+def test_arrays_without_three_axes(tmp_path: Path, out: Path) -> None:
+    np.save(tmp_path / "a.npy", IDS[:, 0])
+    np.savez(tmp_path / "a.npz", ids=IDS[:, 0])
+    for file, form in [("a.npy", None), ("a.npy", "vllm"), ("a.npz", None)]:
+        with pytest.raises(TraceError) as error:
+            import_trace([tmp_path / file], out, Options(n_experts=EXPERTS), form=form)
+        said(error, f"{file}: expected ", "that is (tokens, layers, top_k), got ", "(7, 2); save it with these axes")
 
 
 def test_sglang_lists_lines_and_choices(tmp_path: Path, out: Path) -> None:

@@ -44,6 +44,9 @@ def test_wrong_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.
         (["--column", "a=b", "--column", "a=c"], "ours once"),
         (["--format", "vlm"], "unknown format 'vlm'"),
         (["--phase", "later"], "later"),
+        (["--label", "bogus"], "--label bogus: expected measured or synthetic"),
+        (["--column", "foo=bar"], "--column foo=bar: expected no column"),
+        (["--model", "mixtral-8x7"], "did you mean 'mixtral-8x7b'?"),
     ]:
         assert main(["trace", "import", str(path), "--out", str(out), *arguments]) == 2
         lines = capsys.readouterr().err.splitlines()
@@ -57,7 +60,8 @@ def test_export_and_import_again(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["trace", "import", str(path), "--out", str(out)]) == 0
     for form in ("csv", "parquet"):
         assert main(["trace", "export", str(out), "--format", form, "--out", str(tmp_path / f"b.{form}")]) == 0
-        assert main(["trace", "import", str(tmp_path / f"b.{form}"), "--out", str(tmp_path / "b.safetensors")]) == 0
+        again = ["trace", "import", str(tmp_path / f"b.{form}"), "--out", str(tmp_path / "b.safetensors"), "--overwrite"]
+        assert main(again) == 0
         back = Trace.read(tmp_path / "b.safetensors")
         np.testing.assert_array_equal(back.experts, IDS)
         np.testing.assert_array_equal(back.weights, WEIGHTS)

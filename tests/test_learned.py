@@ -325,7 +325,7 @@ def test_the_command(files: tuple[str, str], tmp_path: Path) -> None:
     assert trace.header["learned"]["options"]["width"] == 16 and trace.has_signal("learned", 1)
     signal = learned_signal(load_predictors(kept), Trace.read(files[1]))
     np.testing.assert_array_equal(trace.signals["learned"].scores, signal.scores)
-    text = run(files[0], "--for", files[1], "--out", str(out)).stdout
+    text = run(files[0], "--for", files[1], "--out", str(out), "--overwrite").stdout
     assert f"{rows[2]['learned recall']:.4f}" in text
 
 
@@ -338,4 +338,14 @@ def test_the_command_refuses(files: tuple[str, str], tmp_path: Path) -> None:
     for text, message in (("widht=3", "NAME=VALUE with one of batch_tokens"), ("width=x", "expected int after 'width='")):
         wrong = run(files[0], "--for", files[1], "--out", str(out), "--option", text)
         assert isinstance(wrong.exception, ConfigError) and message in str(wrong.exception)
+    for where, message in (
+        (["--out", files[1]], "add --overwrite"),  # the trace that the predictions are for
+        (["--out", str(out), "--predictor", files[0]], f"--predictor {files[0]}: expected nothing there"),
+        (["--out", str(out), "--predictor", str(out)], "expected another file than --out"),
+        (["--out", str(tmp_path)], "expected a file to write, got a folder"),
+    ):
+        before = Path(files[0]).read_bytes(), Path(files[1]).read_bytes()
+        wrong = run(files[0], "--for", files[1], *where)
+        assert isinstance(wrong.exception, ConfigError) and message in str(wrong.exception)
+        assert (Path(files[0]).read_bytes(), Path(files[1]).read_bytes()) == before
     assert not out.exists()

@@ -81,7 +81,7 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkey
         "run": ["--quick"],
         "compare": ["--prompt", "64", "--decode", "2"],
         "bench": ["--repeats", "1", "--tokens", "2"],
-        "trace": {"record": ["--max-new-tokens", "4"], "learn": ["--epochs", "1"]}.get(command[1], []),
+        "trace": {"record": ["--max-new-tokens", "4"], "learn": ["--epochs", "1"]}.get("".join(command[1:2]), []),
     }
     assert main([*command, *shorter.get(command[0], [])]) == 0
 

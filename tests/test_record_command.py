@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -129,6 +130,9 @@ def test_a_shadow_is_a_signal(home: Path, tmp_path: Path) -> None:
     covered = trace.signals["shadow-int8:T1:KV1"].rows
     decoded = np.flatnonzero((trace.phase == 1) & (trace.request < 2))
     np.testing.assert_array_equal(covered, decoded)
+    assert trace.header["batching"].startswith("1 at a time, padded")
+    trace = run(home, tmp_path / "b.safetensors", "--shadow", "int8", "--signal-requests", "1", "--batch-size", "4")
+    assert trace.header["batching"].startswith("4 at a time, requests with a shadow one at a time, padded")
 
 
 def test_nothing_is_replaced_unasked(home: Path, tmp_path: Path) -> None:
@@ -217,6 +221,12 @@ def test_calibration_made_before_is_checked(home: Path, calibrated: Trace, tmp_p
 def test_wrong_models_are_one_line(home: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere: expected a folder with a model, got nothing there"):
         run(home, tmp_path / "o.safetensors", model="nowhere")
+    for name, got in (("nopemodel", "nothing there"), ("prompts.txt", "a file")):
+        with (
+            contextlib.chdir(home),
+            pytest.raises(InputError, match=f"^{name}: expected a folder or a hub name like organisation/name, got {got}"),
+        ):
+            run(Path(), tmp_path / "o.safetensors", model=name)
     (home / "bare").mkdir(exist_ok=True)
     tiny("mixtral").save_pretrained(home / "bare")
     with pytest.raises(InputError, match="bare: expected a tokenizer of transformers, got"):

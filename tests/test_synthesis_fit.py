@@ -85,7 +85,10 @@ def test_a_bad_parameter_file_is_refused_in_one_line(change, message: str, tmp_p
         (["synthesize", "--parameters", "mixtrel-8x7b", "--out", "x.safetensors"], "did you mean 'mixtral-8x7b'"),
         (["synthesize", "--parameters", "nowhere/p.yaml", "--out", "x.safetensors"], "expected a readable YAML file"),
         (["synthesize", "--parameters", "mixtral-8x7b", "--out", "."], "expected a file to write, got a folder"),
-        (["synthesize", "--parameters", "mixtral-8x7b", "--prompt", "0", "--decode", "0", "--out", "x.st"], "prompt + decode"),
+        (
+            ["synthesize", "--parameters", "mixtral-8x7b", "--prompt", "0", "--decode", "0", "--out", "x.safetensors"],
+            "prompt + decode",
+        ),
         (["synthesize", "--parameters", "mixtral-8x7b", "--requests", "0", "--out", "x.safetensors"], "--requests"),
         (["fit", "--out", "p.yaml"], "either --targets or --trace"),
         (["fit", "--targets", "mixtral-8x7b"], "either --out or --only-report"),
@@ -211,8 +214,8 @@ def small_targets(**figures: float) -> Targets:
 def test_a_fit_finds_what_the_figures_were_made_with():
     truth = read_parameters("mixtral-8x7b").replace(**SMALL, context_persistence=0.6, topic_share=0.3, temperature=2.0)
     names = ["reuse@1", "reuse@8", "top_weight"]  # as many as parameters
-    wanted = simulate(truth, small_targets(), 77, names)
-    targets = small_targets(**{name.replace("@", "_at_"): value for name, value in wanted.items()})
+    made = [simulate(truth, small_targets(), seed, names) for seed in range(70, 76)]
+    targets = small_targets(**{name.replace("@", "_at_"): float(np.mean([each[name] for each in made])) for name in names})
     assert free_parameters(targets) == ("topic_share", "context_persistence", "temperature")
     start = truth.replace(context_persistence=0.2, topic_share=0.1, temperature=0.8)
     found = fit(start, targets, [1, 2])
@@ -221,7 +224,7 @@ def test_a_fit_finds_what_the_figures_were_made_with():
     assert found.topic_share == pytest.approx(0.3, abs=0.12)
     assert found.origin["temperature"] == "fitted"
     assert found.origin["width"] == "assumed"
-    assert "seeds 1, 2" in found.fitted_to
+    assert found.fitted_to == "a test; seeds 1, 2"
     matches = report(found, targets, [5, 6, 7])  # others than those of the fit
     assert all(abs(match.error) < 0.03 for match in matches)
 
@@ -234,8 +237,6 @@ def test_what_was_fitted_to_other_figures_of_the_same_model_stays_fitted():
     assert second.fitted_to.split(" | and: ") == ["a test; seeds 1", "something else; seeds 1"]
     assert second.context_persistence == first.context_persistence
     assert {key for key, kind in second.origin.items() if kind == "fitted"} == {"context_persistence", "temperature"}
-    again = fit(second, other, [2])
-    assert again.fitted_to.split(" | and: ") == ["a test; seeds 1", "something else; seeds 2"]
 
 
 def test_a_fit_without_figures_that_determine_anything_is_refused():

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from moesim.commands.trace_stats import trace_stats
 from moesim.errors import TraceError
-from moesim.plots.trace_figures import FIGURES, draw
+from moesim.plots.trace_figures import FIGURES, draw, left_out
 from moesim.stats.report import QUESTIONS, plain, report
 from moesim.stats.summary import summary
 from moesim.stats.trace_stats import reference_figures, stats
@@ -145,7 +145,9 @@ def test_what_is_absent_has_a_reason(everything: Trace):
     assert len(result["locality"]["reuse_by_rank"]["value"]) == 4
     assert result["locality"]["reuse_by_rank"]["basis"] == "rank among the chosen"
     notes = {row.figure: row.note for row in summary(result) if row.value is None}
-    assert notes["hit rate.mrs"] == "the trace has neither scores nor weights"
+    assert notes["mrs hit rate"] == "the trace has neither scores nor weights"
+    assert notes["cosine of h[l] with h[l+1]"] == "the trace has no gate inputs"
+    assert notes.keys() >= {"static hit rate", "recall of the busiest experts of a batch"}
 
 
 def test_decode_only_prefill_only_and_one_request():
@@ -165,7 +167,10 @@ def test_decode_only_prefill_only_and_one_request():
     assert token["locality"]["reuse"] is token["locality"]["segments"] is None
     assert token["absent"]["locality.reuse"] == "no request has two decode rows"
     for result in (decode, prefill, alone, token):
-        summary(result), summary(result, full=True)
+        rows = summary(result)
+        assert sum(row.value is None for row in rows) >= len(result["absent"])
+        assert not [row.figure for row in rows if "_" in row.figure.replace("top_k", "") or "." in row.figure]
+        summary(result, full=True)
         json.dumps(result, allow_nan=False)
 
 
@@ -179,6 +184,18 @@ def test_a_signal_that_covers_other_rows_only(everything: Trace):
     assert result["prediction"]["workload"]["residual"] == []
     assert result["absent"]["prediction.activated.residual"] == "the signal covers none of these decode rows"
     assert report(replace(everything, signals=signals), "prefill")["prediction"]["activated"]["residual"]["value"] > 0.5
+
+
+def test_notes_of_the_summary_in_words(everything: Trace):
+    signal = everything.signals["residual"]
+    shadow = replace(signal, lookahead=0, needs_layer_offset=None)
+    result = report(replace(everything, signals={"shadow-int8": shadow, "gate_next2": replace(signal, lookahead=2)}))
+    result["balance"]["prefill_load"]["mean_tokens"] = 39.81
+    notes = {row.figure: row.note for row in summary(result)}
+    assert notes["recall of shadow-int8"].startswith("ahead of all layers, ")
+    assert notes["recall of gate_next2"].startswith("2 layers ahead, ")
+    assert notes["recall of coactivation"].startswith("1 layer ahead, ")
+    assert notes["prefill load: largest / mean"] == "9 prompts of 40 tokens on average"
 
 
 def test_a_sample_and_the_same_again(everything: Trace):
@@ -249,6 +266,14 @@ def test_every_figure_is_drawn_with_words_on_its_axes(found: Json):
         assert "everything" in words and "synthetic" in words, name
 
 
+def test_a_signal_that_covers_no_row_is_the_reason(found: Json):
+    none = {**found["prediction"], "activated": {"residual": None}, "workload": {"residual": []}}
+    absent = {"prediction.activated.residual": "the signal covers none of these decode rows"}
+    reasons = left_out({**found, "prediction": none, "absent": absent})
+    assert reasons == dict.fromkeys(("signal_recall", "workload_recall"), "the signal covers none of these decode rows")
+    assert left_out(found) == {}
+
+
 def test_figures_show_the_numbers_of_the_report(found: Json):
     figure = FIGURES["reuse_by_lag"](found)
     assert figure is not None
@@ -263,19 +288,88 @@ def test_figures_show_the_numbers_of_the_report(found: Json):
     assert figure.axes[0].lines[-1].get_ydata()[-1] == pytest.approx(100)
 
 
+def test_nothing_reaches_out_of_a_figure(found: Json):
+    for name, make in FIGURES.items():
+        figure = make(found)
+        assert figure is not None
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            for text in (axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label):
+                box = text.get_window_extent()
+                assert not text.get_text() or (box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1), (name, text)
+                assert box.y1 <= figure.bbox.y1 + 1, (name, text)
+
+
+@pytest.mark.parametrize("name", ["popularity", "reuse_by_rank", "workload_correlation", "signal_recall", "state_cosine"])
+def test_layers_ranks_and_steps_are_whole(name: str, found: Json):
+    figure = FIGURES[name](found)
+    assert figure is not None
+    ticks = figure.axes[0].get_xticks()
+    assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
+
+
+def looks(report: Json, name: str) -> dict[str, tuple[Any, Any, Any]]:
+    figure = FIGURES[name](report)
+    assert figure is not None
+    lines = figure.axes[0].lines
+    return {str(line.get_label()): (line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+
+
+def test_a_signal_looks_the_same_whatever_others_there_are(found: Json):
+    names = ["coactivation", "other", "shadow-int8", "shadow-int4", "residual", "learned", "gate_next3", "gate_next1"]
+    recall, entries = found["prediction"]["activated"]["residual"], found["prediction"]["workload"]["residual"]
+
+    def having(names: list[str]) -> Json:
+        signals = {"activated": dict.fromkeys(names, recall), "workload": dict.fromkeys(names, entries)}
+        return {**found, "prediction": {**found["prediction"], **signals}}
+
+    everyone = looks(having(names), "signal_recall")
+    order = ["gate_next1", "gate_next3", "residual", "learned", "shadow-int4", "coactivation", "other", "shadow-int8", "chance"]
+    assert list(everyone) == order
+    assert len(set(everyone.values())) == len(everyone)
+    assert everyone["shadow-int4"][0] == everyone["shadow-int8"][0]
+    for name in set(names) - {"shadow-int8"}:
+        alone = having([name])
+        assert looks(alone, "signal_recall")[name] == looks(alone, "workload_recall")[name] == everyone[name]
+
+
+@pytest.mark.parametrize(
+    ("n_requests", "shown"), [([40, 9, 8, 7, 1], 3), ([40, 40], 2), ([8, 7], 1), ([7, 7, 3, 1], 4), ([1, 1], 2)]
+)
+def test_windows_of_few_requests_are_not_drawn(n_requests: list[int], shown: int, found: Json):
+    values = [0.9 - 0.01 * i for i in range(len(n_requests))]
+    windows = {"window": 15, "value": values, "other_requests": values, "n_requests": n_requests}
+    figure = FIGURES["prefill_decode_similarity"]({**found, "locality": {**found["locality"], "window_similarity": windows}})
+    assert figure is not None
+    axes = figure.axes[0]
+    assert list(axes.lines[0].get_ydata()) == list(axes.lines[1].get_ydata()) == values[:shown]
+    assert axes.get_ylim()[0] == 0
+    words = " ".join(text.get_text() for text in figure.findobj(Text))
+    assert ("not drawn" in words) == (shown < len(n_requests))
+    assert (f"the last of {n_requests[shown - 1]}" in words) == (n_requests[shown - 1] < n_requests[0])
+
+
 def test_lines_of_a_figure_differ_in_more_than_colour(found: Json):
     figure = FIGURES["cache_hit_rate"](found)
     assert figure is not None
-    looks = [(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines]
-    assert len(set(looks)) == len(looks)
+    found_looks = [(line.get_marker(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len(set(found_looks)) == len(found_looks)
 
 
 def test_figures_without_their_numbers_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     result = {"trace": "t", **report(bare(synthetic_trace(n_requests=1, prompt=0, decode=20)))}
     absent = {"prefill_load", "prefill_decode_similarity", "signal_recall", "workload_recall", "state_cosine"}
     assert {name for name, make in FIGURES.items() if make(result) is None} == absent
+    assert left_out(result) == {
+        "prefill_load": "the trace has no prefill rows",
+        "prefill_decode_similarity": result["absent"]["locality.prefill_decode_similarity"],
+        "signal_recall": result["absent"]["prediction.activated.coactivation"],
+        "workload_recall": "the trace has no signals",
+        "state_cosine": "the trace has no gate inputs",
+    }
     two = {name: FIGURES[name] for name in ("prefill_load", "distinct_experts")}
     monkeypatch.setattr("moesim.plots.trace_figures.FIGURES", two)
+    assert left_out(result).keys() == {"prefill_load"}
     written = draw(result, tmp_path / "figures")
     assert [path.name for path in written] == ["distinct_experts.png", "distinct_experts.pdf"]
     assert set(written) == set((tmp_path / "figures").iterdir())

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from moesim.commands.outputs import check_out
 from moesim.errors import InputError
 from moesim.model import load_model
 from moesim.trace import Trace, find_trace
 from moesim.traces_io.oracle_general import export_oracle_general
+from moesim.traces_io.table import facts_path
 from moesim.traces_io.tabular_export import export_csv, export_parquet
 
 
@@ -35,8 +37,12 @@ def trace_export(
     phase: Annotated[Phase, typer.Option(help="Only this phase (oracleGeneral).")] = Phase.all,
     model: Annotated[str | None, typer.Option(help="Whose experts' bytes the objects have (oracleGeneral).")] = None,
     object_size: Annotated[int | None, typer.Option(min=1, help="Bytes of every object instead (oracleGeneral).")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write the routing of a trace for other programs."""
+    check_out(out, overwrite=overwrite)
+    if form is ExportFormat.CSV:
+        check_out(facts_path(out), overwrite=overwrite)
     found = Trace.read(find_trace(trace))
     if form is not ExportFormat.ORACLE_GENERAL:
         if layer is not None or phase is not Phase.all or model is not None or object_size is not None:

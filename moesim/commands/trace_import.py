@@ -9,9 +9,12 @@ from typing import Annotated
 
 import typer
 
+from moesim.commands.outputs import check_out
 from moesim.errors import InputError
+from moesim.trace import SUFFIX
 from moesim.traces_io.contract import Options
 from moesim.traces_io.importing import LABELS, import_trace
+from moesim.traces_io.model_file import SUFFIX as MODEL_SUFFIX
 from moesim.traces_io.model_file import write_model_file
 
 Phase = StrEnum("Phase", ["decode", "prefill", "both"])
@@ -47,11 +50,15 @@ def trace_import(
     incomplete: Annotated[
         Incomplete, typer.Option(help="What is left out where first tokens of a request lack a layer.")
     ] = Incomplete.tokens,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
     """Make a trace from routing recorded by vLLM, SGLang, llama.cpp or BigMoeOnEdge, or in JSON Lines, NPZ, CSV or Parquet.
 
     What a source does not record stays absent; docs/importing.md describes the formats.
     """
+    check_out(out, suffix=SUFFIX, overwrite=overwrite)
+    if model is not None:
+        check_out(out.with_name(out.stem + MODEL_SUFFIX), overwrite=overwrite)  # it may be written, too
     options = Options(
         model=model,
         n_experts=n_experts,

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.commands.outputs import check_out
 from moesim.errors import ConfigError
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
-from moesim.trace import Trace, find_trace
+from moesim.trace import SUFFIX, Trace, find_trace
 
 
 class Groups(StrEnum):
@@ -37,9 +38,15 @@ def trace_learn(
         list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Any other size or rate, such as width=256.")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Tokens of a batch, for the accuracy of the busiest experts.")] = 64,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the accuracy.")] = Format.TABLE,
 ) -> None:
     """Train the learned predictor (PreScope's LLaPor) and print its accuracy on requests it has not seen."""
+    check_out(out, suffix=SUFFIX, overwrite=overwrite)
+    if predictor is not None:
+        check_out(predictor, overwrite=overwrite, option="--predictor")
+        if predictor.resolve() == out.resolve():
+            raise ConfigError(f"--predictor {predictor}: expected another file than --out, got the same; choose another name")
     try:
         from moesim.recorder.predictors import learned, learned_model, learned_trace  # PyTorch takes seconds to import
     except ModuleNotFoundError as error:

@@ -8,7 +8,11 @@ from typing import Annotated
 
 import typer
 
+from moesim.commands.outputs import check_out
 from moesim.errors import ConfigError
+from moesim.recorder.model_name import check_model_name
+from moesim.trace import SUFFIX, Trace
+from moesim.trace.shards import parts_folder
 
 _MODEL, _PROMPTS, _SIGNALS, _DECODING = "Model", "Prompts", "What to record", "Decoding"
 
@@ -53,7 +57,9 @@ def trace_record(
         float, typer.Option(help="Sample from the likeliest tokens of this share.", rich_help_panel=_DECODING)
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the sampling.", rich_help_panel=_DECODING)] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests at once.", rich_help_panel=_DECODING)] = 1,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Requests at once; requests with a shadow one at a time.", rich_help_panel=_DECODING)
+    ] = 1,
     scores: Annotated[
         bool | None,
         typer.Option(
@@ -94,11 +100,13 @@ def trace_record(
     """
     if load_in_4bit and load_in_8bit:
         raise ConfigError("--load-in-4bit and --load-in-8bit: expected one of them, got both")
+    check_out(out, suffix=SUFFIX, overwrite=True)
+    check_out(out, overwrite=overwrite or parts_folder(out).is_dir())  # a recording that was begun goes on
+    check_model_name(model)
     try:
         from moesim.recorder.loading import LoadOptions, quiet
         from moesim.recorder.options import RecordOptions
         from moesim.recorder.session import record_trace
-        from moesim.trace import Trace
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"moesim trace record: expected the package {error.name}, got none; pip install 'moesim[record]'"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.commands.outputs import check_out_folder
 from moesim.table import Format, render, render_records
 from moesim.trace import Trace, find_trace
 
@@ -30,14 +31,21 @@ def trace_stats(
     """Describe the routing of a trace: balance, locality, prediction, caches, batching."""
     from moesim.stats.report import report
 
+    if plot is not None:
+        check_out_folder(plot, option="--plot")
     found = Trace.read(find_trace(trace))
+    if "incomplete" in found.header:
+        so_far = found.header["incomplete"]
+        print(f"{trace}: partial, {so_far['recorded']} of {so_far['planned']} requests so far", file=sys.stderr)
     result = {"trace": trace, **report(found, phase, max_rows=max_rows, show_progress=not quiet)}
     sys.stdout.write(_text(result, form))
     if plot is not None:
-        from moesim.plots.trace_figures import draw  # Matplotlib takes most of a second to import
+        from moesim.plots.trace_figures import draw, left_out  # Matplotlib takes most of a second to import
 
         for written in draw(result, plot):
             print(f"wrote {written}", file=sys.stderr)
+        for name, why in left_out(result).items():
+            print(f"{name}: left out, {why}", file=sys.stderr)
 
 
 def _text(result: dict[str, Any], form: Format) -> str:

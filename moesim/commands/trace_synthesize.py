@@ -6,21 +6,20 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moesim.commands.outputs import check_out, nearest_folder
 from moesim.errors import ConfigError
 from moesim.progress import Progress
-from moesim.synthesis import read_parameters
-from moesim.synthesis import synthesize as make
-from moesim.synthesis.fit import fit as fit_parameters
-from moesim.synthesis.fit import free_parameters
-from moesim.synthesis.parameter_set import ParameterSet, parameter_names
-from moesim.synthesis.report import COLUMNS, RIGHT, Match, cells, report
-from moesim.synthesis.target_figures import Targets, read_targets, targets_of
 from moesim.table import Format, render, render_records
-from moesim.trace import Trace, find_trace
+from moesim.trace import SUFFIX, Trace, find_trace
+
+if TYPE_CHECKING:
+    from moesim.synthesis.parameter_set import ParameterSet
+    from moesim.synthesis.report import Match
+    from moesim.synthesis.target_figures import Targets
 
 _DEFAULT_BASE = "mixtral-8x7b"
 _FRESH = 1000  # fresh seeds count from here, unless a fit used them
@@ -28,7 +27,7 @@ _FRESH = 1000  # fresh seeds count from here, unless a fit used them
 
 def synthesize(
     parameters: Annotated[
-        str, typer.Option("--parameters", help=f"Parameter file: a path, or one of {', '.join(parameter_names())}.")
+        str, typer.Option("--parameters", help="Parameter file: a path, or a shipped name such as mixtral-8x7b.")
     ],
     out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the trace.")],
     requests: Annotated[int, typer.Option(min=1, help="Requests.")] = 64,
@@ -38,17 +37,19 @@ def synthesize(
     signals: Annotated[int | None, typer.Option(min=0, help="Requests that carry signals; default: all.")] = None,
     inputs: Annotated[int, typer.Option(min=0, help="Requests that carry the gate inputs.")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="Keep the softmax over all experts.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Make a synthetic trace from fitted parameters; it is labelled synthetic, and so is every result on it."""
+    from moesim.synthesis import read_parameters  # SciPy takes most of a second to import
+    from moesim.synthesis import synthesize as make
+
+    check_out(out, suffix=SUFFIX, overwrite=overwrite)
+    for option, count in (("--signals", signals), ("--inputs", inputs)):
+        if count is not None and count > requests:
+            raise ConfigError(f"{option} {count}: expected at most the {requests} of --requests, got {count}; lower it")
     found = read_parameters(parameters)
-    if out.is_dir():
-        raise ConfigError(f"--out {out}: expected a file to write, got a folder; add a name such as {out}/trace.safetensors")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=out.parent, prefix=".synthesize.")  # on the disk that takes the trace
-    except OSError as error:
-        raise ConfigError(f"--out {out}: expected a writable folder, got: {error.strerror}; choose another") from None
     rows = requests * (prompt + decode)
+    folder = tempfile.TemporaryDirectory(dir=nearest_folder(out), prefix=".synthesize.")  # on the disk that takes the trace
     with folder as place, Progress(rows) as bar:
         bar.describe(f"synthesizing {found.model}")
         trace = make(
@@ -66,16 +67,23 @@ def fit(
     base: Annotated[str | None, typer.Option("--from", help="Parameter file to start from; what is not fitted stays.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds to fit on: 1, 2, ...")] = 2,
     fresh: Annotated[int, typer.Option(min=1, help="Other seeds, to report on.")] = 5,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     only_report: Annotated[bool, typer.Option("--only-report", help="Only report on the parameters of --from.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the report.")] = Format.TABLE,
 ) -> None:
     """Fit the parameters of synthetic traces to figures of a model, and report target, fit and error of each."""
+    from moesim.synthesis import read_parameters  # SciPy takes most of a second to import
+    from moesim.synthesis.fit import fit as fit_parameters
+    from moesim.synthesis.fit import free_parameters
+    from moesim.synthesis.report import report
+    from moesim.synthesis.target_figures import read_targets, targets_of
+
     if (targets is None) == (trace is None):
         raise ConfigError("trace fit: expected either --targets or --trace, got both or neither; give one")
     if (out is None) != only_report:
         raise ConfigError("trace fit: expected either --out or --only-report, got both or neither; give one")
-    if out is not None and out.is_dir():
-        raise ConfigError(f"--out {out}: expected a file to write, got a folder; add a name such as {out}/parameters.yaml")
+    if out is not None:
+        check_out(out, suffix=".yaml", overwrite=overwrite)
     wanted = read_targets(targets) if targets is not None else targets_of(Trace.read(find_trace(str(trace))), str(trace))
     start = read_parameters(base or wanted.base or _DEFAULT_BASE)
     if only_report:
@@ -104,6 +112,8 @@ def _tell(tries: int, error: float) -> None:
 
 
 def _print(matches: Sequence[Match], form: Format) -> None:
+    from moesim.synthesis.report import COLUMNS, RIGHT, cells
+
     if form is Format.JSON:
         records = [
             {"figure": m.figure.name, "source": m.figure.source, "ref": m.figure.ref, "target": m.figure.value, "fit": m.mean,

@@ -1,7 +1,8 @@
 """Figures from frames of result rows: Matplotlib figures, made without pyplot and so without global state.
 
 A frame has one row a run, with the keys of `moesim.metrics.summarise` and the columns ``policy``, ``model``,
-``hardware``, ``trace``, ``routing`` (``recorded``, ``miniature`` or ``synthetic``), ``source_label`` (the weakest), and ``cache_ratio`` or ``batch_size``.
+``hardware``, ``trace``, ``routing`` (``recorded``, ``miniature`` or ``synthetic``), ``source_label`` (the weakest),
+and ``cache_ratio`` or ``batch_size``.
 """
 
 from moesim.plots.bars import breakdown, decode_speed

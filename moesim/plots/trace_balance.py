@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from moesim.colours import BLACK, BLUE, GREY
 from moesim.plots.style import new_figure
-from moesim.plots.trace_kit import drawn, line, source
+from moesim.plots.trace_kit import drawn, line, source, whole_numbers
 
 
 @drawn("balance", "popularity")
@@ -28,6 +28,7 @@ def popularity(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
     line(axes, ranks, [n_experts * v for v in found["by_rank"]], 0, "this trace")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0.5, n_experts + 0.5)
+    whole_numbers(axes.xaxis)
     axes.set_xlabel("expert, by popularity in its layer (1: most used)")
     axes.set_ylabel("share of activations / uniform share")
     axes.set_title("Popularity of experts")
@@ -53,7 +54,7 @@ def prefill_load(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
     axes.set_ylabel("tokens x experts that they serve (%)")
     axes.set_title("Load of experts in prefill")
     axes.legend(loc="lower right")
-    note = f"mean over layers and {found['n_prompts']} prompts of {found['mean_tokens']:.4g} tokens on average"
+    note = f"mean over layers and {found['n_prompts']} prompts of {round(found['mean_tokens'])} tokens on average"
     largest = f"largest / mean load {found['max_over_mean']:.2f} (uniform router {found['null_max_over_mean']:.2f})"
     source(
         figure,

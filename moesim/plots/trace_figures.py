@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-
-from matplotlib.figure import Figure
 
 from moesim.plots.style import save
 from moesim.plots.trace_balance import popularity, prefill_load
 from moesim.plots.trace_caches import cache_hit_rate, distinct_experts
+from moesim.plots.trace_kit import TraceFigure
 from moesim.plots.trace_locality import prefill_decode_similarity, reuse_by_lag, reuse_by_rank, segments, workload_correlation
 from moesim.plots.trace_prediction import signal_recall, state_cosine, workload_recall
 
-FIGURES: Final[Mapping[str, Callable[[Mapping[str, Any]], Figure | None]]] = {
+FIGURES: Final[Mapping[str, TraceFigure]] = {
     "popularity": popularity,
     "prefill_load": prefill_load,
     "reuse_by_lag": reuse_by_lag,
@@ -44,7 +43,7 @@ def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
     Returns
     -------
     list of Path
-        A PNG and a PDF of each.
+        A PNG and a PDF of each; `left_out` says which figures are not among them.
     """
     written = []
     for name, make in FIGURES.items():
@@ -52,3 +51,20 @@ def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
         if figure is not None:
             written += save(figure, Path(folder) / name)
     return written
+
+
+def left_out(report: Mapping[str, Any]) -> dict[str, str]:
+    """Say which figures `draw` leaves out, and why.
+
+    Parameters
+    ----------
+    report : mapping
+        As by `moesim.stats.report.report`.
+
+    Returns
+    -------
+    dict of str to str
+        Name of the figure -> what the trace lacks.
+    """
+    reasons = {name: figure.why_left_out(report) for name, figure in FIGURES.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

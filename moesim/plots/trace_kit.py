@@ -2,48 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import update_wrapper
 from typing import Any, Final
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from moesim.colours import BLACK, GREY, SERIES
 from moesim.plots.style import add_corner, styled
 
 _MARKERS: Final = "osD^vPX<>"
 _DASHES: Final = ("-", "--", "-.", ":")
+_SIGNALS: Final = ("gate_next1", "gate_next2", "gate_next3", "residual", "learned", "shadow", "coactivation", "")
+"""Beginnings of the names of signals, in the order of their looks; the last stands for all others."""
 _MARKED: Final = 18  # points of a line with as many markers; of more only some have one
 
 
-def drawn(*path: str) -> Callable[[Callable[[Mapping[str, Any], Any], Figure]], Callable[[Mapping[str, Any]], Figure | None]]:
-    """Make a figure of one part of a report, under the style of all figures; None where the report lacks that part.
+class TraceFigure:
+    """A figure of one part of a report, made under the style of all figures.
 
     Parameters
     ----------
-    *path : str
+    make : callable
+        Makes it from the report and the part.
+    path : tuple of str
         Keys that lead to the part.
+    """
+
+    def __init__(self, make: Callable[[Mapping[str, Any], Any], Figure], path: tuple[str, ...]) -> None:
+        self._make = styled(make)
+        self._path = path
+        update_wrapper(self, make)
+
+    def __call__(self, report: Mapping[str, Any]) -> Figure | None:
+        """Make the figure; None where the report lacks its part."""
+        return self._make(report, self._part(report)) if self._is_there(report) else None
+
+    def why_left_out(self, report: Mapping[str, Any]) -> str | None:
+        """Say why a report does not have this figure; None where it does."""
+        if self._is_there(report):
+            return None
+        absent, name = report["absent"], ".".join(self._path)
+        inner = [reason for key, reason in absent.items() if key.startswith(f"{name}.")]
+        near = [reason for key, reason in absent.items() if key.startswith(f"{self._path[0]}.activated.")]
+        reasons = [absent[name]] if name in absent else inner or near or ["the trace has no numbers for it"]
+        return "; ".join(dict.fromkeys(reasons))
+
+    def _part(self, report: Mapping[str, Any]) -> Any:
+        found: Any = report
+        for key in self._path:
+            found = found[key]
+        return found
+
+    def _is_there(self, report: Mapping[str, Any]) -> bool:
+        found = self._part(report)
+        return found is not None and any(found.values())
+
+
+def drawn(*path: str) -> Callable[[Callable[[Mapping[str, Any], Any], Figure]], TraceFigure]:
+    """Make a `TraceFigure` of a function of the report and one part of it; `path` are the keys that lead there."""
+    return lambda make: TraceFigure(make, path)
+
+
+def signal_numbers(names: Iterable[str]) -> dict[str, int]:
+    """Number signals for `line`, so that each looks the same in every figure whichever others there are.
+
+    Parameters
+    ----------
+    names : iterable of str
 
     Returns
     -------
-    callable
-        Decorates a function of the report and the part.
+    dict of str to int
+        In the order of the numbers. Where several have the same beginning, as shadow models do, or none that is known,
+        they share a colour and differ in their markers.
+
+    Examples
+    --------
+    >>> signal_numbers(["coactivation", "shadow-int8", "residual", "shadow-int4"])
+    {'residual': 3, 'shadow-int4': 5, 'coactivation': 6, 'shadow-int8': 13}
     """
-
-    def decorate(make: Callable[[Mapping[str, Any], Any], Figure]) -> Callable[[Mapping[str, Any]], Figure | None]:
-        in_style = styled(make)
-
-        @wraps(make)
-        def wrapper(report: Mapping[str, Any]) -> Figure | None:
-            found: Any = report
-            for key in path:
-                found = found[key]
-            return in_style(report, found) if found is not None and any(found.values()) else None
-
-        return wrapper
-
-    return decorate
+    numbers: dict[str, int] = {}
+    for name in sorted(names):
+        number = next(i for i, beginning in enumerate(_SIGNALS) if name.startswith(beginning))
+        while number in numbers.values():
+            number += len(_SIGNALS)
+        numbers[name] = number
+    return dict(sorted(numbers.items(), key=lambda item: item[1]))
 
 
 def line(axes: Axes, x: Sequence[float], y: Sequence[float | None], number: int, label: str, **changes: Any) -> None:
@@ -97,3 +145,9 @@ def doubling_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     axes.set_xticks(list(values), [str(v) for v in values])
     axes.minorticks_off()
     axes.set_xlabel(label)
+
+
+def whole_numbers(*axes: Axis) -> None:
+    """Have ticks at whole numbers only: there is no half of a layer, a rank or a step."""
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(integer=True))

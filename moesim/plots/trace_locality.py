@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from moesim.colours import BLACK
 from moesim.plots.style import legend_beside, new_figure
-from moesim.plots.trace_kit import doubling_axis, drawn, level, line, source
+from moesim.plots.trace_kit import doubling_axis, drawn, level, line, source, whole_numbers
+
+_MANY: Final = 8  # requests; the mean of fewer jumps from window to window
 
 
 @drawn("locality", "reuse")
 def reuse_by_lag(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
-    """Share of a token's experts that the token n positions earlier also used."""
+    """Share of a token's experts that the token d positions earlier also used."""
     figure, axes = new_figure(6.6, 3.6)
     line(axes, found["lags"], found["value"], 0, "this trace")
     level(axes, found["baseline"], "independent tokens", color=BLACK, linestyle="--")
     level(axes, found["uniform"], "uniform router")
     axes.set_ylim(0, max(v for v in (*found["value"], found["baseline"]) if v is not None) * 1.2)
     axes.set_xticks(found["lags"])
-    axes.set_xlabel("distance n (tokens)")
-    axes.set_ylabel("reuse@n (share of experts)")
+    axes.set_xlabel("distance d (tokens)")
+    axes.set_ylabel("reuse@d (share of experts)")
     axes.set_title("Reuse by distance")
     legend_beside(axes, [])
     source(figure, report, "mean over layers; tokens of one request only")
@@ -37,6 +39,7 @@ def reuse_by_rank(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure
     ranks = range(1, len(found["value"]) + 1)
     line(axes, ranks, found["value"], 0, "this trace")
     level(axes, found["uniform"], "uniform router")
+    whole_numbers(axes.xaxis)
     top_k = report["shape"]["top_k"]
     if len(found["value"]) > top_k:
         axes.axvline(top_k + 0.5, color=BLACK, linewidth=0.8, linestyle="--", label=f"chosen | not chosen (top {top_k})")
@@ -57,28 +60,40 @@ def prefill_decode_similarity(report: Mapping[str, Any], found: Mapping[str, Any
     """Cosine of a prompt's activations with windows of its answer, and with the whole of it."""
     windows = report["locality"]["window_similarity"]
     figure, axes = new_figure(6.2, 3.6)
-    lines: list[float | None] = []
     notes = ["cosine of the activation counts of a layer, mean over layers and requests"]
-    if windows is not None:
-        size, lines = windows["window"], [*windows["value"], *windows["other_requests"]]
-        x = [size * (i + 0.5) for i in range(len(windows["value"]))]
-        line(axes, x, windows["value"], 0, f"window of {size} tokens")
-        line(axes, x, windows["other_requests"], 1, "window of another request's answer")
-        most, fewest = max(windows["n_requests"]), min(windows["n_requests"])
-        if most > fewest:
-            notes.append(f"the first window is of {most} requests, the last of {fewest}")
-    level(axes, found["value"], "whole answer", color=BLACK, linestyle="-")
-    level(axes, found["other_requests"], "another request's whole answer", color=BLACK, linestyle="-.")
-    lowest = [v for v in (*lines, found["value"], found["other_requests"]) if v is not None]
-    axes.set_ylim(min(0.5, 0.95 * min(lowest)), 1.0)
     if windows is None:
         axes.set_xticks([])
+    else:
+        size, n = windows["window"], _well_covered(windows["n_requests"])
+        x = [size * (i + 0.5) for i in range(n)]
+        line(axes, x, windows["value"][:n], 0, f"window of {size} tokens")
+        line(axes, x, windows["other_requests"][:n], 1, "window of another request's answer")
+        notes += _who_is_drawn(windows["n_requests"], n)
+    level(axes, found["value"], "whole answer", color=BLACK, linestyle="-")
+    level(axes, found["other_requests"], "another request's whole answer", color=BLACK, linestyle="-.")
+    axes.set_ylim(0, 1.03)
     axes.set_xlabel("decode tokens since the prompt")
     axes.set_ylabel("cosine with the prompt's activations")
-    axes.set_title("Do prompt and answer use the same experts?")
+    axes.set_title("Similarity of prompt and answer")
     legend_beside(axes, [])
     source(figure, report, *notes)
     return figure
+
+
+def _well_covered(n_requests: Sequence[int]) -> int:
+    """Count the windows to draw: those of enough requests for a mean, or all if the trace is too small for that."""
+    if n_requests[0] < _MANY:
+        return len(n_requests)
+    return sum(n >= _MANY for n in n_requests)  # later windows have fewer
+
+
+def _who_is_drawn(n_requests: Sequence[int], n: int) -> list[str]:
+    notes = []
+    if n_requests[n - 1] < n_requests[0]:
+        notes.append(f"the first window is of {n_requests[0]} requests, the last of {n_requests[n - 1]}")
+    if n < len(n_requests):
+        notes.append(f"{len(n_requests) - n} later windows, of fewer than {_MANY} requests each, are not drawn")
+    return notes
 
 
 @drawn("locality", "workload_correlation")
@@ -98,6 +113,7 @@ def workload_correlation(report: Mapping[str, Any], found: Mapping[str, Any]) ->
         extent=(0.5, n + 0.5, 0.5, n + 0.5),
     )
     figure.colorbar(image, ax=axes, label="correlation of workloads", shrink=0.85)
+    whole_numbers(axes.xaxis, axes.yaxis)
     axes.set_xlabel(f"{report['phase']} step")
     axes.set_ylabel(f"{report['phase']} step")
     axes.set_title("Are busy experts busy again?")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moesim.plots.style import legend_beside, new_figure
-from moesim.plots.trace_kit import doubling_axis, drawn, level, line, source
+from moesim.plots.trace_kit import doubling_axis, drawn, level, line, signal_numbers, source, whole_numbers
 
 
 @drawn("prediction", "activated")
@@ -16,11 +17,12 @@ def signal_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure
     """Share of the routed experts that each signal named, by layer."""
     recalls = {name: recall for name, recall in found.items() if recall is not None}
     figure, axes = new_figure(6.6, 3.8)
-    for i, (name, recall) in enumerate(recalls.items()):
-        line(axes, range(len(recall["by_layer"])), recall["by_layer"], i, name)
+    for name, number in signal_numbers(recalls).items():
+        by_layer = recalls[name]["by_layer"]
+        line(axes, range(len(by_layer)), by_layer, number, name)
     level(axes, report["prediction"]["uniform"], "chance")
     axes.set_ylim(0, 1.03)
-    axes.set_xlabel("layer")
+    _layers_axis(axes, report)
     axes.set_ylabel("recall of the experts of a token")
     axes.set_title("How well signals tell a layer's experts")
     legend_beside(axes, [])
@@ -39,9 +41,9 @@ def workload_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figu
     figure.clear()
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for axes, n in zip(panels, counts, strict=True):
-        for i, (name, entries) in enumerate(found.items()):
-            shown = [entry for entry in entries if entry["n"] == n]
-            line(axes, [e["batch_size"] for e in shown], [e["value"] for e in shown], i, name)
+        for name, number in signal_numbers(found).items():
+            shown = [entry for entry in found[name] if entry["n"] == n]
+            line(axes, [e["batch_size"] for e in shown], [e["value"] for e in shown], number, name)
         longest = max(([e for e in entries if e["n"] == n] for entries in found.values()), key=len)
         sizes = [e["batch_size"] for e in longest]
         axes.plot(sizes, [e["chance"] for e in longest], color="#555555", linestyle=":", linewidth=1.4, label="chance")
@@ -64,9 +66,15 @@ def state_cosine(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
             values = found[name]["by_layer"]
             line(axes, range(1, len(values) + 1), values, i, text)
             axes.set_ylim(bottom=min(0.0, *values, *axes.get_ylim()), top=1.03)
-    axes.set_xlabel("layer")
+    _layers_axis(axes, report)
     axes.set_ylabel("cosine with the router's input")
     axes.set_title("How much a state moves from layer to layer")
     legend_beside(axes, [])
     source(figure, report, f"{found['n_rows']:,} tokens with recorded gate inputs")
     return figure
+
+
+def _layers_axis(axes: Axes, report: Mapping[str, Any]) -> None:
+    whole_numbers(axes.xaxis)
+    axes.set_xlim(-0.5, report["shape"]["n_layers"] - 0.5)
+    axes.set_xlabel("layer")

@@ -98,6 +98,7 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
     greedy = options.temperature == 0
     nucleus = f", top-p {options.top_p:g}" if options.top_p < 1 else ""
     files = {"prompts": options.prompts, "calibration_prompts": options.calibrate, "calibration_file": options.calibration}
+    alone = ", requests with a shadow one at a time" if options.shadows and options.batch_size > 1 else ""
     rule = recorder.gates[0].rule
     in_groups = f", in the best {rule.groups[1]} of {rule.groups[0]} groups" if rule.groups[0] > rule.groups[1] else ""
     return {
@@ -109,7 +110,7 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
         "weight_formula": weights_formula(recorder.model),
         "seed": options.seed,
         "sampling": "greedy" if greedy else f"temperature {options.temperature:g}{nucleus}, seeded per request",
-        "batching": f"{options.batch_size} at a time, padded on the left; no row of padding is recorded",
+        "batching": f"{options.batch_size} at a time{alone}, padded on the left; no row of padding is recorded",
         "ends": f"after {options.max_new_tokens} tokens" + ("" if options.ignore_eos else " or at the end of text"),
         **{name: {"file": path.name, "sha256": file_sha256(path)} for name, path in files.items() if path is not None},
     }

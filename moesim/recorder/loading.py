@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from safetensors import SafetensorError
 
 from moesim.recorder.architectures import Router
 from moesim.recorder.errors import RecordError
+from moesim.recorder.model_name import check_model_name
 
 transformers: Any = _transformers  # its types do not fit together
 
@@ -92,7 +92,7 @@ def quiet() -> None:
 
 def load_tokenizer(options: LoadOptions) -> Any:
     """Load the tokenizer of a model; errors as for `load_model`."""
-    _check_folder(options.model)
+    check_model_name(options.model)
     try:
         return transformers.AutoTokenizer.from_pretrained(options.model, revision=_revision(options), trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
@@ -116,7 +116,7 @@ def load_model(options: LoadOptions) -> Any:
         If there is no such model, it needs code of its own, its weights are not safetensors, or they do not fit.
     """
     options.check()
-    _check_folder(options.model)
+    check_model_name(options.model)
     more: dict[str, Any] = {}
     if options.device_map:
         more["device_map"] = options.device_map
@@ -157,12 +157,6 @@ def _bitsandbytes(options: LoadOptions) -> Any:
     if options.bits == 4:
         return transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
     return transformers.BitsAndBytesConfig(load_in_8bit=True)
-
-
-def _check_folder(name: str) -> None:
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_like_path and not Path(name).expanduser().is_dir():
-        raise RecordError(f"{name}: expected a folder with a model, got nothing there; check the path")
 
 
 def _revision(options: LoadOptions) -> str:

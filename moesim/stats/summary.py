@@ -12,6 +12,16 @@ _SHARES = (0.25, 0.5, 0.75)
 _SEGMENT = 16
 _BATCH = 8
 UNIFORM = "uniform router"
+_ABSENT = {
+    "reuse": "reuse of experts",
+    "prefill_decode_similarity": "prefill-decode cosine",
+    "window_similarity": "prefill cosine with decode windows",
+    "segments": "SRP and SCH of segments",
+    "workload": "recall of the busiest experts of a batch",
+    "states": "cosine of h[l] with h[l+1]",
+    "states.residual": "cosine of h[l] + res[l] with h[l+1]",
+    "distinct.larger": "distinct experts a layer, larger batches",
+}
 
 
 class Row(NamedTuple):
@@ -53,8 +63,18 @@ def summary(report: Mapping[str, Any], *, full: bool = False) -> list[Row]:
     for question, made in makers.items():
         rows += [Row(question, *row) for row in made]
         missing = {n.split(".", 1)[1]: why for n, why in report["absent"].items() if n.startswith(f"{question}.")}
-        rows += [Row(question, name.replace("_", " "), None, note=why) for name, why in missing.items()]
+        rows += [Row(question, _words(name), None, note=why) for name, why in missing.items()]
     return rows
+
+
+def _words(name: str) -> str:
+    """Name a figure that is absent as it is named where it is there."""
+    group, _, rest = name.partition(".")
+    if group == "activated":
+        return f"recall of {rest}"
+    if group == "hit_rate":
+        return f"{rest} hit rate"
+    return _ABSENT.get(name, name.replace("_", " ").replace(".", ": "))
 
 
 def _balance(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -65,7 +85,7 @@ def _balance(found: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         yield text, found[name]["value"], null["mean"], UNIFORM, interval
     load = found["prefill_load"]
     if load is not None:
-        of = f"{load['n_prompts']} prompts of {load['mean_tokens']:.4g} tokens on average"
+        of = f"{load['n_prompts']} prompts of {round(load['mean_tokens'])} tokens on average"
         yield "prefill load: largest / mean", load["max_over_mean"], load["null_max_over_mean"], UNIFORM, of
         yield "prefill load: share of idle experts", load["idle_share"], load["null_idle_share"], UNIFORM, of
 
@@ -120,8 +140,8 @@ def _segments(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]
 def _prediction(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
     for name, recall in found["activated"].items():
         if recall is not None:
-            ahead = f"{recall['lookahead']} layer{'s' if recall['lookahead'] > 1 else ''} ahead, {recall['n_rows']} rows"
-            yield f"recall of {name}", recall["value"], found["uniform"], UNIFORM, ahead
+            of = f"{_ahead(recall['lookahead'])}, {recall['n_rows']} rows"
+            yield f"recall of {name}", recall["value"], found["uniform"], UNIFORM, of
     for name, entries in found["workload"].items():
         sizes = sorted({entry["batch_size"] for entry in entries})
         for entry in entries:
@@ -134,6 +154,13 @@ def _prediction(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...
         yield "cosine of h[l] with h[l+1]", plain, None, "", f"{states['n_rows']} rows"
         if states["residual"] is not None:
             yield "cosine of h[l] + res[l] with h[l+1]", states["residual"]["value"], plain, "without res[l]"
+
+
+def _ahead(lookahead: int) -> str:
+    """Say when a signal is known; 0 stands for a shadow model, which is run before the layers."""
+    if lookahead == 0:
+        return "ahead of all layers"
+    return f"{lookahead} layer{'s' if lookahead > 1 else ''} ahead"
 
 
 def _caches(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:

@@ -67,7 +67,8 @@ def workload_recall(
 ) -> list[WorkloadRecall]:
     """Compute how well a signal names the busiest experts of batches of different requests.
 
-    DALI (2026) prints the top 1 and 2 (Table 2); PreScope's accuracy is another, see `docs/predictors.md`. The rows that the signal covers are composed
+    DALI (2026) prints the top 1 and 2 (Table 2); PreScope's accuracy is another, see
+    `docs/predictors.md`. The rows that the signal covers are composed
     into batches (see `moesim.stats.batches.compose`); its top_k of every row are counted like the routed experts.
 
     Parameters

@@ -56,8 +56,8 @@ _ACROSS = (
 )  # fmt: skip
 _LAYERS_ALONG = 8
 _PAIRS = 64  # pairs of experts that a token uses in neighbouring layers, for each cell of a co-occurrence table
-_N_PREDICTED = 8  # requests that recall of signals is measured on
-_N_INPUTS = 4  # requests that cosines are measured on
+_ROWS_PREDICTED = 1024  # rows that recall of signals is measured on
+_ROWS_READ = 512  # rows that cosines are measured on
 
 
 def free_parameters(targets: Targets) -> tuple[str, ...]:
@@ -94,20 +94,20 @@ def simulate(parameters: ParameterSet, targets: Targets, seed: int, names: Seque
     -------
     dict of str to float
     """
-    return _simulate(parameters.replace(**targets.shape), targets.n_requests, targets, seed, names)
+    return _simulate(parameters.replace(**targets.shape), targets, targets.n_decode, seed, names)
 
 
-def _simulate(shaped: ParameterSet, n_requests: int, targets: Targets, seed: int, names: Sequence[str]) -> dict[str, float]:
+def _simulate(shaped: ParameterSet, targets: Targets, n_decode: int, seed: int, names: Sequence[str]) -> dict[str, float]:
     signals = any(name.startswith("recall@") and name != "recall@coactivation" for name in names)
     tables = any("residual" in name for name in names)
     trace = synthesize(
         shaped,
-        n_requests=n_requests,
+        n_requests=targets.n_requests,
         n_prompt=0,
-        n_decode=targets.n_decode,
+        n_decode=n_decode,
         seed=seed,
-        n_signal_requests=_N_PREDICTED if signals else 0,
-        n_input_requests=_N_INPUTS if needs_inputs(names) else 0,
+        n_signal_requests=-(-_ROWS_PREDICTED // n_decode) if signals else 0,
+        n_input_requests=-(-_ROWS_READ // n_decode) if needs_inputs(names) else 0,
         n_calibration=N_CALIBRATION if tables else 0,
     )
     return measure(trace, names, separate=targets.separate)
@@ -118,15 +118,15 @@ class Quick:
 
     By construction the statistics along the requests are those of every layer and do not depend on how states change
     from layer to layer: a few layers do for them, and a parameter of the latter kind needs no new trace. What is about
-    pairs of layers needs all layers, but fewer tokens.
+    pairs of layers needs all layers and all requests, for their topics, but fewer tokens of each.
     """
 
     def __init__(self, targets: Targets, names: Sequence[str]) -> None:
         self._targets = targets
         self._across = [name for name in names if name.startswith(("recall@", "cosine@", "top_weight"))]
         self._along = [name for name in names if name not in self._across]
-        rows = _PAIRS * (targets.shape["n_experts"] / targets.shape["top_k"]) ** 2
-        self._n_across = min(targets.n_requests, max(_N_PREDICTED, round(rows / targets.n_decode)))
+        rows = max(_ROWS_PREDICTED, _PAIRS * (targets.shape["n_experts"] / targets.shape["top_k"]) ** 2)
+        self._n_decode = min(targets.n_decode, -(-int(rows) // targets.n_requests))
         self._known: dict[tuple[float, ...], dict[str, float]] = {}
 
     def __call__(self, parameters: ParameterSet, seed: int) -> dict[str, float]:
@@ -135,8 +135,8 @@ class Quick:
         key = (seed, *(value for name, value in shaped.values().items() if name not in _ACROSS))
         if key not in self._known:
             few = shaped.replace(n_layers=min(shaped.n_layers, _LAYERS_ALONG))
-            self._known[key] = _simulate(few, self._targets.n_requests, self._targets, seed, self._along)
-        return self._known[key] | _simulate(shaped, self._n_across, self._targets, seed, self._across)
+            self._known[key] = _simulate(few, self._targets, self._targets.n_decode, seed, self._along)
+        return self._known[key] | _simulate(shaped, self._targets, self._n_decode, seed, self._across)
 
 
 def fit(
@@ -182,6 +182,7 @@ def fit(
         **{key: value for key, value in targets.shape.items() if key != "top_k"},
         fitted_to=_AND.join([*earlier, source]),
         origin={name: "fitted" if name in free else kept.get(name, "assumed") for name in NUMBERS},
+        why={name: words for name, words in base.why.items() if name not in free},
     )
 
 

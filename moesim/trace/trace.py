@@ -403,12 +403,15 @@ def find_trace(name_or_path: str | Path) -> Path:
     text = str(name_or_path)
     if text.endswith((SUFFIX, PARTS_SUFFIX)) or "/" in text or "\\" in text:
         if not (Path(text).is_file() or (Path(text) / MANIFEST).is_file()):
-            raise TraceError(f"{text}: expected a trace file, got nothing there; check the path")
+            got = "a folder without a recording" if Path(text).is_dir() else "nothing there"
+            raise TraceError(f"{text}: expected a trace file, got {got}; check the path")
         return Path(text)
     folders = data_dirs("traces")
     for folder in folders:
         if (folder / f"{text}{SUFFIX}").is_file():
             return folder / f"{text}{SUFFIX}"
+    if Path(text).exists():
+        raise TraceError(f"{text}: expected a trace, whose name ends in {SUFFIX}, got another file or folder; check the path")
     known = {path.stem for folder in folders for path in folder.glob(f"*{SUFFIX}")}
     raise TraceError(unknown_name("trace", text, known))
 

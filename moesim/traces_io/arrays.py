@@ -85,7 +85,8 @@ class StoredArray:
         )
         if not fits:
             text = ", ".join("n" if want is None else str(want) for want in shape)
-            raise wrong(self.place, f"shape ({text}), {meaning}", self.shape, "name another array, or the format")
+            remedy = "save it with these axes" if self.member is None else "name another array, or the format"
+            raise wrong(self.place, f"shape ({text}), {meaning}", self.shape, remedy)
         return self
 
     def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:

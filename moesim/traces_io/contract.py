@@ -111,6 +111,10 @@ class Format:
     label : str or None
         ``measured`` if only an engine writes this format; None if nothing in it says where the figures come
         from, so that the user must.
+    columns : tuple of str
+        Our names of the columns or arrays that ``--column`` may map; empty if theirs are fixed.
+    first_layer : bool
+        Whether it has layers without experts, which ``--first-layer`` leaves out.
     """
 
     name: str
@@ -118,6 +122,8 @@ class Format:
     matches: Callable[[Probe], bool]
     read: Callable[[Path, Options, Store], Part]
     label: str | None = "measured"
+    columns: tuple[str, ...] = ()
+    first_layer: bool = False
 
 
 def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:

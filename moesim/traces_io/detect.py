@@ -12,6 +12,8 @@ from moesim.traces_io.arrays import StoredArray, open_archive, open_array
 from moesim.traces_io.contract import Format, wrong
 
 _HEAD_BYTES = 65_536
+ROUTED = "that is (tokens, layers, top_k)"
+"""Axes of an array of expert ids."""
 _PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays with numpy.savez"
 
 
@@ -158,9 +160,10 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
         names = ", ".join(form.name for form in found)
         raise wrong(path, "content that one format explains", f"content that fits {names}", "say which with --format")
     if probe.head.startswith(b"\x93NUMPY"):
-        open_array(path)  # says what is wrong with it, if something is
+        open_array(path).expect((None, None, None), ROUTED)  # or says what else is wrong with it
     if probe.head.startswith(b"PK"):
-        open_archive(path)
+        got = ", ".join(f"{name} {array.shape}" for name, array in open_archive(path).items())
+        raise wrong(path, f"an array of three axes, {ROUTED}", got[:300], "save it with these axes")
     known = ", ".join(formats())
     raise wrong(
         path, f"a format among {known}", f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"

@@ -14,7 +14,8 @@ import numpy as np
 from moesim.errors import InputError, ModelError, TraceError
 from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
-from moesim.trace.check import check_ids
+from moesim.trace.check import LABELS
+from moesim.traces_io.answers import check_columns, check_experts, check_label, shape_remedy
 from moesim.traces_io.contract import PHASES, Format, Options, Part, wrong
 from moesim.traces_io.detect import find_format
 from moesim.traces_io.store import Store
@@ -22,8 +23,9 @@ from moesim.traces_io.store import Store
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+__all__ = ["IMPORTER", "LABELS", "Imported", "import_trace"]
+
 IMPORTER = "moesim.traces_io 1"
-LABELS = ("measured", "synthetic")
 _SUFFIXES = (".npy", ".npz")
 
 
@@ -90,6 +92,7 @@ def import_trace(
     if out.suffix != SUFFIX:
         raise InputError(f"--out {out}: expected a name that ends in {SUFFIX}, got '{out.name}'; rename it")
     options = options or Options()
+    check_label(label)
     said = _said(options) | ({"label": label} if label else {})
     options = _with_model(options)
     files = _files(sources)
@@ -98,6 +101,7 @@ def import_trace(
     for file in files:
         if found[file] is not chosen:
             raise wrong(file, f"the format {chosen.name} as {files[0].name}", found[file].name, "import formats apart")
+    check_columns(chosen, options)
     near = next(folder for folder in out.absolute().parents if folder.is_dir())
     try:
         with (
@@ -165,9 +169,10 @@ def _read(
         bounds.append(store.n_rows)
     n_experts = _agreed(files, parts, "n_experts", options.n_experts, "--n-experts")
     if n_experts is None:
-        raise wrong(files[0], "the number of experts of a layer", "no word of it", "give --n-experts, or the --model's name")
-    for file, begin, end in zip(files, bounds[:-1], bounds[1:], strict=True):
-        check_ids(store.columns()[begin:end], n_experts, f"{file}: expert")
+        remedy = shape_remedy(options, "give --n-experts, or the --model's name")
+        raise wrong(files[0], "the number of experts of a layer", "no word of it", remedy)
+    for file, part, begin, end in zip(files, parts, bounds[:-1], bounds[1:], strict=True):
+        check_experts(store.columns()[begin:end], n_experts, file, form, part, options)
     model = options.model or _agreed(files, parts, "model", None, "--model")
     experts, weights = store.finish(n_experts)
     _check_shape(files[0], experts.shape, options.spec)

@@ -12,7 +12,7 @@ from pathlib import Path
 from moesim.traces_io.contract import Format, Options, Part
 from moesim.traces_io.detect import Probe
 from moesim.traces_io.store import Store
-from moesim.traces_io.table import add_entries
+from moesim.traces_io.table import OPTIONAL, REQUIRED, add_entries
 from moesim.traces_io.tables import read_json_lines
 from moesim.traces_io.visits import Visits
 
@@ -41,5 +41,10 @@ def _columns(path: Path, named: Mapping[str, str]) -> dict[str, str]:
 
 
 FORMAT = Format(
-    "jsonl", "JSON Lines {layer_idx, token_idx, selected_ids, gate_weights}, or fields named with --column", matches, read, None
+    "jsonl",
+    "JSON Lines {layer_idx, token_idx, selected_ids, gate_weights}, or fields named with --column",
+    matches,
+    read,
+    None,
+    REQUIRED + OPTIONAL,
 )

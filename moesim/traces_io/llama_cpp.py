@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.traces_io.answers import shape_remedy
 from moesim.traces_io.contract import Format, Options, Part, wrong
 from moesim.traces_io.store import Spool, Store
 from moesim.traces_io.tables import read_csv
@@ -136,7 +137,8 @@ def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 def _read_passes(path: Path, given: list[str] | None, options: Options, store: Store) -> Part:
     if options.top_k is None:
-        raise wrong(path, "the number of experts of a token", "one expert a line", "give --top-k, or the --model's name")
+        remedy = shape_remedy(options, "give --top-k, or the --model's name")
+        raise wrong(path, "the number of experts of a token", "one expert a line", remedy)
     with Spool(store.scratch()) as spool:
         for first, batch in read_csv(path, {"layer": "layer", "expert": "expert"}, names=given):
             bad = np.flatnonzero((batch["layer"] < 0) | (batch["layer"] >= 2**15))

@@ -21,6 +21,7 @@ import numpy as np
 
 from moesim.traces_io.arrays import StoredArray, open_archive
 from moesim.traces_io.contract import Format, Options, Part, wrong
+from moesim.traces_io.detect import ROUTED
 from moesim.traces_io.store import Store
 from moesim.traces_io.vllm import leading_dense
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from moesim.traces_io.detect import Probe
 
-_ROUTED = "that is (tokens, layers, top_k)"
 #: Our names of arrays, and what they hold: a value for each row, or for each request.
 NAMES = ("expert", "weight", "request", "position", "phase", "offsets", "n_prompt", "name")
 _MAX_NAME_BYTES = 4096
@@ -50,7 +50,7 @@ def read(path: Path, options: Options, store: Store) -> Part:
             found[ours] = arrays[there]
         elif ours in options.columns or ours == "expert":
             raise wrong(path, f"an array '{there}' for {ours}", sorted(arrays), f"map it with --column {ours}=NAME")
-    expert = found["expert"].expect((None, None, None), _ROUTED)
+    expert = found["expert"].expect((None, None, None), ROUTED)
     if "weight" in found:
         found["weight"].expect(expert.shape, "as the experts")
     _store(expert, found.get("weight"), leading_dense(expert.shape[1], options), store)
@@ -136,4 +136,6 @@ def _names(array: StoredArray, n_requests: int) -> list[str]:
     return [str(name) for name in array.expect((n_requests,), "a name for each request").read().tolist()]
 
 
-FORMAT = Format("npz", "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column", matches, read, None)
+FORMAT = Format(
+    "npz", "plain NPZ with expert (tokens, layers, top_k), or arrays named with --column", matches, read, None, NAMES, True
+)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.traces_io.answers import shape_remedy
 from moesim.traces_io.contract import Format, Options, Part, wrong
 from moesim.traces_io.detect import Probe
 from moesim.traces_io.store import Store
@@ -33,7 +34,7 @@ def read(path: Path, options: Options, store: Store) -> Part:
     """Read all responses of a file; see `Format`."""
     if options.n_layers is None or options.top_k is None:
         remedy = "give --n-layers (dense ones included) and --top-k, or the --model's name"
-        raise wrong(path, "the number of layers and top_k", "base64 without a shape", remedy)
+        raise wrong(path, "the number of layers and top_k", "base64 without a shape", shape_remedy(options, remedy))
     lengths, prompts = [], []
     for name, meta in _responses(path):
         rows = _decode(f"{path}: {name}{_FIELD}", meta, options)
@@ -149,4 +150,6 @@ def _parse(text: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-FORMAT = Format("sglang", "responses of SGLang with meta_info.routed_experts: JSON, or one a line", matches, read)
+FORMAT = Format(
+    "sglang", "responses of SGLang with meta_info.routed_experts: JSON, or one a line", matches, read, first_layer=True
+)

@@ -23,6 +23,8 @@ REQUIRED = ("layer", "position", "expert")
 OPTIONAL = ("request", "phase", "rank", "weight")
 #: Key of what a table cannot hold, in the metadata of a Parquet file and in the file beside a CSV.
 FACTS_KEY = "moesim"
+#: Facts that stay in the header itself, with their kinds: a table must not turn a miniature or made-up routing into a recording.
+KEPT = {"miniature": bool, "miniature_of": str, "synthesis": dict}
 
 
 def facts_path(path: Path) -> Path:
@@ -72,7 +74,7 @@ def _read(path: Path, batches: Iterator[tuple[int, Batch]], facts: dict[str, Any
         for _, batch in batches:
             add_entries(visits, batch)
         part = visits.finish(options.incomplete)
-    exported = {"exported_from": facts} if facts else {}
+    exported = {"exported_from": facts, **{key: facts[key] for key in KEPT if key in facts}} if facts else {}
     n_rows = int(part.lengths.sum())
     if facts and facts["n_rows"] != n_rows:
         remedy = "it is truncated or was changed; without those facts it is a table like any other"
@@ -107,10 +109,13 @@ def _parse(place: Path, text: bytes) -> dict[str, Any]:
     kinds = {"n_experts": int, "n_rows": int, "model": str, "label": str}
     if not isinstance(facts, dict) or any(type(facts.get(key)) is not kind for key, kind in kinds.items()):
         raise wrong(f"{place}: {FACTS_KEY}", "n_experts, n_rows, model and label", repr(facts)[:200], "export the trace again")
+    for key, kind in KEPT.items():
+        if key in facts and type(facts[key]) is not kind:
+            expected = f"{kind.__name__} as the trace had"
+            raise wrong(f"{place}: {FACTS_KEY}.{key}", expected, repr(facts[key])[:200], "export the trace again")
     return facts
 
 
-CSV = Format("csv", "CSV with layer, position, expert, or columns named with --column", matches_csv, read_csv_file, None)
-PARQUET = Format(
-    "parquet", "Parquet with layer, position, expert, or columns named with --column", matches_parquet, read_parquet_file, None
-)
+_ABOUT = "with layer, position, expert, or columns named with --column"
+CSV = Format("csv", f"CSV {_ABOUT}", matches_csv, read_csv_file, None, REQUIRED + OPTIONAL)
+PARQUET = Format("parquet", f"Parquet {_ABOUT}", matches_parquet, read_parquet_file, None, REQUIRED + OPTIONAL)

@@ -14,11 +14,10 @@ import numpy as np
 
 from moesim.traces_io.arrays import StoredArray, open_archive, open_array
 from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import Probe
+from moesim.traces_io.detect import ROUTED, Probe
 from moesim.traces_io.store import Store
 
 _NAME = "routed_experts"
-_MEANING = "that is (tokens, layers, top_k)"
 
 
 def matches(probe: Probe) -> bool:
@@ -31,7 +30,7 @@ def read(path: Path, options: Options, store: Store) -> Part:
     arrays = {_NAME: open_array(path)} if path.suffix == ".npy" else open_archive(path)
     if _NAME not in arrays:
         raise wrong(path, f"an array '{_NAME}'", sorted(arrays), "read it as npz, with --column expert=NAME")
-    routed = arrays[_NAME].expect((None, None, None), _MEANING)
+    routed = arrays[_NAME].expect((None, None, None), ROUTED)
     dense = leading_dense(routed.shape[1], options)
     for first, rows in routed.pieces():
         store.add(rows[:, dense:], None, routed.place, first)
@@ -72,4 +71,6 @@ def _prompt(arrays: dict[str, StoredArray]) -> int | None:
     return None
 
 
-FORMAT = Format("vllm", "routed_experts (tokens, layers, top_k) of vLLM: npy, npz, one request a file", matches, read)
+FORMAT = Format(
+    "vllm", "routed_experts (tokens, layers, top_k) of vLLM: npy, npz, one request a file", matches, read, first_layer=True
+)

@@ -1,0 +1,75 @@
+"""Where a command writes to: checked before it does any work."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from pathlib import Path
+
+from moesim.errors import ConfigError
+
+
+def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False, option: str = "--out") -> None:
+    """Check that a file can be written; nothing is made or left behind.
+
+    Parameters
+    ----------
+    path : Path
+        The file; folders above it need not be there yet.
+    suffix : str or None
+        How its name must end, such as ``.safetensors``.
+    overwrite : bool
+        Whether a file that is there may be replaced.
+    option : str
+        Which option it was given with.
+
+    Raises
+    ------
+    ConfigError
+        If it is a folder, has another suffix, lies where nothing can be written, or is there already.
+    """
+    try:
+        if path.is_dir():
+            example = path / f"NAME{suffix or ''}"
+            raise ConfigError(f"{option} {path}: expected a file to write, got a folder; add a name such as {example}")
+        if suffix is not None and path.suffix != suffix:
+            raise ConfigError(f"{option} {path}: expected a name that ends in {suffix}, got '{path.name}'; rename it")
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{option} {path}: expected nothing there, got a file; add --overwrite or choose another name")
+        _try_writing(nearest_folder(path), path.name)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: expected a file that can be written, got: {error.strerror}; choose another"
+        ) from None
+
+
+def check_out_folder(path: Path, *, option: str) -> None:
+    """Check that files can be written into a folder, whether it is there yet or not; errors as of `check_out`."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{option} {path}: expected a folder, got a file; choose another name")
+        _try_writing(nearest_folder(path / "file"), "file")
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {path}: expected a folder that can be written, got: {error.strerror}; choose another"
+        ) from None
+
+
+def nearest_folder(path: Path) -> Path:
+    """Give the nearest folder above a file that is there; it is on the disk that takes the file.
+
+    Raises
+    ------
+    OSError
+        If what is there is no folder, or cannot be looked at.
+    """
+    near = next(folder for folder in path.absolute().parents if folder.exists())
+    if not near.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{near} is a file")
+    return near
+
+
+def _try_writing(folder: Path, name: str) -> None:
+    """Only writing tells: root passes checks of permissions even where nothing can be written."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}."):
+        pass
