@@ -398,23 +398,53 @@ def test_find_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find_trace("elsewhere/x.safetensors")
 
 
-def test_shipped_miniature() -> None:
-    if "mini-mixtral" not in trace_names():
-        pytest.skip("no traces/mini-mixtral.safetensors: python -m moesim.recorder.miniature mixtral makes it")
-    trace = Trace.read(find_trace("mini-mixtral"))
-    assert (trace.n_layers, trace.n_experts, trace.top_k) == (32, 8, 2)
-    assert trace.header["label"] == "measured"
-    assert trace.header["miniature"] is True
-    assert "costs must come from the full" in trace.header["note"]
-    assert not set(trace.header["trace_files"]) & set(trace.header["calibration_files"])
+MINIATURES = {"mini-mixtral": (32, 8, 2), "mini-deepseek-v2-lite": (26, 64, 6), "mini-qwen3": (48, 128, 8)}
+
+
+@pytest.mark.parametrize("name", MINIATURES)
+def test_shipped_miniature(name: str) -> None:
+    if name not in trace_names():
+        pytest.skip(f"no traces/{name}.safetensors: python -m moesim.recorder.miniature makes it")
+    trace = Trace.read(find_trace(name))
+    header = trace.header
+    assert (trace.n_layers, trace.n_experts, trace.top_k) == MINIATURES[name]
+    assert trace.label == "measured"
+    assert trace.origin == "miniature"
+    assert "costs must come from the full" in header["note"]
+    for key in ("file", "tokens_sha256"):
+        ours, others = ({(r[key], r["start"]) for r in header[k]} for k in ("trace_requests", "calibration_requests"))
+        assert not ours & others
+    assert not set(header["trace_files"]) & set(header["calibration_files"])
+    assert {request["kind"] for request in header["trace_requests"]} == {"code", "prose"}
+    loss, bigram = header["training"]["held_out_loss"], header["training"]["held_out_loss_bigram"]
+    pairs = [(loss[kind], bigram[kind]) for kind in loss] if isinstance(loss, dict) else [(loss, bigram)]
+    assert all(ours < theirs for ours, theirs in pairs)
     table = trace.requests
-    assert ((table.n_prompt == 64) & (table.n_decode >= 128)).sum() >= 20
-    assert sum(trace.has_signal("gate_next1", r) for r in range(len(table))) >= 16
-    # The routed experts are the best of the full softmax, whose ties at half precision are left alone.
-    assert trace.scores is not None
-    best = np.sort(trace.scores, axis=2)[:, :, ::-1][:, :, :2]
-    np.testing.assert_array_equal(np.take_along_axis(trace.scores, trace.experts.astype(np.int64), axis=2), best)
-    np.testing.assert_allclose(trace.weights.astype(np.float32).sum(axis=2), 1.0, atol=2e-3)
+    lengths = list(zip(table.n_prompt.tolist(), table.n_decode.tolist(), strict=True))
+    assert len(lengths) == 64
+    assert all(n_prompt in (*range(64, 257), 1024) and n_decode in (128, 512) for n_prompt, n_decode in lengths)
+    assert lengths.count((256, 512)) >= 2
+    assert lengths.count((1024, 128)) >= 2
+    assert trace.weights is not None
+    mass = trace.weights.astype(np.float32).sum(axis=2)
+    if name == "mini-deepseek-v2-lite":  # a softmax over all, not divided by the sum of the chosen
+        assert mass.max() < 1
+    else:
+        np.testing.assert_allclose(mass, 1.0, atol=4e-3)
+    if trace.scores is not None:
+        # The routed experts are the best of the full softmax, whose ties at half precision are left alone.
+        best = np.sort(trace.scores, axis=2)[:, :, ::-1][:, :, : trace.top_k]
+        np.testing.assert_array_equal(np.take_along_axis(trace.scores, trace.experts.astype(np.int64), axis=2), best)
+    signals = {"gate_next1", "gate_next2", "gate_next3", "residual", "learned", "shadow-int8:T1:KV1"}
+    assert set(trace.signals) == signals
+    assert all(sum(trace.has_signal(signal, r) for r in range(64)) == 8 for signal in signals)
+    assert {"activation_frequency", "coactivation", "residual"} <= set(trace.tables)
+
+
+def test_shipped_traces_are_small() -> None:
+    if set(MINIATURES) - set(trace_names()):
+        pytest.skip("not all of the shipped traces are here: python -m moesim.recorder.miniature makes them")
+    assert sum(find_trace(name).stat().st_size for name in MINIATURES) <= 64_000_000
 
 
 # ------------------------------------------------------------ optional parts
