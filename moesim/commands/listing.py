@@ -16,6 +16,7 @@ from moesim.model import builtin_models
 from moesim.policies.registry import policy_info
 from moesim.table import Format, render, render_records
 from moesim.trace import Trace, find_trace, trace_names
+from moesim.traces_io.detect import formats
 from moesim.units import format_bytes
 
 Rows = list[dict[str, Any]]
@@ -29,13 +30,14 @@ class Kind(StrEnum):
     HARDWARE = "hardware"
     TRACES = "traces"
     PREDICTORS = "predictors"
+    FORMATS = "formats"
 
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
-    """List policies, models, hardware profiles, traces or predictors."""
+    """List policies, models, hardware profiles, traces, predictors, or formats of traces that can be imported."""
     rows = _LISTS[kind]()
     if form is Format.JSON:
         sys.stdout.write(render_records(rows, form))
@@ -169,10 +171,16 @@ def _predictors() -> Rows:
     return rows
 
 
+def _formats() -> Rows:
+    found = formats().values()
+    return [{"name": one.name, "label": one.label or "to be given", "what it is": one.about} for one in found]
+
+
 _LISTS: dict[Kind, Callable[[], Rows]] = {
     Kind.POLICIES: _policies,
     Kind.MODELS: _models,
     Kind.HARDWARE: _hardware,
     Kind.TRACES: _traces,
     Kind.PREDICTORS: _predictors,
+    Kind.FORMATS: _formats,
 }

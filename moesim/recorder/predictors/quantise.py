@@ -24,7 +24,6 @@ what is kept   bitsandbytes quantises linear layers; embeddings,   the same, wit
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,7 +35,6 @@ from torch import Tensor, nn
 
 from moesim.errors import unknown_name
 from moesim.recorder.architectures import Router
-from moesim.recorder.detect import routers_of
 from moesim.recorder.errors import RecordError
 
 #: What `quantised_copy` knows.
@@ -225,45 +223,3 @@ def quantised_bytes(model: Any, kind: str, routers: Sequence[Router]) -> int:
                 blocks = -(-part.numel() // BLOCK)
                 total += part.numel() + 4 * part.shape[0] if kind == "int8" else -(-part.numel() // 2) + 4 * blocks
     return total
-
-
-def load_quantised(source: str, kind: str, **options: Any) -> Any:
-    """Load a model quantised by bitsandbytes, for which it need not fit in full.
-
-    Parameters
-    ----------
-    source : str
-        Folder or name of the model.
-    kind : str
-        ``int8``, ``nf4``, or ``fp16``, which needs no bitsandbytes.
-    **options
-        For ``from_pretrained``: ``device_map``, ``max_memory``, ``dtype`` and so on.
-
-    Returns
-    -------
-    transformers causal language model
-
-    Raises
-    ------
-    RecordError
-        If there is no CUDA device or no bitsandbytes.
-
-    Notes
-    -----
-    bitsandbytes replaces ``nn.Linear`` modules only. Experts that transformers keeps stacked in one parameter stay
-    in the type they are loaded in, so they are quantised here as `quantised_copy` does it, and need their full memory.
-    """
-    _check_kind(kind)
-    if not torch.cuda.is_available():
-        raise RecordError(f"shadow {kind}: expected a CUDA device to load it quantised, got none; quantise a copy on the CPU")
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    if kind == "fp16":
-        return AutoModelForCausalLM.from_pretrained(source, **{**options, "dtype": torch.float16})
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise RecordError(f"shadow {kind}: expected the package bitsandbytes, got none; install it with pip install bitsandbytes")
-    how = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"} if kind == "nf4" else {"load_in_8bit": True}
-    config = BitsAndBytesConfig(**how)  # type: ignore[no-untyped-call]
-    model = AutoModelForCausalLM.from_pretrained(source, quantization_config=config, **options)
-    _quantise_inside(model, kind, _chosen(model, kind, routers_of(model)))  # integers are left out: they are done
-    return model
