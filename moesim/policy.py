@@ -304,7 +304,11 @@ class Policy(Protocol):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What it reads: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``."""
+        """What it reads: ``"scores"``, ``"signal:<name>"``, ``"table:<name>"``, ``"oracle:routing"``.
+
+        ``"scores-or-weights"`` asks for scores, or, where a trace has none, the weights of the chosen experts, which labels
+        the result.
+        """
 
     def place(self, view: View) -> Placement: ...
     def decide(self, event: Any, view: View) -> Iterable[Action]: ...

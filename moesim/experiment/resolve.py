@@ -102,7 +102,7 @@ class Experiment:
 
     def _policy_needs(self, point: Point) -> frozenset[str]:
         policy = make_policy(point.policy, f"{self.place}: policies")
-        return frozenset(n for n in policy.needs if stand_in(n, point.predictors) == n)
+        return frozenset(n for n in policy.needs if not n.startswith("signal:") or stand_in(n, point.predictors) == n)
 
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place
@@ -153,7 +153,8 @@ class Experiment:
     def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
         trace = self.traces[_key(spec.point.trace)]
         known = {f"signal:{n}" for n in trace.signals} | {f"table:{n}" for n in trace.tables}
-        known |= {"oracle:routing"} | ({"scores"} if trace.scores is not None else set())
+        known |= {"oracle:routing"} | ({"scores", "scores-or-weights"} if trace.scores is not None else set())
+        known |= {"scores-or-weights"} if trace.weights is not None else set()
         for need in sorted(needs):
             if need not in known:
                 raise TraceError(

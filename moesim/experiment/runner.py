@@ -111,11 +111,11 @@ def _run(
     if slots is None:
         budget = spec.point.budget_bytes
         assert budget is not None
-        slots = slots_within(budget, spec.model, _costs(experiment, spec), workload, policy, tables, spec.policy_name)
+        slots = slots_within(budget, spec.model, _costs(experiment, spec, policy), workload, policy, tables, spec.policy_name)
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
-    placement = initial_placement(spec.model, _costs(experiment, spec), workload, policy, per_device, tables)
+    placement = initial_placement(spec.model, _costs(experiment, spec, policy), workload, policy, per_device, tables)
     predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
-    costs = _costs(experiment, spec)
+    costs = _costs(experiment, spec, policy)
     records = simulate(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
         tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
@@ -126,6 +126,8 @@ def _run(
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
     notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=experiment.signals(spec))
+    if "scores-or-weights" in policy.needs and trace.scores is None:
+        notes.append("scores of the chosen experts only")
     row: dict[str, Value] = {
         **settings(spec),
         "cache_slots": slots,
@@ -135,19 +137,23 @@ def _run(
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
         "error": None,
+        "transfer_curve": costs.transfer,
+        "chunk_bytes": costs.chunk_bytes,
         **metrics,
     }
     return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
 
 
-def _costs(experiment: Experiment, spec: RunSpec) -> CostModel:
+def _costs(experiment: Experiment, spec: RunSpec, policy: Any) -> CostModel:
     """A cost model of its own for each use: it remembers the numbers it was asked for."""
     point = spec.point
+    own = policy.transfer(spec.model) if hasattr(policy, "transfer") else None
+    curve, chunk_bytes = own or (point.curve, point.chunk_bytes)
     return CostModel(
         spec.model,
         spec.hardware,
-        transfer=point.curve,
-        chunk_bytes=point.chunk_bytes,
+        transfer=curve,
+        chunk_bytes=chunk_bytes,
         extrapolate=experiment.config.extrapolate,
     )
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from moesim.errors import CapacityError, HardwareError
 from moesim.policy import Action, Fetch, Placement, View
+
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
 
 CACHE = "cache"  # the pool that the experiment's cache slots count
 STAGING = "staging"  # demand loads that do not enter the cache; dropped at the end of their layer
@@ -39,11 +43,15 @@ class PolicyBase:
         What the system is called and where it is published; empty for a baseline without a paper.
     missing : tuple of str
         What the paper or its released code does and this class does not.
+    oracles : mapping of str to mapping
+        ``"replacement"`` and ``"assignment"``: the options with which that decision is made by its oracle. What has no
+        entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
     """
 
     paper: str = ""
     missing: tuple[str, ...] = ()
     exact: bool = True
+    oracles: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     @property
     def listens(self) -> frozenset[type]:
@@ -69,6 +77,10 @@ class PolicyBase:
 
     def bind_oracle(self, future: Future) -> None:
         """Receive the future; only policies whose ``needs`` contains ``"oracle:routing"`` keep it."""
+
+    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
+        """Return the transfer curve and chunk size that belong to this system; None: the experiment's."""
+        return None
 
     def options(self) -> dict[str, Any]:
         """Return the options as they were given, by name.

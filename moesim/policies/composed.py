@@ -19,9 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.errors import CapacityError, ConfigError
+from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -37,7 +41,7 @@ from moesim.policies.base import (
 )
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Setup
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Setup, Unit
 from moesim.policies.prefetching import NoPrefetch
 from moesim.policy import (
     DEMAND,
@@ -91,11 +95,14 @@ class Composed(PolicyBase):
     staging_slots : int or None
         Experts of the staging pool, which only replacements have that admit no demand load to the cache; None: the
         model's top_k, but at least 2.
-    load_order : {"id", "rows"}
-        Demand loads in ascending id, or by rows, most first.
+    load_order : {"id", "rows", "plan"}
+        Demand loads in ascending id, or by rows, most first, or in the order of the assignment's plan, in which the GPU
+        then also executes; in the other orders it executes what is there first.
     cache_only : bool
         The assignment counts only cached experts as being on the GPU, not prefetched ones.
     """
+
+    oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class Composed(PolicyBase):
         replacement: PartSpec | ReplacementPart = "lru",
         scope: Literal["per-layer", "global"] = "per-layer",
         staging_slots: Annotated[int, Range(1)] | None = None,
-        load_order: Literal["id", "rows"] = "id",
+        load_order: Literal["id", "rows", "plan"] = "id",
         cache_only: bool = False,
     ) -> None:
         self.placement = placement
@@ -133,7 +140,7 @@ class Composed(PolicyBase):
         """Routing; predictions if something is prefetched; layer ends if something is transient."""
         _, _, prefetch, replacement = self.parts
         events: set[type] = {Routed}
-        if not isinstance(prefetch, NoPrefetch):
+        if prefetch.predicts:
             events.add(Predicted)
         if not replacement.admits or prefetch.transient:
             events.add(LayerEnd)
@@ -166,6 +173,7 @@ class Composed(PolicyBase):
         replacement.start(setup, residents)
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
         self._now = (-1, -1)  # step and layer routed last
+        self._ahead = not isinstance(prefetch, NoPrefetch)
         self._transient: dict[int, list[int]] = {}  # layer -> experts fetched ahead into the transient pool
         pools = [Pool(gpu, CACHE, slots * slot_bytes(view), per_layer)]
         if not replacement.admits:
@@ -217,24 +225,32 @@ class Composed(PolicyBase):
         actions: list[Action] = list(prefetch.ask(event, view))  # first: computed ahead of the Runs below
         replacement.used(event)
         resident = view.residency(layer, gpu)
-        on_gpu: Sequence[int] = event.active
-        on_cpu: Sequence[int] = ()
         if assignment.uses_cpu:
             plan = assignment.assign(layer, event.loads, self._waiting(layer, event.active, resident, view))
-            on_gpu, on_cpu = plan.gpu, plan.cpu
-        if on_cpu:
-            actions.append(Run(layer, on_cpu, self._cpu))
-        hits = [e for e in on_gpu if resident[e]]
-        misses = [e for e in on_gpu if not resident[e]]
-        if misses:
-            misses.sort()
-            if self.load_order == "rows":
-                loads = event.loads
-                misses.sort(key=lambda e: -loads[e])
-            actions += self._load(layer, misses, view)
-        if on_gpu:
-            actions.append(Run(layer, [*hits, *misses], gpu))
+        else:
+            plan = Plan(tuple(event.active), (), 0, 0)
+        if plan.cpu:
+            actions.append(Run(layer, plan.cpu, self._cpu))
+        if plan.gpu:
+            misses = [e for e in plan.gpu if not resident[e]]
+            if misses:
+                misses = self._in_order(misses, plan, event.loads)
+                actions += self._load(layer, misses, view)
+            planned = plan.gpu if self.load_order == "plan" else [*(e for e in plan.gpu if resident[e]), *misses]
+            actions.append(Run(layer, planned, gpu))
+        if self._ahead:
+            actions += self._prefetch(prefetch.ahead(event, plan, view), event.step, view)
         return actions
+
+    def _in_order(self, misses: list[int], plan: Plan, loads: Sequence[int]) -> list[int]:
+        """Order demand loads."""
+        if self.load_order == "plan":
+            first = {e: i for i, e in enumerate(plan.loads)}
+            return sorted(misses, key=lambda e: first.get(e, len(first)))
+        misses.sort()
+        if self.load_order == "rows":
+            misses.sort(key=lambda e: -loads[e])
+        return misses
 
     def _waiting(self, layer: int, active: Sequence[int], resident: bytes, view: View) -> list[int]:
         """Return the time until each active expert could be on the GPU: 0, what is left of a transfer, or a whole one."""
@@ -265,18 +281,26 @@ class Composed(PolicyBase):
         return actions
 
     def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
-        layer, gpu = event.layer, self._gpu
         step, now = self._now
-        if step == event.step and now >= layer:
+        if step == event.step and now >= event.layer:
             return ()  # too late: that layer is routed
-        wanted = [e for e in self.parts.prefetch.choose(event, view) if not view.is_pending(layer, e, gpu)]
-        if not wanted:
-            return ()
-        if self.parts.prefetch.transient:
-            self._transient.setdefault(layer, []).extend(wanted)
-            return (Fetch(layer, wanted, gpu, PREFETCH, PREFETCHED),)
-        self.parts.replacement.inserted(layer, wanted)
-        return (Fetch(layer, wanted, gpu, PREFETCH, CACHE),)
+        return self._prefetch(self.parts.prefetch.choose(event, view), event.step, view)
+
+    def _prefetch(self, units: Sequence[Unit], step: int, view: View) -> list[Action]:
+        """Fetch what the prefetch part chose, unless its layer is routed or it is on its way: one Fetch for each run of a layer."""
+        gpu = self._gpu
+        now_step, now = self._now
+        wanted = [u for u in units if (now_step != step or u[0] > now) and not view.is_pending(*u, gpu)]
+        actions: list[Action] = []
+        for layer, group in groupby(wanted, key=itemgetter(0)):
+            experts = [expert for _, expert in group]
+            if self.parts.prefetch.transient:
+                self._transient.setdefault(layer, []).extend(experts)
+                actions.append(Fetch(layer, experts, gpu, PREFETCH, PREFETCHED))
+            else:
+                self.parts.replacement.inserted(layer, experts)
+                actions.append(Fetch(layer, experts, gpu, PREFETCH, CACHE))
+        return actions
 
     def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu

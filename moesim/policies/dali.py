@@ -27,6 +27,7 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from moesim.policies.base import Range
@@ -90,6 +91,8 @@ class Dali(Composed):
         "the memory constraint (9), which Algorithm 1 drops too: more demand loads than staging slots go in waves",
         "the switch between streams before a prediction",
     )
+
+    oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
 
     def __init__(
         self,

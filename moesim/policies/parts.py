@@ -13,6 +13,8 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import option_parameters
 from moesim.policy import UPDATE, Fetch, Predict, Predicted, Routed, View
 
+Unit = tuple[int, int]  # (layer, expert)
+
 
 class Setup(NamedTuple):
     """What every part is told before a run."""
@@ -80,11 +82,21 @@ class PrefetchPart(Protocol):
     def start(self, setup: Setup) -> None:
         """Begin a run."""
 
+    @property
+    def predicts(self) -> bool:
+        """True: it asks for predictions, and `choose` answers them."""
+
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
         """Return the predictions to pay for now that a layer is routed."""
 
-    def choose(self, event: Predicted, view: View) -> Sequence[int]:
-        """Return the experts of ``event.layer`` to fetch, best first."""
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Return what to fetch without a prediction, best first, as (layer, expert); asked once the layer is planned.
+
+        The layer's demand loads are queued before it. Parts that need the plan later keep it.
+        """
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Return what to fetch now that a prediction is in, best first, as (layer, expert)."""
 
 
 class ReplacementPart(Protocol):

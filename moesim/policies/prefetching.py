@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.base import Range
-from moesim.policies.parts import Part, Setup, source_needs
+from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, View
 
 
@@ -16,12 +17,17 @@ class NoPrefetch(Part):
 
     transient = False
     slots = 0
+    predicts = False
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
         """Ask for no prediction."""
         return ()
 
-    def choose(self, event: Predicted, view: View) -> Sequence[int]:
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Choose no expert."""
+        return ()
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
         """Choose no expert."""
         return ()
 
@@ -46,6 +52,8 @@ class TopPredicted(Part):
     lane : {"main", "side"}
         Where the prediction is computed; ``"side"`` needs its rate in the profile.
     """
+
+    predicts = True
 
     def __init__(
         self,
@@ -98,7 +106,11 @@ class TopPredicted(Part):
             return ()
         return (Predict(event.step, layer, self.source, view.dense_device(event.layer), self.lane),)
 
-    def choose(self, event: Predicted, view: View) -> Sequence[int]:
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Choose nothing before the prediction."""
+        return ()
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
         """Count predicted rows over the micro-batches so far; choose the top, at most ``size`` in all."""
         if self._about != (event.step, event.layer):
             self._about = (event.step, event.layer)
@@ -115,4 +127,4 @@ class TopPredicted(Part):
             top = top_by_count([0 if here else n for n, here in zip(counts, resident, strict=True)], self.size)
         new = [e for e in top if not resident[e] and e not in self._chosen][: self.size - len(self._chosen)]
         self._chosen.update(new)
-        return new
+        return [(event.layer, e) for e in new]

@@ -25,7 +25,7 @@ class PredictorSet(Mapping[str, Predictor]):
     workload : Workload
         What will run.
     stand_ins : mapping of str to str
-        Source that a policy names -> source that answers for it.
+        Source that a policy names, or ``"*"`` for any -> source that answers for it.
     seed : int
         Seed of synthetic sources.
     """
@@ -69,7 +69,7 @@ def stand_in(source: str, stand_ins: Mapping[str, str]) -> str:
     source : str
         What the policy names, with or without ``"signal:"``.
     stand_ins : mapping of str to str
-        As in the experiment.
+        As in the experiment; ``"*"`` stands for every source that has no entry of its own.
 
     Returns
     -------
@@ -81,4 +81,5 @@ def stand_in(source: str, stand_ins: Mapping[str, str]) -> str:
     >>> stand_in("signal:residual", {"residual": "synthetic:0.9"}), stand_in("frequency", {})
     ('synthetic:0.9', 'frequency')
     """
-    return stand_ins.get(source, stand_ins.get(source.removeprefix("signal:"), source))
+    named = stand_ins.get(source, stand_ins.get(source.removeprefix("signal:")))
+    return named if named is not None else stand_ins.get("*", source)

@@ -136,7 +136,7 @@ def _check_declaration(policy: Any) -> None:
     assert policy.listens <= known, f"{policy!r}: listens names no event: {policy.listens - known}"
     for need in policy.needs:
         kind, _, rest = need.partition(":")
-        fine = need in ("scores", "oracle:routing") or (kind in ("signal", "table") and bool(rest))
+        fine = need in ("scores", "scores-or-weights", "oracle:routing") or (kind in ("signal", "table") and bool(rest))
         assert fine, f"{policy!r}: needs {need!r}; expected 'scores', 'signal:<name>', 'table:<name>' and so on"
 
 

@@ -23,6 +23,7 @@ class Plan(NamedTuple):
     cpu: tuple[int, ...]  # expert ids in execution order
     gpu_total: float  # planned, in the unit of the costs
     cpu_total: float
+    loads: tuple[int, ...] = ()  # order of the transfers, where the rule plans one
 
     @property
     def makespan(self) -> float:
@@ -82,7 +83,7 @@ def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> P
     Examples
     --------
     >>> greedy_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1])
-    Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3)
+    Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=())
     """
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     ids.sort(key=lambda e: -abs(gpu_cost[e] - cpu_cost[e]))
@@ -117,7 +118,7 @@ def threshold_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -
     Examples
     --------
     >>> threshold_assignment([5, 5, 2], [4, 5, 9])
-    Plan(gpu=(1, 2), cpu=(0,), gpu_total=7, cpu_total=4)
+    Plan(gpu=(1, 2), cpu=(0,), gpu_total=7, cpu_total=4, loads=())
     """
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     return make_plan(gpu_cost, cpu_cost, [e for e in ids if gpu_cost[e] <= cpu_cost[e]])
@@ -150,7 +151,7 @@ def fiddler_code_assignment(loads: Sequence[int], resident: Sequence[int]) -> Pl
     Examples
     --------
     >>> fiddler_code_assignment([0, 1, 9, 10, 11, 0, 10, 5], [0, 0, 0, 0, 0, 1, 1, 1])
-    Plan(gpu=(3, 4, 6, 7), cpu=(1, 2), gpu_total=140, cpu_total=70)
+    Plan(gpu=(3, 4, 6, 7), cpu=(1, 2), gpu_total=140, cpu_total=70, loads=())
     """
     gpu_cost = [0 if resident[e] else FIDDLER_GPU_LOAD for e in range(len(loads))]
     cpu_cost = [FIDDLER_CPU_PER_ROW * w for w in loads]
