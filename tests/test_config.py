@@ -65,7 +65,7 @@ def parse(**changes: Any) -> Config:
         ),
         ({"decision_us": -1}, "a.yaml: decision_us: expected a number of at least 0.0, got -1"),
         ({"timeline": {"steps": 0}}, "a.yaml: timeline.steps: expected an integer of at least 1, got 0"),
-        ({"trace": 3}, "a.yaml: trace: expected a text, got 3"),
+        ({"trace": 3}, "a.yaml: trace: expected a trace's name, the path of a file, or a mapping with the key synthesize, got 3"),
     ],
 )
 def test_a_wrong_value_is_told_with_its_place(changes: dict[str, Any], message: str):
@@ -165,6 +165,46 @@ def test_numbers_of_models_and_machines_sweep_too():
     assert [p.model["expert_bits"] for p in points] == [4, 4, 8, 8]
     assert [p.hardware["devices.gpu0.memory_bytes"] for p in points] == ["12 GiB", "24 GiB"] * 2
     assert all(p.hardware["corrections"] == ["a"] for p in points)
+
+
+def test_zipped_fields_vary_together():
+    config = parse(
+        zip=[["model", "trace"], ["workload.batch_size", "cache.ratio"]],
+        model=["mixtral-8x7b", "olmoe"],
+        trace=["a", {"synthesize": "b", "seed": [0, 1]}],
+        workload={"batch_size": [1, 4], "seed": [0, 1]},
+        cache={"ratio": [0.25, 0.5]},
+        policies=["lru"],
+    )
+    found = [(p.model, p.trace, p.workload["batch_size"], p.ratio, p.workload["seed"]) for p in expand(config, "a.yaml")]
+    made = [{"synthesize": "b", "seed": seed} for seed in (0, 1)]
+    together = ((1, 0.25), (4, 0.5))
+    expected = [("mixtral-8x7b", "a", b, r, s) for b, r in together for s in (0, 1)]
+    expected += [("olmoe", trace, b, r, s) for b, r in together for trace in made for s in (0, 1)]
+    assert found == expected
+    assert (quick(config).zip, quick(config).cache.ratio) == ([], 0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"zip": [["model", "trace"]], "model": ["a", "b"]}, "a.yaml: zip[0]: trace: expected a list, got 't'"),
+        (
+            {"zip": [["model", "cache.ratio"]], "model": ["a", "b"], "cache": {"ratio": [0.5]}},
+            "a.yaml: zip[0]: expected lists of one length, got model 2, cache.ratio 1",
+        ),
+    ],
+)
+def test_wrong_zips(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError) as error:
+        expand(parse(**changes), "a.yaml")
+    assert str(error.value) == message
+
+
+def test_a_zip_of_an_unknown_field():
+    message = r"a\.yaml: zip\[0\]: unknown field 'workload.batch_siz'; did you mean 'workload.batch_size'"
+    with pytest.raises(ConfigError, match=message):
+        expand(parse(zip=[["model", "workload.batch_siz"]], model=["a"]), "a.yaml")
 
 
 def test_quick_takes_the_first_of_everything_but_all_policies():

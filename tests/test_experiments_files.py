@@ -15,7 +15,7 @@ from moesim.trace import trace_names
 from tests.experiment_kit import write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted((ROOT / "experiments").glob("*.yaml"))
+FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
 
 
 def test_there_are_experiments():
@@ -28,7 +28,8 @@ def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     config = parse_config(raw, path.name)
     monkeypatch.chdir(tmp_path)
-    missing = {t for t in (config.trace if isinstance(config.trace, list) else [config.trace]) if t not in trace_names()}
+    named = [t for t in (config.trace if isinstance(config.trace, list) else [config.trace]) if isinstance(t, str)]
+    missing = {t for t in named if t not in trace_names()}
     if missing:
         pytest.skip(f"the traces {sorted(missing)} are not there")
     assert main(["run", str(path), "--quick", "--out", "out", "-o", "json"]) == 0, capsys.readouterr().err

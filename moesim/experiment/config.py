@@ -80,6 +80,7 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
 HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
+TraceRef = Annotated[Any, _named("a trace's name, the path of a file,", "synthesize"), _named_schema("synthesize")]
 PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
 
 
@@ -135,9 +136,10 @@ class Config(_Strict):
 
     name: Text | None = None
     description: str | None = None
+    zip: list[Annotated[list[Text], Field(min_length=2)]] = Field(default_factory=list)
     model: Sweep[ModelRef]
     hardware: Sweep[HardwareRef]
-    trace: Sweep[Text]
+    trace: Sweep[TraceRef]
     workload: WorkloadConfig = WorkloadConfig()
     cache: CacheConfig
     policies: Annotated[list[PolicyRef], Field(min_length=1)]

@@ -29,9 +29,10 @@ def quick(config: Config) -> Config:
     fewer = min(QUICK_DECODE_TOKENS, tokens if isinstance(tokens, int) else QUICK_DECODE_TOKENS)
     return config.model_copy(
         update={
+            "zip": [],
             "model": _one(config.model),
             "hardware": _one(config.hardware),
-            "trace": _one(config.trace),
+            "trace": _shorter(_one(config.trace), fewer, workload.batch_size),
             "workload": workload.model_copy(update={"decode_tokens": fewer, "n_batches": 1}),
             "cache": _first(config.cache),
             "transfer": _first(config.transfer),
@@ -39,6 +40,14 @@ def quick(config: Config) -> Config:
             "predictors": {source: _one(other) for source, other in config.predictors.items()},
         }
     )
+
+
+def _shorter(trace: Any, decode: int, batch: int) -> Any:
+    """Make no more synthetic routing than one batch takes."""
+    if isinstance(trace, str):
+        return trace
+    trace = {key: _one(value) for key, value in trace.items()}
+    return trace | {"requests": min(batch, trace.get("requests", 1)), "decode": min(decode, trace.get("decode", 0))}
 
 
 def _one(value: Any) -> Any:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from moesim.errors import ConfigError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.experiment.sweep import Point, expand
+from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.policies.registry import make_policy, source_digest
 from moesim.predictors.chosen import stand_in
-from moesim.trace import Trace, find_trace
 from moesim.units import us_to_ns
 from moesim.workload import Workload, WorkloadSpec, compose
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from moesim.experiment.config import Config
     from moesim.hardware import HardwareProfile
     from moesim.model import ModelSpec
+    from moesim.trace import Trace
 
 
 T = TypeVar("T")
@@ -89,9 +90,9 @@ class Experiment:
                 need.removeprefix("signal:")
                 for point, found in zip(points, needs, strict=True)
                 for need in found
-                if point.trace == trace and need.startswith("signal:")
+                if _key(point.trace) == trace and need.startswith("signal:")
             )
-            for trace in dict.fromkeys(point.trace for point in points)
+            for trace in dict.fromkeys(_key(point.trace) for point in points)
         }
         self.specs = [self._resolve(i, point) for i, point in enumerate(points)]
         self._check_unique()
@@ -108,8 +109,8 @@ class Experiment:
         place = self.place
         model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
-        trace = _remembered(self.traces, point.trace, lambda: _read_trace(point.trace, place))
-        self._check_shape(point.trace, trace, model)
+        trace = _remembered(self.traces, point.trace, lambda: read_trace(point.trace, place))
+        self._check_shape(trace_label(point.trace), trace, model)
         try:
             workload = WorkloadSpec(**point.workload)
         except WorkloadError as error:
@@ -158,7 +159,7 @@ class Experiment:
         for need in sorted(needs):
             if need not in known:
                 raise TraceError(
-                    f"{self.place}: policy {spec.policy_name} needs {need}; trace '{spec.point.trace}': "
+                    f"{self.place}: policy {spec.policy_name} needs {need}; trace '{trace_label(spec.point.trace)}': "
                     f"{unknown_name('input', need, known - {'oracle:routing'})}"
                 )
 
@@ -187,7 +188,7 @@ class Experiment:
                 "labels": list(spec.hardware.labels),
             }
             trace = self.trace(spec)
-            traces[spec.point.trace] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
+            traces[trace_label(spec.point.trace)] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
             name = spec.point.policy["name"]
             if name not in policies and (digest := source_digest(name)) is not None:
                 policies[name] = {"sha256": digest}
@@ -196,26 +197,18 @@ class Experiment:
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
         """Name the recorded signals that every request of a run must have, because a policy over its trace needs them."""
-        return self._signals[spec.point.trace]
+        return self._signals[_key(spec.point.trace)]
 
     def workload(self, spec: RunSpec) -> Workload:
         """Give the workload of a run; runs that differ in something else share it."""
         signals = self.signals(spec)
-        key = (spec.point.trace, spec.workload, signals)
+        key = (_key(spec.point.trace), spec.workload, signals)
         if key not in self._workloads:
             try:
                 self._workloads[key] = compose(self.trace(spec), spec.workload, require_signals=signals)
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]
-
-
-def _read_trace(written: str, place: str) -> Trace:
-    try:
-        path = find_trace(written)
-    except TraceError as error:
-        raise TraceError(f"{place}: trace: {error}") from None
-    return Trace.read(path)
 
 
 def _with_policy(point: Point, other: Point) -> Point:

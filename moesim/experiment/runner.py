@@ -13,6 +13,7 @@ from moesim.engine import EngineOptions, simulate
 from moesim.engine.budget import initial_placement, slots_within
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.naming import hardware_label, model_label
+from moesim.experiment.traces import trace_label
 from moesim.hardware import LABELS, weakest
 from moesim.metrics import Value, summarise
 from moesim.metrics.breakdown import Breakdown, breakdown
@@ -180,7 +181,7 @@ def settings(spec: RunSpec) -> dict[str, Value]:
         "policy_options": json.dumps(options, sort_keys=True, default=str),
         "model": model_label(spec.model),
         "hardware": hardware_label(spec.hardware),
-        "trace": point.trace,
+        "trace": trace_label(point.trace),
         "cache_ratio": point.ratio,
         "cache_budget_bytes": point.budget_bytes,
     }
