@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from moesim import __version__
-from moesim.commands import bench, listing, runs, schema, traces
+from moesim.commands import bench, listing, papers, runs, schema, traces
 from moesim.errors import InputError, MoesimError
 
 _app = typer.Typer(
@@ -41,6 +41,7 @@ _app.command("run")(runs.run)
 _app.command("compare")(runs.compare)
 _app.command("list")(listing.listing)
 _app.command("schema")(schema.schema)
+_app.command("papers")(papers.papers)
 _app.command("bench")(bench.bench)
 _app.add_typer(traces.app, name="trace")
 

@@ -788,6 +788,28 @@ def test_rule_9_overlapping_activities_slow_each_other_down_and_work_is_conserve
     assert records.tasks[1].work == 400
 
 
+@pytest.mark.parametrize(
+    ("base", "cpu_end", "link_end"),
+    [
+        (0, 1750, 1206),  # 400 of 1600 ns are reading: at half the rate it still hides. The link: 50 + 950 / (1 - 0.2 * 0.5)
+        (300, 950, 1260),  # 400 of 700: reading at half the rate takes 800, drawing all it can; 50 + 800 * 0.8 + 310
+    ],
+)
+def test_rule_9_an_expert_of_many_rows_is_slowed_only_where_reading_its_weights_takes_longer(
+    base: int, cpu_end: int, link_end: int
+) -> None:
+    per_row = 400 if base == 0 else 100
+    toy = machine(
+        {"gpu0": gpu(), "cpu0": cpu(expert_ns=base, per_row_ns=per_row)},
+        contention=[pair("cpu0.experts", "cpu0->gpu0", 0.5, 0.8)],
+    )
+    script = {("Routed", 0, 0, 0): [Fetch(0, [0], "gpu0"), Run(0, [0], "gpu0"), Run(0, [1], "cpu0")]}
+    four = workload([[[[0, 1], [2, 3]]]] * 4)
+    records = both(lambda: Script(script, copies=[ALL[1]], routed=on_gpu), four, toy)
+    assert transfers(records)[0][1] == link_end
+    assert (150, cpu_end, "cpu0", "E1x4") in tasks(records)
+
+
 def test_rule_9_with_several_overlaps_the_smallest_rate_counts() -> None:
     # cpu0->gpu0 |1/0 1000    |            slows CPU experts to 0.5
     # gpu0->cpu0 |1/3 back 500|            at 2 bytes/ns; slows them to 0.25

@@ -33,6 +33,7 @@ LEVELS: list[dict[str, str]] = [
     {
         "experiment": "experiment experiment.* bench plots plots.* testing testing.*",
     },
+    {"studies": "studies studies.*"},
     {"recorder": "recorder recorder.*"},
     {"cli": "cli __main__ commands commands.*"},
 ]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from simpy.events import Timeout
 
-from moesim.engine.contention import Lane
+from moesim.engine.contention import FULL, Lane
 from moesim.engine.memory import DeviceMemory
 from moesim.records import TaskRecord
 
@@ -129,7 +129,10 @@ class DeviceLane:
         work = self._work(task) if is_expert else task.work
         if not self.plain:
             self.armed = True
-            self.lane.begin(self.expert_activity if is_expert else self.dense_activity, work)
+            if is_expert:
+                self.lane.begin(self.expert_activity, work, self.device.reading_share(task.rows))
+            else:
+                self.lane.begin(self.dense_activity, work)
             return
         end = task.end = now + work
         if is_expert and self.may_chain and not engine.blocked:
@@ -296,6 +299,21 @@ class DeviceState:
         self.first_extra = engine.costs.first_extra_ns(name)
         self.nearest: tuple[DeviceState, Any] | None = None  # the only possible source and the path from it, if just one
         self.expert_ns: dict[int, int] = {}  # rows -> ns, filled as needed
+        self._reading: dict[int, int] = {}  # rows -> millionths
+        self._costs = engine.costs
         self.pending: dict[int, Any] = {}  # unit -> Transfer on its way here
         self.main = DeviceLane(engine, self, "main")
         self.side = DeviceLane(engine, self, "side")
+
+    def reading_share(self, rows: int) -> int:
+        """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.
+
+        Of a processor only: what slows a GPU's experts beside its links has not been told apart by rows.
+        """
+        if self.is_gpu or rows <= 1:
+            return FULL
+        share = self._reading.get(rows)
+        if share is None:
+            share = self._costs.expert_ns(self.name, 1) * FULL // max(1, self._costs.expert_ns(self.name, rows))
+            share = self._reading[rows] = max(1, min(FULL, share))
+        return share

@@ -1,0 +1,1 @@
+"""Studies over many runs: published results beside simulated ones, regret, assignment rules on random layers."""
