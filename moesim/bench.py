@@ -1,9 +1,10 @@
-"""How fast the simulator is: expert runs per second, beside what bare SimPy does on the same machine at the same time."""
+"""How fast the simulator is, beside bare SimPy in the same process at the same time; and what each policy's decisions take."""
 
 from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -14,11 +15,14 @@ from moesim.engine import simulate
 from moesim.engine.timeouts import bare_timeouts
 from moesim.hardware import load_hardware
 from moesim.model import load_model
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import POLICIES, make_policy
+from moesim.policy import Action, Fetch, Placement, Policy, View
 from moesim.predictors.chosen import PredictorSet
+from moesim.predictors.future import FutureUse
 from moesim.testing.traces import synthetic_trace
+from moesim.trace import Trace
 from moesim.units import NS_PER_S
-from moesim.workload import WorkloadSpec, compose
+from moesim.workload import Workload, WorkloadSpec, compose
 
 N_TIMEOUTS = 100_000
 PROMPT_TOKENS = 16
@@ -162,3 +166,130 @@ def run_case(case: Case, repeats: int, tokens: int) -> Measured:
         bare.append(bare_timeouts(N_TIMEOUTS))
         walls.append(simulation()[0])
     return Measured(case.name, n_runs, simulated, tuple(walls), tuple(bare))
+
+
+# ---------------------------------------------------------------------------------------------------------- decisions
+DECIDING_MODEL = "deepseek-v2-lite"  # all its experts fit on one GPU at 4 bits, which all-gpu needs
+DECIDING_BATCHES = (1, 8)
+YARDSTICK = "dali"  # whose greedy rule the others' decisions are measured by
+
+
+class _Timed:
+    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.exact = policy.exact
+        self.listens = policy.listens
+        self.needs = policy.needs
+        self.decide_ns = self.evict_ns = 0
+
+    def place(self, view: View) -> Placement:
+        return self._policy.place(view)
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        began = time.perf_counter_ns()
+        answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
+        self.decide_ns += time.perf_counter_ns() - began
+        return answer
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        began = time.perf_counter_ns()
+        victim = self._policy.evict(fetch, view)
+        self.evict_ns += time.perf_counter_ns() - began
+        return victim
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """What the decisions of one policy take.
+
+    Attributes
+    ----------
+    policy : str
+        Its registered name.
+    batch : int
+        Requests decoded together.
+    n_runs : int
+        Expert runs of one simulation.
+    decide_ns, evict_ns : float, ns
+        Time in either call for each expert run; the least of all repeats.
+    ratio : float
+        Time in both, over that of `YARDSTICK` in this process.
+    """
+
+    policy: str
+    batch: int
+    n_runs: int
+    decide_ns: float
+    evict_ns: float
+    ratio: float
+
+    def record(self) -> dict[str, Any]:
+        """Give all figures by name."""
+        return asdict(self)
+
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        times = [f"{ns:,.0f}" for ns in (self.decide_ns, self.evict_ns)]
+        return [self.policy, str(self.batch), f"{self.n_runs:,}", *times, f"{self.ratio:.2f}"]
+
+
+def run_deciding(repeats: int, tokens: int, names: Iterable[str] = tuple(POLICIES)) -> list[Deciding]:
+    """Measure the time that policies take to decide, all over the same made-up routing, in turns.
+
+    Parameters
+    ----------
+    repeats : int
+        How often.
+    tokens : int
+        Decode tokens of each simulation.
+    names : iterable of str
+        Which policies; `YARDSTICK` is always measured.
+
+    Returns
+    -------
+    list of Deciding
+        By batch, and within it by ratio, smallest first.
+    """
+    names = list(dict.fromkeys([YARDSTICK, *names]))
+    model = load_model({"base": DECIDING_MODEL, "expert_bits": 4})
+    needs = frozenset().union(*(make_policy(name).needs for name in names))
+    signals = sorted(need.removeprefix("signal:") for need in needs if need.startswith("signal:"))
+    trace = synthetic_trace(
+        model.n_layers, model.n_experts, model.top_k, max(DECIDING_BATCHES), PROMPT_TOKENS, tokens, calibration=True, scores=True,
+        signals=dict.fromkeys(signals, RECALL),
+    )  # fmt: skip
+    found = []
+    for batch in DECIDING_BATCHES:
+        workload = compose(trace, WorkloadSpec(batch_size=batch, prompt_tokens=PROMPT_TOKENS, decode_tokens=tokens))
+        _time_deciding(YARDSTICK, model, trace, workload)  # prepares the routing, which all runs over a workload share
+        rounds = [{name: _time_deciding(name, model, trace, workload) for name in names} for _ in range(repeats)]
+        best = {name: min((one[name] for one in rounds), key=lambda times: times[1] + times[2]) for name in names}
+        unit = sum(best[YARDSTICK][1:])
+        rows = [Deciding(name, batch, n, decide, evict, (decide + evict) / unit) for name, (n, decide, evict) in best.items()]
+        found += sorted(rows, key=lambda row: row.ratio)
+    return found
+
+
+def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> tuple[int, float, float]:
+    """Return the expert runs of a simulation, and the time in decide and in evict for each of them."""
+    policy: Any = make_policy(name)
+    if "oracle:routing" in policy.needs:
+        policy.bind_oracle(FutureUse(workload))
+    hardware = load_hardware(getattr(policy, "profile", "") or HARDWARE)
+    slots = int(CACHED * model.n_layers * model.n_experts)
+    timed = _Timed(policy)
+    gc.collect()
+    with collector.paused():
+        records = simulate(
+            model=model, costs=CostModel(model, hardware), workload=workload, policy=timed, tables=_tables(policy, trace),
+            cache_slots={name: slots for name, device in hardware.devices.items() if device.kind == "gpu"},
+            predictors=PredictorSet(trace, workload, {}, 0), policy_name=name,
+        )  # fmt: skip
+    n_runs = sum(task.expert >= 0 for task in records.tasks)
+    return n_runs, timed.decide_ns / n_runs, timed.evict_ns / n_runs
+
+
+def _tables(policy: Policy, trace: Trace) -> Mapping[str, Any]:
+    return {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}

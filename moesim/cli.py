@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from moesim import __version__
-from moesim.commands import bench, listing, papers, runs, schema, traces
+from moesim.commands import assignments, bench, listing, papers, regret, runs, schema, traces
 from moesim.errors import InputError, MoesimError
 
 _app = typer.Typer(
@@ -42,6 +42,8 @@ _app.command("compare")(runs.compare)
 _app.command("list")(listing.listing)
 _app.command("schema")(schema.schema)
 _app.command("papers")(papers.papers)
+_app.command("regret")(regret.regret)
+_app.command("assignments")(assignments.assignments)
 _app.command("bench")(bench.bench)
 _app.add_typer(traces.app, name="trace")
 

@@ -221,12 +221,15 @@ class Placement:
         layer -1, ``"embedding"``, ``"leading"`` or ``"head"``. The rest is on the profile's compute device.
     enforce_capacity : bool
         False runs as if the devices' memory were large enough, and labels the result ``assumes-memory``.
+    reserved : mapping of device to int, bytes
+        What the policy holds there besides experts for the whole run, such as a predictor or a second model.
     """
 
     copies: Sequence[Copy] = ()
     pools: Sequence[Pool] = ()
     parts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     enforce_capacity: bool = True
+    reserved: Mapping[str, int] = field(default_factory=dict)
 
 
 # --------------------------------------------------------------------------------------------------- view and policy
@@ -289,6 +292,12 @@ class View(Protocol):
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int: ...
     def dense_device(self, layer: int) -> str:
         """The device that runs the router of a layer."""
+
+    def dense_ns(self, layer: int) -> int:
+        """Time of the dense part of a layer, attention included, for all rows of the present step if nothing else runs."""
+
+    def foresees(self, source: str, layer: int) -> bool:
+        """Whether a prediction source has anything to say about a layer of the present step; not what, and for free."""
 
 
 class Policy(Protocol):

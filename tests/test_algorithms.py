@@ -16,7 +16,6 @@ from moesim.policies.algorithms.assignment import (
     threshold_assignment,
 )
 from moesim.policies.algorithms.caching import (
-    belady_victim,
     global_top,
     mixtral_offloading_plan,
     per_layer_top,
@@ -205,10 +204,6 @@ def test_workload_aware_swap_is_unconditional_unless_asked() -> None:
 def test_workload_aware_swap_takes_the_smaller_of_residents_and_others() -> None:
     assert workload_aware_swap([1, 2, 3, 4], [0], u_size=8) == ([0], [3])
     assert workload_aware_swap([1, 2, 3, 4], [0, 1, 2], u_size=8) == ([0], [3])
-
-
-def test_belady_victim_is_the_first_of_the_farthest() -> None:
-    assert belady_victim([4, 2, 7], {4: 9, 2: 12, 7: 12}.__getitem__) == 2
 
 
 def test_static_mask_of_ktransformers() -> None:

@@ -343,7 +343,7 @@ def test_random_compositions_pass_the_common_checks() -> None:
             "prefetch": rng.choice(["none", prefetch]),
             "placement": rng.choice(["none", "random", "highest-ids", "frequency-per-layer"]),
             "assignment": rng.choice(["all-gpu", "greedy", "threshold", "beam"]),
-            "scope": rng.choice(["per-layer", "global"]),
+            "scope": "global" if replacement == "least-stale" else rng.choice(["per-layer", "global"]),
             "staging_slots": rng.choice([None, 1]) if pools == ["transient"] else None,
         }
         check_policy(partial(make_policy, spec), slots=(12,))

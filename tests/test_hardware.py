@@ -21,6 +21,7 @@ SHIPPED = [
     "a6000-xeon5220r",
     "odmoe-10x3090",
     "rtx3090-epyc7532",
+    "rtx3090x2-epyc7532",
     "server-8x3090",
     "v100-xeon6230r",
 ]
@@ -447,8 +448,9 @@ def test_what_another_gpu_measured_is_not_published_for_this_one(name: str) -> N
 
 
 def test_cluster_has_one_network() -> None:
+    """Hidden states and messages are serial in each direction of the main node's port."""
     profile = load_hardware("odmoe-10x3090")
-    assert len(profile.devices) == 20
+    assert len(profile.devices) == 21
     assert {device.host for device in profile.devices.values()} == {
         "main",
         "shadow",
@@ -461,8 +463,13 @@ def test_cluster_has_one_network() -> None:
         "main-cpu->worker3-cpu",
         "worker3-cpu->worker3-gpu",
     ]
-    assert [link.medium for link in way] == [None, "ethernet", None]
-    assert len(profile.path_between("shadow-gpu", "worker0-gpu")) == 3
+    assert [link.medium for link in way] == [None, "main-out", None]
+    assert profile.path_between("worker3-gpu", "main-gpu")[1].medium == "main-in"
+    assert profile.path_between("main-gpu", "shadow0-gpu")[1].medium == "main-out"
+    assert len(profile.path_between("shadow1-gpu", "worker0-gpu")) == 3
+    network = [link for link in profile.links if link.medium]
+    assert len(network) == 26
+    assert all(link.share_link for link in network)
 
 
 def test_example_in_the_guide_loads() -> None:

@@ -21,8 +21,28 @@ CACHES = {  # what all caches share
     "scope": {"scope": "global"},
 }
 
+DAOP = {
+    "placement": ({"placement": "lowest-ids"}, {}),
+    "swap": ({"swap": False}, {}),
+    "swap_factor": ({"swap_factor": 2}, {}),
+    "swap_if": ({"swap_if": "at-least"}, {"swap_factor": 2}),
+    "swap_cost": ({"swap_cost": "serial"}, {"swap_cost": "overlapped"}),
+    "swap_buffers": ({"swap_buffers": 0}, {"swap_cost": "overlapped"}),
+    "writeback": ({"writeback": False}, {}),
+    "assignment": ({"assignment": "all-cpu"}, {}),
+    "serial": ({"serial": True}, {"serial": False}),
+    "first_predict_layer": ({"first_predict_layer": 2}, {"first_predict_layer": 1}),
+    "precalculate": ({"precalculate": False}, {"first_predict_layer": 1}),
+    "degrade": ({"degrade": False}, {"first_predict_layer": 1}),
+    "cpu_experts": ({"cpu_experts": 0}, {"first_predict_layer": 1}),
+    "source": ({"source": "synthetic:0.2"}, {"first_predict_layer": 1}),
+    "first_on_cpu": ({"first_on_cpu": "next"}, {"first_predict_layer": 1}),
+}
+
 # Policy -> option -> what it is changed to, and (second) what is set on both sides.
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "daop-code": DAOP,
+    "daop-paper": DAOP,
     "belady": {key: (value, {}) for key, value in CACHES.items()},
     "fifo": {key: (value, {}) for key, value in CACHES.items()},
     "lfu": {key: (value, {}) for key, value in CACHES.items()},
@@ -42,7 +62,57 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "load_order": ({"load_order": "rows"}, {}),
         "cache_only": ({"cache_only": True}, {**STATIC, "prefetch": PREDICTED}),
     },
+    "od-moe": {
+        "token_period": ({"token_period": 4}, {}),
+        "kv_period": ({"kv_period": None}, {}),
+        "prediction_source": ({"prediction_source": "none"}, {}),
+        "prompt_kv": ({"prompt_kv": "own"}, {}),
+        "release": ({"release": "worker"}, {"group_size": 8}),
+        "prefill_load": ({"prefill_load": "routed"}, {}),
+        "group_size": ({"group_size": 4}, {}),
+        "worker_slots": ({"worker_slots": 2}, {}),
+        "main": ({"main": "worker0"}, {}),
+        "shadow": ({"shadow": "shadow1"}, {}),
+        "workers": ({"workers": "worker1"}, {"group_size": 1}),
+    },
+    "dali-multi-gpu": {
+        "n_gpus": ({"n_gpus": 1}, {}),
+        "w_size": ({"w_size": 1}, {}),
+        "u_size": ({"u_size": 0}, {}),
+        "firing": ({"firing": "printed"}, {}),
+        "only_if_better": ({"only_if_better": True}, {"u_size": 3}),
+        "prefetch_size": ({"prefetch_size": 2}, {}),
+        "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
+        "seed": ({"seed": 1}, {}),
+    },
+    "hybrimoe-paper": {
+        **{key: (value, {}) for key, value in CACHES.items()},
+        "prefetch": ({"prefetch": "none"}, {}),
+        "replacement": ({"replacement": "lfu"}, {}),
+    },
+    "hybrimoe-code": {
+        "placement": ({"placement": "highest-ids"}, {}),
+        "assignment": ({"assignment": "greedy"}, {}),
+        "prefetch": ({"prefetch": PREDICTED}, {}),
+        "replacement": ({"replacement": "lfu"}, {}),
+    },
     "on-demand": {"staging_slots": ({"staging_slots": 1}, {})},
+    "prescope": {
+        "placement": ({"placement": "none"}, {}),
+        "predictor": ({"predictor": None}, {}),
+        "head_start": ({"head_start": False}, {}),
+        "scheduler": ({"scheduler": "threshold"}, {}),
+        "prefetch_size": ({"prefetch_size": 4}, {}),
+        "none_better": ({"none_better": "printed"}, {}),
+        "limit_to_queue": ({"limit_to_queue": True}, {}),
+        "prefetch_order": ({"prefetch_order": "printed"}, {}),
+        "window": ({"window": "next2"}, {}),
+        "next2_predictor": ({"next2_predictor": "oracle"}, {"window": "next2"}),
+        "prior_hit": ({"prior_hit": 0.0}, {}),
+        "demand_slots": ({"demand_slots": 1}, {}),
+        "prefetch_slots": ({"prefetch_slots": 1}, {}),
+        "cancel": ({"cancel": "next-gate"}, {"prefetch_size": 5}),
+    },
     "mixtral-offloading": {"buffer_size": ({"buffer_size": 2}, {}), "writeback": ({"writeback": False}, {})},
     "fiddler": {
         "rule": ({"rule": "code"}, {}),
@@ -58,6 +128,8 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
     "dali": {
         "assignment": ({"assignment": "all-gpu"}, {}),
+        "replacement": ({"replacement": "static"}, {}),
+        "prefetch": ({"prefetch": "random"}, {}),
         "w_size": ({"w_size": 1}, {}),
         "u_size": ({"u_size": 0}, {}),
         "firing": ({"firing": "printed"}, {}),
@@ -74,7 +146,24 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
 }
 ELSEWHERE = {
+    ("greedy", "shared_in_plan"),  # tests/test_parts_more.py: needs a model with shared experts
+    ("arc", "step"),  # tests/test_parts_more.py: needs a longer run
+    ("activation-aware", "capacity"),  # tests/test_parts_more.py: needs requests that are over
+    ("dali-multi-gpu", "lane"),  # tests/test_dali_multi_gpu.py: needs a machine with a side lane
+    ("dali-multi-gpu", "staging_slots"),  # tests/test_dali_multi_gpu.py: needs a slow CPU
+    ("prescope", "async_io"),  # tests/test_prescope.py: changes how all transfers are made
+    ("prescope", "lane"),  # tests/test_prescope.py: needs a machine with a side lane
+    *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/test_prescope.py
+    *((name, option) for name in ("daop-code", "daop-paper") for option in ("cold_list", "pageable", "reset")),  # test_daop.py
+    ("frequency-global", "phase"),  # tests/test_daop.py
+    ("all-gpu", "gpus"),  # tests/test_od_moe.py: needs a machine with several
+    *(("hybrimoe-code", option) for option in ("prefetch_size", "wait_prefetch")),  # test_hybrimoe.py: steps of one row
+    *(("queues", option) for option in ("timeline", "ties", "count_compute", "overtake", "shared_in_plan")),  # test_hybrimoe.py
+    *(("hss", option) for option in ("costs", "cpu_per_row")),  # test_hybrimoe.py
+    *((name, option) for name in ("mrs", "mrs-score") for option in ("alpha", "p", "tokens", "size", "over")),  # the same
+    *(("impact-driven", option) for option in ("source", "lookahead", "budget", "candidates", "lane")),  # the same
     ("all-gpu", "assume_fits"),  # tests/test_policies.py: the placement says so, and tests/test_experiment.py: the label
+    ("od-moe", "precision"),  # tests/test_od_moe.py: the tiny model takes as long at any precision
     ("dali", "lane"),  # tests/test_policies_by_hand.py: needs a machine with a side lane
     ("predicted", "lane"),
 }
@@ -91,7 +180,17 @@ PREFETCH_CHANGES: dict[str, dict[str, Any]] = {
 PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("placement", "random"): {"seed": 3},
     ("replacement", "random"): {"seed": 3},
+    ("replacement", "activation-aware"): {"reading": "code"},
+    ("replacement", "least-stale"): {"distance": "absolute"},
+    ("prefetch", "random"): {"size": 3, "seed": 3, "pool": "cache", "buffers": 3, "lookahead": 2},
     ("assignment", "beam"): {"width": 1},
+    ("assignment", "fixed-threshold"): {"cpu_ms": 9, "load_ms": 40},
+    ("placement", "frequency-per-layer"): {"phase": "decode"},
+}
+
+
+PART_BOTH: dict[tuple[str, str], dict[str, Any]] = {  # set on both sides
+    ("replacement", "least-stale"): {"scope": "global"},
 }
 
 
@@ -117,10 +216,13 @@ def test_an_option_of_prefetching_changes_what_happens(option: str) -> None:
     assert happened("lru", {"prefetch": changed}) != happened("lru", {"prefetch": PREDICTED})
 
 
-@pytest.mark.parametrize(("kind", "name"), PART_CHANGES)
-def test_an_option_of_a_part_changes_what_happens(kind: str, name: str) -> None:
-    changed = {"name": name, **PART_CHANGES[kind, name]}
-    assert happened("composed", {kind: changed}) != happened("composed", {kind: name})
+@pytest.mark.parametrize(
+    ("kind", "name", "option"), [(*part, option) for part, options in PART_CHANGES.items() for option in options]
+)
+def test_an_option_of_a_part_changes_what_happens(kind: str, name: str, option: str) -> None:
+    changed = {"name": name, option: PART_CHANGES[kind, name][option]}
+    both = PART_BOTH.get((kind, name), {})
+    assert happened("composed", {**both, kind: changed}) != happened("composed", {**both, kind: name})
 
 
 def test_no_option_is_left_out() -> None:

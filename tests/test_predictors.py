@@ -182,6 +182,28 @@ def test_a_synthetic_prediction_has_the_recall_asked_for(recall: float) -> None:
         assert ordered.max() < 32
 
 
+def test_a_synthetic_prediction_may_have_a_recall_of_its_own_in_each_layer() -> None:
+    def wrong(recalls: float | list[float], layer: int) -> float:
+        predictor, parts = Synthetic(32, recalls, seed=3), []
+        for step in WORKLOAD.steps:
+            answer = predictor.predict(step, 0, layer)
+            assert answer is not None
+            parts.append((answer[0] != step.micro[0].layers[layer].experts).mean())
+        return float(np.mean(parts))
+
+    trace = synthetic_trace(n_layers=5, n_experts=32, top_k=4, prompt=6, decode=5)
+    step = compose(trace, WorkloadSpec(batch_size=4)).steps[0]
+    named = make_predictor("synthetic:1,0,0.5", trace, WORKLOAD, seed=3)
+    assert named.name == "synthetic:1,0,0.5"
+    assert named.predict(step, 0, 0) is None
+    for layer, recall in ((1, 1.0), (2, 0.0), (3, 0.5), (4, 0.5)):  # the first is about layer 1, the last repeats
+        flat, by_layer = Synthetic(32, recall, seed=3).predict(step, 0, layer), named.predict(step, 0, layer)
+        assert flat is not None
+        assert by_layer is not None
+        assert np.array_equal(flat[0], by_layer[0])
+    assert (wrong([1.0, 0.0], 1), wrong([1.0, 0.0], 2)) == (0.0, 1.0)
+
+
 def test_a_synthetic_prediction_depends_on_its_place_only() -> None:
     split, whole = WORKLOAD, compose(TRACE, WorkloadSpec(batch_size=4))
     one, two = Synthetic(32, 0.5, seed=1), Synthetic(32, 0.5, seed=1)
@@ -250,7 +272,15 @@ def test_predictors_by_name() -> None:
             "residual, synthetic:<recall>",
         ),
         ("signal:gate", "unknown signal 'gate'; known: residual"),
-        ("synthetic:high", "predictor 'synthetic:high': expected a recall such as synthetic:0.8"),
+        (
+            "synthetic:high",
+            "predictor 'synthetic:high': expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8",
+        ),
+        (
+            "synthetic:0.5,",
+            "predictor 'synthetic:0.5,': expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8",
+        ),
+        ("synthetic:0.5,-1", "predictor synthetic: expected a recall from 0 to 1, got -1.0"),
         ("synthetic:1.5", "predictor synthetic: expected a recall from 0 to 1, got 1.5"),
         (
             "frequency:soon",

@@ -154,7 +154,7 @@ def _span(values: Any) -> str:
 
 _MADE = {
     "oracle": ("oracle", "the true routing, known from the start"),
-    "synthetic:<recall>": ("synthetic", "the true routing, spoilt to a stated recall"),
+    "synthetic:<recall>": ("synthetic", "the true routing, spoilt to a stated recall, or to one a layer: 0.4,0.7,0.8"),
     "frequency": ("-", "the experts used most often: from the calibration table or, with :running, so far"),
     "coactivation": ("-", "the experts that follow those of the layer before, from the same sources"),
 }

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 """Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
 
-_SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
+SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 
 
 class CostModel(PartCosts):
@@ -250,14 +250,16 @@ class CostModel(PartCosts):
         n_rows : int
             Token rows.
         source : str
-            Name of the predictor. `FREE_PREDICTORS` (by prefix) cost nothing; a name for which the device has a
-            ``predict`` curve (longest prefix) costs that; ``shadow-int8`` and the like cost one layer of the model at
-            that precision, all its activated experts included; anything else one product with a router.
+            Name of the predictor, with or without ``"signal:"``. `FREE_PREDICTORS` (by prefix) cost nothing; a name for
+            which the device has a ``predict`` curve (longest prefix) costs that; ``shadow-int8`` and the like cost one
+            layer of the model at that precision, all its activated experts included; anything else one product with a
+            router.
 
         Returns
         -------
         int, ns
         """
+        source = source.removeprefix("signal:")
         key = ("predict", device, n_rows, source)
         if key not in self._memo:
             self._memo[key] = self._compute_predict(self.hardware.devices[device], n_rows, source)
@@ -273,7 +275,7 @@ class CostModel(PartCosts):
         model = self.model
         if source.startswith("shadow"):
             name = source.removeprefix("shadow").removeprefix("-").split(":")[0]
-            bits = _SHADOW_BITS.get(name, model.other_bits)
+            bits = SHADOW_BITS.get(name, model.other_bits)
             active = min(model.n_experts, n_rows * model.top_k)
             fixed = model.attention_params + model.dense_params + model.shared_params
             n_bytes = bits_to_bytes(fixed + active * model.expert_params, bits)

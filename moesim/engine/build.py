@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LAYER_PARTS = ("attention", "dense", "shared")
 STEP_PARTS = ("embedding", "leading", "head")
+FIXED = ("weights", "workspace", "reserved", "experts")
+"""Purposes whose bytes are in use from start to end."""
 
 
 def build(engine: Engine) -> None:
@@ -81,6 +83,11 @@ def _check_parts(engine: Engine, placement: Placement) -> None:
             raise _bad(engine, f"no part ({part!r}, {layer}); layers 0..{last} have {LAYER_PARTS}, -1 has {STEP_PARTS}")
         if device not in engine.by_name:
             raise _bad(engine, unknown_name("device", device, engine.by_name))
+    for name, n_bytes in placement.reserved.items():
+        if name not in engine.by_name:
+            raise _bad(engine, unknown_name("device", name, engine.by_name))
+        if n_bytes < 0:
+            raise _bad(engine, f"reserved on {name}: expected at least 0 bytes, got {n_bytes}")
     names = set()
     for pool in placement.pools:
         if pool.device not in engine.by_name:
@@ -112,7 +119,7 @@ def required_bytes(
     Returns
     -------
     dict of str to dict of str to int
-        Device -> purpose (``"weights"``, ``"kv"``, ``"workspace"``, ``"pool:<name>"``) -> bytes.
+        Device -> purpose (``"weights"``, ``"kv"``, ``"workspace"``, ``"reserved"``, ``"pool:<name>"``) -> bytes.
     """
     need: dict[str, dict[str, int]] = {name: {} for name in hardware.devices}
 
@@ -135,6 +142,8 @@ def required_bytes(
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
     for pool in placement.pools:
         add(pool.device, f"pool:{pool.name}", pool.n_bytes * (model.n_layers if pool.per_layer else 1))
+    for name, n_bytes in placement.reserved.items():
+        add(name, "reserved", n_bytes)
     experts = sum(model.expert_bytes(layer) for layer in range(model.n_layers)) * model.n_experts
     for name, device in hardware.devices.items():
         add(name, "workspace", device.workspace_bytes)
@@ -164,7 +173,7 @@ def _put_in_place(engine: Engine, placement: Placement, needed: Mapping[str, Map
             memory.spare = memory.capacity - sum(needed[device.name].values())
         else:
             memory.capacity = memory.spare = sys.maxsize
-        fixed = sum(v for k, v in needed[device.name].items() if k in ("weights", "workspace", "experts"))
+        fixed = sum(v for k, v in needed[device.name].items() if k in FIXED)
         memory.used = memory.peak = fixed
     for pool in placement.pools:
         state = PoolState(pool.name, pool.n_bytes, pool.per_layer, engine.model.n_layers)

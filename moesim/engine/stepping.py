@@ -174,6 +174,14 @@ class Stepper:
         number = engine.number = engine.number + 1
         return Task(number, "dense", engine.step.index, layer, mb, micro.n_rows, work, engine.now, engine.now)
 
+    def dense_ns(self, layer: int) -> int:
+        """Time of a layer's dense part for all micro-batches of the present step, one after the other."""
+        engine = self.engine
+        attention, dense = engine.attention_at[layer], engine.dense_at[layer]
+        return sum(
+            self._attention_ns(attention, micro) + engine.costs.dense_ns(dense.name, micro.n_rows) for micro in engine.micro
+        )
+
     def _attention_ns(self, device: DeviceState, micro: MicroBatch) -> int:
         rows = slice(micro.first_row, micro.first_row + micro.n_rows)
         n_requests = len(set(self.engine.step.requests[rows].tolist()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moesim.errors import unknown_name
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -59,6 +61,16 @@ class EngineView:
 
     def dense_device(self, layer: int) -> str:
         return self._engine.dense_at[layer].name
+
+    def dense_ns(self, layer: int) -> int:
+        return self._engine.stepper.dense_ns(layer)
+
+    def foresees(self, source: str, layer: int) -> bool:
+        engine = self._engine
+        predictor = engine.predictors.get(source)
+        if predictor is None:
+            engine.actions.fail(f"foresees: {unknown_name('source', source, engine.predictors)}", "name a prediction source")
+        return all(predictor.predict(engine.step, mb, layer) is not None for mb in range(engine.n_mbs))
 
     def is_resident(self, layer: int, expert: int, device: str) -> bool:
         return bool(self._by_name[device].memory.resident[layer * self._n_experts + expert])

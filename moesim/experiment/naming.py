@@ -37,7 +37,7 @@ def policy_label(policy: Mapping[str, Any]) -> str:
 def _written(value: Any) -> str:
     if isinstance(value, Mapping):
         return policy_label(value) if "name" in value else json.dumps(value, sort_keys=True)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def model_label(model: ModelSpec) -> str:

@@ -3,6 +3,7 @@
 | point | we do |
 |---|---|
 | placement | every expert resident on one GPU; the cache ratio is ignored |
+| several GPUs | ``gpus: all``: whole layers in consecutive, equal shares, one GPU after the other, as Accelerate's ``device_map="auto"`` |
 | model does not fit | an error; ``assume_fits`` runs as if it did, and labels the result |
 | transfers | none |
 """
@@ -10,37 +11,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 from moesim.policies.base import CACHE, PolicyBase, gpu_of
 from moesim.policy import Action, Copy, Placement, Pool, Routed, Run, View
 
 
 class AllGpu(PolicyBase):
-    """Every expert on one GPU, nothing offloaded.
+    """Every expert on a GPU, nothing offloaded.
 
     Parameters
     ----------
+    gpus : {"one", "all"}
+        One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next.
     assume_fits : bool
         Run as if the GPU's memory were large enough; labels the result ``assumes-memory``.
     """
 
     listens = frozenset({Routed})
 
-    def __init__(self, *, assume_fits: bool = False) -> None:
+    def __init__(self, *, gpus: Literal["one", "all"] = "one", assume_fits: bool = False) -> None:
+        self.gpus = gpus
         self.assume_fits = assume_fits
 
     def place(self, view: View) -> Placement:
-        """Put every expert on the GPU."""
-        self._gpu = gpu_of(view, "all-gpu")
-        everyone = tuple(range(view.model.n_experts))
-        n_bytes = len(everyone) * sum(view.model.expert_bytes(layer) for layer in range(view.model.n_layers))
+        """Put every expert on a GPU."""
+        model = view.model
+        chosen = view.gpus if self.gpus == "all" and view.gpus else [gpu_of(view, "all-gpu")]
+        each = -(-model.n_layers // len(chosen))
+        self._at = [chosen[layer // each] for layer in range(model.n_layers)]  # layer -> GPU
+        everyone = tuple(range(model.n_experts))
+        n_bytes = dict.fromkeys(self._at, 0)
+        for layer, gpu in enumerate(self._at):
+            n_bytes[gpu] += len(everyone) * model.expert_bytes(layer)
+        parts = {(part, layer): gpu for layer, gpu in enumerate(self._at) for part in ("attention", "dense", "shared")}
+        ends = {("embedding", -1): self._at[0], ("leading", -1): self._at[0], ("head", -1): self._at[-1]}
         return Placement(
-            copies=[Copy(layer, everyone, self._gpu) for layer in range(view.model.n_layers)],
-            pools=[Pool(self._gpu, CACHE, n_bytes)],
+            copies=[Copy(layer, everyone, gpu) for layer, gpu in enumerate(self._at)],
+            pools=[Pool(gpu, CACHE, size) for gpu, size in n_bytes.items()],
+            parts=parts | ends if self.gpus == "all" else {},
             enforce_capacity=not self.assume_fits,
         )
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Run what is active."""
-        return (Run(event.layer, event.active, self._gpu),)
+        return (Run(event.layer, event.active, self._at[event.layer]),)

@@ -36,6 +36,17 @@ class AllCpu(Part):
         return Plan((), tuple(e for e, w in enumerate(loads) if w), 0, 0)
 
 
+class Resident(Part):
+    """What is on the GPU stays there, everything else is computed where it is: a static split, without any transfer."""
+
+    uses_cpu = True
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Split by residency, without planned totals."""
+        active = [e for e, w in enumerate(loads) if w]
+        return Plan(tuple(e for e in active if not waiting[e]), tuple(e for e in active if waiting[e]), 0, 0)
+
+
 class _Costed(Part):
     """Assignment by DALI's cost of each expert: max(transfer, compute) on the GPU, compute on the CPU."""
 
@@ -53,9 +64,26 @@ class _Costed(Part):
 
 
 class Greedy(_Costed):
-    """DALI's Algorithm 1."""
+    """DALI's Algorithm 1.
 
-    _rule = staticmethod(greedy_assignment)
+    Parameters
+    ----------
+    shared_in_plan : bool
+        The GPU's total begins with the layer's shared experts, which the paper's algorithm does not know of.
+    """
+
+    def __init__(self, *, shared_in_plan: bool = False) -> None:
+        self.shared_in_plan = shared_in_plan
+
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        super().start(setup)
+        self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Apply the rule to the costs of this layer."""
+        shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
+        return greedy_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), shared)
 
 
 class Exact(_Costed):

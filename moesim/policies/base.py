@@ -43,6 +43,9 @@ class PolicyBase:
         What the system is called and where it is published; empty for a baseline without a paper.
     missing : tuple of str
         What the paper or its released code does and this class does not.
+    profile : str
+        A shipped hardware profile with the devices that the policy needs, on which checks and benchmarks run it; empty if
+        any machine with a CPU and a GPU will do.
     oracles : mapping of str to mapping
         ``"replacement"`` and ``"assignment"``: the options with which that decision is made by its oracle. What has no
         entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
@@ -50,6 +53,7 @@ class PolicyBase:
 
     paper: str = ""
     missing: tuple[str, ...] = ()
+    profile: str = ""
     exact: bool = True
     oracles: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 

@@ -14,6 +14,7 @@ differs from the others in the replacement part only, so that a comparison shows
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 from moesim.policies.base import Range
@@ -26,6 +27,7 @@ Scope = Literal["per-layer", "global"]
 class _Cache(Composed):
     """A cache that differs from the others in its replacement only."""
 
+    oracles = MappingProxyType({"replacement": {"name": "belady"}, "assignment": {"assignment": "exact"}})
     _part: str
 
     def __init__(
@@ -72,6 +74,8 @@ class Belady(_Cache):
 class RandomCache(Composed):
     """Cache that evicts at random, from a seed."""
 
+    oracles = MappingProxyType({"replacement": {"name": "belady", "seed": None}, "assignment": {"assignment": "exact"}})
+
     def __init__(
         self,
         *,
@@ -93,6 +97,8 @@ class RandomCache(Composed):
 
 class StaticCache(Composed):
     """The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped."""
+
+    oracles = MappingProxyType({"assignment": {"assignment": "exact"}})  # it replaces nothing
 
     def __init__(
         self,

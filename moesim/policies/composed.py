@@ -57,6 +57,7 @@ from moesim.policy import (
     Predicted,
     Routed,
     Run,
+    StepBegin,
     View,
 )
 
@@ -118,8 +119,9 @@ class Composed(PolicyBase):
     ) -> None:
         self.placement = placement
         self.assignment = assignment
-        self.prefetch = prefetch
-        self.replacement = replacement
+        # A system may have None here for parts of its own, which its `parts` then holds.
+        self.prefetch: PartSpec | PrefetchPart | None = prefetch
+        self.replacement: PartSpec | ReplacementPart | None = replacement
         self.scope = scope
         self.staging_slots = staging_slots
         self.load_order = load_order
@@ -137,13 +139,15 @@ class Composed(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Routing; predictions if something is prefetched; layer ends if something is transient."""
+        """Routing; predictions if something is prefetched; layer ends if something is transient; steps if a part wants them."""
         _, _, prefetch, replacement = self.parts
         events: set[type] = {Routed}
         if prefetch.predicts:
             events.add(Predicted)
         if not replacement.admits or prefetch.transient:
             events.add(LayerEnd)
+        if any(hasattr(part, "step_begin") for part in self.parts):
+            events.add(StepBegin)
         return frozenset(events)
 
     @property
@@ -216,7 +220,15 @@ class Composed(PolicyBase):
             return self._routed(event, view)
         if kind is LayerEnd:
             return self._layer_end(event, view)
+        if kind is StepBegin:
+            return self._step_begin(event)
         return self._predicted(event, view)
+
+    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+        for part in self.parts:
+            if hasattr(part, "step_begin"):
+                part.step_begin(event)
+        return ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         step, layer, gpu = event.step, event.layer, self._gpu
@@ -226,6 +238,8 @@ class Composed(PolicyBase):
         replacement.used(event)
         resident = view.residency(layer, gpu)
         if assignment.uses_cpu:
+            if hasattr(assignment, "routed"):
+                assignment.routed(event)
             plan = assignment.assign(layer, event.loads, self._waiting(layer, event.active, resident, view))
         else:
             plan = Plan(tuple(event.active), (), 0, 0)

@@ -7,7 +7,7 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| assignment | Alg. 1: by cost difference, largest first, to the GPU while its total is not larger | none | the same; ties by id; other rules by ``assignment`` |
+| assignment | Alg. 1: by cost difference, largest first, to the GPU while its total is not larger | none | the same; ties by id; other rules by ``assignment`` (exact and beam are the paper's comparison) |
 | GPU cost | max(transfer, compute), transfer 0 if resident | none | the same; the rest of a transfer under way; ``cache_only`` counts cached experts only |
 | prefetch | gate of the next layer on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped |
 | where it is predicted | at once, on a separate stream | none | ``lane``: ``main``, ahead of the layer's GPU runs, or ``side`` |
@@ -19,21 +19,29 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 | swap if worse | yes | none | yes; ``only_if_better`` |
 | swap traffic | not stated | none | lowest urgency, the victim leaves at issue; ``blocking`` queues it as demand; ``relabel`` keeps a copy that is there |
 | a newcomer whose unused prefetch is still under way | not stated | none | left for a later window, with its victim |
-| demand loads | - | none | transient: staged, dropped at the layer's end; most rows first |
+| demand loads | only Alg. 2 changes what is on the GPU | none | transient: staged, dropped at the layer's end; most rows first |
+| the GPU's order | - | none | what is there first, then by arrival |
+| the memory constraint (9) | dropped by Alg. 1 | none | not in the plan; loads go in waves, and the peak of each pool is reported (``peak_pool_bytes``) |
+| a step | a token | none | a decode step of the whole batch, or a prefill chunk, whose counts are the prompt's |
 | start | random experts in each layer | none | the same, seeded |
-| shared experts | not in Alg. 1 | none | on the GPU, not in the plan |
-| scheduling time | 4.5 % of the total | none | the experiment's decision time |
+| shared experts | not in Alg. 1 | none | on the GPU, not in the plan; ``assignment: {name: greedy, shared_in_plan: true}`` |
+| scheduling time | 4.5 % of the total | none | the experiment's ``decision_us``, at each routed layer; 0 unless set |
+| one CPU and two GPUs | its section 6.5 | none | ``dali-multi-gpu`` |
+
+Ablations: ``assignment: all-cpu`` (the paper's "naive"), ``prefetch: none``, ``replacement: static``, or any other part.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, PartSpec
-from moesim.policies.parts import AssignmentPart, PlacementPart
-from moesim.policies.prefetching import TopPredicted
+from moesim.policies.composed import Composed, Parts, PartSpec
+from moesim.policies.part_names import make_part
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
+from moesim.policies.prefetching import NoPrefetch, TopPredicted
 from moesim.policies.replacement import WorkloadAware
 from moesim.policy import Placement, View
 
@@ -48,7 +56,9 @@ class Dali(Composed):
     Parameters
     ----------
     assignment : str, mapping or part
-        ``"greedy"`` (the paper's), ``"exact"``, ``"beam"``, ``"threshold"``, ``"all-cpu"`` or ``"all-gpu"``.
+        ``"greedy"`` (the paper's), ``"exact"``, ``"beam"``, ``"threshold"``, ``"all-cpu"``, ``"all-gpu"`` or any other.
+    replacement, prefetch : str, mapping, part or None
+        None: the paper's. With another part, the options below that describe the paper's are not read.
     w_size : int
         Visits of a layer in a window.
     u_size : int or None
@@ -92,12 +102,14 @@ class Dali(Composed):
         "the switch between streams before a prediction",
     )
 
-    oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
+    oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
 
     def __init__(
         self,
         *,
         assignment: PartSpec | AssignmentPart = "greedy",
+        replacement: PartSpec | ReplacementPart | None = None,
+        prefetch: PartSpec | PrefetchPart | None = None,
         w_size: Annotated[int, Range(1)] = 4,
         u_size: Annotated[int, Range(0)] | None = None,
         firing: Literal["default", "printed"] = "default",
@@ -121,39 +133,56 @@ class Dali(Composed):
         self.relabel = relabel
         self.prefetch_size = prefetch_size
         self.prefetch_source = prefetch_source
-        self.prefetch_over = prefetch_over
+        self.prefetch_over: Literal["all", "non-resident"] = prefetch_over
         self.prefetch_buffers = prefetch_buffers
         self.lane = lane
-        predicted = TopPredicted(
-            source=prefetch_source,
-            size=prefetch_size or PUBLISHED_PREFETCH_SIZE[0],  # the published one is set in place()
-            over=prefetch_over,
-            buffers=prefetch_buffers,
-            lane=lane,
-        )
         super().__init__(
             placement=placement,
             assignment=assignment,
-            prefetch="none" if prefetch_size == 0 else predicted,
-            replacement=WorkloadAware(
-                w_size=w_size,
-                u_size=PUBLISHED_U_SIZE[0] if u_size is None else u_size,
-                firing=firing,
-                only_if_better=only_if_better,
-                blocking=blocking,
-                relabel=relabel,
-            ),
             staging_slots=staging_slots,
             load_order="rows",
             cache_only=cache_only,
+        )
+        self.replacement = replacement
+        self.prefetch = prefetch
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts, built from their names at the first use; the paper's where none is named."""
+        return Parts(
+            make_part("placement", self.placement),
+            make_part("assignment", self.assignment),
+            self._own_prefetch() if self.prefetch is None else make_part("prefetch", self.prefetch),
+            self._own_replacement() if self.replacement is None else make_part("replacement", self.replacement),
+        )
+
+    def _own_prefetch(self) -> PrefetchPart:
+        if self.prefetch_size == 0:
+            return NoPrefetch()
+        return TopPredicted(
+            source=self.prefetch_source,
+            size=self.prefetch_size or PUBLISHED_PREFETCH_SIZE[0],  # the published one is set in place()
+            over=self.prefetch_over,
+            buffers=self.prefetch_buffers,
+            lane=self.lane,
+        )
+
+    def _own_replacement(self) -> ReplacementPart:
+        return WorkloadAware(
+            w_size=self.w_size,
+            u_size=PUBLISHED_U_SIZE[0] if self.u_size is None else self.u_size,
+            firing=self.firing,
+            only_if_better=self.only_if_better,
+            blocking=self.blocking,
+            relabel=self.relabel,
         )
 
     def place(self, view: View) -> Placement:
         """Fill in the published sizes for this model, then start the parts."""
         many = view.model.n_experts > FEW_EXPERTS
         _, _, prefetch, replacement = self.parts
-        if self.prefetch_size is None and isinstance(prefetch, TopPredicted):
+        if self.prefetch is None and self.prefetch_size is None and isinstance(prefetch, TopPredicted):
             prefetch.size = PUBLISHED_PREFETCH_SIZE[many]
-        if self.u_size is None and isinstance(replacement, WorkloadAware):
+        if self.replacement is None and self.u_size is None and isinstance(replacement, WorkloadAware):
             replacement.u_size = PUBLISHED_U_SIZE[many]
         return super().place(view)

@@ -6,7 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.policies import assigning, placement, prefetching, replacement
+from moesim.policies import (
+    activation_aware,
+    adaptive,
+    assigning,
+    cross_layer,
+    fixed_threshold,
+    layer_distance,
+    placement,
+    prefetching,
+    queue_parts,
+    ranking,
+    replacement,
+    score_parts,
+)
 from moesim.policies.options import construct
 
 PARTS: dict[str, dict[str, type]] = {
@@ -23,18 +36,33 @@ PARTS: dict[str, dict[str, type]] = {
         "all-cpu": assigning.AllCpu,
         "greedy": assigning.Greedy,
         "threshold": assigning.Threshold,
+        "fixed-threshold": fixed_threshold.FixedThreshold,
         "exact": assigning.Exact,
         "beam": assigning.Beam,
+        "resident": assigning.Resident,
+        "queues": queue_parts.Queues,
+        "hss": queue_parts.TwoEnded,
     },
-    "prefetch": {"none": prefetching.NoPrefetch, "predicted": prefetching.TopPredicted},
+    "prefetch": {
+        "none": prefetching.NoPrefetch,
+        "predicted": prefetching.TopPredicted,
+        "random": prefetching.RandomAhead,
+        "impact-driven": queue_parts.ImpactDriven,
+        "mrs-score": score_parts.MRSScore,
+        "cross-layer": cross_layer.CrossLayer,
+    },
     "replacement": {
         "lru": replacement.LRU,
         "fifo": replacement.FIFO,
-        "lfu": replacement.LFU,
+        "lfu": ranking.LFU,
         "random": replacement.RandomVictim,
-        "belady": replacement.Belady,
+        "mrs": score_parts.MRS,
+        "belady": ranking.Belady,
         "static": replacement.Static,
         "workload-aware": replacement.WorkloadAware,
+        "arc": adaptive.ArcVictim,
+        "activation-aware": activation_aware.ActivationAware,
+        "least-stale": layer_distance.LeastStale,
     },
 }
 

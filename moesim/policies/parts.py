@@ -47,7 +47,10 @@ class PlacementPart(Protocol):
 
 
 class AssignmentPart(Protocol):
-    """Which device executes each active expert."""
+    """Which device executes each active expert.
+
+    One that wants more than rows may have ``routed(event: Routed)``, which is told before each `assign`.
+    """
 
     @property
     def needs(self) -> frozenset[str]:

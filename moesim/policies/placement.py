@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.caching import global_top, per_layer_top, per_layer_top_with_remainder
 from moesim.policies.parts import Part, Setup
 
-FREQUENCY = "table:activation_frequency"
+Phase = Literal["all", "decode"]
+_TABLES = {"all": "activation_frequency", "decode": "activation_frequency_decode"}
 
 
 class Empty(Part):
@@ -55,10 +57,25 @@ class HighestIds(Part):
         return [list(range(n_experts - count, n_experts)) for count in equal_shares(setup)]
 
 
-class FrequencyGlobal(Part):
-    """The most frequent (layer, expert) pairs of the calibration table; needs a global pool."""
+class _Frequent(Part):
+    """The most frequent of a calibration table: of all its tokens, or of those generated."""
 
-    needs = frozenset({FREQUENCY})
+    def __init__(self, *, phase: Phase = "all") -> None:
+        self.phase = phase
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The table."""
+        return frozenset({f"table:{_TABLES[self.phase]}"})
+
+    def table(self, setup: Setup) -> list[list[float]]:
+        """Return the frequencies, (n_layers, n_experts)."""
+        rows: list[list[float]] = setup.view.tables[_TABLES[self.phase]].tolist()
+        return rows
+
+
+class FrequencyGlobal(_Frequent):
+    """The most frequent (layer, expert) pairs of the calibration table; needs a global pool."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Fill a global pool."""
@@ -67,17 +84,15 @@ class FrequencyGlobal(Part):
                 "placement frequency-global: expected scope 'global', got 'per-layer'; "
                 "set scope: global or choose frequency-per-layer"
             )
-        return global_top(setup.view.tables["activation_frequency"].tolist(), setup.slots)
+        return global_top(self.table(setup), setup.slots)
 
 
-class FrequencyPerLayer(Part):
+class FrequencyPerLayer(_Frequent):
     """The most frequent experts of each layer; in a global pool the rest goes to the globally most frequent."""
-
-    needs = frozenset({FREQUENCY})
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Fill each layer's share."""
-        table = setup.view.tables["activation_frequency"].tolist()
+        table = self.table(setup)
         return per_layer_top(table, setup.slots) if setup.per_layer else per_layer_top_with_remainder(table, setup.slots)
 
 

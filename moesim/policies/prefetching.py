@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.caching import top_by_count
+from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, View
@@ -29,6 +30,73 @@ class NoPrefetch(Part):
 
     def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
         """Choose no expert."""
+        return ()
+
+
+class RandomAhead(Part):
+    """Fetch experts of a following layer at random: what prefetching gains without knowing anything.
+
+    Parameters
+    ----------
+    size : int
+        Experts drawn for each layer visit; those that are on the GPU already are skipped.
+    seed : int
+        Of the draws, which depend on nothing but it, the step and the layer.
+    pool : {"transient", "cache"}
+        Where they go: a pool of their own, emptied at the end of their layer, or the cache.
+    buffers : int
+        Slots of the transient pool in units of ``size``.
+    lookahead : int
+        How many layers ahead.
+    """
+
+    predicts = False
+
+    def __init__(
+        self,
+        *,
+        size: Annotated[int, Range(1)] = 1,
+        seed: int = 0,
+        pool: Literal["transient", "cache"] = "transient",
+        buffers: Annotated[int, Range(1)] = 1,
+        lookahead: Annotated[int, Range(1)] = 1,
+    ) -> None:
+        self.size = size
+        self.seed = seed
+        self.pool = pool
+        self.buffers = buffers
+        self.lookahead = lookahead
+
+    @property
+    def transient(self) -> bool:
+        """Whether it has a pool of its own."""
+        return self.pool == "transient"
+
+    @property
+    def slots(self) -> int:
+        """Experts that its own pool holds."""
+        return self.size * self.buffers if self.transient else 0
+
+    def start(self, setup: Setup) -> None:
+        """Learn the model's shape."""
+        self._gpu = setup.gpu
+        self._n_layers = setup.view.model.n_layers
+        self._n_experts = setup.view.model.n_experts
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Ask for no prediction."""
+        return ()
+
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Draw once per layer visit."""
+        layer = event.layer + self.lookahead
+        if event.mb or layer >= self._n_layers:
+            return ()
+        drawn = sample(self._n_experts, self.size, self.seed, event.step * self._n_layers + layer)
+        return [(layer, expert) for expert in drawn if not view.is_resident(layer, expert, self._gpu)]
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Choose no expert: nothing was asked."""
         return ()
 
 

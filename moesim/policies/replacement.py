@@ -5,18 +5,17 @@ Residency is always asked of the view. What a part keeps is only an order or a c
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Annotated, Literal
 
-from moesim.policies.algorithms.caching import belady_victim, workload_aware_swap
-from moesim.policies.base import CACHE, Future, Range, layer_residents
-from moesim.policies.parts import Part, Setup, Swap
+from moesim.policies.algorithms.caching import workload_aware_swap
+from moesim.policies.algorithms.drawing import scramble
+from moesim.policies.base import CACHE, Range, layer_residents
+from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
-_WORD = (1 << 64) - 1
 
-
-class _Admitting(Part):
+class Admitting(Part):
     """Demand loads enter the cache; keeps the cached experts of each pool in order of insertion."""
 
     admits = True
@@ -24,7 +23,7 @@ class _Admitting(Part):
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
-        self._members: list[dict[tuple[int, int], None]] = [{} for _ in range(setup.view.model.n_layers)]
+        self._members: list[dict[Unit, None]] = [{} for _ in range(setup.view.model.n_layers)]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
 
@@ -41,28 +40,24 @@ class _Admitting(Part):
         """Replace nothing: replacement happens on demand."""
         return None
 
-    def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Choose among the idle residents, and forget the one chosen."""
-        unit = self._choose(self._idle(fetch.layer, view))
-        if unit is not None:
-            del self._members[fetch.layer if self._per_layer else 0][unit]
-        return unit
-
-    def _idle(self, layer: int, view: View) -> Iterator[tuple[int, int]]:
-        gpu = self._gpu
-        for unit in self._members[layer if self._per_layer else 0]:
-            if view.is_resident(*unit, gpu) and not view.is_pinned(*unit, gpu):
-                yield unit
-
-    def _choose(self, idle: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        raise NotImplementedError
+    def take(self, members: dict[Unit, None], ranked: Iterable[Unit], view: View) -> Unit | None:
+        """Forget the first of these members that is idle, and return it; None if there is none."""
+        gpu, is_resident, is_pinned = self._gpu, view.is_resident, view.is_pinned
+        for unit in ranked:
+            layer, expert = unit
+            if is_resident(layer, expert, gpu) and not is_pinned(layer, expert, gpu):
+                del members[unit]
+                return unit
+        return None
 
 
-class FIFO(_Admitting):
+class FIFO(Admitting):
     """The one that has been in the cache longest."""
 
-    def _choose(self, idle: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        return next(idle, None)
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the first idle one in order of insertion."""
+        members = self._members[fetch.layer if self._per_layer else 0]
+        return self.take(members, members, view)
 
 
 class LRU(FIFO):
@@ -81,26 +76,7 @@ class LRU(FIFO):
                 members[layer, expert] = None
 
 
-class LFU(_Admitting):
-    """The one used in the fewest layer visits since the start, whether cached or not; ties to the lower layer and id."""
-
-    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin with no visit counted."""
-        super().start(setup, residents)
-        model = setup.view.model
-        self._counts = [[0] * model.n_experts for _ in range(model.n_layers)]
-
-    def used(self, event: Routed) -> None:
-        """Count one visit for each active expert."""
-        counts = self._counts[event.layer]
-        for expert in event.active:
-            counts[expert] += 1
-
-    def _choose(self, idle: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        return min(idle, key=lambda unit: (self._counts[unit[0]][unit[1]], unit), default=None)
-
-
-class RandomVictim(_Admitting):
+class RandomVictim(Admitting):
     """Any idle one, with equal chance, from a counter and a seed: the same choices in every run."""
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -111,44 +87,17 @@ class RandomVictim(_Admitting):
         super().start(setup, residents)
         self._asked = 0
 
-    def _choose(self, idle: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        units = list(idle)
-        if not units:
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Draw among the idle residents, and forget the one drawn."""
+        gpu, is_resident, is_pinned = self._gpu, view.is_resident, view.is_pinned
+        members = self._members[fetch.layer if self._per_layer else 0]
+        idle = [unit for unit in members if is_resident(*unit, gpu) and not is_pinned(*unit, gpu)]
+        if not idle:
             return None
         self._asked += 1
-        return units[_mix((self.seed << 32) + self._asked) % len(units)]
-
-
-class Belady(_Admitting):
-    """The one whose next use is farthest in the future; ties to the one longest in the cache."""
-
-    needs = frozenset({"oracle:routing"})
-    _future: Future | None = None
-
-    def bind_oracle(self, future: Future) -> None:
-        """Keep the future."""
-        self._future = future
-
-    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
-        """Begin before the first step."""
-        super().start(setup, residents)
-        self._now = (-1, -1)
-
-    def used(self, event: Routed) -> None:
-        """Remember the present step and layer."""
-        self._now = (event.step, event.layer)
-
-    def _choose(self, idle: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        units = list(idle)
-        return belady_victim(units, self._next_use) if units else None
-
-    def _next_use(self, unit: tuple[int, int]) -> tuple[int, int]:
-        if self._future is None:
-            raise RuntimeError("belady: bind_oracle was not called before the run")
-        step, layer = self._now
-        of_layer, expert = unit
-        # A layer that is still to come in this step may use it in this very step.
-        return self._future.next_use(of_layer, expert, step if of_layer <= layer else step - 1), of_layer
+        unit = idle[scramble((self.seed << 32) + self._asked) % len(idle)]
+        del members[unit]
+        return unit
 
 
 class Static(Part):
@@ -165,7 +114,7 @@ class Static(Part):
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
         """Take no note: what is prefetched into free slots stays."""
 
-    def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name none."""
         return None
 
@@ -245,17 +194,9 @@ class WorkloadAware(Static):
         members.update(newcomers)
         return Swap(victims, newcomers, DEMAND if self.blocking else UPDATE, self.relabel)
 
-    def victim(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name a copy that was replaced while it was on its way, and then asked for once more."""
         for expert in layer_residents(view, self._gpu, CACHE, fetch.layer):
             if expert not in self._members[fetch.layer] and not view.is_pinned(fetch.layer, expert, self._gpu):
                 return fetch.layer, expert
         return None
-
-
-def _mix(x: int) -> int:
-    """Scramble 64 bits (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & _WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
-    return x ^ (x >> 31)

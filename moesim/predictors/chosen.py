@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from moesim.errors import ConfigError
-from moesim.predictors.recorded import Predictor, make_predictor
+from moesim.predictors.recorded import MADE_UP, SHADOW, Predictor, make_predictor
 
 if TYPE_CHECKING:
     from moesim.trace import Trace
@@ -41,6 +41,8 @@ class PredictorSet(Mapping[str, Predictor]):
         """Give a source; KeyError if there is none of that name."""
         if source not in self._made:
             actual = stand_in(source, self._stand_ins)
+            if source.removeprefix("signal:").startswith(SHADOW) and actual.startswith(MADE_UP):
+                actual = f"{SHADOW}:{actual}"  # like what it stands for, it needs no state of the model
             try:
                 self._made[source] = make_predictor(actual, self._trace, self._workload, self._seed)
             except ConfigError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.predictors.statistical import Coactivation, Frequency
-from moesim.predictors.synthetic import Synthetic
+from moesim.predictors.synthetic import LOOKAHEAD, Synthetic
 from moesim.stats.prediction import top_ids
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ __all__ = [
     "Synthetic",
     "make_predictor",
 ]
+
+
+SHADOW = "shadow"
+"""How the names of whole models that decode alongside begin."""
+MADE_UP = ("synthetic:", "oracle")
+"""Sources made from the true routing, which may answer in a shadow's name."""
 
 
 class Predictor(Protocol):
@@ -145,9 +151,11 @@ def make_predictor(source: str, trace: Trace, workload: Workload, seed: int = 0)
     Parameters
     ----------
     source : str
-        ``"oracle"``; ``"synthetic:0.8"``; ``"frequency"`` or ``"coactivation"``, from calibration tables if
-        the trace has them and else counted during the run, which the suffix ``":running"`` forces; a signal
-        of the trace by its name, with or without ``"signal:"`` before it.
+        ``"oracle"``; ``"synthetic:0.8"``, or by layer ``"synthetic:0.4,0.7,0.8"``; ``"frequency"`` or
+        ``"coactivation"``, from calibration tables if the trace has them and else counted during the run, which
+        the suffix ``":running"`` forces; a signal of the trace by its name, with or without ``"signal:"``
+        before it; ``"shadow-int8:synthetic:0.8"`` or ``"shadow-int8:oracle"``, which says the same as without the
+        shadow's name, but costs what the shadow costs and like it needs no state of the model.
     trace : Trace
         What was recorded.
     workload : Workload
@@ -169,14 +177,20 @@ def make_predictor(source: str, trace: Trace, workload: Workload, seed: int = 0)
     kind, _, rest = source.partition(":")
     if kind == "signal":
         return RecordedSignal(trace, rest)
+    lookahead = LOOKAHEAD
+    if kind.startswith(SHADOW) and rest.startswith(MADE_UP):
+        source, lookahead = rest, 0
+        kind, _, rest = source.partition(":")
     if source == "oracle":
         return Oracle()
     if kind == "synthetic" and rest:
         try:
-            recall = float(rest)
+            recalls = [float(one) for one in rest.split(",")]
         except ValueError:
-            raise ConfigError(f"predictor {source!r}: expected a recall such as synthetic:0.8") from None
-        return Synthetic(trace.n_experts, recall, seed)
+            raise ConfigError(
+                f"predictor {source!r}: expected a recall such as synthetic:0.8, or one a layer such as synthetic:0.4,0.7,0.8"
+            ) from None
+        return Synthetic(trace.n_experts, recalls, seed, lookahead)
     if kind == "frequency" and rest in ("", "running"):
         return Frequency(trace, workload if rest or "activation_frequency" not in trace.tables else None)
     if kind == "coactivation" and rest in ("", "running"):

@@ -25,37 +25,44 @@ class Synthetic:
 
     Each routed expert is kept with probability ``recall`` and otherwise replaced in its place by one that was
     not routed, so that a row's ids stay distinct. The scores are the true gate weights by rank.
+    A layer's predictions do not depend on the recalls of other layers.
 
     Parameters
     ----------
     n_experts : int
         Experts of a layer. If fewer than top_k of them are not routed, recall cannot fall to 0.
-    recall : float
-        Expected share of routed experts among the predicted, 0 to 1.
+    recall : float or sequence of float
+        Expected share of routed experts among the predicted, 0 to 1; several: of layer 1, the first that is
+        predicted, of layer 2 and so on, the last of them for all the rest. Without lookahead the first is layer 0.
     seed : int
         The same seed, step, layer and row give the same answer, however often and in whatever order it is
         asked.
+    lookahead : int
+        Layers between the one whose state is needed and the one predicted; 0: no state is, as for a shadow.
     """
 
     label = "synthetic"
 
-    def __init__(self, n_experts: int, recall: float, seed: int = 0) -> None:
-        if not 0.0 <= recall <= 1.0:
-            raise ConfigError(f"predictor synthetic: expected a recall from 0 to 1, got {recall!r}")
-        self.name = f"synthetic:{recall:g}"
+    def __init__(self, n_experts: int, recall: float | Sequence[float], seed: int = 0, lookahead: int = LOOKAHEAD) -> None:
+        recalls = [float(one) for one in ([recall] if isinstance(recall, int | float) else recall)]
+        wrong = [one for one in recalls if not 0.0 <= one <= 1.0]
+        if wrong or not recalls:
+            raise ConfigError(f"predictor synthetic: expected a recall from 0 to 1, got {wrong[0] if wrong else 'none'}")
+        self.name = f"synthetic:{','.join(f'{one:g}' for one in recalls)}"
         self._n_experts = n_experts
-        self._recall = recall
+        self._recalls = np.array(recalls)
         self._seed = seed
+        self._lookahead = lookahead
         self._step: Step | None = None
         self._ready: dict[tuple[int, int], NDArray[Any]] = {}  # (micro-batch, layer) of that step -> ids
 
     def needs_layer(self, layer: int) -> int | None:
-        """Tell the layer before; None for layer 0, which is not predicted."""
-        return layer - LOOKAHEAD if layer >= LOOKAHEAD else None
+        """Tell the layer before; None for layer 0, which is not predicted, and without lookahead."""
+        return layer - self._lookahead if 0 < self._lookahead <= layer else None
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Spoil the true routing; None for layer 0."""
-        if layer < LOOKAHEAD:
+        """Spoil the true routing; None for layer 0, unless no lookahead is needed."""
+        if layer < self._lookahead:
             return None
         if step is not self._step:
             self._step, self._ready = step, {}
@@ -73,7 +80,8 @@ class Synthetic:
         top_k = routed.shape[2]
         rows = np.arange(micro.first_row, micro.first_row + micro.n_rows)
         draws = uniform(self._seed, step.index, np.array(layers), rows, top_k + self._n_experts)
-        wrong = draws[..., :top_k] >= self._recall
+        nth_layer = np.clip(np.array(layers) - self._lookahead, 0, len(self._recalls) - 1)
+        wrong = draws[..., :top_k] >= self._recalls[nth_layer][:, None, None]
         order = draws[..., top_k:]
         np.put_along_axis(order, routed, 2.0, axis=2)  # the routed ones come last
         others = np.argsort(order, axis=2, kind="stable")

@@ -7,12 +7,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+import math
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from multiprocessing.reduction import ForkingPickler
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import numpy as np
 
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
-from moesim.errors import CapacityError
+from moesim.engine.budget import initial_placement
+from moesim.errors import CapacityError, describe_exception
+from moesim.hardware import HardwareProfile, load_hardware
 from moesim.policy import Event
 from moesim.predictors.chosen import PredictorSet
 from moesim.predictors.future import FutureUse
@@ -30,20 +40,35 @@ __all__ = [
 ]  # fmt: skip
 
 
-def check_policy(make: Callable[[], Any], *, slots: Sequence[int] = (4, 8, 16, 32)) -> None:
+class _Case(NamedTuple):
+    batch_size: int
+    micro_batches: int
+    decision_ns: int
+    shape: Mapping[str, int] = MappingProxyType({})  # other than the tiny model's
+
+
+_CASES = (_Case(1, 1, 0), _Case(4, 1, 0), _Case(4, 2, 0), _Case(4, 4, 700), _Case(4, 1, 0, {"top_k": 1}))
+
+
+def check_policy(
+    make: Callable[[], Any], *, slots: Sequence[int] = (1, 4, 12, 32), hardware: HardwareProfile | None = None
+) -> None:
     """Check a policy as the registry's own are checked.
 
-    It must declare what the contract asks, store its options unchanged, place what fits, and run tiny workloads on the
-    engine - prefill and decode, one request and several, one micro-batch and several, with and without decision time -
-    each twice with the same result, while every routed expert is executed for exactly its rows if it is ``exact``.
-    The engine itself checks every action.
+    It must declare what the contract asks, store its options unchanged, place what fits, and run tiny workloads on the engine:
+    prefill and decode, one request and several, one micro-batch and several, one expert a token, with and without decision
+    time. Each runs again, by a copy that has been through a pickle, with the same result, and at last the same object does. In
+    every run each slot is settled once - each routed expert executed for exactly its rows, if the policy is ``exact`` - and
+    nothing computes with weights that are not there. The engine itself checks every action.
 
     Parameters
     ----------
     make : callable
         The class, or a function without parameters that returns a new policy.
     slots : sequence of int
-        Cache slots to try, of 32 experts in all. A policy may refuse fewer than 32 with a CapacityError.
+        Cache slots to try, of 32 experts in all; 4 are one a layer. A policy may refuse fewer than 32 with a CapacityError.
+    hardware : HardwareProfile or None
+        The machine; None: the ``profile`` that the policy names, else `tiny_machine`.
 
     Raises
     ------
@@ -56,18 +81,32 @@ def check_policy(make: Callable[[], Any], *, slots: Sequence[int] = (4, 8, 16, 3
     _check_declaration(policy)
     if inspect.isclass(make):
         _check_constructor(make)
-    for n_slots in slots:
-        for batch, micro_batches, decision_ns in ((1, 1, 0), (4, 1, 0), (4, 2, 0), (4, 4, 700)):
-            workload = tiny_workload(policy, batch, micro_batches)
-            try:
-                first = run_tiny(make(), workload, n_slots, decision_ns)
-            except CapacityError:
-                assert n_slots < 32, f"{policy!r}: does not fit even with a slot for every expert"
-                continue
-            again = run_tiny(make(), workload, n_slots, decision_ns)
-            assert first == again, f"{policy!r}: two runs of the same inputs differ"
-            if policy.exact:
-                _check_served(policy, workload[1], first)
+    for case in _CASES:
+        workload = tiny_workload(policy, case.batch_size, case.micro_batches, **case.shape)
+        for n_slots in slots:
+            _check_case(make, case, workload, n_slots, hardware)
+
+
+def _check_case(
+    make: Callable[[], Any],
+    case: _Case,
+    workload: tuple[Trace, Workload],
+    slots: int,
+    hardware: HardwareProfile | None,
+) -> None:
+    def run(policy: Any) -> Records:
+        return run_tiny(policy, workload, slots, case.decision_ns, hardware=hardware, **case.shape)
+
+    policy = make()
+    try:
+        records = run(policy)
+    except CapacityError:
+        assert slots < 32, f"{policy!r}: does not fit even with a slot for every expert"
+        return
+    assert records == run(_pickled(make())), f"{policy!r}: two runs of the same inputs differ"
+    assert records == run(policy), f"{policy!r}: an object that has run differs from a new one; build its state in place()"
+    check_slots(policy, workload, records)
+    check_weights(policy, workload, records, slots, hardware, **case.shape)
 
 
 def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **shape: Any) -> tuple[Trace, Workload]:
@@ -94,8 +133,16 @@ def tiny_workload(policy: Any, batch_size: int = 1, micro_batches: int = 1, **sh
     return trace, compose(trace, spec, require_signals=frozenset(signals))
 
 
-def run_tiny(policy: Any, workload: tuple[Trace, Workload], slots: int = 16, decision_ns: int = 0, **changes: Any) -> Records:
-    """Simulate a tiny workload on the tiny machine and return the records.
+def run_tiny(
+    policy: Any,
+    workload: tuple[Trace, Workload],
+    slots: int = 16,
+    decision_ns: int = 0,
+    *,
+    hardware: HardwareProfile | None = None,
+    **changes: Any,
+) -> Records:
+    """Simulate a tiny workload on the tiny machine, or on the profile that the policy names, and return the records.
 
     Parameters
     ----------
@@ -104,28 +151,145 @@ def run_tiny(policy: Any, workload: tuple[Trace, Workload], slots: int = 16, dec
     workload : tuple of Trace and Workload
         From `tiny_workload`.
     slots : int
-        Cache slots of the GPU, of 32 experts in all.
+        Cache slots of each GPU, of 32 experts in all.
     decision_ns : int
         Time charged for each decision at Routed.
+    hardware : HardwareProfile or None
+        Another machine.
     **changes
         Fields of the model other than `tiny_model`'s.
     """
     trace, steps = workload
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(steps))
-    tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
-    model = tiny_model(**changes)
     return simulate(
-        model=model,
-        costs=CostModel(model, tiny_machine()),
-        workload=steps,
-        policy=policy,
-        cache_slots={"gpu0": slots},
+        **_inputs(policy, workload, slots, hardware, changes),
         predictors=PredictorSet(trace, steps, {}, 0),
-        tables=tables,
         options=EngineOptions(decision_ns=decision_ns),
         policy_name=type(policy).__name__,
     )
+
+
+def check_slots(policy: Any, workload: tuple[Trace, Workload], records: Records) -> None:
+    """Check that each slot of each layer visit was settled once, and as the policy declares.
+
+    Raises
+    ------
+    AssertionError
+        If a slot was settled twice or never, if an exact policy did not execute each expert for exactly the rows routed to it,
+        or if the gate weights of what is not fresh do not add up.
+    """
+    ran: Counter[tuple[int, int, int]] = Counter()
+    for task in records.tasks:
+        if task.kind == "expert":
+            ran[task.step, task.layer, task.expert] += task.rows
+    wanted: Counter[tuple[int, int, int]] = Counter()
+    mass: dict[int, float] = defaultdict(float)
+    for step in workload[1].steps:
+        for micro in step.micro:
+            for layer, routing in enumerate(micro.layers):
+                wanted.update({(step.index, layer, expert): routing.loads[expert] for expert in routing.active})
+                mass[step.index] += 0 if routing.weights is None else routing.weights.sum(dtype=np.float64)
+    if policy.exact:
+        assert ran == wanted, f"{policy!r}: experts were executed for other rows than were routed to them"
+        assert not records.inexact, f"{policy!r}: exact, and yet not all slots are fresh"
+        return
+    settled, slots = _by_visit(ran), _by_visit(wanted)
+    for inexact in records.inexact:
+        if inexact.kind == "skipped":
+            settled[inexact.step, inexact.layer] += inexact.slots
+    assert settled == slots, f"{policy!r}: rows executed and slots skipped are not the slots there were"
+    lost: dict[int, float] = defaultdict(float)
+    for inexact in records.inexact:
+        lost[inexact.step] += inexact.mass or 0
+    for done in records.steps:
+        assert math.isclose(done.gate_mass, mass[done.step], rel_tol=1e-9), f"{policy!r}: gate weights of step {done.step}"
+        assert lost[done.step] <= done.gate_mass * (1 + 1e-9), f"{policy!r}: more than all of step {done.step} is not fresh"
+
+
+def check_weights(
+    policy: Any,
+    workload: tuple[Trace, Workload],
+    records: Records,
+    slots: int,
+    hardware: HardwareProfile | None = None,
+    **changes: Any,
+) -> None:
+    """Check that whatever was executed had its weights there from start to end; the arguments are those of `run_tiny`.
+
+    Raises
+    ------
+    AssertionError
+        If an expert was executed before its copy came, or beyond the eviction of it.
+    """
+    inputs = _inputs(policy, workload, slots, hardware, changes)
+    machine = inputs["costs"].hardware
+    copies = initial_placement(**inputs).copies
+    stays: dict[tuple[str, int, int], list[tuple[int, str]]] = {}  # device, layer, expert -> when it came and went
+    for copy in copies:
+        for expert in copy.experts:
+            stays[copy.device, copy.layer, expert] = [(0, "come")]
+    for transfer in records.transfers:
+        if transfer.last and transfer.expert >= 0:
+            unit = (machine.link(transfer.link).dst, transfer.layer, transfer.expert)
+            stays.setdefault(unit, []).append((transfer.end, "come"))
+    for eviction in records.evictions:
+        stays.setdefault((eviction.device, eviction.layer, eviction.expert), []).append((eviction.time, "go"))
+    for task in records.tasks:
+        if task.kind == "expert" and task.device not in machine.backing:
+            history = stays.get((task.device, task.layer, task.expert), [])
+            before = [what for time, what in sorted(history) if time <= task.start]
+            within = [what for time, what in history if task.start < time < task.end]
+            there = before[-1:] == ["come"] and "go" not in within
+            assert there, f"{policy!r}: {task.device} computed expert {task.expert} of layer {task.layer} without its weights"
+
+
+def _inputs(
+    policy: Any,
+    workload: tuple[Trace, Workload],
+    slots: int,
+    hardware: HardwareProfile | None,
+    changes: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what `simulate` and `initial_placement` have in common."""
+    trace, steps = workload
+    profile = getattr(policy, "profile", "")
+    machine = hardware or (_shipped(profile) if profile else tiny_machine())
+    model = tiny_model(**changes)
+    return {
+        "model": model,
+        "costs": CostModel(model, machine),
+        "workload": steps,
+        "policy": policy,
+        "cache_slots": {name: slots for name, device in machine.devices.items() if device.kind == "gpu"},
+        "tables": {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs},
+    }
+
+
+def _by_visit(of_expert: Mapping[tuple[int, int, int], int]) -> Counter[tuple[int, int]]:
+    total: Counter[tuple[int, int]] = Counter()
+    for (step, layer, _), rows in of_expert.items():
+        total[step, layer] += rows
+    return total
+
+
+def _pickled(policy: Any) -> Any:
+    """Send a policy through a pickle, as runs in other processes do; one whose class no other process could find, as it is."""
+    cls = type(policy)
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is not cls:
+        return policy
+    try:
+        return ForkingPickler.loads(ForkingPickler.dumps(policy))
+    except Exception as error:  # pickling raises whatever it meets
+        raise AssertionError(f"{policy!r}: cannot be sent to another process: {describe_exception(error)}") from error
+
+
+@cache
+def _shipped(profile: str) -> HardwareProfile:
+    return load_hardware(profile)
 
 
 def _check_declaration(policy: Any) -> None:
@@ -150,20 +314,3 @@ def _check_constructor(cls: Any) -> None:
             continue
         stored = getattr(policy, name, inspect.Parameter.empty)
         assert stored is parameter.default, f"{policy!r}: option {name}: stored {stored!r}, got {parameter.default!r}"
-
-
-def _check_served(policy: Any, workload: Workload, records: Records) -> None:
-    """Check that each routed expert of each layer visit was executed for exactly the rows routed to it."""
-    ran: dict[tuple[int, int, int], int] = {}
-    for task in records.tasks:
-        if task.kind == "expert":
-            key = (task.step, task.layer, task.expert)
-            ran[key] = ran.get(key, 0) + task.rows
-    wanted: dict[tuple[int, int, int], int] = {}
-    for step in workload.steps:
-        for micro in step.micro:
-            for layer, routing in enumerate(micro.layers):
-                for expert in routing.active:
-                    key = (step.index, layer, expert)
-                    wanted[key] = wanted.get(key, 0) + routing.loads[expert]
-    assert ran == wanted, f"{policy!r}: experts were executed for other rows than were routed to them"

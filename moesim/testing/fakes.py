@@ -38,14 +38,16 @@ def tiny_model(**changes: Any) -> ModelSpec:
     return ModelSpec(**(fields | changes))
 
 
-def tiny_machine(**changes: Any) -> HardwareProfile:
-    """Return a machine of one GPU and one CPU with round costs for the experts of `tiny_model`.
+def tiny_machine(n_gpus: int = 1, **changes: Any) -> HardwareProfile:
+    """Return a machine of one CPU and some GPUs, each on its own link, with round costs for the experts of `tiny_model`.
 
     An expert takes 2 us on the GPU (`GPU_NS`), 1 us a row on the CPU (`CPU_NS_PER_ROW`), and 3 us over the link
     (`TRANSFER_NS`).
 
     Parameters
     ----------
+    n_gpus : int
+        GPUs.
     **changes
         Other top-level entries of a hardware profile, for example ``contention``.
     """
@@ -66,6 +68,7 @@ def tiny_machine(**changes: Any) -> HardwareProfile:
             "experts": [{**curve, "base_us": assumed(base_us), "per_token_us": assumed(per_token_us)}],
         }
 
+    gpus = [f"gpu{i}" for i in range(n_gpus)]
     rate = model.expert_bytes(0) * 1e9 / TRANSFER_NS
     link = {
         "any": {"latency_us": assumed(0.0), "bytes_per_s": assumed(rate)},
@@ -77,10 +80,10 @@ def tiny_machine(**changes: Any) -> HardwareProfile:
         "compute": "gpu0",
         "backing": ["cpu0"],
         "devices": {
-            "gpu0": device("gpu", 1, GPU_NS / 1000, 0.0),
+            **{gpu: device("gpu", 1, GPU_NS / 1000, 0.0) for gpu in gpus},
             "cpu0": device("cpu", 4, 0.0, CPU_NS_PER_ROW / 1000),
         },
-        "links": {"cpu0->gpu0": link, "gpu0->cpu0": link},
+        "links": {name: link for gpu in gpus for name in (f"cpu0->{gpu}", f"{gpu}->cpu0")},
     }
     return load_hardware({**profile, **changes}, "tiny_machine")
 
@@ -124,6 +127,7 @@ class FakeView:
         self.max_tokens = max_tokens
         self.now_ns = 0
         self.slots = slots
+        self.dense_part_ns = 1000
         self.pools: dict[tuple[str, str], Pool] = {}
         self._resident: dict[tuple[str, int, int], str] = {}
         self._pending: dict[tuple[str, int, int], int] = {}
@@ -191,6 +195,14 @@ class FakeView:
     def dense_device(self, layer: int) -> str:
         """Return the compute device."""
         return self.compute
+
+    def dense_ns(self, layer: int) -> int:
+        """Return the attribute ``dense_part_ns``."""
+        return self.dense_part_ns
+
+    def foresees(self, source: str, layer: int) -> bool:
+        """Say that every source knows every layer but the first."""
+        return layer > 0
 
     def is_resident(self, layer: int, expert: int, device: str) -> bool:
         """Say whether a copy is there; a backing device has all."""

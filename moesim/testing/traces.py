@@ -54,7 +54,7 @@ def synthetic_trace(
         Whether to hold the tables ``activation_frequency``, ``activation_frequency_decode`` and
         ``coactivation``, counted on as many requests again that are not in the trace.
     signals : mapping of str to float, optional
-        Name of a signal -> its expected recall; its lookahead is one layer.
+        Name of a signal -> its expected recall; its lookahead is one layer, but a shadow's needs no state.
 
     Returns
     -------
@@ -154,9 +154,10 @@ def _signal(rng: np.random.Generator, name: str, ids: NDArray[np.int64], full: N
         np.put_along_axis(said, ids, np.where(lost, of_others, of_ids), axis=2)
         np.put_along_axis(said, best_others, np.where(lost, of_ids, of_others), axis=2)
     rows = np.arange(n_rows, dtype=np.int32)
+    facts: dict[str, Any] = {"lookahead": 0, "needs_layer_offset": None, "first_layer": 0} if name.startswith("shadow") else {}
     if n_experts <= _DENSE_UP_TO:
-        return Signal(name, rows, said.astype(np.float16))
+        return Signal(name, rows, said.astype(np.float16), **facts)
     width = min(2 * top_k, n_experts)
     best = np.argsort(-said, axis=2, kind="stable")[:, :, :width]
     kind = np.uint8 if n_experts <= 256 else np.uint16
-    return Signal(name, rows, np.take_along_axis(said, best, axis=2).astype(np.float16), best.astype(kind))
+    return Signal(name, rows, np.take_along_axis(said, best, axis=2).astype(np.float16), best.astype(kind), **facts)

@@ -62,13 +62,15 @@ def layer_costs(
     return gpu, [cpu_table[w] if w else 0 for w in loads]
 
 
-def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_start: float = 0) -> Plan:
     """Assign as DALI's Algorithm 1 does.
 
     Parameters
     ----------
     gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
         Cost of each expert on either device.
+    gpu_start : float
+        What the GPU has to do before; 0 in the paper.
 
     Returns
     -------
@@ -88,7 +90,7 @@ def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> P
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     ids.sort(key=lambda e: -abs(gpu_cost[e] - cpu_cost[e]))
     gpu, cpu = [], []
-    gpu_total: float = 0
+    gpu_total = gpu_start
     cpu_total: float = 0
     for e in ids:
         if gpu_total + gpu_cost[e] <= cpu_total + cpu_cost[e]:

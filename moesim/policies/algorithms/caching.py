@@ -6,10 +6,8 @@ says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-Unit = TypeVar("Unit")
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 
 class SwapPlan(NamedTuple):
@@ -97,24 +95,6 @@ def workload_aware_swap(
         better = [(out, new) for out, new in zip(victims, newcomers, strict=True) if scores[new] > scores[out]]
         return [out for out, _ in better], [new for _, new in better]
     return victims, newcomers
-
-
-def belady_victim(candidates: Sequence[Unit], next_use: Callable[[Unit], Any]) -> Unit:
-    """Return the candidate whose next use is farthest away, ties to the first given.
-
-    Parameters
-    ----------
-    candidates : sequence
-        At least one expert, or (layer, expert) pair.
-    next_use : callable
-        Distance or time of the next use of a candidate; anything that compares.
-
-    Examples
-    --------
-    >>> belady_victim([3, 5, 6], {3: 10, 5: 40, 6: 40}.__getitem__)
-    5
-    """
-    return max(candidates, key=next_use)
 
 
 def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:

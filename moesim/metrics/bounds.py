@@ -1,0 +1,241 @@
+"""Times that no exact policy can beat on a machine, whatever it decides and whatever it knows: `docs/bounds.md`.
+
+Two bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the other counts. Both are of
+the ``oracle`` kind: nobody need be able to reach them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+from moesim.errors import HardwareError
+from moesim.stats.cache_replay import replay_belady
+from moesim.units import NS_PER_S, ceil_div
+
+if TYPE_CHECKING:
+    from moesim.costs import CostModel
+    from moesim.model import ModelSpec
+    from moesim.workload import MicroBatch, Step, Workload
+
+_Work = tuple[int, int]  # ns of one piece of work on a GPU, and on a CPU
+
+
+class RunBounds(NamedTuple):
+    """Lower bounds of one run."""
+
+    compute_ns: int  # every expert is everywhere at all times
+    transfer_ns: int  # the links move what does not fit, unless a CPU computes it
+    fewest_fetches: int  # experts moved to GPUs if no CPU computes any
+
+    @property
+    def makespan_ns(self) -> int:
+        """The larger of the two."""
+        return max(self.compute_ns, self.transfer_ns)
+
+
+def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBounds:
+    """Bound the makespan of every exact policy.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its routing is read completely.
+    costs : CostModel
+        Model and machine; a model of its own, since it remembers what it was asked for.
+    gpu_slots : int
+        Experts that the pools of all GPUs hold together: cache, staging and prefetch buffers.
+
+    Returns
+    -------
+    RunBounds
+
+    Notes
+    -----
+    Exact: every routed row is computed by its expert on its own layer's state, so no expert of a layer visit begins before a
+    router of that visit has chosen, and the visit ends after the last; visits and steps follow each other. An expert's rows may
+    be split between devices and Runs in any way.
+    """
+    cheapest = _Cheapest(costs)
+    compute = before = 0  # the second: time in which no expert of any layer can run
+    computed: list[int] = []  # ns on a CPU, of each use of an expert
+    known: dict[tuple[object, ...], int] = {}
+    visits: list[list[tuple[int, int]]] = []
+    for step in workload.steps:
+        around = cheapest.around(step)
+        compute += around
+        before += around
+        dense = [cheapest.dense(step, micro) for micro in step.micro]
+        shared = cheapest.shared(step)
+        first = min(min(attention) + min(rest) for attention, rest in dense)  # each may be on a device of its own
+        for layer, loads in enumerate(_loads(step)):
+            visits.append([(layer, expert) for expert in loads])
+            computed += [cheapest.expert(rows)[1] for rows in loads.values()] if cheapest.n_cpus else []
+            before += first
+            key = (tuple(sorted(loads.values())), tuple(dense), tuple(shared))
+            if key not in known:
+                experts = [cheapest.expert(rows) for rows in loads.values()]
+                known[key] = first + cheapest.split(experts + shared)
+                if len(step.micro) > 1:  # experts of one run beside the dense part of another: what the lanes do in all
+                    known[key] = max(known[key], cheapest.split(experts + shared + [work for pair in dense for work in pair]))
+            compute += known[key]
+    hits, lookups = _belady(visits, costs.model, gpu_slots)
+    fewest = lookups - hits
+    transfer = _transfer_bound(fewest, _fetch_ns(costs), before, sorted(computed), cheapest.n_cpus)
+    return RunBounds(compute, transfer, fewest)
+
+
+def _loads(step: Step) -> Iterator[dict[int, int]]:
+    """Rows of each active expert, layer by layer, over the micro-batches of a step."""
+    for layers in zip(*(micro.layers for micro in step.micro), strict=True):
+        loads: dict[int, int] = {}
+        for routing in layers:
+            for expert in routing.active:
+                loads[expert] = loads.get(expert, 0) + routing.loads[expert]
+        yield loads
+
+
+class _Cheapest:
+    """The least time of each piece of work on the best GPU and on the best CPU of a machine."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        kinds = {name: device.kind for name, device in costs.hardware.devices.items()}
+        self._of_kind = [[name for name, kind in kinds.items() if kind == wanted] for wanted in ("gpu", "cpu")]
+        self.n_gpus, self.n_cpus = (len(names) for names in self._of_kind)
+        self._rates = [[Fraction(0)], [Fraction(0)]]  # of either kind, by rows: ns a row of the cheapest Run of up to so many
+        self._ratios: dict[_Work, Fraction] = {}
+
+    def expert(self, rows: int) -> _Work:
+        """Return what these rows of one expert take at least, in however many Runs: each row at the best rate of so many."""
+        for kind, rates in enumerate(self._rates):
+            for n in range(len(rates), rows + 1):
+                ns = self._least(self._of_kind[kind], self._costs.expert_ns, n)
+                rates.append(min(Fraction(ns, n), rates[-1] or Fraction(ns, n)) if ns is not None else rates[-1])
+        gpu, cpu = (int(rates[rows] * rows) for rates in self._rates)
+        return gpu, cpu
+
+    def _least(self, names: Sequence[str], cost: Callable[..., int], *args: int) -> int | None:
+        """Return the least time among devices; None if the profile says of none what it takes, so that none can do it."""
+        found = []
+        for name in names:
+            try:
+                found.append(cost(name, *args))
+            except HardwareError:
+                continue
+        return min(found, default=None)
+
+    def _pair(self, cost: Callable[..., int], *args: int) -> _Work:
+        """Return the least time on either kind; of a kind that cannot do it, the other's."""
+        gpu, cpu = (self._least(names, cost, *args) for names in self._of_kind)
+        if gpu is None and cpu is None:
+            return 0, 0
+        return (gpu if gpu is not None else cpu) or 0, (cpu if cpu is not None else gpu) or 0
+
+    def around(self, step: Step) -> int:
+        """Return the least time of what surrounds the MoE layers of a step."""
+        costs, more = self._costs, (step.work2, len(set(step.requests.tolist())))
+        parts = [
+            self._pair(costs.embedding_ns, step.n_tokens),
+            self._pair(costs.leading_ns, step.n_tokens, *more),
+            self._pair(costs.head_ns, step.n_sequences),
+        ]
+        return sum(min(pair) for pair in parts)
+
+    def dense(self, step: Step, micro: MicroBatch) -> tuple[_Work, _Work]:
+        """Return the work of a layer's attention, and of the rest of its dense part."""
+        requests = len(set(step.requests[micro.first_row : micro.first_row + micro.n_rows].tolist()))
+        attention = self._pair(self._costs.attention_ns, micro.n_rows, micro.work2, requests)
+        return attention, self._pair(self._costs.dense_ns, micro.n_rows)
+
+    def shared(self, step: Step) -> list[_Work]:
+        """Return the work of a layer's shared experts, for each micro-batch; none if the model has none."""
+        if not self._costs.model.shared_params:
+            return []
+        return [self._pair(self._costs.shared_ns, micro.n_rows) for micro in step.micro]
+
+    def split(self, work: Sequence[_Work]) -> int:
+        """Return the least T with which divisible work is done in T on all GPUs and in T on all CPUs.
+
+        The work that a GPU does best in proportion goes there first; the one at which both sides meet is divided.
+        """
+        gpus, cpus = self.n_gpus, self.n_cpus
+        if not cpus or not gpus:
+            return ceil_div(sum(pair[0 if gpus else 1] for pair in work), gpus or cpus)
+        gpu, cpu = 0, gpus * sum(c for _, c in work)  # times the devices of the other kind, so that both compare
+        for g, c in sorted(work, key=self._ratio):
+            g, c = g * cpus, c * gpus
+            if g + c and gpu + g >= cpu - c:
+                return ceil_div(gpu * c + cpu * g, (g + c) * gpus * cpus)
+            gpu, cpu = gpu + g, cpu - c
+        return 0  # no work
+
+    def _ratio(self, pair: _Work) -> Fraction:
+        if pair not in self._ratios:
+            self._ratios[pair] = Fraction(pair[0], sum(pair)) if sum(pair) else Fraction(0)
+        return self._ratios[pair]
+
+
+def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, int]:
+    """Return the hits of the best cache that fetches on demand, and the lookups.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its routing is read completely.
+    model : ModelSpec
+        Layers and experts.
+    slots : int
+        Experts that the cache holds, of any layers.
+
+    Returns
+    -------
+    hits, lookups : int
+        Of Belady's rule, with the best content at the start; a lookup is a layer visit and an expert, as in `docs/metrics.md`.
+        A cache that fetches ahead can have more hits; fetches it can only save as many.
+    """
+    visits = [[(layer, e) for e in loads] for step in workload.steps for layer, loads in enumerate(_loads(step))]
+    return _belady(visits, model, slots)
+
+
+def _belady(visits: Sequence[Sequence[tuple[int, int]]], model: ModelSpec, slots: int) -> tuple[int, int]:
+    everything = [(layer, expert) for layer in range(model.n_layers) for expert in range(model.n_experts)]
+    hits = replay_belady([everything, *visits], slots)  # as if all had been used once before: the first content is free
+    return sum(hits), len(hits) - len(everything)
+
+
+def _fetch_ns(costs: CostModel) -> Fraction:
+    """Return the least time for one expert to reach a GPU, if all links to GPUs are busy at once."""
+    n_bytes = min(costs.model.expert_bytes(layer) for layer in range(costs.model.n_layers))
+    devices = costs.hardware.devices
+    links = [link for link in costs.hardware.links if devices[link.dst].kind == "gpu"]
+    if not links:
+        return Fraction(0)
+    media = {link.medium or link.name for link in links}
+    each = min(
+        round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
+        for link in links
+        for curve in link.curves.values()
+    )
+    return Fraction(each, len(media))
+
+
+def _transfer_bound(fetches: int, fetch_ns: Fraction, before: int, computed: Sequence[int], n_cpus: int) -> int:
+    """Return the least T in which the links move what the CPUs do not compute; each use that they compute saves one fetch.
+
+    ``computed`` holds the CPU time of each use, ascending; the CPUs have all of T but the time ``before`` routers have chosen.
+    """
+    best = _up(fetches * fetch_ns)
+    taken = 0
+    for done, ns in enumerate(computed, 1):
+        taken += ns
+        busy = before + ceil_div(taken, n_cpus)
+        if busy >= best:
+            break
+        best = max(busy, _up(max(0, fetches - done) * fetch_ns))
+    return best
+
+
+def _up(value: Fraction) -> int:
+    return ceil_div(value.numerator, value.denominator)

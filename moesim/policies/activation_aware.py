@@ -1,0 +1,166 @@
+"""MoE-Infinity's replacement: by what past sequences like the present ones did, or, as released, by use over the whole run.
+
+L. Xue, Y. Fu, Z. Lu, L. Mai, M. Marina, "MoE-Infinity: Efficient MoE Inference on Personal Machines with Sparsity-Aware Expert
+Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is more than this part.
+
+| point | paper says | released code does | we do (``reading``) |
+|---|---|---|---|
+| victim | lowest activation ratio, nearer layers weighing more | the lowest count of visits since the start | ``paper``: lowest (p + 1e-8)(1 - (j - l) / (L + 1)), layers passed at 0; ``code``: lowest count |
+| its memory | matrices of past sequences | counts of all experts, kept when evicted | the same |
+| match | rows seen so far | masks these rows and compares the later ones | ``paper``: rows 0 .. l, mean cosine |
+| where past sequences come from | a data set, ahead | 1000, from the run | requests of this run that are over; before there is one, the present sequences' own counts |
+| a full store | replaced by similarity | the same | the oldest is replaced |
+| several sequences at once | - | each is matched; priorities add up | the mean over the sequences of the step |
+| ties | - | expert by expert, within it layer by layer | the same for both readings |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from moesim.policies.algorithms.activations import remaining_priority, shares, unit_rows
+from moesim.policies.base import Range
+from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policy import Fetch, Routed, StepBegin, View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class ActivationAware(Part):
+    """The one least likely to be used by sequences like these (MoE-Infinity), or, as released, used least so far.
+
+    Parameters
+    ----------
+    reading : {"paper", "code"}
+        By the closest past sequence, or by the count of visits since the start.
+    capacity : int
+        Past sequences kept; ``paper`` only. The released code keeps 1000.
+    """
+
+    admits = True
+
+    def __init__(self, *, reading: Literal["paper", "code"] = "paper", capacity: Annotated[int, Range(1)] = 1000) -> None:
+        self.reading = reading
+        self.capacity = capacity
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with nothing counted."""
+        model = setup.view.model
+        self._gpu = setup.gpu
+        self._per_layer = setup.per_layer
+        shape = (model.n_experts, model.n_layers)  # expert by expert: the first smallest is the one the ties go to
+        self._members = np.zeros(shape, np.bool_)
+        self._visits = np.zeros(shape)
+        self._values: NDArray[Any] | None = None  # of the members, inf for others; None: to be worked out
+        self._past = _Past(self.capacity, model.n_layers, model.n_experts) if self.reading == "paper" else None
+        self._now = model.n_layers - 1  # the layer routed last
+        for layer, experts in enumerate(residents):
+            self.inserted(layer, experts)
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Note whose rows are whose."""
+        if self._past is not None:
+            self._past.begin(event.requests, event.phase == "decode")
+
+    def used(self, event: Routed) -> None:
+        """Count the visit."""
+        self._now = event.layer
+        self._values = None
+        self._visits[event.active, event.layer] += 1
+        if self._past is not None:
+            self._past.count(event.layer, event.experts, event.first_row)
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Take note of experts that are being fetched into the cache."""
+        self._members[list(experts), layer] = True
+        self._values = None
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the idle one with the lowest value."""
+        if self._values is None:
+            value = self._visits if self._past is None else self._past.priority(self._now).T
+            self._values = np.where(self._members, value, np.inf)
+        found = None
+        values = self._values[:, fetch.layer] if self._per_layer else self._values.ravel()
+        busy = []
+        while found is None:
+            i = int(values.argmin())
+            if values[i] == np.inf:
+                break
+            expert, layer = (i, fetch.layer) if self._per_layer else divmod(i, self._members.shape[1])
+            if view.is_resident(layer, expert, self._gpu) and not view.is_pinned(layer, expert, self._gpu):
+                found = layer, expert
+                self._members[expert, layer] = False
+            else:
+                busy.append((i, values[i]))
+            values[i] = np.inf
+        for i, value in busy:
+            values[i] = value
+        return found
+
+    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+        """Replace nothing: replacement happens on demand."""
+        return None
+
+
+class _Past:
+    """Activation matrices of the sequences that are over, and of those under way."""
+
+    def __init__(self, capacity: int, n_layers: int, n_experts: int) -> None:
+        self._capacity = capacity
+        self._shape = (n_layers, n_experts)
+        self._n_stored = 0  # ever; the oldest are replaced
+        self._shares = np.zeros((0, *self._shape))  # of what is stored
+        self._units = np.zeros((n_layers, 0, n_experts))  # the same by layer, rows of length 1
+        self._counts: dict[int, NDArray[Any]] = {}  # request -> its matrix so far
+        self._decoded: set[int] = set()  # requests of the last decode step
+        self._order: list[int] = []  # requests of this step
+        self._row_of: NDArray[Any] = np.zeros(0, np.int64)  # of the step's rows, in that order
+        self._present = np.zeros((0, *self._shape))  # matrices of the requests of this step
+        self._likeness = np.zeros((0, 0))  # (requests, stored): sum of the cosines of the rows up to this layer
+
+    def begin(self, requests: NDArray[Any], decode: bool) -> None:
+        """Begin a step; a request that has decoded and is not in a later decode step is over."""
+        for at, request in enumerate(self._order):
+            self._counts[request] = self._present[at]
+        order, self._row_of = np.unique(requests, return_inverse=True)
+        self._order = order.tolist()
+        if decode:
+            for over in sorted(self._decoded.difference(self._order)):
+                self._store(self._counts.pop(over))
+            self._decoded = set(self._order)
+        empty = np.zeros(self._shape)
+        self._present = np.stack([self._counts.get(request, empty) for request in self._order])
+        self._likeness = np.zeros((len(self._order), len(self._shares)))
+
+    def count(self, layer: int, experts: NDArray[Any], first_row: int) -> None:
+        """Count what the rows of a micro-batch use, and compare the layer with the stored ones."""
+        rows = self._row_of[first_row : first_row + len(experts)]
+        row = self._present[:, layer]
+        np.add.at(row, (rows[:, None], experts), 1)
+        if len(self._shares):
+            these = np.unique(rows)
+            self._likeness[these] += unit_rows(row[these]) @ self._units[layer].T
+
+    def priority(self, layer: int) -> NDArray[Any]:
+        """Weigh all experts by the closest past of each sequence of this step."""
+        if len(self._shares):
+            expected = self._shares[self._likeness.argmax(axis=1)]
+        else:
+            expected = shares(self._present)
+        return remaining_priority(expected.mean(axis=0), layer)
+
+    def _store(self, counts: NDArray[Any]) -> None:
+        units = unit_rows(counts)
+        if len(self._shares) < self._capacity:
+            self._shares = np.concatenate([self._shares, shares(counts)[None]])
+            self._units = np.concatenate([self._units, units[:, None]], axis=1)
+        else:
+            at = self._n_stored % self._capacity
+            self._shares[at] = shares(counts)
+            self._units[:, at] = units
+        self._n_stored += 1

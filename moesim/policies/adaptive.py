@@ -1,0 +1,85 @@
+"""ARC as a replacement part: a cache that finds its own balance between recency and frequency.
+
+The algorithm decides at the moment of a request, the engine when a copy can start. So a victim named by ARC waits in a list until
+the engine asks, and until then it is still there: asked for meanwhile, it is requested anew, and something else leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Literal
+
+from moesim.policies.algorithms.arc import Arc
+from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policy import Fetch, Routed, View
+
+
+class ArcVictim(Part):
+    """ARC, for each layer or for the global pool (Megiddo and Modha, FAST 2003).
+
+    The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
+    their loads. A prefetch is a request, too.
+
+    Parameters
+    ----------
+    step : {"ratio", "length"}
+        By how much a remembered expert moves the target: the ratio of the two lists of remembered ones, or the whole length
+        of the other, as Fate's released code does.
+    """
+
+    admits = True
+
+    def __init__(self, *, step: Literal["ratio", "length"] = "ratio") -> None:
+        self.step = step
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with the residents, requested once each."""
+        self._gpu = setup.gpu
+        self._per_layer = setup.per_layer
+        layers = setup.view.model.n_layers if setup.per_layer else 1
+        self._caches: list[Arc[Unit]] = [Arc(setup.slots, self.step) for _ in range(layers)]
+        # Victims that the engine has not asked for yet, in the order in which ARC named them.
+        self._leaving: list[dict[Unit, None]] = [{} for _ in range(layers)]
+        for layer, experts in enumerate(residents):
+            self.inserted(layer, experts)
+
+    def used(self, event: Routed) -> None:
+        """Request what is cached, or was to leave and still is there."""
+        layer = event.layer
+        at = layer if self._per_layer else 0
+        cache, leaving = self._caches[at], self._leaving[at]
+        units = [(layer, expert) for expert in event.active]
+        self._request(at, [unit for unit in units if unit in cache or unit in leaving])
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Request what is fetched into the cache, unless it is known to be coming."""
+        at = layer if self._per_layer else 0
+        cache = self._caches[at]
+        for expert in experts:
+            if (layer, expert) not in cache:
+                self._request(at, ((layer, expert),))
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the first that ARC lets go and that is idle."""
+        at = fetch.layer if self._per_layer else 0
+        newcomer = (fetch.layer, fetch.experts[0])
+        if newcomer not in self._caches[at]:  # later requests have displaced it before it came
+            self._request(at, (newcomer,))
+        leaving, gpu = self._leaving[at], self._gpu
+        for unit in leaving:
+            if view.is_resident(*unit, gpu) and not view.is_pinned(*unit, gpu):
+                del leaving[unit]
+                return unit
+        return None
+
+    def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
+        """Replace nothing: replacement happens on demand."""
+        return None
+
+    def _request(self, at: int, units: Iterable[Unit]) -> None:
+        cache, leaving = self._caches[at], self._leaving[at]
+        for unit in units:
+            victim = cache.request(unit)
+            leaving.pop(unit, None)
+            if victim is not None:
+                leaving[victim] = None

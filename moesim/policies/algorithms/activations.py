@@ -1,0 +1,107 @@
+"""Expert activation matrices: how often each expert of each layer served a sequence, and what that says about the next layers.
+
+MoE-Infinity (arXiv:2401.14361) keeps such a matrix (EAM) of every sequence, finds the past one that is most like the present
+one so far, and takes its later rows for what is to come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SMALLEST = 1e-8  # added to each share, so that nearness still counts among experts that were never used (released code)
+
+
+def unit_rows(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Scale each row to a Euclidean length of 1; a row of zeros stays.
+
+    Parameters
+    ----------
+    counts : (..., n_experts) array
+
+    Examples
+    --------
+    >>> unit_rows(np.array([[3, 4], [0, 0]])).tolist()
+    [[0.6, 0.8], [0.0, 0.0]]
+    """
+    length = np.sqrt(np.square(counts, dtype=np.float64).sum(axis=-1, keepdims=True))
+    found: NDArray[np.float64] = np.divide(counts, length, out=np.zeros(counts.shape), where=length > 0)
+    return found
+
+
+def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+    """Scale each row to a sum of 1; a row of zeros stays.
+
+    Parameters
+    ----------
+    counts : (..., n_experts) array
+
+    Examples
+    --------
+    >>> shares(np.array([[3, 1], [0, 0]])).tolist()
+    [[0.75, 0.25], [0.0, 0.0]]
+    """
+    total = counts.sum(axis=-1, keepdims=True, dtype=np.float64)
+    found: NDArray[np.float64] = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
+    return found
+
+
+def closest(stored: NDArray[Any], present: NDArray[Any], layer: int) -> int:
+    """Find the stored matrix that is most like the present one in its rows up to a layer.
+
+    Parameters
+    ----------
+    stored : (n_stored, n_layers, n_experts) array
+        Counts of past sequences, at least one.
+    present : (n_layers, n_experts) array
+        Counts so far.
+    layer : int
+        The layer routed last; the rows after it are not compared.
+
+    Returns
+    -------
+    int
+        The first with the largest mean cosine of rows 0 .. ``layer``.
+
+    Notes
+    -----
+    The released code masks these rows and compares the others, which are empty in the first pass over a sequence.
+
+    Examples
+    --------
+    >>> past = np.array([[[2, 0], [0, 2]], [[0, 2], [2, 0]]])
+    >>> closest(past, np.array([[0, 1], [0, 9]]), 0), closest(past, np.array([[1, 1], [2, 0]]), 1)
+    (1, 1)
+    """
+    rows = unit_rows(stored[:, : layer + 1]) * unit_rows(present[: layer + 1])
+    return int(np.argmax(rows.sum(axis=(1, 2))))
+
+
+def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.float64]:
+    """Weigh the experts that a forward pass has still to come to; nearer layers weigh more.
+
+    Parameters
+    ----------
+    probability : (n_layers, n_experts) array
+        Expected share of each expert in its layer.
+    layer : int
+        The layer that the pass is at, l.
+
+    Returns
+    -------
+    (n_layers, n_experts) float64
+        ``(p + 1e-8) (1 - (j - l) / (L + 1))`` in row j >= l of L rows, and 0 in the rows passed.
+
+    Examples
+    --------
+    >>> remaining_priority(np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]]), 1).round(4).tolist()
+    [[0.0, 0.0], [1.0, 0.0], [0.1875, 0.5625]]
+    """
+    n_layers = len(probability)
+    ahead = np.arange(n_layers) - layer
+    decay = np.where(ahead >= 0, 1 - ahead / (n_layers + 1), 0.0)
+    return np.asarray((probability + SMALLEST) * decay[:, None])

@@ -1,0 +1,130 @@
+"""ARC, the adaptive replacement cache: the directory of one cache, without the data.
+
+N. Megiddo, D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Literal, TypeVar
+
+Key = TypeVar("Key")
+
+
+class Arc(Generic[Key]):
+    """Four lists, each least recently used first: T1 and T2 are in the cache, B1 and B2 remember what has left it.
+
+    T1 and B1 hold what was asked for once of late, T2 and B2 what was asked for more often; ``target`` is the size of T1 that
+    the cache aims at (the paper's p). A request of something in B1 says that T1 is too small, one in B2 that it is too large.
+
+    Parameters
+    ----------
+    capacity : int
+        Keys that the cache holds, at least 1 (the paper's c).
+    step : {"ratio", "length"}
+        By how much the target moves when a remembered key is asked for: by the ratio of the other list's length to that of
+        the list with the key, or (Fate's released code) by the other list's whole length; at least 1 in both.
+
+    Attributes
+    ----------
+    target : float
+        Keys.
+
+    Examples
+    --------
+    >>> arc = Arc(2)
+    >>> [arc.request(key) for key in "ABAC"]  # A moves to T2; B leaves for B1
+    [None, None, None, 'B']
+    >>> arc.request("B"), arc.target  # remembered: T1 should have been larger, so T2 gives way
+    ('A', 1.0)
+    >>> arc.lists()
+    (['C'], ['B'], [], ['A'])
+    """
+
+    def __init__(self, capacity: int, step: Literal["ratio", "length"] = "ratio") -> None:
+        self.capacity = capacity
+        self.step = step
+        self.target = 0.0
+        self._once: dict[Key, None] = {}  # T1; dictionaries keep the order of insertion
+        self._often: dict[Key, None] = {}  # T2
+        self._once_gone: dict[Key, None] = {}  # B1
+        self._often_gone: dict[Key, None] = {}  # B2
+
+    def __contains__(self, key: object) -> bool:
+        """Whether it is in the cache."""
+        return key in self._once or key in self._often
+
+    def request(self, key: Key) -> Key | None:
+        """Ask for a key; it is in the cache afterwards.
+
+        Parameters
+        ----------
+        key : hashable
+            What is asked for.
+
+        Returns
+        -------
+        key or None
+            What has left the cache to make room.
+        """
+        if key in self._once:
+            del self._once[key]
+            self._often[key] = None
+            return None
+        if key in self._often:
+            del self._often[key]
+            self._often[key] = None
+            return None
+        if key in self._once_gone:
+            self.target = min(self.capacity, self.target + self._by(self._often_gone, self._once_gone))
+            victim = self._replace(often=False)
+            del self._once_gone[key]
+            self._often[key] = None
+            return victim
+        if key in self._often_gone:
+            self.target = max(0, self.target - self._by(self._once_gone, self._often_gone))
+            victim = self._replace(often=True)
+            del self._often_gone[key]
+            self._often[key] = None
+            return victim
+        leaving = self._make_room()
+        self._once[key] = None
+        return leaving
+
+    def lists(self) -> tuple[list[Key], list[Key], list[Key], list[Key]]:
+        """Return T1, T2, B1 and B2, each least recently used first."""
+        return list(self._once), list(self._often), list(self._once_gone), list(self._often_gone)
+
+    def _by(self, other: dict[Key, None], own: dict[Key, None]) -> float:
+        return max(1.0, len(other) / len(own) if self.step == "ratio" else len(other))
+
+    def _make_room(self) -> Key | None:
+        """Make room for a key that no list knows (case IV)."""
+        once = len(self._once) + len(self._once_gone)
+        if once == self.capacity:
+            if len(self._once) == self.capacity:  # nothing to forget: the oldest leaves and is not remembered
+                return _pop_oldest(self._once)
+            _pop_oldest(self._once_gone)
+            return self._replace(often=False)
+        total = once + len(self._often) + len(self._often_gone)
+        if total < self.capacity:
+            return None
+        if total == 2 * self.capacity:
+            _pop_oldest(self._often_gone)
+        return self._replace(often=False)
+
+    def _replace(self, often: bool) -> Key:
+        """Let the oldest of T1 or T2 leave, and remember it; ``often``: the key that is asked for is in B2."""
+        n_once = len(self._once)
+        if n_once and (n_once > self.target or (often and n_once == self.target)):
+            victim = _pop_oldest(self._once)
+            self._once_gone[victim] = None
+        else:
+            victim = _pop_oldest(self._often)
+            self._often_gone[victim] = None
+        return victim
+
+
+def _pop_oldest(keys: dict[Key, None]) -> Key:
+    key = next(iter(keys))
+    del keys[key]
+    return key

@@ -1,0 +1,249 @@
+"""PreSched: one plan for the loads of a layer and the prefetches of the next, as pure functions over plain lists.
+
+All lists of experts are by their tokens, fewest first. Residents and experts on their way are in none of them. Numbers may be
+integers (nanoseconds, as the policy passes them) or floats (as the paper prints them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import floor
+from typing import Literal, NamedTuple
+
+from moesim.policies.algorithms.assignment import Costs
+
+NoneBetter = Literal["printed", "sentinel", "eq2"]
+
+
+class Timing(NamedTuple):
+    """What the plan knows about the machine, in one unit of time."""
+
+    cpu: Costs  # c(w), time of one expert with w tokens on the CPU
+    load: float  # x, transfer of one expert of the present layer
+    load_next: float  # the same of the next layer; the paper's experts are all of one size
+    gpu: float  # g, time of one expert on the GPU
+    dense: float  # t_attn, what the next layer does before its experts
+    in_flight: float = 0  # alpha, what is left of the transfer under way
+
+
+class CrossLayerPlan(NamedTuple):
+    """What PreSched decides in one layer."""
+
+    first: int  # i': the CPU computes current[:first], the GPU loads and computes current[first:]
+    gap: float  # T_gap: link idle until the CPU is done; negative if the loads take longer
+    queue: tuple[int, int]  # how many of the current and of the next layer's experts are in GPU_Q: always the busiest
+    share: float  # f: transfers that fit into the gap and the next layer's dense part
+    n_prefetch: int  # of the next layer's busiest experts; 0 where GPU_Q has none of them
+
+
+def gpu_queue(current: Sequence[int], upcoming: Sequence[int], timing: Timing) -> tuple[int, int]:
+    """Find the experts of two layers that are worth a transfer (PreSched step 1, equation 4).
+
+    Parameters
+    ----------
+    current, upcoming : sequence of int
+        Tokens of each expert of this layer and, as predicted, of the next; ascending.
+    timing : Timing
+        Costs.
+
+    Returns
+    -------
+    n_current, n_upcoming : int
+        How many of either list are in the queue, from its end.
+
+    Notes
+    -----
+    Both lists are merged by tokens, this layer first among equals. Member k is in the queue if loading k and all busier ones
+    (``TG``) is done before the CPU has computed k and all others (``TC``, k included, the dense part too). TG falls and TC
+    rises with k, so the queue is an upper segment; this is asserted.
+
+    Examples
+    --------
+    >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
+    >>> gpu_queue([1, 2, 6], [1, 5], timing)
+    (1, 1)
+    """
+    cpu, load, load_next, gpu, dense, in_flight = timing
+    merged = sorted([(w, False) for w in current] + [(w, True) for w in upcoming])
+    left = len(current) * load + len(upcoming) * load_next  # transfers of k and all busier ones
+    computed = dense
+    passes = []
+    for tokens, is_next in merged:
+        computed += cpu[tokens]
+        passes.append(in_flight + left + gpu < computed)
+        left -= load_next if is_next else load
+    n_upper = sum(passes)
+    queue = merged[len(merged) - n_upper :]
+    assert all(passes[len(passes) - n_upper :]), "GPU_Q is no upper segment"
+    n_next = sum(is_next for _, is_next in queue)
+    return n_upper - n_next, n_next
+
+
+def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_better: NoneBetter = "eq2") -> int:
+    """Find where the loads of the present layer begin (PreSched step 2, equation 5).
+
+    Parameters
+    ----------
+    current : sequence of int
+        Tokens of each expert of this layer, ascending.
+    n_queued : int
+        How many of them, from the end, are in GPU_Q.
+    timing : Timing
+        Costs.
+    none_better : {"printed", "sentinel", "eq2"}
+        What to do if no index passes: load the busiest expert all the same, as the printed loop does; load none; or the
+        one of these two with the smaller ``max(TG, TC)`` (equation 2), none if they are equal.
+
+    Returns
+    -------
+    int
+        i': the experts from there on are loaded; ``len(current)`` if none.
+
+    Notes
+    -----
+    Index i passes if its loads and those after it are done before the CPU has computed those before it, i excluded.
+
+    Examples
+    --------
+    >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
+    >>> first_load([1, 2, 6], 1, timing)
+    2
+    >>> [first_load([6], 1, timing, rule) for rule in ("printed", "sentinel", "eq2")]
+    [0, 1, 0]
+    """
+    cpu, load, _, gpu, _, in_flight = timing
+    n = len(current)
+    computed = sum([cpu[w] for w in current[: n - n_queued]])
+    for i in range(n - n_queued, n):
+        if in_flight + (n - i) * load + gpu < computed:
+            return i
+        computed += cpu[current[i]]
+    if none_better == "sentinel" or not n:
+        return n
+    if none_better == "printed":
+        return n - 1
+    every = sum([cpu[w] for w in current])
+    with_one = max(in_flight + load + gpu, every - cpu[current[-1]])
+    return n - 1 if with_one < every else n
+
+
+def certain_for_cpu(current: Sequence[int], timing: Timing) -> int:
+    """Count the experts of the present layer that the CPU computes whatever is predicted, and however soon the link is free.
+
+    Parameters
+    ----------
+    current : sequence of int
+        Tokens of each expert of this layer, ascending.
+    timing : Timing
+        Costs.
+
+    Returns
+    -------
+    int
+        So many from the start of the list are never loaded.
+
+    Notes
+    -----
+    The test of equation 5 does not know the prediction, which can only take experts out of GPU_Q; and a transfer under way only
+    delays loads. So the first index that passes without either is the smallest i' there can be, and if none passes at most the
+    busiest expert is loaded.
+
+    Examples
+    --------
+    >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
+    >>> certain_for_cpu([1, 2, 6], timing), certain_for_cpu([6], timing)
+    (2, 0)
+    """
+    free = timing._replace(in_flight=0)
+    return max(0, min(first_load(current, len(current), free, "sentinel"), len(current) - 1))
+
+
+def link_gap(current: Sequence[int], first: int, timing: Timing) -> float:
+    """Return how long the link is idle before the CPU is done (equation 6's T_gap); negative if it is busy for longer.
+
+    Examples
+    --------
+    >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
+    >>> link_gap([1, 2, 6], 2, timing)
+    1.0
+    """
+    computed = sum([timing.cpu[w] for w in current[:first]])
+    return computed - timing.in_flight - (len(current) - first) * timing.load
+
+
+def prefetch_count(share: float, n_upcoming: int, hit_rate: Callable[[int], float]) -> int:
+    """Round the transfers that fit to whole experts (PreSched step 4, equation 7).
+
+    Parameters
+    ----------
+    share : float
+        f, the gap and the next layer's dense part in units of one transfer.
+    n_upcoming : int
+        Experts that could be prefetched.
+    hit_rate : callable
+        Probability R_hit that the predicted expert of a rank (0: the busiest) is wanted.
+
+    Returns
+    -------
+    int
+        f rounded, half up, or one fewer; 0 to ``n_upcoming``.
+
+    Notes
+    -----
+    With |f| the rounded number, the last expert is worth it if ``R_hit (f - |f| + 1) > R_miss (|f| - f)``.
+
+    Examples
+    --------
+    >>> [prefetch_count(2 / 3, 2, lambda rank: hit) for hit in (0.33, 0.34)]
+    [0, 1]
+    >>> [prefetch_count(f, 3, lambda rank: 0.9) for f in (-2, 0.49, 0.5, 2.4, 9)]
+    [0, 0, 1, 2, 3]
+    """
+    rounded = floor(share + 0.5)
+    if rounded <= 0 or n_upcoming == 0:
+        return 0
+    if rounded > n_upcoming:
+        return n_upcoming
+    hit = hit_rate(rounded - 1)
+    return rounded if hit * (share - rounded + 1) > (1 - hit) * (rounded - share) else rounded - 1
+
+
+def cross_layer_plan(
+    current: Sequence[int],
+    upcoming: Sequence[int],
+    timing: Timing,
+    hit_rate: Callable[[int], float],
+    none_better: NoneBetter = "eq2",
+) -> CrossLayerPlan:
+    """Plan a layer and the prefetches of the next as PreSched does (its Algorithm 1).
+
+    Parameters
+    ----------
+    current, upcoming : sequence of int
+        Tokens of each expert of this layer and, as predicted, of the next, that is neither on the GPU nor on its way;
+        ascending.
+    timing : Timing
+        Costs.
+    hit_rate : callable
+        See `prefetch_count`.
+    none_better : {"printed", "sentinel", "eq2"}
+        See `first_load`.
+
+    Returns
+    -------
+    CrossLayerPlan
+        What to load and how many to prefetch.
+
+    Examples
+    --------
+    >>> timing = Timing(cpu=[0, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5], load=3, load_next=3, gpu=0.5, dense=1)
+    >>> plan = cross_layer_plan([1, 2, 6], [1, 5], timing, hit_rate=lambda rank: 0.5)
+    >>> plan.first, plan.gap, plan.queue, round(plan.share, 3), plan.n_prefetch
+    (2, 1.0, (1, 1), 0.667, 1)
+    """
+    queue = gpu_queue(current, upcoming, timing)
+    first = first_load(current, queue[0], timing, none_better)
+    gap = link_gap(current, first, timing)
+    share = (gap + timing.dense) / timing.load_next
+    n_prefetch = prefetch_count(share, len(upcoming), hit_rate) if queue[1] else 0
+    return CrossLayerPlan(first, gap, queue, share, n_prefetch)

@@ -1,0 +1,298 @@
+"""HybriMoE's splits of a layer between CPU and GPU, in the paper's form and in that of the released code.
+
+Both build a plan by simulating it. Times may be integers (nanoseconds, as the policies pass them) or floats.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Container, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from moesim.policies.algorithms.assignment import Costs, Plan
+
+_NEVER = float("inf")
+_GPU, _CPU, _LINK = range(3)
+_TIES = {"gpu": (_GPU, _CPU, _LINK), "cpu": (_CPU, _GPU, _LINK), "link": (_LINK, _GPU, _CPU)}
+_EMPTY: Mapping[int, float] = {}
+
+
+class Timings(NamedTuple):
+    """What the operations of a layer cost."""
+
+    transfer: float  # one expert to the GPU
+    gpu: Costs  # one expert by its rows
+    cpu: Costs | None  # None: nothing is computed on the CPU
+    gpu_first: float = 0  # extra for the first expert of a layer
+    cpu_first: float = 0
+
+
+class Reading(NamedTuple):
+    """How the paper's words are read."""
+
+    timeline: Literal["completion", "free"] = "completion"
+    ties: Literal["gpu", "cpu", "link"] = "gpu"
+    count_compute: bool = False
+    overtake: bool = True
+
+
+PAPER = Reading()
+
+
+class Ends(NamedTuple):
+    """When each timeline of a plan ends."""
+
+    gpu: float
+    cpu: float
+    link: float
+
+
+def queue_plan(
+    cached: Sequence[int],
+    missing: Sequence[int],
+    loads: Sequence[int],
+    costs: Timings,
+    ready: Mapping[int, float] = _EMPTY,
+    link_free: float = 0,
+    gpu_free: float = 0,
+    reading: Reading = PAPER,
+) -> Plan:
+    """Split a layer as HybriMoE's paper does: by simulating three timelines.
+
+    Parameters
+    ----------
+    cached : sequence of int
+        Active experts that are on the GPU or on their way.
+    missing : sequence of int
+        The other active experts.
+    loads : sequence of int, shape (n_experts,)
+        Rows of each expert.
+    costs : Timings
+        Of this layer.
+    ready : mapping of int to float
+        Arrival of those on their way.
+    link_free, gpu_free : float
+        When the link can begin another transfer, and the GPU its first expert.
+    reading : Reading
+        ``timeline``: whose operation is committed next, the one whose *operation* would complete first, or the timeline
+        that is *free* first. ``ties``: which timeline wins among equals; the others follow as GPU, CPU, link.
+        ``count_compute``: a transfer is not complete before its expert could have been computed. ``overtake``: the GPU
+        takes the busiest expert that is there when the busiest of all is still on its way; else it waits for that one.
+
+    Returns
+    -------
+    Plan
+        Orders of execution and of transfers, in the order of commitment. The CPU may take an expert after its transfer
+        was planned; nobody waits for that one.
+
+    Notes
+    -----
+    The schedule of the paper (2025). GPU queue: what is there, most rows first. CPU queue: what is not, fewest rows first.
+    The operations between which it chooses:
+
+    * GPU: the head of its queue, once it is there
+    * CPU: the head of its queue; if that is empty, the last of the GPU's
+    * link: the last of the CPU queue, which then moves to its place in the GPU queue
+
+    Equal rows: lower id first.
+
+    Examples
+    --------
+    Experts A B C D E with 1 1 5 4 1 rows; D and E are cached; transfer 3, GPU 2, CPU 1 a row:
+
+    >>> rows = range(6)
+    >>> queue_plan([3, 4], [0, 1, 2], [1, 1, 5, 4, 1], Timings(3, [0, 2, 2, 2, 2, 2], rows))
+    Plan(gpu=(3, 2), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=(2,))
+    """
+    transfer, gpu_cost, cpu_cost, gpu_extra, cpu_extra = costs
+    timeline, ties, count_compute, overtake = reading
+    by_completion, order = timeline == "completion", _TIES[ties]
+    gpu_queue = sorted([(-loads[e], e) for e in cached])
+    cpu_queue = sorted([(loads[e], e) for e in missing])
+    low, high = 0, len(cpu_queue)
+    arrival = dict(ready)
+    gpu_end, link_end = gpu_free, link_free
+    cpu_end: float = 0
+    gpu: list[int] = []
+    cpu: list[int] = []
+    link: list[int] = []
+    while gpu_queue or low < high:
+        place = 0
+        at_gpu = at_cpu = at_link = _NEVER
+        if gpu_queue:
+            rows, expert = gpu_queue[0]
+            start = gpu_end
+            if arrival and arrival.get(expert, 0) > gpu_end:
+                if overtake:
+                    place = _first_there(gpu_queue, arrival, gpu_end)
+                    rows, expert = gpu_queue[place]
+                start = max(gpu_end, arrival.get(expert, 0))
+            at_gpu = start + gpu_cost[-rows] + gpu_extra
+        if low < high:
+            at_link = link_end + transfer
+            if count_compute:
+                at_link += gpu_cost[cpu_queue[high - 1][0]]
+            if cpu_cost is not None:
+                at_cpu = cpu_end + cpu_cost[cpu_queue[low][0]] + cpu_extra
+        elif cpu_cost is not None:
+            at_cpu = cpu_end + cpu_cost[-gpu_queue[-1][0]] + cpu_extra
+        if by_completion:
+            a, b, c = at_gpu, at_cpu, at_link
+        else:
+            a = gpu_end if at_gpu < _NEVER else _NEVER
+            b = cpu_end if at_cpu < _NEVER else _NEVER
+            c = link_end if at_link < _NEVER else _NEVER
+        if a < b and a < c:
+            chosen = _GPU
+        elif b < a and b < c:
+            chosen = _CPU
+        elif c < a and c < b:
+            chosen = _LINK
+        else:
+            chosen = min(order, key=(a, b, c).__getitem__)
+        if chosen == _GPU:
+            gpu.append(gpu_queue.pop(place)[1])
+            gpu_end, gpu_extra = at_gpu, 0
+        elif chosen == _CPU:
+            if low < high:
+                cpu.append(cpu_queue[low][1])
+                low += 1
+            else:
+                cpu.append(gpu_queue.pop()[1])
+            cpu_end, cpu_extra = at_cpu, 0
+        else:
+            high -= 1
+            rows, expert = cpu_queue[high]
+            link_end = arrival[expert] = link_end + transfer
+            link.append(expert)
+            insort(gpu_queue, (-rows, expert))
+    return Plan(tuple(gpu), tuple(cpu), gpu_end, cpu_end, tuple(link))
+
+
+def _first_there(queue: Sequence[tuple[int, int]], arrival: Mapping[int, float], now: float) -> int:
+    """Return the place of the first expert of a queue that has arrived; if none has, of the one that arrives first."""
+    soonest, found = _NEVER, 0
+    for place, (_, expert) in enumerate(queue):
+        time = arrival.get(expert, 0)
+        if time <= now:
+            return place
+        if time < soonest:
+            soonest, found = time, place
+    return found
+
+
+def two_ended_plan(order: Sequence[int], cached: Container[int], loads: Sequence[int], costs: Timings) -> Plan:
+    """Split a layer as HybriMoE's released code does: the GPU takes from one end of a list, the CPU from the other.
+
+    Parameters
+    ----------
+    order : sequence of int
+        Active experts as the gate ranks them, which decides among equal rows.
+    cached : container of int
+        Experts that the cache holds.
+    loads : sequence of int, shape (n_experts,)
+        Rows of each expert.
+    costs : Timings
+        Of this layer; ``gpu_first`` and ``cpu_first`` are the code's intercepts.
+
+    Returns
+    -------
+    Plan
+        Orders of assignment; the GPU's transfers in the order in which it takes them.
+
+    Notes
+    -----
+    The list is the cached experts, then the others, each by rows, most first. The GPU's candidate is its head, which waits
+    for its transfer behind those counted so far; the CPU's is its tail. The one that would end first is assigned; ties go to
+    the GPU. So the CPU gets a cached expert only after it has got all others.
+
+    Examples
+    --------
+    The instance of `queue_plan`, where the CPU cannot take E as long as C is in the list, and decode with the constants of
+    the code, six experts of which four are cached:
+
+    >>> two_ended_plan([0, 1, 2, 3, 4], {3, 4}, [1, 1, 5, 4, 1], Timings(3, [0, 2, 2, 2, 2, 2], range(6))).makespan
+    6
+    >>> two_ended_plan(range(6), range(4), [1] * 6, CODE_COSTS).cpu
+    (5,)
+    """
+    transfer, gpu_cost, cpu_cost, gpu_extra, cpu_extra = costs
+    assert cpu_cost is not None
+    here = sorted([e for e in order if e in cached], key=lambda e: -loads[e])
+    queue = here + sorted([e for e in order if e not in cached], key=lambda e: -loads[e])
+    n_here = len(here)
+    gpu_end: float = 0
+    cpu_end: float = 0
+    link_end: float = 0
+    head, tail = 0, len(queue)
+    while head < tail:
+        in_list = head >= n_here
+        start = max(gpu_end, link_end + transfer) if in_list else gpu_end
+        at_gpu = start + gpu_cost[loads[queue[head]]] + gpu_extra
+        at_cpu = cpu_end + cpu_cost[loads[queue[tail - 1]]] + cpu_extra
+        if at_gpu <= at_cpu:
+            link_end += transfer if in_list else 0
+            gpu_end, gpu_extra = at_gpu, 0
+            head += 1
+        else:
+            cpu_end, cpu_extra = at_cpu, 0
+            tail -= 1
+    return Plan(tuple(queue[:head]), tuple(reversed(queue[tail:])), gpu_end, cpu_end, tuple(queue[n_here:head]))
+
+
+class PerRow:
+    """A cost in proportion to the rows, or the same whatever they are."""
+
+    def __init__(self, fixed: float, each: float = 0) -> None:
+        self._fixed, self._each = fixed, each
+
+    def __getitem__(self, rows: int, /) -> float:
+        """Return the cost."""
+        return self._fixed + self._each * rows
+
+
+CODE_CPU_PER_ROW = {"deepseek": 1.0, "mixtral": 0.2, "qwen2": 0.8}
+"""Time of a row of an expert on the CPU: in the released code for DeepSeek, in its comments for the others."""
+CODE_COSTS = Timings(0.41791011235117914, PerRow(0.5), PerRow(0, CODE_CPU_PER_ROW["deepseek"]), 0, 0.79)
+"""The constants of the released code, the same for every model and, by its comment, to be tested; presumably milliseconds."""
+
+
+def replay(plan: Plan, loads: Sequence[int], costs: Timings, ready: Mapping[int, float], link_free: float = 0) -> Ends:
+    """Carry out a plan: transfers one after the other, each device its experts in order.
+
+    Parameters
+    ----------
+    plan : Plan
+        Transfers happen in the order of ``plan.loads``; GPU experts neither there nor in ``ready`` follow in GPU order.
+    loads : sequence of int, shape (n_experts,)
+        Rows of each expert.
+    costs : Timings
+        Of this layer.
+    ready : mapping of int to float
+        Arrival of experts that need no transfer: 0 for what is on the GPU.
+    link_free : float
+        When the link can begin.
+
+    Returns
+    -------
+    Ends
+        When the GPU, the CPU and the link are done; 0, or ``link_free``, without work.
+
+    Examples
+    --------
+    >>> costs = Timings(3, [0, 2, 2], range(3))
+    >>> replay(Plan((0, 1), (2,), 0, 0), [1, 1, 2], costs, {0: 0})
+    Ends(gpu=5, cpu=2, link=3)
+    """
+    arrival = dict(ready)
+    link = link_free
+    for expert in (*plan.loads, *plan.gpu):
+        if expert not in arrival:
+            link = arrival[expert] = link + costs.transfer
+    gpu: float = 0
+    for place, expert in enumerate(plan.gpu):
+        gpu = max(gpu, arrival[expert]) + costs.gpu[loads[expert]] + (0 if place else costs.gpu_first)
+    cpu: float = 0
+    if costs.cpu is not None and plan.cpu:
+        cpu = costs.cpu_first + sum([costs.cpu[loads[e]] for e in plan.cpu])
+    return Ends(gpu, cpu, link)

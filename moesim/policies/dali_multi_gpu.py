@@ -1,0 +1,330 @@
+"""DALI on one CPU and several GPUs.
+
+"DALI: workload-aware offloading for Mixture-of-Experts inference on local PCs", arXiv, 2026, section 6.5. No code is released. The
+paper reports one CPU with two GPUs; how it divides the work between them is not at hand, so every row below is a choice of ours,
+made such that on one GPU nothing is left of the difference to ``dali``.
+
+Idea: a GPU more is a link, a cache and a queue more. So the greedy split has one more total to compare, each GPU follows the
+workload with slots of its own, and no expert is cached twice.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| assignment | - | none | Alg. 1; an expert goes to the GPU with the smallest total after adding it, if that is not larger than the CPU's |
+| its order | - | none | by the difference of the CPU's cost and the cheapest GPU's, largest first |
+| GPU cost | - | none | as ``dali``, for each GPU: an expert cached on another one counts its transfer |
+| what is cached where | - | none | disjoint sets, ``cache.ratio`` of all experts on each GPU, drawn at random at the start |
+| cache | - | none | Alg. 2 for each GPU; the experts cached nowhere are dealt out in turns, busiest first |
+| prefetch | - | none | ``prefetch_size`` for each GPU, dealt out in turns, busiest first |
+| predictions, attention, shared experts | - | none | on the profile's compute device |
+| activations of other GPUs | - | none | through the host, as the links go |
+| the rest | - | none | as ``dali`` with its defaults |
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from moesim.errors import HardwareError
+from moesim.policies.algorithms.assignment import layer_costs
+from moesim.policies.algorithms.caching import top_by_count
+from moesim.policies.algorithms.several_gpus import greedy_multi_assignment, workload_aware_swaps
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    CostTable,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+    slots_per_layer,
+)
+from moesim.policies.composed import PREFETCHED
+from moesim.policies.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
+from moesim.policies.on_demand import staging_pool
+from moesim.policies.parts import source_needs
+from moesim.policy import (
+    DEMAND,
+    PREFETCH,
+    UPDATE,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    LayerEnd,
+    Placement,
+    Pool,
+    Predict,
+    Predicted,
+    Routed,
+    Run,
+    View,
+)
+
+
+class DaliMultiGpu(PolicyBase):
+    """DALI's greedy split, prefetch and cache over one CPU and all GPUs of the machine (DALI, 2026, section 6.5).
+
+    Parameters
+    ----------
+    n_gpus : int or None
+        The first so many GPUs, the compute device before the others; None: all.
+    w_size : int
+        Visits of a layer in a window.
+    u_size : int or None
+        Experts replaced at its end on each GPU; None: the paper's for one GPU; 0: never.
+    firing : {"default", "printed"}
+        At the end of each window, or after visits 0, w, 2 w ...
+    only_if_better : bool
+        Keep a resident unless its newcomer served more rows.
+    prefetch_size : int or None
+        Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none.
+    prefetch_source : str
+        Where predictions come from.
+    lane : {"main", "side"}
+        Where predictions are computed.
+    seed : int
+        Of the residents at the start.
+    staging_slots : int or None
+        Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2.
+
+    Notes
+    -----
+    Not implemented:
+
+    * what the paper's section 6.5 says about dividing work between GPUs, whose text is not at hand
+    * copies from one GPU to another, and an assignment other than the greedy one
+    """
+
+    paper = "DALI (arXiv, 2026)"
+    profile = "rtx3090x2-epyc7532"
+    missing = (
+        "what the paper's section 6.5 says about dividing work between GPUs, whose text is not at hand",
+        "copies from one GPU to another, and an assignment other than the greedy one",
+    )
+
+    def __init__(
+        self,
+        *,
+        n_gpus: Annotated[int, Range(1)] | None = None,
+        w_size: Annotated[int, Range(1)] = 4,
+        u_size: Annotated[int, Range(0)] | None = None,
+        firing: Literal["default", "printed"] = "default",
+        only_if_better: bool = False,
+        prefetch_size: Annotated[int, Range(0)] | None = None,
+        prefetch_source: str = "signal:residual",
+        lane: Literal["main", "side"] = "main",
+        seed: int = 0,
+        staging_slots: Annotated[int, Range(1)] | None = None,
+    ) -> None:
+        self.n_gpus = n_gpus
+        self.w_size = w_size
+        self.u_size = u_size
+        self.firing = firing
+        self.only_if_better = only_if_better
+        self.prefetch_size = prefetch_size
+        self.prefetch_source = prefetch_source
+        self.lane = lane
+        self.seed = seed
+        self.staging_slots = staging_slots
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing and layer ends; predictions if something is prefetched."""
+        return frozenset({Routed, LayerEnd} if self.prefetch_size == 0 else {Routed, LayerEnd, Predicted})
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The prediction source's signal."""
+        return frozenset() if self.prefetch_size == 0 else source_needs(self.prefetch_source)
+
+    # ------------------------------------------------------------------------------------------------------- the start
+    def place(self, view: View) -> Placement:
+        """Draw disjoint residents; give each GPU its pools."""
+        model = view.model
+        many = model.n_experts > FEW_EXPERTS
+        self._u_size = PUBLISHED_U_SIZE[many] if self.u_size is None else self.u_size
+        self._size = PUBLISHED_PREFETCH_SIZE[many] if self.prefetch_size is None else self.prefetch_size
+        self._cpu = cpu_of(view, "dali-multi-gpu")
+        self._cpu_ns = CostTable(view, self._cpu)
+        self._gpus = [_Gpu(view, name) for name in self._names(view)]
+        self._now = (-1, -1)  # step and layer routed last
+        self._scores = [[0] * model.n_experts for _ in range(model.n_layers)]
+        self._visits = [0] * model.n_layers
+        self._about = (-1, -1)  # step and layer that the counts of predicted rows speak about
+        self._counts: list[int] = []
+        self._chosen: set[int] = set()
+        slots = [
+            min(slots_per_layer(view, gpu.name, "dali-multi-gpu", 0), model.n_experts // len(self._gpus)) for gpu in self._gpus
+        ]
+        draw = random.Random(self.seed)
+        for _ in range(model.n_layers):
+            drawn = draw.sample(range(model.n_experts), sum(slots))
+            for gpu, count in zip(self._gpus, slots, strict=True):
+                gpu.members.append(set(drawn[:count]))
+                del drawn[:count]
+        pools = []
+        for gpu, count in zip(self._gpus, slots, strict=True):
+            pools.append(Pool(gpu.name, CACHE, count * slot_bytes(view), per_layer=True))
+            pools.append(staging_pool(view, gpu.name, self.staging_slots))
+            if self._size:
+                pools.append(Pool(gpu.name, PREFETCHED, min(self._size, model.n_experts) * slot_bytes(view)))
+        copies = [Copy(i, sorted(at), gpu.name) for gpu in self._gpus for i, at in enumerate(gpu.members) if at]
+        return Placement(copies=copies, pools=pools)
+
+    def _names(self, view: View) -> list[str]:
+        first = gpu_of(view, "dali-multi-gpu")
+        names = [first, *(name for name in view.gpus if name != first)]
+        if self.n_gpus is not None and self.n_gpus > len(names):
+            raise HardwareError(
+                f"policy dali-multi-gpu: n_gpus: expected at most the {len(names)} GPUs of the hardware profile, got {self.n_gpus}"
+            )
+        return names[: self.n_gpus]
+
+    # ---------------------------------------------------------------------------------------------------------- events
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Split a routed layer; prefetch what is predicted; tidy up at the end of a layer."""
+        kind = type(event)
+        if kind is Routed:
+            return self._routed(event, view)
+        if kind is LayerEnd:
+            return self._layer_end(event.layer, view)
+        return self._predicted(event, view)
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        layer, loads = event.layer, event.loads
+        self._now = (event.step, layer)
+        actions: list[Action] = []
+        if self._size and not event.mb and layer + 1 < view.model.n_layers:
+            device = view.dense_device(layer)
+            actions.append(Predict(event.step, layer + 1, self.prefetch_source, device, self.lane))
+        scores = self._scores[layer]
+        for expert in event.active:
+            scores[expert] += loads[expert]
+        resident = [view.residency(layer, gpu.name) for gpu in self._gpus]
+        costs = [gpu.costs(event, here, self._cpu_ns, view) for gpu, here in zip(self._gpus, resident, strict=True)]
+        plan = greedy_multi_assignment([on_gpu for on_gpu, _ in costs], costs[0][1])
+        if plan.cpu:
+            actions.append(Run(layer, plan.cpu, self._cpu))
+        for gpu, here, experts in zip(self._gpus, resident, plan.gpus, strict=True):
+            if experts:
+                misses = sorted([e for e in experts if not here[e]], key=lambda e: (-loads[e], e))
+                actions += gpu.load(layer, misses, view)
+                actions.append(Run(layer, [*(e for e in experts if here[e]), *misses], gpu.name))
+        return actions
+
+    def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
+        step, now = self._now
+        if step == event.step and now >= event.layer:
+            return ()  # too late: that layer is routed
+        if self._about != (event.step, event.layer):
+            self._about = (event.step, event.layer)
+            self._counts = [0] * view.model.n_experts
+            self._chosen = set()
+        for row in event.ids[:, : view.model.top_k].tolist():
+            for expert in row:
+                self._counts[expert] += 1
+        return self._prefetch(event.layer, top_by_count(self._counts, self._size * len(self._gpus)), view)
+
+    def _prefetch(self, layer: int, top: Sequence[int], view: View) -> list[Action]:
+        """Deal out what is on no GPU, in turns over all predictions about a layer."""
+        resident = [view.residency(layer, gpu.name) for gpu in self._gpus]
+        dealt: list[list[int]] = [[] for _ in self._gpus]
+        for expert in top:
+            turn = len(self._chosen)
+            if turn < self._size * len(self._gpus) and expert not in self._chosen and not any(at[expert] for at in resident):
+                self._chosen.add(expert)
+                dealt[turn % len(self._gpus)].append(expert)
+        actions: list[Action] = []
+        for gpu, experts in zip(self._gpus, dealt, strict=True):
+            wanted = [e for e in experts if not view.is_pending(layer, e, gpu.name)]
+            if wanted:
+                gpu.ahead.setdefault(layer, []).extend(wanted)
+                actions.append(Fetch(layer, wanted, gpu.name, PREFETCH, PREFETCHED))
+        return actions
+
+    def _layer_end(self, layer: int, view: View) -> list[Action]:
+        visit = self._visits[layer]
+        self._visits[layer] = visit + 1
+        swaps: list[list[tuple[int, int]]] = [[] for _ in self._gpus]
+        if not (visit if self.firing == "printed" else visit + 1) % self.w_size:
+            members = [gpu.members[layer] for gpu in self._gpus]
+            swaps = workload_aware_swaps(self._scores[layer], members, self._u_size, self.only_if_better)
+            self._scores[layer] = [0] * len(self._scores[layer])
+        actions: list[Action] = []
+        for gpu, pairs in zip(self._gpus, swaps, strict=True):
+            actions += gpu.layer_end(layer, pairs, view)
+        return actions
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Name what has been used, or replaced."""
+        if fetch.pool == STAGING:
+            return idle_resident(view, fetch)
+        gpu = next(gpu for gpu in self._gpus if gpu.name == fetch.device)
+        return gpu.replaced(fetch, view) if fetch.pool == CACHE else gpu.spent(fetch, self._now[1], view)
+
+
+class _Gpu:
+    """One GPU: what it caches, and what is on its way there ahead of time."""
+
+    def __init__(self, view: View, name: str) -> None:
+        self.name = name
+        self.members: list[set[int]] = []  # of its cache, by layer
+        self.ahead: dict[int, list[int]] = {}  # layer -> experts fetched into its prefetch pool
+        self._compute_ns = CostTable(view, name)
+        self._load_ns = [view.costs.fetch_ns(view.host, name, None, layer) for layer in range(view.model.n_layers)]
+
+    def costs(self, event: Routed, resident: bytes, cpu_ns: CostTable, view: View) -> tuple[list[float], list[float]]:
+        """Return the cost of each expert here and on the CPU, what is left of a transfer under way included."""
+        layer = event.layer
+        waiting = [0] * len(resident)
+        for expert in event.active:
+            if not resident[expert]:
+                pending = view.is_pending(layer, expert, self.name)
+                waiting[expert] = view.remaining_ns(layer, expert, self.name) if pending else self._load_ns[layer]
+        return layer_costs(event.loads, waiting, self._compute_ns, cpu_ns)
+
+    def load(self, layer: int, misses: list[int], view: View) -> list[Action]:
+        """Fetch what is not here; what is on its way already only becomes more urgent."""
+        ahead = self.ahead.get(layer, ())
+        early = [e for e in misses if e in ahead and view.is_pending(layer, e, self.name)]
+        rest = [e for e in misses if e not in early]
+        both = ((early, PREFETCHED), (rest, STAGING))
+        return [Fetch(layer, experts, self.name, DEMAND, pool) for experts, pool in both if experts]
+
+    def layer_end(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[Action]:
+        """Drop what was transient, and swap; a newcomer on its way to another pool is left for a later window."""
+        held = layer_residents(view, self.name, STAGING, layer)
+        if (ahead := self.ahead.pop(layer, None)) is not None:
+            held += layer_residents(view, self.name, PREFETCHED, layer)
+            held += [e for e in ahead if view.is_pending(layer, e, self.name)]
+        pairs = [(out, new) for out, new in pairs if not view.is_pending(layer, new, self.name)]
+        victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
+        self.members[layer].difference_update(victims)
+        self.members[layer].update(newcomers)
+        held = [e for e in held if e not in victims]
+        actions: list[Action] = [Drop(layer, experts, self.name) for experts in (victims, held) if experts]
+        if newcomers:
+            actions.append(Fetch(layer, newcomers, self.name, UPDATE, CACHE))
+        return actions
+
+    def replaced(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Name a copy that was replaced while it was on its way."""
+        for expert in layer_residents(view, self.name, CACHE, fetch.layer):
+            if expert not in self.members[fetch.layer] and not view.is_pinned(fetch.layer, expert, self.name):
+                return fetch.layer, expert
+        return None
+
+    def spent(self, fetch: Fetch, now: int, view: View) -> tuple[int, int] | None:
+        """Name a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""
+        for layer, experts in self.ahead.items():
+            if layer <= now or fetch.urgency == DEMAND:
+                for expert in experts:
+                    if view.is_resident(layer, expert, self.name) and not view.is_pinned(layer, expert, self.name):
+                        experts.remove(expert)
+                        return layer, expert
+        return None

@@ -1,0 +1,463 @@
+"""DAOP: experts swapped once a prompt, and decoding that predicts a layer ahead so that the CPU can begin early.
+
+Y. Zhang, S. Aggarwal, T. Mitra, "DAOP: Data-Aware Offloading and Predictive Pre-Calculation for Efficient MoE Inference", DATE
+2025; the authors released code.
+
+Idea: what a prompt activates is what its answer will activate, so swap busy experts in during prefill and move nothing
+afterwards. In decode an expert on the CPU is slow but its place is known: predict it one layer ahead, compute it on the previous
+layer's state while the GPU is busy, and where a prediction would keep the CPU too busy, take a GPU expert instead.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| start | most frequent experts of calibration, an equal share a layer, the rest to the globally most frequent | the same, counted in decode | the same (``placement``) |
+| swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, pair by pair | the same | the same; ``swap=False``: none |
+| swap if | w_hot >= 1.05 w_cold | w_hot > 1.05 w_cold | ``swap_if: above``, else two idle experts swap; ``at-least`` as printed |
+| cold list | experts on the GPU | all experts; an idle one on the CPU takes a place, so the hottest may stay there | ``cold_list: gpu-only`` (paper), ``mixed`` (code) |
+| cost of a swap | hidden behind computing | module moves from pageable memory on the compute stream | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |
+| the expert that leaves | moved to the CPU | moved to the CPU | copied back, and computed there when it has arrived; ``writeback=False``: the host keeps a copy |
+| memory while swapping | not stated | - | overlapped: ``swap_buffers`` spare slots, so that both directions move at once |
+| after the swaps | every expert where it is, in parallel | Fiddler's rule: an expert on the CPU with many rows is copied through one buffer and dropped | ``assignment: resident`` (paper), ``threshold`` (code, with the engine's costs) |
+| its constants | - | ms a row on the CPU, ms a load: A100 5, 40 (Mixtral), 2.5, 25 (Phi), 16, 86 (8x22B); A6000 8.5, 210 (Mixtral), 3.5, 30 (Phi) | ``assignment: {name: fixed-threshold, cpu_ms: 5, load_ms: 40}`` |
+| next request | not stated | starts from the swapped placement | the same; ``reset=True``: swaps start from the initial placement |
+| first layers, decode | blocks 0..4: own gate | the same (``first_predict_layer`` 5) | the same |
+| their order | CPU and GPU in parallel | CPU experts one by one, then GPU experts | ``serial=False`` (paper), ``True`` (code; prefill: the CPU after the last copy) |
+| later layers, decode | experts and weights as predicted from the layer before | the same; the own gate is never asked | the same; the own gate where there is no prediction in time |
+| pre-calculation | CPU experts on the previous layer's state | the same, by a pool of two threads | the same, on the one CPU; ``precalculate=False``: own gates throughout |
+| order on the CPU, block 4 | not stated | its own experts and the job for block 5 overlap | ``first_on_cpu: current``, or ``next`` |
+| degradation | both of two predicted on the CPU: the lower gives way to the best on the GPU | the same | the same; ``degrade=False``: none |
+| top-k above 2 | undefined | undefined | at most ``cpu_experts`` of a row stay on the CPU, top_k // 2 by default |
+| batches | 1 | 1 | row by row, rows of one expert together |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from moesim.model import ModelSpec
+from moesim.policies.algorithms.daop import SWAP_FACTOR, degraded, prefill_swaps, swaps_from
+from moesim.policies.assigning import Resident
+from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
+from moesim.policies.composed import PartSpec
+from moesim.policies.exchanging import LEAVING, Exchange
+from moesim.policies.part_names import make_part
+from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
+from moesim.policy import (
+    DEMAND,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Placement,
+    Pool,
+    Predict,
+    Predicted,
+    Ran,
+    Routed,
+    Run,
+    StepBegin,
+    View,
+)
+
+PLACEHOLDER = "placeholder"  # of the one expert that is copied for one use
+DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}
+_Awaited = tuple[int, int, str]  # (layer, expert, device): an arrival on a GPU, a Run on a CPU
+_PREDICTION = -1  # in place of the expert: what is awaited is the prediction about that layer
+
+
+class DaopPaper(PolicyBase):
+    """Prefill swaps, then pre-calculation of predicted experts on the CPU, as the paper says (DAOP, DATE 2025).
+
+    Parameters
+    ----------
+    placement : str, mapping or part
+        Residents at the start; in a pool for all layers, so that a remainder of slots is used.
+    swap : bool
+        Swap hot experts for cold ones in prefill.
+    swap_factor : float
+        By how much the hot one must be busier.
+    swap_if : {"above", "at-least"}
+        Whether exactly that much is enough.
+    cold_list : {"gpu-only", "mixed"}
+        Candidates to leave: experts on the GPU, or as the released code lists them.
+    swap_cost : {"overlapped", "serial"}
+        Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs.
+    swap_buffers : int
+        Spare slots for experts that are leaving, if swaps are overlapped.
+    writeback : bool
+        Copy what leaves back to the host. False: the host has kept a copy, and leaving is free.
+    reset : bool
+        Each new batch of requests starts from the initial placement: swaps are chosen from there, and each layer moves what
+        its present placement does not share with the outcome.
+    assignment : str, mapping or part
+        Which device runs an expert in prefill after the swaps. What it sends to the GPU and is not there is copied through
+        a buffer of one expert and dropped.
+    serial : bool
+        One thread does one thing after the other: in decode the CPU's experts, then the GPU's, where the layer's own gate is
+        asked; in prefill the CPU's after the last copy has arrived.
+    first_predict_layer : int
+        First layer (from 0) of which the predicted experts are executed.
+    precalculate : bool
+        Predict at all; False: own gates throughout.
+    degrade : bool
+        Replace predicted experts of which too many are on the CPU.
+    cpu_experts : int or None
+        Predicted experts of a row that may be on the CPU; None: half of top_k, rounded down.
+    source : str
+        Where predictions come from.
+    first_on_cpu : {"current", "next"}
+        In the last layer with its own gate: its own CPU experts first, or those of the next layer (in the order in which the
+        released code submits them; from the second such visit on, when it is known that a prediction comes).
+    pageable : bool
+        Copies at the rate of pageable memory, whatever the experiment says.
+
+    Notes
+    -----
+    Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before. The replay is
+    conditioned on the recorded routing, from which the hidden states would have diverged. Where weights are renormalised costs
+    no time, and the gate that is not asked saves none. A prediction that scores only its best experts says nothing about the
+    others: degradation then takes the one on the GPU with the lowest id. With several micro-batches the loads of the first
+    decide the swaps. Not implemented:
+
+    * serial: in the released code a copy through the buffer also waits for the kernels queued before it
+    * the thread pool of the pre-calculation, which shares the cores with the main thread
+    * the constants of the MI100 platform
+    """
+
+    paper = "DAOP (DATE 2025)"
+    missing: tuple[str, ...] = (
+        "serial: in the released code a copy through the buffer also waits for the kernels queued before it",
+        "the thread pool of the pre-calculation, which shares the cores with the main thread",
+        "the constants of the MI100 platform",
+    )
+    exact = False
+    oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
+
+    def __init__(
+        self,
+        *,
+        placement: PartSpec | PlacementPart = DECODE_FREQUENCY,
+        swap: bool = True,
+        swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR,
+        swap_if: Literal["above", "at-least"] = "above",
+        cold_list: Literal["gpu-only", "mixed"] = "gpu-only",
+        swap_cost: Literal["overlapped", "serial"] = "overlapped",
+        swap_buffers: Annotated[int, Range(0)] = 1,
+        writeback: bool = True,
+        reset: bool = False,
+        assignment: PartSpec | AssignmentPart = "resident",
+        serial: bool = False,
+        first_predict_layer: Annotated[int, Range(1)] = 5,
+        precalculate: bool = True,
+        degrade: bool = True,
+        cpu_experts: Annotated[int, Range(0)] | None = None,
+        source: str = "signal:gate_next1",
+        first_on_cpu: Literal["current", "next"] = "current",
+        pageable: bool = False,
+    ) -> None:
+        self.placement = placement
+        self.swap = swap
+        self.swap_factor = swap_factor
+        self.swap_if = swap_if
+        self.cold_list = cold_list
+        self.swap_cost = swap_cost
+        self.swap_buffers = swap_buffers
+        self.writeback = writeback
+        self.reset = reset
+        self.assignment = assignment
+        self.serial = serial
+        self.first_predict_layer = first_predict_layer
+        self.precalculate = precalculate
+        self.degrade = degrade
+        self.cpu_experts = cpu_experts
+        self.source = source
+        self.first_on_cpu = first_on_cpu
+        self.pageable = pageable
+
+    @cached_property
+    def parts(self) -> tuple[PlacementPart, AssignmentPart]:
+        """Placement and assignment, built from their names at the first use."""
+        return make_part("placement", self.placement), make_part("assignment", self.assignment)
+
+    @property
+    def streams(self) -> bool:
+        """Whether the assignment may send an expert to the GPU that is not there."""
+        return not isinstance(self.parts[1], Resident)
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Steps for their phase, routing and arrivals; predictions, Runs and layer ends where the options want them."""
+        events: set[type] = {StepBegin, Routed, Fetched}
+        if self.precalculate:
+            events.add(Predicted)
+        if self.serial:
+            events.add(Ran)
+        if self.streams:
+            events.add(LayerEnd)
+        return frozenset(events)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The calibration table, and the signal that predicts."""
+        signal = source_needs(self.source) if self.precalculate else frozenset()
+        return signal.union(*(part.needs for part in self.parts))
+
+    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
+        """Return the curve of pageable memory where the copies are module moves."""
+        return ("pageable", None) if self.pageable else None
+
+    def place(self, view: View) -> Placement:
+        """Fill all slots from calibration; add the buffers that the options ask for."""
+        placement, assignment = self.parts
+        model = view.model
+        gpu = self._gpu = gpu_of(view, "daop")
+        self._cpu = cpu_of(view, "daop")
+        setup = Setup(view, gpu, self._cpu, view.cache_slots(gpu), per_layer=False)
+        residents = placement.choose(setup)
+        assignment.start(setup)
+        self._initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]
+        self._on_gpu = [bytearray(row) for row in self._initial]  # where DAOP keeps each expert; copies may be on their way
+        self._allowed = model.top_k // 2 if self.cpu_experts is None else self.cpu_experts
+        self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
+        n_buffers = self.swap_buffers if self.swap and self.swap_cost == "overlapped" and self.writeback else 0
+        self._exchange = Exchange(gpu, view.host, self.writeback, n_buffers)
+        self._decode, self._first_chunk, self._last_chunk, self._answered = False, True, True, False
+        self._begin_layers(0)
+        pools = [Pool(gpu, CACHE, sum(len(here) * model.expert_bytes(at) for at, here in enumerate(residents)))]
+        if n_buffers:
+            pools.append(Pool(gpu, LEAVING, n_buffers * slot_bytes(view)))
+        if self.streams:
+            pools.append(Pool(gpu, PLACEHOLDER, slot_bytes(view)))
+        return Placement([Copy(layer, here, gpu) for layer, here in enumerate(residents) if here], pools)
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give up an expert in the buffer that has been computed; the rest leaves only in a swap."""
+        return idle_resident(view, fetch) if fetch.pool == PLACEHOLDER else None
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Swap and assign in prefill; predict, pre-calculate and execute in decode."""
+        kind = type(event)
+        if kind is Routed:
+            return self._routed(event, view)
+        if kind is Predicted:
+            return self._predicted(event, view)
+        if kind is Fetched:
+            if event.device != self._gpu:
+                return self._exchange.arrived(event.layer, event.expert)
+            return self._happened((event.layer, event.expert, event.device), view)
+        if kind is Ran:
+            return self._happened((event.layer, event.experts[0], event.device), view)
+        if kind is LayerEnd:
+            held = layer_residents(view, self._gpu, PLACEHOLDER, event.layer)
+            return (Drop(event.layer, held, self._gpu),) if held else ()
+        return self._step_begin(event)
+
+    # ------------------------------------------------------------------------------------------------ steps and layers
+    def _begin_layers(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._now = -1  # the layer routed last in this step
+        self._told: list[Predicted] = []  # predictions about the next layer, by micro-batch
+        self._planned: dict[tuple[int, int], dict[int, list[int]]] = {}  # (layer, micro-batch) -> GPU expert -> rows
+        self._swaps: deque[tuple[int, int]] = deque()  # serial: (hot, cold) of this layer, not begun
+        self._todo: dict[str, list[int]] = {"gpu": [], "cpu": []}  # experts of this layer whose Run is not returned yet
+        self._awaited: set[_Awaited] = set()  # what the one thread waits for
+
+    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+        self._begin_layers(len(event.requests))
+        self._decode = event.phase == "decode"
+        self._first_chunk, self._last_chunk = self._last_chunk, event.last_chunk
+        return ()
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        layer, mb = event.layer, event.mb
+        actions: list[Action] = []
+        if not mb:
+            self._now = layer
+            ahead = layer + 1
+            if self.precalculate and self._decode and self.first_predict_layer <= ahead < view.model.n_layers:
+                actions.append(Predict(event.step, ahead, self.source, view.dense_device(layer)))
+                if ahead == self.first_predict_layer and self.first_on_cpu == "next" and self._answered:
+                    self._awaited.add((ahead, _PREDICTION, ""))
+        planned = self._planned.pop((layer, mb), None)
+        if planned is not None:
+            actions += [Run(layer, (expert,), self._gpu, rows) for expert, rows in planned.items()]
+            return actions
+        on_gpu = self._on_gpu[layer]
+        if self._decode:
+            gpu, cpu = [e for e in event.active if on_gpu[e]], [e for e in event.active if not on_gpu[e]]
+        else:
+            if self.swap and not mb:
+                actions += self._swap(layer, event, view)
+            waiting = [0 if here else self._load_ns[layer] for here in on_gpu]
+            plan = self.parts[1].assign(layer, event.loads, waiting)
+            leaving = [e for e in plan.gpu if self._exchange.is_leaving(layer, e)]  # whatever the plan: the host runs those
+            gpu, cpu = [e for e in plan.gpu if e not in leaving], [*plan.cpu, *leaving]
+        # Rows of several micro-batches that no Run has taken go with the first one.
+        taken = {*self._todo["gpu"], *self._todo["cpu"]}
+        self._todo["gpu"] += [e for e in gpu if e not in taken]
+        self._todo["cpu"] += [e for e in cpu if e not in taken]
+        return actions + self._go_on(view)
+
+    # --------------------------------------------------------------------------------------------------------- swaps
+    def _swap(self, layer: int, event: Routed, view: View) -> list[Action]:
+        loads, on_gpu = event.loads, self._on_gpu[layer]
+        back = self.reset and self._first_chunk
+        start = self._initial[layer] if back else on_gpu
+        pairs = prefill_swaps(
+            loads, start, factor=self.swap_factor, strict=self.swap_if == "above", mixed=self.cold_list == "mixed",
+            prompt_tokens=len(event.experts),
+        )  # fmt: skip
+        if back:
+            pairs = swaps_from(on_gpu, start, pairs, loads)
+        pairs = self._change_places(layer, pairs, view)
+        if self.swap_cost == "serial":
+            self._swaps.extend(pairs)
+            return []
+        return self._exchange.start(layer, pairs)
+
+    def _change_places(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[tuple[int, int]]:
+        """Note that experts change places; those that are still moving stay where they are going."""
+        on_gpu, found = self._on_gpu[layer], []
+        for new, old in pairs:
+            if not self._exchange.is_leaving(layer, new) and view.is_resident(layer, old, self._gpu):
+                on_gpu[new], on_gpu[old] = 1, 0
+                found.append((new, old))
+        return found
+
+    # ------------------------------------------------------------------------------------------------------ execution
+    def _happened(self, what: _Awaited, view: View) -> Iterable[Action]:
+        """Go on if this was the last that the thread has waited for."""
+        if what not in self._awaited:
+            return ()
+        self._awaited.remove(what)
+        return self._go_on(view)
+
+    def _go_on(self, view: View) -> list[Action]:
+        """Do what is to be done in this layer, until something must be waited for."""
+        layer = self._now
+        actions: list[Action] = []
+        while not self._awaited and self._swaps:
+            pair = self._swaps.popleft()
+            self._awaited.add((layer, pair[0], self._gpu))
+            actions += self._exchange.start(layer, [pair])
+        for side in ("cpu", "gpu") if self._decode else ("gpu", "cpu"):
+            experts = self._todo[side]
+            if experts and not self._awaited:
+                self._todo[side] = []
+                actions += self._run_cpu(layer, experts) if side == "cpu" else self._run_gpu(layer, experts, view)
+        return actions
+
+    def _run_gpu(self, layer: int, experts: Sequence[int], view: View) -> list[Action]:
+        gpu, on_gpu = self._gpu, self._on_gpu[layer]
+        here = view.residency(layer, gpu)
+        streamed = [e for e in experts if not on_gpu[e]]
+        kept = [e for e in experts if on_gpu[e]]
+        actions: list[Action] = []
+        if streamed:
+            actions.append(Fetch(layer, streamed, gpu, DEMAND, PLACEHOLDER))
+        if self.serial:  # with several micro-batches an expert may still be in the buffer
+            self._awaited.update((layer, e, gpu) for e in streamed if not here[e])
+        actions.append(Run(layer, sorted(kept, key=lambda e: not here[e]) + streamed, gpu))
+        return actions
+
+    def _run_cpu(self, layer: int, experts: Sequence[int]) -> list[Action]:
+        if self.serial and self._decode:
+            self._awaited.update((layer, e, self._cpu) for e in experts)
+        return self._exchange.when_there([Run(layer, (e,), self._cpu) for e in experts])
+
+    # ---------------------------------------------------------------------------------------------------- predictions
+    def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
+        """Submit the CPU's share of the next layer once all its rows are predicted; keep the GPU's until it is routed."""
+        layer, top_k = event.layer, view.model.top_k
+        if not event.mb:
+            self._told = []
+        if layer <= self._now or event.mb != len(self._told) or event.ids.shape[1] < top_k:
+            return ()  # too late, or not for every row: the layer's own gate decides
+        self._told.append(event)
+        if sum(len(one.ids) for one in self._told) < self._n_rows:
+            return ()
+        self._answered = True
+        on_gpu = self._on_gpu[layer]
+        ahead: dict[int, list[int]] = {}
+        first = 0
+        for told in self._told:
+            rows_of: dict[int, list[int]] = {}
+            for row, chosen in enumerate(self._chosen(told, on_gpu, top_k), first):
+                for expert in chosen:
+                    (rows_of if on_gpu[expert] else ahead).setdefault(expert, []).append(row)
+            self._planned[layer, told.mb] = dict(sorted(rows_of.items()))
+            first += len(told.ids)
+        runs = [Run(layer, (expert,), self._cpu, rows, self._now) for expert, rows in sorted(ahead.items())]
+        return [*self._exchange.when_there(runs), *self._happened((layer, _PREDICTION, ""), view)]
+
+    def _chosen(self, event: Predicted, on_gpu: Sequence[int], top_k: int) -> list[list[int]]:
+        """Return the experts of each row, degraded where too many are on the CPU."""
+        found: list[list[int]] = event.ids.tolist()
+        chosen = [ids[:top_k] for ids in found]
+        if not self.degrade:
+            return chosen
+        for row, ids in enumerate(chosen):
+            if sum(not on_gpu[e] for e in ids) > self._allowed:
+                if event.scores is not None and event.scores.shape[1] == len(on_gpu):
+                    scores = event.scores[row].tolist()
+                else:  # in the order of the ids that were given, then all others alike
+                    scores = [0] * len(on_gpu)
+                    for place, expert in enumerate(found[row]):
+                        scores[expert] = len(found[row]) - place
+                chosen[row] = degraded(ids, scores, on_gpu, self._allowed)
+        return chosen
+
+
+class DaopCode(DaopPaper):
+    """Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025).
+
+    The options are those of `DaopPaper`, and so is everything else; only the defaults differ: the mixed cold list, serial
+    swaps from pageable memory, Fiddler's rule after them, and one thread.
+
+    Parameters
+    ----------
+    placement, swap, swap_factor, swap_if, cold_list, swap_cost, swap_buffers, writeback, reset, assignment, serial, first_predict_layer, precalculate, degrade, cpu_experts, source, first_on_cpu, pageable
+        See `DaopPaper`.
+
+    Notes
+    -----
+    Not implemented:
+
+    * serial: in the released code a copy through the buffer also waits for the kernels queued before it
+    * the thread pool of the pre-calculation, which shares the cores with the main thread
+    * the constants of the MI100 platform
+    """
+
+    def __init__(
+        self,
+        *,
+        placement: PartSpec | PlacementPart = DECODE_FREQUENCY,
+        swap: bool = True,
+        swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR,
+        swap_if: Literal["above", "at-least"] = "above",
+        cold_list: Literal["gpu-only", "mixed"] = "mixed",
+        swap_cost: Literal["overlapped", "serial"] = "serial",
+        swap_buffers: Annotated[int, Range(0)] = 1,
+        writeback: bool = True,
+        reset: bool = False,
+        assignment: PartSpec | AssignmentPart = "threshold",
+        serial: bool = True,
+        first_predict_layer: Annotated[int, Range(1)] = 5,
+        precalculate: bool = True,
+        degrade: bool = True,
+        cpu_experts: Annotated[int, Range(0)] | None = None,
+        source: str = "signal:gate_next1",
+        first_on_cpu: Literal["current", "next"] = "current",
+        pageable: bool = True,
+    ) -> None:
+        super().__init__(
+            placement=placement, swap=swap, swap_factor=swap_factor, swap_if=swap_if, cold_list=cold_list, swap_cost=swap_cost,
+            swap_buffers=swap_buffers, writeback=writeback, reset=reset, assignment=assignment, serial=serial,
+            first_predict_layer=first_predict_layer, precalculate=precalculate, degrade=degrade, cpu_experts=cpu_experts,
+            source=source, first_on_cpu=first_on_cpu, pageable=pageable,
+        )  # fmt: skip

@@ -1,0 +1,362 @@
+"""OD-MoE: experts are loaded on demand by a cluster of workers, ahead of time, as a shadow of the model predicts them.
+
+"OD-MoE: on-demand expert loading for cacheless edge-distributed MoE inference", arXiv, 2025. No code is released.
+
+Idea: one PCIe link cannot load experts as fast as a token uses them, but several workers with a link each can take turns. A
+main node computes all but the experts; groups of workers load the experts of the next layers meanwhile, one each, and forget
+them as soon as they are computed. What to load is told by a quantised copy of the model that decodes alongside on a node of
+its own, layers ahead, and that is handed the main node's token and KV cache every so often.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| roles | main, shadow and worker nodes | none | GPUs by the beginning of their names: ``main``, ``shadow``, ``workers``; a shadow on several holds consecutive layers on each |
+| groups | N_W / G groups of G = k workers, layer l to group l mod n_g | none | the same; ``group_size``; workers that fill no group load in prefill only |
+| eq. 1 | G dense and G - 1 expert parts, G the group's size | none | the number of groups (`longest_hidden_load`), as in its example |
+| N_W - k loaders | printed | none | k is the group's size |
+| which worker loads which expert | not stated | none | by predicted rank, then id |
+| wrong prediction | the worker that holds the wrong expert loads again | none | the worker whose expert is not needed, lowest first; a load that is under way ends first |
+| part-right prediction | not stated | none | only the wrong one is loaded; the layer waits for both |
+| eviction | once computed | none | once the last expert of the layer is (``release: group``), or each worker on its own (``worker``) |
+| shadow | decodes alongside, token aligned every T_i, KV every KV_j tokens | none | ``precision``, ``token_period``, ``kv_period``; layer after layer from its start, at the cost of whole layers |
+| its start | late departure: after the main node's token (and KV) came | none | the same in tokens that are aligned; with the main node in others |
+| a token ahead | not stated | none | no |
+| prompt's KV | not stated; 256 KB a token | none | goes with the first alignment, as recorded signals assume; ``prompt_kv: own`` keeps the shadow's |
+| prefill | one expert a worker, mini-batches | none | the same; mini-batches are the workload's micro-batches, which hold whole requests |
+| when prefill loads | not given | none | all experts of the next layer once a worker's expert is computed (``ahead``), or the active ones once routed (``routed``) |
+| memory of a worker | one expert | none | the same; ``worker_slots`` |
+| batch | no batching in decode | none | more experts than workers go one after the other, each worker at its own pace |
+| network | t^M and t^W include it | none | hidden states hop by hop; tokens and KV as one message each time |
+
+Its six ablation cases are not listed in what we know of the paper; ours are: all aligned (the default); ``kv_period: null``;
+``token_period: null``; both; random predictions (``prediction_source: synthetic:<k / n_experts>``); none
+(``prediction_source: none``: experts are loaded once routed).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from moesim.costs.model import SHADOW_BITS
+from moesim.errors import HardwareError
+from moesim.model.spec import ModelSpec, bits_to_bytes
+from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due
+from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
+from moesim.policies.parts import source_needs
+from moesim.policy import (
+    DEMAND,
+    PREFETCH,
+    Action,
+    Drop,
+    Fetch,
+    LayerBegin,
+    Placement,
+    Pool,
+    Predict,
+    Predicted,
+    Ran,
+    Routed,
+    Run,
+    Send,
+    Sent,
+    StepBegin,
+    View,
+)
+
+NO_PREDICTION = "none"
+STEP_PARTS = ("embedding", "leading", "head")
+LAYER_PARTS = ("attention", "dense", "shared")
+
+
+class OdMoE(PolicyBase):
+    """Experts loaded on demand by groups of workers, as a quantised shadow of the model predicts (OD-MoE, 2025).
+
+    Parameters
+    ----------
+    token_period, kv_period : int or None
+        Decoded tokens from one alignment of the shadow's token or KV cache to the next, the first at the first decoded token;
+        None: never.
+    precision : {"int8", "nf4", "fp16"}
+        Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never).
+    prediction_source : str or None
+        Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of
+        the model, like it; ``"none"``: experts are loaded once routed. The messages of the alignment stay.
+    prompt_kv : {"sent", "own"}
+        Whether the first alignment of the KV cache brings the prompt's, too.
+    release : {"group", "worker"}
+        Whether the workers of a layer are free once all its experts are computed, or each once its own is.
+    prefill_load : {"ahead", "routed"}
+        Whether workers load all experts of the next layer in turn as soon as they are free, or the active ones once known.
+    group_size : int or None
+        Workers that serve a layer in decode; None: the model's top_k.
+    worker_slots : int
+        Experts that a worker has memory for.
+    main, shadow, workers : str
+        How the names of these GPUs begin.
+
+    Notes
+    -----
+    Every result is of a machine with a link for each worker; it does not compare with systems on one link. Not implemented:
+
+    * the time of the shadow's prompt pass, embedding and LM head, and the memory of its KV cache
+    * the messages that tell workers which expert to load: a prediction or a correction is known to them at once
+    * mini-batches within one prompt, so that at batch 1 nothing of a prefill layer is sent before all of it is routed
+    """
+
+    paper = "OD-MoE (arXiv, 2025)"
+    missing = (
+        "the time of the shadow's prompt pass, embedding and LM head, and the memory of its KV cache",
+        "the messages that tell workers which expert to load: a prediction or a correction is known to them at once",
+        "mini-batches within one prompt, so that at batch 1 nothing of a prefill layer is sent before all of it is routed",
+    )
+    profile = "odmoe-10x3090"
+
+    def __init__(
+        self,
+        *,
+        token_period: Annotated[int, Range(1)] | None = 1,
+        kv_period: Annotated[int, Range(1)] | None = 1,
+        precision: Literal["int8", "nf4", "fp16"] = "int8",
+        prediction_source: str | None = None,
+        prompt_kv: Literal["sent", "own"] = "sent",
+        release: Literal["group", "worker"] = "group",
+        prefill_load: Literal["ahead", "routed"] = "ahead",
+        group_size: Annotated[int, Range(1)] | None = None,
+        worker_slots: Annotated[int, Range(1)] = 1,
+        main: str = "main",
+        shadow: str = "shadow",
+        workers: str = "worker",
+    ) -> None:
+        self.token_period = token_period
+        self.kv_period = kv_period
+        self.precision = precision
+        self.prediction_source = prediction_source
+        self.prompt_kv = prompt_kv
+        self.release = release
+        self.prefill_load = prefill_load
+        self.group_size = group_size
+        self.worker_slots = worker_slots
+        self.main = main
+        self.shadow = shadow
+        self.workers = workers
+
+    @property
+    def source(self) -> str:
+        """Return the name under which predictions are asked for."""
+        given = self.prediction_source
+        if given is None:
+            return f"signal:shadow-{self.precision}:T{self.token_period or 0}:KV{self.kv_period or 0}"
+        return f"shadow-{self.precision}:{given}" if given.startswith(("synthetic:", "oracle")) else given
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Events it wants."""
+        wanted: set[type] = {StepBegin, Routed}
+        if self.source != NO_PREDICTION:
+            wanted |= {Predicted, Sent}
+        if self.release == "group":
+            wanted.add(Ran)
+        if self.prefill_load == "ahead":
+            wanted.add(LayerBegin)
+        return frozenset(wanted)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The shadow's signal."""
+        return source_needs(self.source)
+
+    # ------------------------------------------------------------------------------------------------------ the start
+    def place(self, view: View) -> Placement:
+        """Give the roles out: nothing is on the workers, everything else on the main node, and the shadow on its own."""
+        model = view.model
+        self._main = _named(view, "main", self.main)[0]
+        self._shadows = _named(view, "shadow", self.shadow, (self._main,))
+        self._workers = _named(view, "workers", self.workers, (self._main, *self._shadows))
+        self._size = self.group_size or model.top_k
+        if len(self._workers) < self._size:
+            raise HardwareError(
+                f"policy od-moe: expected at least {self._size} GPUs '{self.workers}*', a group of workers, got "
+                f"{len(self._workers)}; choose another profile or a smaller group_size"
+            )
+        self._n_groups = len(self._workers) // self._size
+        self._n_experts = model.n_experts
+        self._last = model.n_layers - 1
+        each = -(-model.n_layers // len(self._shadows))
+        self._shares = [range(i * each, min((i + 1) * each, model.n_layers)) for i in range(len(self._shadows))]
+        self._aligned: dict[int, tuple[int, int, int]] = {}  # request -> tokens decoded, in the main node's KV cache, sent of it
+        self._awaited: dict[str, tuple[int, int]] = {}  # message -> step, share of the shadow that it sets going
+        self._step = -1
+        self._rows = 0
+        self._prefill = False
+        self._queues: dict[int, list[list[int]]] = {}  # layer -> what each of its workers holds or loads, in order
+        self._used: dict[int, list[int]] = {}  # layer -> experts that its routed rows need
+        self._running: dict[int, int] = {}  # layer -> Runs that have not ended
+        self._releases: dict[int, list[Action]] = {}  # layer -> what to do when none is left
+        n_bytes = slot_bytes(view) * self.worker_slots
+        elsewhere = self._main != view.compute
+        parts = {(part, layer): self._main for part in LAYER_PARTS for layer in range(model.n_layers)}
+        parts |= {(part, -1): self._main for part in STEP_PARTS}
+        return Placement(
+            pools=[Pool(worker, STAGING, n_bytes) for worker in self._workers],
+            parts=parts if elsewhere else {},
+            reserved={} if self.source == NO_PREDICTION else self._shadow_bytes(model),
+        )
+
+    def _shadow_bytes(self, model: ModelSpec) -> dict[str, int]:
+        """Weights of the shadow on each of its GPUs; embedding, norms, routers and LM head keep their precision."""
+        layer = model.attention_params + model.shared_params + model.n_experts * model.expert_params
+        layer_bytes = bits_to_bytes(layer, SHADOW_BITS[self.precision]) + model.dense_bytes()
+        held = {gpu: len(share) * layer_bytes for gpu, share in zip(self._shadows, self._shares, strict=True)}
+        held[self._shadows[0]] += model.embedding_bytes + model.leading_bytes
+        held[self._shadows[-1]] += model.head_bytes
+        return held
+
+    # ------------------------------------------------------------------------------------------------------- deciding
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Let the shadow depart, load what it says, correct it once routed, and evict what is computed."""
+        kind = type(event)
+        if kind is Routed:
+            return self._serve(event, view)
+        if kind is Predicted:
+            return self._load(event, view)
+        if kind is Ran:
+            return self._computed(event)
+        if kind is Sent:
+            step, share = self._awaited.pop(event.tag)
+            return self._predict(share) if step == self._step else ()
+        if kind is LayerBegin:
+            return self._load_ahead(event.layer) if self._prefill else ()
+        return self._begin(event, view)
+
+    def _begin(self, event: StepBegin, view: View) -> Iterable[Action]:
+        """Begin a step: the shadow departs at once, or once the main node's token and KV have come."""
+        self._step, self._rows, self._prefill = event.step, len(event.requests), event.phase == "prefill"
+        self._queues, self._used, self._running, self._releases = {}, {}, {}, {}
+        if self.source == NO_PREDICTION:
+            return ()
+        n_bytes = self._aligned_bytes(Counter(event.requests.tolist()), view)
+        if self._prefill:
+            return ()
+        return (self._message(n_bytes, self._main, 0),) if n_bytes else self._predict(0)
+
+    def _aligned_bytes(self, requests: Counter[int], view: View) -> int:
+        """Count the rows of a step, and return the bytes that the shadow gets before it: tokens as embeddings, and KV."""
+        tokens = kv = 0
+        for request, rows in requests.items():
+            decoded, known, aligned = self._aligned.get(request, (0, 0, 0))
+            if self._prefill:
+                if decoded:  # served again
+                    decoded = known = aligned = 0
+                if self.prompt_kv == "own":
+                    aligned += rows
+            else:
+                if is_due(decoded, self.token_period):
+                    tokens += rows
+                if is_due(decoded, self.kv_period):
+                    kv, aligned = kv + known - aligned, known
+                decoded += 1
+            self._aligned[request] = decoded, known + rows, aligned
+        return view.model.activation_bytes(tokens) + kv * view.model.kv_bytes_per_token
+
+    def _message(self, n_bytes: int, src: str, share: int) -> Send:
+        """Send what a share of the shadow waits for."""
+        tag = f"step {self._step}, shadow {share}"
+        self._awaited[tag] = self._step, share
+        return Send(n_bytes, src, self._shadows[share], tag)
+
+    def _predict(self, share: int) -> list[Action]:
+        """Let a share of the shadow compute its layers, one after the other."""
+        return [Predict(self._step, layer, self.source, self._shadows[share]) for layer in self._shares[share]]
+
+    def _load(self, event: Predicted, view: View) -> list[Action]:
+        """Load what was predicted on the workers whose turn it is, and hand the shadow's state on."""
+        layer = event.layer
+        actions: list[Action] = []
+        share = layer // len(self._shares[0])
+        if event.mb == 0 and layer == self._shares[share][-1] and layer < self._last:
+            actions.append(self._message(view.model.activation_bytes(self._rows), self._shadows[share], share + 1))
+        if layer not in self._used:  # else too late: the layer is routed
+            self._assign(layer, by_rank(event.ids.tolist()), final=False)
+            actions += self._fetches(layer, self._queues[layer], PREFETCH)
+        return actions
+
+    def _load_ahead(self, layer: int) -> list[Action]:
+        """Load all experts of this layer and the next, which wait until the workers are free."""
+        actions: list[Action] = []
+        for at in range(layer, min(layer + 1, self._last) + 1):
+            if at not in self._queues:
+                self._assign(at, range(self._n_experts), final=False)
+                actions += self._fetches(at, self._queues[at], PREFETCH)
+        return actions
+
+    def _serve(self, event: Routed, view: View) -> list[Action]:
+        """Correct what was loaded, run what is needed, and evict it once it is computed."""
+        layer, team = event.layer, self._team(event.layer)
+        final = event.first_row + len(event.experts) == self._rows
+        used = self._used.setdefault(layer, [])
+        needed = event.active if self._prefill else by_rank(event.experts.tolist())
+        used += [expert for expert in needed if expert not in used]
+
+        def is_there(worker: int, expert: int) -> bool:  # or on its way; `evict` may have taken it for another layer
+            return view.is_resident(layer, expert, team[worker]) or view.is_pending(layer, expert, team[worker])
+
+        before = self._queues.get(layer, [() for _ in team])
+        wrong = [(worker, expert) for worker, expert in self._assign(layer, used, final=final) if is_there(worker, expert)]
+        actions: list[Action] = [Drop(layer, (expert,), team[worker]) for worker, expert in wrong]
+        queues = self._queues[layer]
+        active = set(event.active)
+        mine = [[expert for expert in queue if expert in active] for queue in queues]
+        lacking = [[e for e in mine[w] if e not in before[w] or not is_there(w, e)] for w in range(len(team))]
+        actions += self._fetches(layer, lacking, DEMAND)
+        actions += [Run(layer, experts, worker) for experts, worker in zip(mine, team, strict=True) if experts]
+        self._running[layer] = self._running.get(layer, 0) + len(active)
+        if final:
+            drops: list[Action] = [Drop(layer, queue, worker) for queue, worker in zip(queues, team, strict=True) if queue]
+            one_go = max(len(queue) for queue in queues) <= self.worker_slots
+            if self.release == "group" and one_go and not self._prefill:
+                self._releases[layer] = drops
+            else:
+                actions += drops
+        return actions
+
+    def _computed(self, event: Ran) -> Sequence[Action]:
+        """Free a group once it has computed all that its layer needs."""
+        self._running[event.layer] -= len(event.experts)
+        return self._releases.pop(event.layer, ()) if not self._running[event.layer] else ()
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give way to a demand: an idle expert of the latest layer after its own; else wait for what runs."""
+        if fetch.urgency != DEMAND:
+            return None
+        held = cast("list[tuple[int, int]]", view.residents(fetch.device, STAGING))
+        later = [unit for unit in held if unit[0] > fetch.layer and not view.is_pinned(*unit, fetch.device)]
+        return max(later, default=None)
+
+    # ------------------------------------------------------------------------------------------------------- the workers
+    def _team(self, layer: int) -> Sequence[str]:
+        """Return the workers that serve a layer: all in prefill, its group in decode."""
+        first = layer % self._n_groups * self._size
+        return self._workers if self._prefill else self._workers[first : first + self._size]
+
+    def _assign(self, layer: int, wanted: Sequence[int], *, final: bool) -> list[tuple[int, int]]:
+        """Update what the workers of a layer hold or load; return (worker, expert) that are not needed."""
+        before = self._queues.get(layer) or [[] for _ in self._team(layer)]
+        self._queues[layer], dropped = assign_loads(before, wanted, final=final)
+        return dropped
+
+    def _fetches(self, layer: int, queues: Sequence[Sequence[int]], urgency: int) -> list[Action]:
+        """Load what each worker lacks."""
+        pairs = zip(queues, self._team(layer), strict=True)
+        return [Fetch(layer, queue, worker, urgency, STAGING) for queue, worker in pairs if queue]
+
+
+def _named(view: View, option: str, prefix: str, taken: Sequence[str] = ()) -> list[str]:
+    """Return the GPUs of a role, in the profile's order."""
+    found = [gpu for gpu in view.gpus if gpu.startswith(prefix) and gpu not in taken]
+    if not found:
+        raise HardwareError(
+            f"policy od-moe: option {option}: expected GPUs whose names begin with '{prefix}', got {', '.join(view.gpus) or 'none'}; "
+            f"choose a profile such as {OdMoE.profile}, or name the roles"
+        )
+    return found

@@ -1,0 +1,459 @@
+"""PreScope: one plan for the loads of a layer and the prefetches of the next, from a learned prediction.
+
+"PreScope: Unleashing the Power of Prefetching for Resource-Constrained MoE Inference", arXiv, 2025. No code is released.
+
+Idea: loads on demand and prefetches share one link, so they are decided together: an expert is worth a transfer only if it
+arrives before the CPU has computed the rest, and the link's idle time up to the next layer's experts goes to the busiest
+experts that are predicted there.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| hot expert table | most frequent (layer, expert) pairs until memory is full, never changed | none | the same, from the calibration table; other parts by ``placement`` |
+| predictor | LLaPor, a small network a layer | none | ``predictor``: any source, ``null`` for none; a learned one also takes the memory that is printed, 2.8 MB a layer |
+| online learning | possible | none | not implemented |
+| when | once gate and prediction are done; its time is hidden | none | the GPU runs what it has at once; with ``head_start`` the CPU begins with what every plan gives it; the rest waits for the prediction, if one will come |
+| plan | Alg. 1: GPU_Q over both layers, checked again for this one | none | the same, once a layer; micro-batches are added up |
+| alpha | not defined in use | none | what is left of the transfer under way; after a head start, from then |
+| t_c of a set | beta w + C for each expert | none | sum of the profile's costs |
+| x, g | one of each | none | x by layer; g of the busiest expert |
+| t_attn | - | none | attention, router and shared experts, from the profile |
+| no index passes | the loop still loads the busiest | none | ``none_better``: ``eq2`` (that one or none, by eq. 2), ``printed``, ``sentinel`` (none) |
+| f | (T_gap + t_attn) / x, rounded | none | half up; from 0 to what is predicted and absent |
+| at most GPU_Q's members | not stated | none | no; ``limit_to_queue`` |
+| R_hit, R_miss | not defined | none | share of the predictions of that layer and rank that came true; ``prior_hit`` counts for one |
+| order of prefetches | the loop begins with the coldest chosen, the text with the hottest | none | ``prefetch_order``: ``busiest`` or ``printed`` |
+| GPU_Q without next-layer experts | a larger window, no algorithm | none | ``window``: ``none``, or ``next2``: step 4 for the layer after, with ``next2_predictor`` |
+| OnIoDone, OnCpuGpuDone | the next transfer, the next expert | none | queues of the link and of the devices, in the plan's order |
+| order of loads and of the CPU | fewest tokens first | none | the same |
+| link | demand goes first; a transfer is not interrupted | none | the same; the parts of one that has begun go before the loads, and then count as demand |
+| queued prefetches | not stated | none | given up when the layer ends, or, as f counts the next dense part too, at the ``next-gate`` (``cancel``) |
+| predicted and still under way at its gate | not stated | none | runs on the GPU when it arrives; not in the plan |
+| buffers | 2 for loads; two groups for prefetches, sizes not given; overwritten, never kept | none | ``demand_slots``; ``prefetch_slots`` a group, by default all that can be absent; emptied at the end of their layer |
+| AsyncIO | three-part asynchronous copies, 79 % of the link | none | ``async_io``: the ``chunked`` curve, an expert in three; off: the experiment's transfers |
+| time of the GPU | hidden by transfers | none | simulated |
+
+Ablations: ``placement: none`` (no table), ``predictor: null``, ``async_io: false``; without PreSched, ``scheduler: threshold``
+(Fiddler's rule, layer by layer) and ``prefetch_size: 4`` (the predictor's "hot Top-4" whether there is time or not). A ``scheduler``
+alone keeps the rule for the number of prefetches, equations 6 and 7, behind another assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from moesim.errors import ConfigError
+from moesim.model import ModelSpec
+from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    CostTable,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    layer_residents,
+    slot_bytes,
+)
+from moesim.policies.composed import PartSpec
+from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent
+from moesim.policies.part_names import make_part
+from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
+from moesim.policies.prefetch_groups import PrefetchGroups
+from moesim.policy import (
+    DEMAND,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    LayerEnd,
+    Placement,
+    Pool,
+    Predict,
+    Predicted,
+    Routed,
+    Run,
+    StepBegin,
+    View,
+)
+from moesim.units import ceil_div
+
+LEARNED = "signal:learned"
+PREDICTOR_BYTES = 2_800_000  # a layer, the largest that is printed
+PARTS_OF_A_TRANSFER = 3
+PRESCHED = "presched"
+
+
+class PreScope(PolicyBase):
+    """Cross-layer plan of loads and prefetches from a learned prediction, with a static hot table (PreScope, 2025).
+
+    Parameters
+    ----------
+    placement : str, mapping or part
+        The hot expert table: what is on the GPU for good. ``"none"`` for no table.
+    predictor : str or None
+        Source of the prediction of the next layer, for example ``"signal:learned"``, ``"signal:gate_next1"``,
+        ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched.
+    head_start : bool
+        The CPU begins before the prediction is in with those experts that every plan gives it; False: it waits.
+    scheduler : str, mapping or part
+        ``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``.
+    prefetch_size : int or None
+        Experts to prefetch for each layer, whether there is time or not; None: as many as fit.
+    async_io : bool
+        Chunked transfers, an expert in three parts; False: the experiment's.
+    none_better : {"eq2", "printed", "sentinel"}
+        What to load where no load would be done before the CPU.
+    limit_to_queue : bool
+        Prefetch no more experts than GPU_Q holds of the next layer.
+    prefetch_order : {"busiest", "printed"}
+        Busiest first, or as the loop is printed, busiest last.
+    window : {"none", "next2"}
+        What to prefetch where GPU_Q holds no expert of the next layer: nothing, or for the layer after it.
+    next2_predictor : str
+        Source of the prediction of the layer after the next.
+    prior_hit : float
+        Probability that a predicted expert is wanted, until something has been seen.
+    demand_slots : int
+        Experts of the buffer for loads on demand.
+    prefetch_slots : int or None
+        Experts of each of the two groups of prefetch buffers; None: all that could be wanted and are not in the table.
+    cancel : {"layer-end", "next-gate"}
+        When prefetches that are only queued are given up: when the layer ends that asked for them, or when the one is routed
+        that they are for.
+    lane : {"main", "side"}
+        Where predictions are computed; ``"side"`` needs its rate in the profile.
+
+    Notes
+    -----
+    Not implemented:
+
+    * online learning of the predictor
+    * three parts for the small experts of a model of mixed precision: all parts have the size of a third of the largest expert
+    """
+
+    paper = "PreScope (arXiv, 2025)"
+    missing = (
+        "online learning of the predictor",
+        "three parts for the small experts of a model of mixed precision: all parts have the size of a third of the largest expert",
+    )
+    oracles = MappingProxyType({"assignment": {"scheduler": "exact"}})
+
+    def __init__(
+        self,
+        *,
+        placement: PartSpec | PlacementPart = "frequency-global",
+        predictor: str | None = LEARNED,
+        head_start: bool = True,
+        scheduler: PartSpec | AssignmentPart = PRESCHED,
+        prefetch_size: Annotated[int, Range(1)] | None = None,
+        async_io: bool = True,
+        none_better: Literal["eq2", "printed", "sentinel"] = "eq2",
+        limit_to_queue: bool = False,
+        prefetch_order: Literal["busiest", "printed"] = "busiest",
+        window: Literal["none", "next2"] = "none",
+        next2_predictor: str = "signal:gate_next2",
+        prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT,
+        demand_slots: Annotated[int, Range(1)] = 2,
+        prefetch_slots: Annotated[int, Range(1)] | None = None,
+        cancel: Literal["layer-end", "next-gate"] = "layer-end",
+        lane: Literal["main", "side"] = "main",
+    ) -> None:
+        self.placement = placement
+        self.predictor = predictor
+        self.head_start = head_start
+        self.scheduler = scheduler
+        self.prefetch_size = prefetch_size
+        self.async_io = async_io
+        self.none_better = none_better
+        self.limit_to_queue = limit_to_queue
+        self.prefetch_order = prefetch_order
+        self.window = window
+        self.next2_predictor = next2_predictor
+        self.prior_hit = prior_hit
+        self.demand_slots = demand_slots
+        self.prefetch_slots = prefetch_slots
+        self.cancel = cancel
+        self.lane = lane
+
+    @cached_property
+    def parts(self) -> tuple[PlacementPart, AssignmentPart | None]:
+        """The hot table's part, and the scheduler's unless it is PreSched; built at the first use."""
+        own = isinstance(self.scheduler, str) and self.scheduler == PRESCHED
+        return make_part("placement", self.placement), None if own else make_part("assignment", self.scheduler)
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Steps, routing and layer ends; predictions if there is a predictor."""
+        return frozenset({StepBegin, Routed, LayerEnd} | ({Predicted} if self.predictor is not None else set()))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The hot table's frequencies and the predictors' signals."""
+        placement, scheduler = self.parts
+        found = placement.needs | (frozenset() if scheduler is None else scheduler.needs)
+        if self.predictor is not None:
+            found |= source_needs(self.predictor)
+        return found | source_needs(self.next2_predictor) if self.window == "next2" else found
+
+    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
+        """Return chunks of a third of an expert, or nothing without AsyncIO."""
+        if not self.async_io:
+            return None
+        largest = max(model.expert_bytes(layer) for layer in range(model.n_layers))
+        return "chunked", ceil_div(largest, PARTS_OF_A_TRANSFER)
+
+    def place(self, view: View) -> Placement:
+        """Fill the hot table, and set the buffers up."""
+        placement, scheduler = self.parts
+        if self.window != "none" and (self.predictor is None or scheduler is not None):
+            raise ConfigError(
+                f"window: expected 'none' without a predictor and the scheduler 'presched', got {self.window!r}; leave it out"
+            )
+        model, costs = view.model, view.costs
+        gpu, cpu = self._gpu, self._cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
+        setup = Setup(view, gpu, cpu, min(view.cache_slots(gpu), model.n_layers * model.n_experts), per_layer=False)
+        residents = placement.choose(setup)
+        if scheduler is not None:
+            scheduler.start(setup)
+        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
+        self._load_ns = [costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
+        self._slots = min(self.prefetch_slots or most_absent(view, residents), model.n_experts)
+        self._groups = PrefetchGroups(gpu, self._slots, view)
+        self._foresight, self._foresight2 = Foresight(model, self.prior_hit), Foresight(model, self.prior_hit)
+        self._rows = 0  # of the present step
+        self._dense: int | None = None  # t_attn of the present step, once asked
+        self._visit: _Visit | None = None  # the layer that is routed and has not ended
+        table = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(residents))
+        pools = [Pool(gpu, CACHE, table), Pool(gpu, STAGING, min(self.demand_slots, model.n_experts) * slot_bytes(view))]
+        return Placement(
+            copies=[Copy(layer, experts, gpu) for layer, experts in enumerate(residents) if experts],
+            pools=pools + self._groups.pools(view) if self.predictor is not None else pools,
+            reserved={gpu: model.n_layers * PREDICTOR_BYTES} if self.predictor == LEARNED else {},
+        )
+
+    # ------------------------------------------------------------------------------------------------------ events
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Run what is there and plan when routed, or when the prediction is in; tidy up at the end of a layer."""
+        kind = type(event)
+        if kind is Routed:
+            return self._routed(event, view)
+        if kind is Predicted:
+            return self._predicted(event, view)
+        if kind is LayerEnd:
+            return self._layer_end(event, view)
+        return self._step_begin(event)
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Give up a demand-loaded expert that has been computed; a prefetch waits until its group is empty."""
+        return idle_resident(view, fetch) if fetch.pool == STAGING else None
+
+    def _step_begin(self, event: StepBegin) -> Iterable[Action]:
+        self._rows = len(event.requests)
+        self._dense = None
+        self._foresight.step_begin(event)
+        self._foresight2.step_begin(event)
+        scheduler = self.parts[1]
+        if scheduler is not None and hasattr(scheduler, "step_begin"):
+            scheduler.step_begin(event)
+        return ()
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        actions: list[Action] = []
+        visit = self._visit
+        if visit is None:  # the first micro-batch
+            visit = self._visit = _Visit(event.step, event.layer)
+            if self.predictor is not None:
+                actions += self._ask(self.predictor, event.layer + 1, visit, view)
+                visit.awaits = bool(actions)
+            if self.cancel == "next-gate":
+                cancelled = self._groups.cancel_queued(view)
+                visit.cancelled.update(e for drop in cancelled if drop.layer == event.layer for e in drop.experts)
+                actions += cancelled
+        visit.complete = self._foresight.routed(event)
+        if self.window == "next2":
+            self._foresight2.routed(event)
+        if self.parts[1] is not None:
+            return actions + self._by_layer(self.parts[1], event, visit, view)
+        actions += self._residents(event, visit, view)
+        if visit.complete and not visit.awaits:
+            actions += self._plan(visit, view)
+        elif visit.complete and self.head_start:
+            actions += self._begin_cpu(visit, view)
+        return actions
+
+    def _predicted(self, event: Predicted, view: View) -> list[Action]:
+        """Plan with a prediction of the next layer, or prefetch with one of the layer after; any other comes too late."""
+        visit = self._visit
+        if visit is None or event.step != visit.step:
+            return []
+        if visit.awaits and event.layer == visit.layer + 1 and event.source == self.predictor:
+            counts = visit.counts = self._foresight.predicted(event)
+            if counts is None:
+                return []
+            visit.awaits = False
+            if self.parts[1] is not None:
+                return self._fill_gap(event.layer, counts, self._foresight, visit, view)
+            return self._plan(visit, view) if visit.complete else []
+        if visit.looks_further and event.layer == visit.layer + 2:
+            counts = self._foresight2.predicted(event)
+            if counts is not None:
+                visit.looks_further = False
+                return self._fill_gap(event.layer, counts, self._foresight2, visit, view)
+        return []
+
+    def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
+        """Empty the buffers of the layer."""
+        self._visit = None
+        held = layer_residents(view, self._gpu, STAGING, event.layer)
+        actions: list[Action] = [Drop(event.layer, held, self._gpu)] if held else []
+        if self.predictor is not None:
+            actions += self._groups.layer_end(event.layer, view)
+            if self.cancel == "layer-end":
+                actions += self._groups.cancel_queued(view)
+        return actions
+
+    # ------------------------------------------------------------------------------------------------------ the plan
+    def _ask(self, source: str, layer: int, visit: _Visit, view: View) -> list[Action]:
+        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
+        if layer >= len(self._load_ns) or not view.foresees(source, layer):
+            return []
+        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self.lane)]
+
+    def _residents(self, event: Routed, visit: _Visit, view: View) -> list[Action]:
+        """Run on the GPU what is there or on its way; leave the rest to the plan."""
+        layer, gpu = event.layer, self._gpu
+        resident = view.residency(layer, gpu)
+        here, coming = [], []
+        for expert in event.active:
+            if resident[expert]:
+                here.append(expert)
+            elif expert not in visit.cancelled and view.is_pending(layer, expert, gpu):
+                coming.append(expert)
+            else:
+                visit.rows[expert] = visit.rows.get(expert, 0) + event.loads[expert]
+        return self._on_gpu(layer, here, coming, [], view)
+
+    def _timing(self, visit: _Visit, busiest: int, view: View) -> Timing:
+        layer = visit.layer
+        following = min(layer + 1, len(self._load_ns) - 1)
+        return Timing(
+            self._cpu_ns,
+            self._load_ns[layer],
+            self._load_ns[following],
+            self._gpu_ns[busiest],
+            self._dense_part(layer, view),
+            self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0),
+        )
+
+    def _begin_cpu(self, visit: _Visit, view: View) -> list[Action]:
+        """Let the CPU begin with what every plan gives it, while the prediction is made."""
+        current = visit.current()
+        tokens = [visit.rows[e] for e in current]
+        visit.n_certain = certain_for_cpu(tokens, self._timing(visit, (tokens or [0])[-1], view))
+        visit.routed_ns = view.now_ns
+        return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
+
+    def _plan(self, visit: _Visit, view: View) -> list[Action]:
+        """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
+        layer, rows, counts = visit.layer, visit.rows, visit.counts or {}
+        current = visit.current()
+        wanted = absent(counts, layer + 1, self._gpu, view) if counts else []
+        tokens = [rows[e] for e in current]
+        predicted = [counts[e] for e in reversed(wanted)]
+        timing = self._timing(visit, (tokens or predicted or [0])[-1], view)
+        plan = cross_layer_plan(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self.none_better)
+        visit.gap = plan.gap
+        actions = self._on_gpu(layer, [], [], current[plan.first :], view)
+        if plan.first > visit.n_certain:
+            actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
+        n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self.limit_to_queue else plan.n_prefetch
+        actions += self._prefetch(layer + 1, wanted, self.prefetch_size or n_prefetch)
+        if self.window == "next2" and not plan.queue[1]:
+            further = self._ask(self.next2_predictor, layer + 2, visit, view)
+            visit.looks_further = bool(further)
+            actions += further
+        return actions
+
+    def _by_layer(self, scheduler: AssignmentPart, event: Routed, visit: _Visit, view: View) -> list[Action]:
+        """Plan a micro-batch by an assignment that knows nothing of the next layer."""
+        layer, gpu, rows = event.layer, self._gpu, event.loads
+        resident = view.residency(layer, gpu)
+        coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
+        waiting = [0] * len(resident)
+        for expert in event.active:
+            if not resident[expert]:
+                waiting[expert] = view.remaining_ns(layer, expert, gpu) if expert in coming else self._load_ns[layer]
+        if scheduler.uses_cpu:
+            if hasattr(scheduler, "routed"):
+                scheduler.routed(event)
+            plan = scheduler.assign(layer, rows, waiting)
+        else:
+            plan = Plan(tuple(event.active), (), 0, 0)
+        on_gpu, on_cpu = (sorted(side, key=lambda e: (rows[e], e)) for side in (plan.gpu, plan.cpu))
+        loads = [e for e in on_gpu if not resident[e] and e not in coming]
+        if not event.mb:
+            visit.gap = -self._groups.busy_ns(view)
+        visit.gap += sum([self._cpu_ns[rows[e]] for e in on_cpu]) - len(loads) * self._load_ns[layer]
+        actions = self._on_gpu(layer, [e for e in on_gpu if resident[e]], [e for e in on_gpu if e in coming], loads, view)
+        if on_cpu:
+            actions.append(Run(layer, on_cpu, self._cpu))
+        return actions
+
+    def _fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: _Visit, view: View) -> list[Action]:
+        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
+        wanted = absent(counts, layer, self._gpu, view)
+        share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
+        n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
+        return self._prefetch(layer, wanted, self.prefetch_size or n_prefetch)
+
+    def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
+        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
+        actions: list[Action] = []
+        if coming:
+            actions.append(self._groups.keep(layer, coming))
+        if loads:
+            actions += self._groups.finish_first(view)
+            actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))
+        if here or coming or loads:
+            actions.append(Run(layer, [*here, *coming, *loads], self._gpu))
+        return actions
+
+    def _prefetch(self, layer: int, wanted: Sequence[int], size: int) -> list[Action]:
+        chosen = wanted[: min(size, self._slots)]
+        if self.prefetch_order == "printed":
+            chosen = chosen[::-1]
+        return [self._groups.fetch(layer, chosen)] if chosen else []
+
+    def _dense_part(self, layer: int, view: View) -> int:
+        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
+        if self._dense is None:
+            self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
+        return self._dense
+
+
+@dataclass(slots=True, eq=False)
+class _Visit:
+    """The present visit of a layer."""
+
+    step: int
+    layer: int
+    rows: dict[int, int] = field(default_factory=dict)  # of the experts that are neither on the GPU nor on their way
+    counts: Mapping[int, int] | None = None  # rows predicted in the next layer, of experts that have any
+    cancelled: set[int] = field(default_factory=set)  # of its experts, prefetches that are given up as it is routed
+    awaits: bool = False  # a prediction of the next layer has been asked for and is not in
+    complete: bool = False  # all micro-batches are routed
+    looks_further: bool = False  # a prediction of the layer after the next has been asked for
+    gap: float = 0  # T_gap of the plan
+    n_certain: int = 0  # experts that the CPU has begun with before the plan
+    routed_ns: int = 0  # when it did
+
+    def current(self) -> list[int]:
+        """Return the experts to be planned, fewest rows first."""
+        return sorted(self.rows, key=lambda e: (self.rows[e], e))

@@ -1,0 +1,301 @@
+"""Parts of HybriMoE: its two assignments of a layer, and the prefetch that is measured with the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.impact import Ahead, Rows, impact_driven
+from moesim.policies.algorithms.queues import (
+    CODE_COSTS,
+    CODE_CPU_PER_ROW,
+    PAPER,
+    PerRow,
+    Reading,
+    Timings,
+    queue_plan,
+    replay,
+    two_ended_plan,
+)
+from moesim.policies.base import CostTable, Range
+from moesim.policies.parts import Part, Setup, Unit, source_needs
+from moesim.policy import Predict, Predicted, Routed, StepBegin, View
+
+GATES = "gate_next"
+_KEEP_PLANS = 1 << 14  # planned makespans that are remembered
+
+
+def layer_timings(setup: Setup) -> list[Timings]:
+    """Return what the operations of each layer cost on the engine; layers share the tables of compute times."""
+    view, gpu, cpu = setup.view, setup.gpu, setup.cpu
+    costs = view.costs
+    gpu_ns, cpu_ns = CostTable(view, gpu), CostTable(view, cpu) if cpu else None
+    first = costs.first_extra_ns(gpu), costs.first_extra_ns(cpu) if cpu else 0
+    return [Timings(costs.fetch_ns(view.host, gpu, None, layer), gpu_ns, cpu_ns, *first) for layer in range(view.model.n_layers)]
+
+
+class Queues(Part):
+    """HybriMoE's paper: a plan from three simulated timelines, of GPU, CPU and link.
+
+    Parameters
+    ----------
+    timeline : {"completion", "free"}
+        The timeline that acts next: whose operation would complete first, or which is free first.
+    ties : {"gpu", "cpu", "link"}
+        Which timeline wins among equals; the others follow as GPU, CPU, link.
+    count_compute : bool
+        A transfer is not complete before its expert could have been computed.
+    overtake : bool
+        The GPU takes another expert while the one with the most rows is still on its way.
+    shared_in_plan : bool
+        The GPU begins with the layer's shared experts, which the paper's algorithm does not know of.
+    """
+
+    uses_cpu = True
+
+    def __init__(
+        self,
+        *,
+        timeline: Literal["completion", "free"] = "completion",
+        ties: Literal["gpu", "cpu", "link"] = "gpu",
+        count_compute: bool = False,
+        overtake: bool = True,
+        shared_in_plan: bool = False,
+    ) -> None:
+        self.timeline = timeline
+        self.ties = ties
+        self.count_compute = count_compute
+        self.overtake = overtake
+        self.shared_in_plan = shared_in_plan
+
+    @property
+    def reading(self) -> Reading:
+        """How it reads the paper."""
+        return Reading(self.timeline, self.ties, self.count_compute, self.overtake)
+
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        self._timings = layer_timings(setup)
+        self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Plan; what is on its way arrives when the link says, and the link is busy until then."""
+        costs = self._timings[layer]
+        shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
+        active = [e for e, w in enumerate(loads) if w]
+        missing = [e for e in active if waiting[e] >= costs.transfer]
+        cached = [e for e in active if waiting[e] < costs.transfer]
+        ready = {e: waiting[e] for e in cached if waiting[e]}
+        return queue_plan(cached, missing, loads, costs, ready, max(ready.values(), default=0), shared, self.reading)
+
+
+class TwoEnded(Part):
+    """HybriMoE's released code (its function HSS): a list that the GPU eats from the head and the CPU from the tail.
+
+    In steps with more than one row everything goes to the GPU.
+
+    Parameters
+    ----------
+    costs : {"profile", "code"}
+        The engine's own, or the constants built into the released code.
+    cpu_per_row : {"deepseek", "mixtral", "qwen2"}
+        Which of the code's constants for a row on the CPU; it has the first, and the others in comments.
+    """
+
+    uses_cpu = True
+
+    def __init__(
+        self,
+        *,
+        costs: Literal["profile", "code"] = "profile",
+        cpu_per_row: Literal["deepseek", "mixtral", "qwen2"] = "deepseek",
+    ) -> None:
+        self.costs = costs
+        self.cpu_per_row = cpu_per_row
+
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        self._timings = layer_timings(setup)
+        self._used = self._timings
+        if self.costs == "code":
+            cpu = PerRow(0, CODE_CPU_PER_ROW[self.cpu_per_row])
+            self._used = [CODE_COSTS._replace(cpu=cpu)] * len(self._timings)
+        self._rows = 1
+        self._ranked: Sequence[int] | None = None
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Learn how many rows the step has."""
+        self._rows = len(event.requests)
+
+    def routed(self, event: Routed) -> None:
+        """Learn how the gate ranks the experts of a single row, which decides among them."""
+        self._ranked = event.experts[0].tolist() if self._rows == 1 else None
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Plan a single row; else the GPU runs everything, what is there first."""
+        order, self._ranked = self._ranked, None
+        if order is None:
+            order = [e for e, w in enumerate(loads) if w]
+        transfer = self._timings[layer].transfer
+        cached = {e for e in order if waiting[e] < transfer}
+        if self._rows == 1:
+            return two_ended_plan(order, cached, loads, self._used[layer])
+        return Plan(tuple(sorted(order, key=lambda e: e not in cached)), (), 0, 0)
+
+
+class ImpactDriven(Part):
+    """HybriMoE's prefetch: what would shorten the plans of the next layers most, while the link is idle.
+
+    Parameters
+    ----------
+    source : str
+        ``"gate_next"``: the recorded answers ``gate_next1`` .. ``gate_next3`` of the following layers' gates to the present
+        hidden state; any other source is asked for each of the layers.
+    lookahead : int
+        Layers ahead.
+    budget : {"ends", "begins", "none"}
+        The last transfer must end, or begin, before the planned end of the layer; or whatever gains is fetched.
+    candidates : int
+        Different numbers of rows tried in each layer, from the highest down.
+    lane : {"main", "side"}
+        Where the predictions are computed; ``"side"`` needs its rate in the profile.
+
+    Notes
+    -----
+    Chosen once a layer visit and micro-batch, when the prediction about the next layer is in, which is asked for last; what
+    is known of the layers behind it by then counts, from the latest prediction about each.
+    """
+
+    transient = False
+    slots = 0
+    predicts = True
+
+    def __init__(
+        self,
+        *,
+        source: str = GATES,
+        lookahead: Annotated[int, Range(1, 3)] = 3,
+        budget: Literal["ends", "begins", "none"] = "ends",
+        candidates: Annotated[int, Range(1)] = 8,
+        lane: Literal["main", "side"] = "main",
+    ) -> None:
+        self.source = source
+        self.lookahead = lookahead
+        self.budget = budget
+        self.candidates = candidates
+        self.lane = lane
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The sources' signals."""
+        return frozenset().union(*(source_needs(self._source(n)) for n in range(1, self.lookahead + 1)))
+
+    def _source(self, ahead: int) -> str:
+        return f"signal:{GATES}{ahead}" if self.source == GATES else self.source
+
+    def start(self, setup: Setup) -> None:
+        """Forget an earlier run."""
+        model = setup.view.model
+        self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
+        self._timings = layer_timings(setup)
+        self.reading = PAPER  # of the plans; a system sets that of its assignment
+        self._planned: dict[tuple[float, Rows, Rows], float] = {}
+        self._step = -1
+        self._layer = -1  # routed last
+        self._end_ns: float = 0  # planned end of it
+        self._link_ns: float = 0  # planned end of its transfers
+        self._rows: dict[int, dict[int, int]] = {}  # layer -> rows that each expert will have
+        self._under_way: list[Unit] = []
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Ask about the layers ahead, the next one last, once per layer visit."""
+        if event.step != self._step:
+            self._step = event.step
+            self._rows.clear()
+        layer = self._layer = event.layer
+        if event.mb:
+            return ()
+        self._end_ns = self._link_ns = 0
+        device = view.dense_device(layer)
+        furthest = min(self.lookahead, self._n_layers - 1 - layer)
+        return [Predict(event.step, layer + n, self._source(n), device, self.lane) for n in range(furthest, 0, -1)]
+
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Note when this layer and its transfers will have ended, and choose nothing before the prediction."""
+        layer, gpu, now = event.layer, self._gpu, view.now_ns
+        costs = self._timings[layer]
+        wanted = {(layer, e) for e in plan.gpu}
+        self._under_way = [u for u in self._under_way if u not in wanted and view.is_pending(*u, gpu)]
+        link, _ = self._queue(view)
+        ready = {}
+        for expert in plan.gpu:
+            wait = view.remaining_ns(layer, expert, gpu)
+            if view.is_resident(layer, expert, gpu) or 0 < wait < costs.transfer:
+                ready[expert] = wait
+                link = max(link, wait)
+        ends = replay(plan, event.loads, costs, ready, link)
+        self._end_ns = max(self._end_ns, now + max(ends.gpu, ends.cpu))
+        self._link_ns = max(self._link_ns, now + ends.link)
+        return ()
+
+    def _queue(self, view: View) -> tuple[int, int]:
+        """Return what is left of the prefetch in flight, and the time of those that are queued."""
+        flying = queued = 0
+        for unit in self._under_way:
+            left = view.remaining_ns(*unit, self._gpu)
+            if left < self._timings[unit[0]].transfer:
+                flying = max(flying, left)
+            else:
+                queued += left
+        return flying, queued
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Count predicted rows; choose once the next layer's are in."""
+        self._count(event)
+        if event.layer != self._layer + 1:
+            return ()
+        self._under_way = [u for u in self._under_way if view.is_pending(*u, self._gpu)]
+        flying, queued = self._queue(view)
+        now = view.now_ns
+        idle = self._end_ns - now - max(self._link_ns - now, flying) - queued
+        transfer = self._timings[event.layer].transfer
+        if self.budget != "none" and idle < (transfer if self.budget == "ends" else 1):
+            return ()
+        known = [layer for layer in range(event.layer, event.layer + self.lookahead) if layer in self._rows]
+        found = impact_driven(
+            [self._ahead_of(layer, view) for layer in known], self._makespan, transfer, idle, self.budget, self.candidates
+        )
+        self._under_way += found
+        return found
+
+    def _count(self, event: Predicted) -> None:
+        if not event.mb:
+            self._rows[event.layer] = {}
+        rows = self._rows.setdefault(event.layer, {})
+        for row in event.ids[:, : self._top_k].tolist():
+            for expert in row:
+                rows[expert] = rows.get(expert, 0) + 1
+
+    def _ahead_of(self, layer: int, view: View) -> Ahead:
+        gpu, resident = self._gpu, view.residency(layer, self._gpu)
+        cached, missing = [], []
+        for expert, rows in self._rows[layer].items():
+            if resident[expert] or view.is_pending(layer, expert, gpu):
+                cached.append(rows)
+            else:
+                missing.append((expert, rows))
+        return Ahead(layer, cached, missing)
+
+    def _makespan(self, layer: int, cached: Rows, missing: Rows) -> float:
+        """Plan a layer from rows alone; the same numbers of rows come again and again."""
+        costs = self._timings[layer]
+        key = costs.transfer, cached, missing
+        found = self._planned.get(key)
+        if found is None:
+            if len(self._planned) == _KEEP_PLANS:
+                self._planned.clear()
+            n = len(cached)
+            plan = queue_plan(range(n), range(n, n + len(missing)), cached + missing, costs, reading=self.reading)
+            found = self._planned[key] = plan.makespan
+        return found

@@ -1,0 +1,199 @@
+"""Parts that go by the router's recent scores: HybriMoE's cache (MRS), and the prefetch of its released code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.base import Range
+from moesim.policies.parts import Part, Setup, Unit
+from moesim.policies.replacement import LRU
+from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
+from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
+
+SCORES = frozenset({"scores-or-weights"})
+
+
+class RecentScores:
+    """One score S for each expert of each layer: S <- alpha TopP(s) + (1 - alpha) S at every visit (HybriMoE, eq. 3).
+
+    Parameters
+    ----------
+    n_layers, n_experts, top_k : int
+        Of the model.
+    alpha : float
+        Weight of the present visit.
+    p : int or None
+        Scores of a row that count; None: 2 top_k. Where only the weights of the chosen are known, at most top_k.
+    tokens : {"mean", "first"}
+        With several rows: the mean of their TopP(s), or the first row's.
+
+    Examples
+    --------
+    >>> from moesim.testing import routed
+    >>> scores = RecentScores(1, 8, 2, 0.5, None, "mean")
+    >>> scores.update(routed([[3, 1], [3, 0]]))
+    >>> scores.of(0)
+    [0.125, 0.125, 0.0, 0.25, 0.0, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(
+        self, n_layers: int, n_experts: int, top_k: int, alpha: float, p: int | None, tokens: Literal["mean", "first"]
+    ) -> None:
+        self._alpha, self._first = alpha, tokens == "first"
+        self._p = 2 * top_k if p is None else p
+        self._s: list[Any] = [np.zeros(n_experts) for _ in range(n_layers)]
+        self._lists: list[list[float] | None] = [None] * n_layers
+
+    def update(self, event: Routed) -> None:
+        """Move the scores of a layer on by one visit; a micro-batch is a visit."""
+        layer = event.layer
+        kept = self._kept(event)
+        self._s[layer] = mrs_update(self._s[layer], kept, self._alpha)
+        self._lists[layer] = None
+
+    def of(self, layer: int) -> list[float]:
+        """Return the scores of a layer."""
+        found = self._lists[layer]
+        if found is None:
+            found = self._lists[layer] = self._s[layer].tolist()
+        return found
+
+    def _kept(self, event: Routed) -> Any:
+        rows = slice(1) if self._first else slice(None)
+        if event.scores is not None:
+            kept = keep_top(event.scores[rows], self._p)
+            return kept[0] if len(kept) == 1 else kept.mean(axis=0, dtype=np.float64)
+        if event.weights is None:
+            raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
+        ids, weights = event.experts[rows], keep_top(event.weights[rows], self._p)
+        total = np.bincount(ids.ravel(), weights.ravel(), len(self._s[event.layer]))
+        return total / len(ids)
+
+
+class MRS(LRU):
+    """HybriMoE's minus recent score: the idle resident with the smallest S; among equals the least recently used.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of the present visit.
+    p : int or None
+        Scores of a row that count; None: twice the model's top_k.
+    tokens : {"mean", "first"}
+        With several rows: the mean over them, or the first row only.
+
+    Notes
+    -----
+    The scores move before the layer evicts, so that what the router wants now is protected. Where a trace has no full
+    scores, the weights of the chosen experts stand in for them, which makes p = top_k.
+    """
+
+    needs = SCORES
+
+    def __init__(
+        self,
+        *,
+        alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
+        p: Annotated[int, Range(1)] | None = None,
+        tokens: Literal["mean", "first"] = "mean",
+    ) -> None:
+        self.alpha = alpha
+        self.p = p
+        self.tokens = tokens
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with all scores 0."""
+        model = setup.view.model
+        self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
+        super().start(setup, residents)
+        self._recent = RecentScores(model.n_layers, model.n_experts, model.top_k, self.alpha, self.p, self.tokens)
+
+    def used(self, event: Routed) -> None:
+        """Mark the active experts as used, and move the scores of their layer on."""
+        super().used(event)
+        self._recent.update(event)
+        self._ranked.pop(event.layer if self._per_layer else 0, None)
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Count them as members, the most recent ones."""
+        super().inserted(layer, experts)
+        self._ranked.pop(layer if self._per_layer else 0, None)
+
+    def victim(self, fetch: Fetch, view: View) -> Unit | None:
+        """Name the idle one with the smallest score, and forget it."""
+        pool = fetch.layer if self._per_layer else 0
+        members, of = self._members[pool], self._recent.of
+        ranked = self._ranked.get(pool)
+        if ranked is None:
+            ranked = self._ranked[pool] = sorted(members, key=lambda unit: of(unit[0])[unit[1]])
+        return self.take(members, (unit for unit in ranked if unit in members), view)
+
+
+class MRSScore(Part):
+    """The prefetch of HybriMoE's released code: the experts of the next layer with the largest S, without any prediction.
+
+    Only in steps of one row, and only if the GPU has something to do in this layer.
+
+    Parameters
+    ----------
+    size : int
+        Experts of a layer visit to prefetch.
+    over : {"all", "non-resident"}
+        Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU.
+    alpha, p, tokens
+        As of the replacement ``mrs``.
+    """
+
+    needs = SCORES
+    transient = False
+    slots = 0
+    predicts = False
+
+    def __init__(
+        self,
+        *,
+        size: Annotated[int, Range(1)] = 1,
+        over: Literal["all", "non-resident"] = "all",
+        alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
+        p: Annotated[int, Range(1)] | None = None,
+        tokens: Literal["mean", "first"] = "first",
+    ) -> None:
+        self.size = size
+        self.over = over
+        self.alpha = alpha
+        self.p = p
+        self.tokens = tokens
+
+    def start(self, setup: Setup) -> None:
+        """Begin with all scores 0."""
+        model = setup.view.model
+        self._gpu, self._n_layers = setup.gpu, model.n_layers
+        self._rows = 1
+        self._recent = RecentScores(model.n_layers, model.n_experts, model.top_k, self.alpha, self.p, self.tokens)
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Learn how many rows the step has."""
+        self._rows = len(event.requests)
+
+    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
+        """Move the scores on, and ask for no prediction."""
+        self._recent.update(event)
+        return ()
+
+    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
+        """Choose in the next layer, largest S first, then lowest id."""
+        layer = event.layer + 1
+        if self._rows > 1 or not plan.gpu or layer == self._n_layers:
+            return ()
+        scores, resident = self._recent.of(layer), view.residency(layer, self._gpu)
+        ids = range(len(scores)) if self.over == "all" else [e for e, here in enumerate(resident) if not here]
+        best = sorted(ids, key=lambda e: -scores[e])[: self.size]
+        return [(layer, e) for e in best if not resident[e]]
+
+    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
+        """Choose no expert: nothing was asked."""
+        return ()

@@ -1,0 +1,308 @@
+"""Regret: what each decision of a policy would be worth if it were made by somebody who knows better.
+
+The decisions of a run are given to their oracles one after the other, first to last and last to first: its predictions to the
+true routing, its replacement and its assignment to whatever the policy names in ``oracles``, and the links to ones that take no
+time. Nothing else changes; the requests are those of the experiment. What an oracle saves depends on what others have saved
+before, hence the two orders; and it may save less than nothing, because a run is a schedule, and schedules have anomalies
+(`docs/bounds.md`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moesim.costs import CostModel
+from moesim.engine.budget import initial_placement
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.experiment.runner import run_one, settings
+from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
+from moesim.policies.registry import make_policy
+from moesim.policy import Placement
+from moesim.predictors.future import FutureUse
+from moesim.progress import Progress
+from moesim.studies.oracles import DECISIONS, NONE, Decisions, combinations, derive, replaceable
+
+if TYPE_CHECKING:
+    from moesim.metrics import Value
+    from moesim.model import ModelSpec
+
+ORDERS = ("forward", "reversed", "alone")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decision given to its oracle.
+
+    Attributes
+    ----------
+    order : str
+        One of `ORDERS`; ``"alone"``: none has been replaced before.
+    decision : str
+        One of `DECISIONS`.
+    replaced : bool
+        False: the policy makes no such decision, or names no oracle for it.
+    before_ns, after_ns : int or None, ns
+        Makespan without and with this oracle; None if a run failed, or nothing is replaced.
+    decode_tokens_per_s : float or None
+        With it.
+    """
+
+    order: str
+    decision: str
+    replaced: bool
+    before_ns: int | None = None
+    after_ns: int | None = None
+    decode_tokens_per_s: float | None = None
+
+    @property
+    def saved_ns(self) -> int | None:
+        """What the oracle saves; negative if the run takes longer with it."""
+        return None if self.before_ns is None or self.after_ns is None else self.before_ns - self.after_ns
+
+
+@dataclass(frozen=True)
+class Regret:
+    """All that was found out about one run.
+
+    Attributes
+    ----------
+    row : mapping
+        Its result as it is.
+    setting : mapping
+        What was asked for, by the names in `SETTINGS`; a policy may have its own way to transfer all the same.
+    steps : tuple of Step
+        Of all orders.
+    all_replaced_ns : int or None, ns
+        Makespan with every decision replaced that can be.
+    bounds : RunBounds or None
+        None for a policy that is not exact, or that failed.
+    best_hit_rate : float or None
+        Of Belady's rule with as many slots, for caches that fetch on demand.
+    errors : tuple of str
+        Of runs that failed.
+    """
+
+    row: Mapping[str, Value]
+    setting: Mapping[str, Value]
+    steps: tuple[Step, ...]
+    all_replaced_ns: int | None
+    bounds: RunBounds | None
+    best_hit_rate: float | None
+    errors: tuple[str, ...]
+
+    def alone(self, decision: str) -> Step:
+        """Return what one oracle alone does."""
+        return next(step for step in self.steps if step.order == "alone" and step.decision == decision)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Give everything by name, one row a step; every figure with an oracle in it is labelled so."""
+        base = self.row.get("makespan_ns")
+        whole = base - self.all_replaced_ns if isinstance(base, int) and self.all_replaced_ns is not None else None
+        return [
+            {
+                "policy": self.row["policy"],
+                **self.setting,
+                "order": step.order,
+                "decision": step.decision,
+                "replaced": step.replaced,
+                "base_ns": base,
+                "before_ns": step.before_ns,
+                "after_ns": step.after_ns,
+                "saved_ns": step.saved_ns,
+                "share_of_base": step.saved_ns / base if step.saved_ns is not None and isinstance(base, int) else None,
+                "share_of_regret": step.saved_ns / whole if step.saved_ns is not None and whole else None,
+                "decode_tokens_per_s": step.decode_tokens_per_s,
+                "all_replaced_ns": self.all_replaced_ns,
+                "lower_bound_ns": None if self.bounds is None else self.bounds.makespan_ns,
+                "hit_rate": self.row.get("hit_rate"),
+                "belady_hit_rate": self.best_hit_rate,
+                "source_label": "oracle",
+                "base_label": self.row.get("source_label"),
+                "routing": self.row.get("routing"),
+                "notes": self.row.get("notes"),
+                "errors": "; ".join(self.errors) or None,
+            }
+            for step in self.steps
+        ]
+
+
+SETTINGS = (
+    "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
+    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "cache_ratio", "cache_budget_bytes",
+)  # fmt: skip
+"""Columns of a result row that say what was asked for."""
+
+
+# -------------------------------------------------------------------------------------------------------------------- runs
+
+
+def regrets(experiment: Experiment, policies: Sequence[str] = (), *, jobs: int = 1, progress: bool = False) -> list[Regret]:
+    """Replace the decisions of each run of an experiment by their oracles.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved.
+    policies : sequence of str
+        Names, with or without options, of those to study; empty: all. The requests are the whole experiment's all the same.
+    jobs : int
+        Processes; the results do not depend on it.
+    progress : bool
+        Show a bar on the terminal once it has taken two seconds.
+
+    Returns
+    -------
+    list of Regret
+        One a run, in the experiment's order.
+
+    Raises
+    ------
+    ConfigError
+        If the experiment has no policy of such a name.
+    """
+    specs = _chosen(experiment, policies)
+    wanted: dict[int, dict[tuple[str, str], tuple[Decisions, Decisions]]] = {}
+    tasks: list[tuple[int, Decisions]] = []
+    for spec in specs:
+        wanted[spec.index] = combinations(replaceable(spec))
+        sets = [NONE, *(after for _, after in wanted[spec.index].values())]
+        tasks += [(spec.index, decisions) for decisions in dict.fromkeys(sets)]
+    rows: dict[tuple[int, Decisions], Mapping[str, Value]] = {}
+    with Progress(len(tasks), enabled=progress) as bar:
+        for index, decisions, row in _run_all(experiment, tasks, jobs):
+            rows[index, decisions] = row
+            bar.describe(str(row["policy"]))
+            bar.advance(1)
+    return [_regret(experiment, spec, wanted[spec.index], rows) for spec in specs]
+
+
+def _chosen(experiment: Experiment, policies: Sequence[str]) -> list[RunSpec]:
+    known = {name for spec in experiment.specs for name in (spec.policy_name, str(spec.point.policy["name"]))}
+    for name in policies:
+        if name not in known:
+            raise ConfigError(f"{experiment.place}: --policies: {unknown_name('policy of this experiment', name, sorted(known))}")
+    return [s for s in experiment.specs if not policies or {s.policy_name, s.point.policy["name"]} & set(policies)]
+
+
+def _run_all(
+    experiment: Experiment, tasks: Sequence[tuple[int, Decisions]], jobs: int
+) -> Iterator[tuple[int, Decisions, Mapping[str, Value]]]:
+    if jobs == 1 or len(tasks) == 1:
+        for index, decisions in tasks:
+            yield index, decisions, _run(experiment, index, decisions)
+        return
+    written = experiment.config.model_dump(mode="json")
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        min(jobs, len(tasks)), context, initializer=_start_worker, initargs=(written, experiment.place)
+    ) as pool:
+        running = {pool.submit(_work, *task): task for task in tasks}
+        for future in as_completed(running):
+            yield *running[future], future.result()
+
+
+_worker: list[Experiment] = []  # the experiment of a worker process
+
+
+def _start_worker(written: dict[str, object], place: str) -> None:
+    _worker[:] = [Experiment(parse_config(written, place), place)]
+
+
+def _work(index: int, decisions: Decisions) -> Mapping[str, Value]:
+    return _run(_worker[0], index, decisions)
+
+
+def _run(experiment: Experiment, index: int, decisions: Decisions) -> Mapping[str, Value]:
+    return run_one(experiment, derive(experiment.specs[index], decisions)).row
+
+
+def _regret(
+    experiment: Experiment,
+    spec: RunSpec,
+    wanted: Mapping[tuple[str, str], tuple[Decisions, Decisions]],
+    rows: Mapping[tuple[int, Decisions], Mapping[str, Value]],
+) -> Regret:
+    def makespan(decisions: Decisions) -> int | None:
+        value = rows[spec.index, decisions].get("makespan_ns")
+        return value if isinstance(value, int) else None
+
+    steps = []
+    for order in ORDERS:
+        for decision in reversed(DECISIONS) if order == "reversed" else DECISIONS:
+            pair = wanted.get((order, decision))
+            if pair is None:
+                steps.append(Step(order, decision, False))
+                continue
+            speed = rows[spec.index, pair[1]].get("decode_tokens_per_s")
+            tokens = float(speed) if isinstance(speed, int | float) else None
+            steps.append(Step(order, decision, True, makespan(pair[0]), makespan(pair[1]), tokens))
+    everything = frozenset(decision for order, decision in wanted if order == "alone")
+    mine = {decisions: row for (index, decisions), row in rows.items() if index == spec.index}
+    errors = [
+        f"with the oracle of {' and '.join(d for d in DECISIONS if d in chosen) or 'nothing'}: {row['error']}"
+        for chosen, row in mine.items()
+        if row.get("error")
+    ]
+    base = mine[NONE]
+    asked = settings(spec)
+    setting = {key: asked[key] for key in SETTINGS}
+    slots = base.get("cache_slots")
+    if base.get("error") or not isinstance(slots, int):
+        return Regret(base, setting, tuple(steps), None, None, None, tuple(errors))
+    bounds, hits = bounds_of(experiment, spec, slots), _best_hits(experiment, spec, slots)
+    return Regret(base, setting, tuple(steps), makespan(everything), bounds, hits, tuple(errors))
+
+
+def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBounds | None:
+    """Bound the makespan of a run from below, for any exact policy with the memory that this one takes.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Holds what runs share.
+    spec : RunSpec
+        Which run.
+    cache_slots : int
+        Of each GPU, as in the run's result.
+
+    Returns
+    -------
+    RunBounds or None
+        None for a policy that is not exact: it may leave work out.
+    """
+    policy: Any = make_policy(spec.point.policy, experiment.place)
+    if not policy.exact:
+        return None
+    trace, workload, model = experiment.trace(spec), experiment.workload(spec), spec.model
+    if "oracle:routing" in policy.needs:
+        policy.bind_oracle(FutureUse(workload))
+    tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
+    own = policy.transfer(model) if hasattr(policy, "transfer") else None
+    curve, chunk_bytes = own or (spec.point.curve, spec.point.chunk_bytes)
+
+    def costs() -> CostModel:
+        extrapolate = experiment.config.extrapolate
+        return CostModel(model, spec.hardware, transfer=curve, chunk_bytes=chunk_bytes, extrapolate=extrapolate)
+
+    gpus = [name for name, device in spec.hardware.devices.items() if device.kind == "gpu"]
+    placement = initial_placement(model, costs(), workload, policy, dict.fromkeys(gpus, cache_slots), tables)
+    return run_bounds(workload, costs(), pool_slots(placement, gpus, model))
+
+
+def pool_slots(placement: Placement, gpus: Sequence[str], model: ModelSpec) -> int:
+    """Count the experts that all pools of all GPUs hold together: caches, and whatever buffers a policy declares."""
+    smallest = min(model.expert_bytes(layer) for layer in range(model.n_layers))
+    pools = [pool for pool in placement.pools if pool.device in gpus]
+    return sum(pool.n_bytes // smallest * (model.n_layers if pool.per_layer else 1) for pool in pools)
+
+
+def _best_hits(experiment: Experiment, spec: RunSpec, cache_slots: int) -> float | None:
+    n_gpus = sum(device.kind == "gpu" for device in spec.hardware.devices.values())
+    hits, lookups = most_hits(experiment.workload(spec), spec.model, cache_slots * n_gpus)
+    return hits / lookups if lookups else None
