@@ -18,6 +18,7 @@ import pytest
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, HardwareError, PolicyError
+from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import (
     Timing,
     certain_for_cpu,
@@ -265,6 +266,14 @@ def test_the_cpu_begins_with_what_every_plan_gives_it() -> None:
     assert records.layers[0].end == 1080
 
 
+def test_shared_experts_count_as_part_of_the_dense_part() -> None:
+    """As above, with 50 more: f = 640 / 400, two experts."""
+    model = kit.tiny_model(n_layers=3, n_experts=6, n_shared=1, shared_intermediate=50)
+    says = {1: [[3, 4]] * 3}
+    records = run(says, ROWS, [[3, 5]] * 3, [[0, 1]] * 3, options={"head_start": True}, model=model)
+    assert kit.transfers(records)[1:3] == down((510, 910, "prefetch 1/3"), (910, 1310, "prefetch 1/4"))
+
+
 def test_what_is_under_way_may_make_a_load_too_late() -> None:
     """E4 was predicted, E1 is routed. Nothing is predicted for layer 2, so layer 1 is planned when routed, at 1190.
 
@@ -302,7 +311,8 @@ def test_what_is_only_queued_is_given_up(cancel: str, last: tuple[int, int, str]
     assert [layer.begin for layer in records.layers][:2] == [0, 1490]
 
 
-def test_a_transfer_that_outlives_its_layer_is_dropped_when_it_arrives() -> None:
+@pytest.mark.parametrize("chunk_bytes", [None, 500])
+def test_a_transfer_that_outlives_its_layer_is_dropped_when_it_arrives(chunk_bytes: int | None) -> None:
     """A slow link and CPU: 10000 an expert, 300 + 4000 a row. Layer 1 finds its experts in the hot table, and ends soon.
 
     Layer 0: E1 is loaded while the CPU has E0 for 12300. Layer 2 is planned at 12890, when 7220 are left of 1/3: both experts
@@ -312,11 +322,11 @@ def test_a_transfer_that_outlives_its_layer_is_dropped_when_it_arrives() -> None
     options = {"prefetch_size": 1, "placement": "frequency-global"}
     slow = toy(link=0.1, cpu_row_ns=4000)
     layers = [[[0, 1]] * 3] * 3
-    records = run({1: [[3, 4]] * 3}, *layers, hardware=slow, options=options, slots={"gpu0": 2}, tables=table)
+    more = {"slots": {"gpu0": 2}, "tables": table, "chunk_bytes": chunk_bytes}
+    records = run({1: [[3, 4]] * 3}, *layers, hardware=slow, options=options, **more)
     assert [layer.end for layer in records.layers] == [12490, 12790, 30210]
-    assert kit.transfers(records) == down(
-        (110, 10110, "demand 0/1"), (10110, 20110, "prefetch 1/3"), (20110, 30110, "demand 2/1")
-    )
+    ends = [(t.end, t.layer, t.expert) for t in records.transfers if t.last]
+    assert ends == [(10110, 0, 1), (20110, 1, 3), (30110, 2, 1)]
     assert [(e.time, e.layer, e.expert) for e in records.evictions if e.pool == "prefetch-odd"] == [(20110, 1, 3)]
 
 
@@ -357,6 +367,15 @@ def test_the_window_looks_at_the_layer_after_the_next() -> None:
     records = run({}, *layers, options=options, slots={"gpu0": 2}, tables=table, predictors=predictors)
     assert kit.transfers(records) == down((110, 510, "demand 0/2"), (510, 910, "prefetch 2/0"), (910, 1310, "prefetch 2/5"))
     assert [layer.end for layer in records.layers] == [1090, 1390, 1690]
+
+
+def test_a_look_ahead_that_comes_a_layer_late_is_not_taken_for_the_prediction() -> None:
+    """The other source needs the state of layer 1; by then layer 2 is the next, and its own predictor is asked."""
+    options = {"window": "next2", "next2_predictor": "told2"}
+    predictors = {"told": Told({2: [[0, 5]] * 3}), "told2": Told({2: [[1, 2]] * 3}, 1)}
+    records = run({}, ROWS, [[0, 1]] * 3, [[0, 5]] * 3, options=options, predictors=predictors)
+    assert [t.start for t in records.tasks if t.kind == "predict"] == [1180, 1190]
+    assert [what for *_, what in kit.transfers(records) if "prefetch" in what] == ["prefetch 2/0"]
 
 
 def test_micro_batches_are_planned_together() -> None:
@@ -494,15 +513,38 @@ def test_the_part_fits_prefetches_behind_any_assignment() -> None:
     assert "prefetch" not in str(fetched("all-gpu")), "the link is busy for longer than the CPU"
 
 
-def test_the_part_charges_what_is_under_way_for_nothing() -> None:
-    """Prefetches of wrong experts hold up the link of their own layer, which then has time for fewer."""
-    policy = make_policy(
-        {"name": "composed", "assignment": "greedy", "prefetch": {"name": "cross-layer", "source": "synthetic:0"}}
-    )
-    good = make_policy({"name": "composed", "assignment": "greedy", "prefetch": {"name": "cross-layer", "source": "oracle"}})
-    wrong, right = (run_tiny(one, tiny_workload(one, 4), 12) for one in (policy, good))
-    count = [sum(t.cause == "prefetch" for t in records.transfers) for records in (wrong, right)]
-    assert 0 < count[0] < count[1]
+def _chosen(part: CrossLayer, view: FakeView, layer: int, plan: Plan) -> int:
+    """Let a part see a layer of two rows, planned somehow, and a prediction of five experts for the next; count its choice."""
+    part.step_begin(StepBegin(0, "decode", np.zeros(2), True))
+    event = routed([[1, 2], [1, 2]], layer=layer)._replace(loads=[0, 2, 6, 0, 0, 0, 0, 0])
+    part.ask(event, view)
+    assert part.ahead(event, plan, view) == ()
+    ids = np.array([[3, 4], [5, 6]])
+    return len(part.choose(Predicted(0, layer + 1, 0, ids, None, "oracle"), view))
+
+
+@pytest.mark.parametrize(("left", "size"), [(2400, 2), (2600, 1), (None, 1), (0, 2)])
+def test_the_part_charges_the_loads_of_the_layer(left: int | None, size: int) -> None:
+    """The CPU takes 6000 for E2, a load 3000, the dense part 1000: f = (7000 - what the link has to do for E1) / 3000."""
+    view = FakeView()
+    part = CrossLayer(source="oracle")
+    part.start(Setup(view, "gpu0", "cpu0", 8, True))
+    if left == 0:
+        view.put(0, [1], "gpu0")
+    elif left is not None:
+        view.pend(0, [1], "gpu0", left)
+    assert _chosen(part, view, 0, Plan((1,), (2,), 0, 0)) == size
+
+
+@pytest.mark.parametrize(("left", "size"), [(2400, 2), (2600, 1), (3000, 2)])
+def test_the_part_charges_what_is_under_way_for_nothing(left: int, size: int) -> None:
+    """E3 was chosen for layer 1, which does not need it. What has all its time left is only queued, behind any load."""
+    view = FakeView()
+    part = CrossLayer(source="oracle")
+    part.start(Setup(view, "gpu0", "cpu0", 8, True))
+    assert _chosen(part, view, 0, Plan((), (2,), 0, 0)) == 2
+    view.pend(1, [3], "gpu0", left)
+    assert _chosen(part, view, 1, Plan((), (2,), 0, 0)) == size
 
 
 @pytest.mark.parametrize("change", [{"source": "oracle"}, {"size": 1}, {"order": "printed"}, {"prior_hit": 0.0}], ids=str)

@@ -30,7 +30,7 @@ class PoolState:
         self.capacity = capacity
         self.per_layer = per_layer
         self.used = [0] * (n_layers if per_layer else 1)
-        self.members: list[set[int]] = [set() for _ in range(n_layers)]  # resident units of each layer; sorted when asked for
+        self.members: dict[int, set[int]] = {}  # layer -> resident units, if there are any; sorted when asked for
         self.total = 0
         self.peak = 0
 
@@ -46,6 +46,19 @@ class PoolState:
     def give(self, layer: int, n_bytes: int) -> None:
         self.used[layer if self.per_layer else 0] -= n_bytes
         self.total -= n_bytes
+
+    def add(self, layer: int, unit: int) -> None:
+        of_layer = self.members.get(layer)
+        if of_layer is None:
+            self.members[layer] = {unit}
+        else:
+            of_layer.add(unit)
+
+    def remove(self, layer: int, unit: int) -> None:
+        of_layer = self.members[layer]
+        of_layer.discard(unit)
+        if not of_layer:
+            del self.members[layer]
 
 
 class DeviceMemory:
@@ -108,7 +121,7 @@ class DeviceMemory:
         copy = CopyState(pool, fetch)
         self.copies[unit] = copy
         self.resident[unit] = 1
-        pool.members[unit // self.n_experts].add(unit)
+        pool.add(unit // self.n_experts, unit)
         return copy
 
     def remove(self, unit: int, reason: str, now: int) -> None:
@@ -118,7 +131,7 @@ class DeviceMemory:
         layer = unit // self.n_experts
         pool: PoolState = copy.pool  # type: ignore[assignment]  # only copies on backing devices have none
         n_bytes = self.expert_bytes[layer]
-        pool.members[layer].discard(unit)
+        pool.remove(layer, unit)
         pool.used[layer if pool.per_layer else 0] -= n_bytes
         pool.total -= n_bytes
         used = self.used = self.used - n_bytes
@@ -150,7 +163,7 @@ class DeviceMemory:
         assert copy.pool is not None
         n_bytes = self.expert_bytes[layer]
         copy.pool.give(layer, n_bytes)
-        copy.pool.members[layer].discard(unit)
+        copy.pool.remove(layer, unit)
         pool.take(layer, n_bytes)
-        pool.members[layer].add(unit)
+        pool.add(layer, unit)
         copy.pool = pool

@@ -95,8 +95,8 @@ class EngineView:
         n = self._n_experts
         if layer is not None:
             base = layer * n
-            return sorted([unit - base for unit in members[layer]])
-        return [divmod(unit, n) for units in members for unit in sorted(units)]
+            return sorted([unit - base for unit in members.get(layer, ())])
+        return [divmod(unit, n) for of_layer in sorted(members) for unit in sorted(members[of_layer])]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
         state = self._by_name[device].memory.pools[pool]

@@ -329,9 +329,12 @@ class OdMoE(PolicyBase):
         """Give way to a demand: an idle expert of the latest layer after its own; else wait for what runs."""
         if fetch.urgency != DEMAND:
             return None
-        held = cast("list[tuple[int, int]]", view.residents(fetch.device, STAGING))
-        later = [unit for unit in held if unit[0] > fetch.layer and not view.is_pinned(*unit, fetch.device)]
-        return max(later, default=None)
+        for unit in reversed(cast("list[tuple[int, int]]", view.residents(fetch.device, STAGING))):
+            if unit[0] <= fetch.layer:
+                return None
+            if not view.is_pinned(*unit, fetch.device):
+                return unit
+        return None
 
     # ------------------------------------------------------------------------------------------------------- the workers
     def _team(self, layer: int) -> Sequence[str]:

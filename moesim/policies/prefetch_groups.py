@@ -50,7 +50,6 @@ class PrefetchGroups:
 
     def keep(self, layer: int, experts: Sequence[int]) -> Fetch:
         """Want what is on its way, even if it was to be dropped when it arrives."""
-        self._over.difference_update([(layer, expert) for expert in experts])
         return Fetch(layer, experts, self._gpu, PREFETCH, GROUPS[layer % 2])
 
     def under_way(self, view: View) -> dict[Unit, int]:
