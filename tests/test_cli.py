@@ -200,7 +200,13 @@ def test_list_policies_names_all_with_what_they_lack(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("models", "mixtral-8x7b"), ("hardware", "rtx3090-epyc7532"), ("predictors", "oracle"), ("formats", "sglang")],
+    [
+        ("models", "mixtral-8x7b"),
+        ("hardware", "rtx3090-epyc7532"),
+        ("predictors", "oracle"),
+        ("formats", "sglang"),
+        ("parts", "impact-driven"),
+    ],
 )
 @pytest.mark.parametrize("form", ["table", "md", "csv", "json"])
 def test_lists(kind: str, name: str, form: str, capsys: pytest.CaptureFixture[str]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import sys
 import textwrap
@@ -13,6 +14,8 @@ import typer
 
 from moesim.hardware import hardware_names, load_hardware
 from moesim.model import builtin_models
+from moesim.policies.base import option_parameters
+from moesim.policies.part_names import PARTS
 from moesim.policies.registry import policy_info
 from moesim.table import Format, render, render_records
 from moesim.trace import Trace, find_trace, trace_names
@@ -26,6 +29,7 @@ class Kind(StrEnum):
     """What can be listed."""
 
     POLICIES = "policies"
+    PARTS = "parts"
     MODELS = "models"
     HARDWARE = "hardware"
     TRACES = "traces"
@@ -37,7 +41,7 @@ def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
-    """List policies, models, hardware profiles, traces, predictors, or formats of traces that can be imported."""
+    """List policies, their parts, models, hardware profiles, traces, predictors, or formats of traces that can be imported."""
     rows = _LISTS[kind]()
     if form is Format.JSON:
         sys.stdout.write(render_records(rows, form))
@@ -81,6 +85,21 @@ def _policies() -> Rows:
             "options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()},
         }
         for info in policy_info()
+    ]
+
+
+def _parts() -> Rows:
+    return [
+        {
+            "kind": kind,
+            "name": name,
+            "options": [
+                key if one.default is one.empty else f"{key}={_cell(one.default)}" for key, one in option_parameters(part).items()
+            ],
+            "summary": (inspect.getdoc(part) or "").split("\n\n")[0].replace("\n", " "),
+        }
+        for kind, parts in PARTS.items()
+        for name, part in parts.items()
     ]
 
 
@@ -178,6 +197,7 @@ def _formats() -> Rows:
 
 _LISTS: dict[Kind, Callable[[], Rows]] = {
     Kind.POLICIES: _policies,
+    Kind.PARTS: _parts,
     Kind.MODELS: _models,
     Kind.HARDWARE: _hardware,
     Kind.TRACES: _traces,

@@ -41,6 +41,7 @@ def papers(
             raise ConfigError(f"papers: {unknown_name('paper', name, known)}")
     figures = [figure for figure in figures if not names or figure.paper in names]
     files = dict.fromkeys(f for figure in figures for f in (figure.experiment, figure.baseline_experiment) if f)
+    files |= dict.fromkeys(path.stem for name in names or known for path in sorted(folder.glob(f"{name}-*.yaml")))
     if out is not None:
         check_out_folder(out, option="--out")
     results: dict[str, list[Any]] = {}
