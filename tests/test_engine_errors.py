@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from moesim.errors import CapacityError, DeadlockError, HardwareError, MoesimError, PolicyError
+from moesim.policies.registry import make_policy
 from moesim.policy import Copy, Drop, Fetch, Move, Placement, Pool, Predict, Run, Send, Skip
+from moesim.testing import run_tiny, tiny_workload
 from tests.engine_kit import Oracle, Script, cpu, gpu, link, machine, play, tiny_model, workload
 
 ALL = [Copy(layer, range(4), "gpu0") for layer in (0, 1)]
@@ -265,3 +268,22 @@ def test_the_placement_sees_the_view() -> None:
             return super().place(view)
 
     play(Curious(copies=ALL, routed=lambda e, v: [Run(e.layer, e.active, "gpu0")]), ONE, slots={"gpu0": 5})
+
+
+@pytest.mark.parametrize("decision_ns", [700, 5000, 50_000])
+def test_decisions_longer_than_the_time_between_micro_batches_are_taken_one_after_the_other(decision_ns: int) -> None:
+    policy = make_policy("lru")
+    work = tiny_workload(policy, 4, 2)
+    records = run_tiny(policy, work, 8, decision_ns)
+    taken = [(d.start, d.end) for d in records.decisions]
+    assert all(later[0] >= earlier[1] for earlier, later in pairwise(taken))
+    assert len(taken) == sum(len(step.micro) for step in work[1].steps) * 4
+
+
+@pytest.mark.parametrize("replacement", ["lru", "fifo", "mrs"])
+def test_what_is_on_its_way_stays_while_a_decision_that_needs_it_is_taken(replacement: str) -> None:
+    # A prefetch that arrives and is evicted again before the decision takes effect would be fetched by nobody.
+    spec = {"name": "hybrimoe-paper", "prefetch": {"name": "impact-driven", "budget": "none"}, "replacement": replacement}
+    work = tiny_workload(make_policy(spec), 3, n_experts=24, top_k=4)
+    records = run_tiny(make_policy(spec), work, 8, 5000, n_experts=24, top_k=4)
+    assert len(records.steps) == len(work[1].steps)

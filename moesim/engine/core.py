@@ -366,6 +366,7 @@ class Engine:
         if dst.backing:
             return
         copy = dst.memory.arrive(unit, transfer.pool, transfer.fetch)
+        copy.pins = transfer.pins
         for task in transfer.waiting:
             copy.pins += 1
             dst.main.wake(task)

@@ -26,9 +26,14 @@ class Delivery:
         self.wants_predicted = Predicted in engine.listens
         self.has_shared = engine.model.n_shared > 0
         self.decision_ns = engine.options.decision_ns
+        self._deciding = False
+        self._waiting: list[int] = []  # micro-batches routed meanwhile: decisions are taken one at a time
 
     def routed(self, mb: int) -> None:
         """A micro-batch of the present layer has been routed."""
+        if self._deciding:
+            self._waiting.append(mb)
+            return
         engine = self.engine
         visit = engine.visit
         assert visit is not None
@@ -71,26 +76,36 @@ class Delivery:
         engine.records.lookups.append(_new(LookupRecord, (engine.now, visit.step, visit.layer, mb, active, rows, hits, flying)))
 
     def _charge(self, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
-        """Delay the effect of a decision; what the layer needs stays pinned meanwhile."""
+        """Delay the effect of a decision; what the layer needs, there or on its way, stays pinned meanwhile."""
         engine = self.engine
         mb = engine.mb
         now = engine.now
         engine.records.decisions.append(DecisionRecord(now, now + self.decision_ns, visit.step, visit.layer))
         visit.open += 1
+        self._deciding = True
         pinned = []
         for device in engine.devices:
             for expert in active:
-                copy = device.memory.copies.get(visit.base + expert)
+                unit = visit.base + expert
+                copy = device.memory.copies.get(unit) or device.pending.get(unit)
                 if copy is not None:
                     copy.pins += 1
-                    pinned.append((device.memory, visit.base + expert))
+                    pinned.append((device, unit, copy.fetch))
 
         def apply() -> None:
             engine.mb = mb
             engine.actions.apply(actions)
             visit.open -= 1
-            for memory, unit in pinned:
-                memory.unpin(unit, engine.now)
+            for device, unit, fetch in pinned:
+                copy = device.memory.copies.get(unit)
+                coming = device.pending.get(unit)
+                if copy is not None and copy.fetch == fetch:
+                    device.memory.unpin(unit, engine.now)
+                elif coming is not None and coming.fetch == fetch:  # else it was given up
+                    coming.pins -= 1
+            self._deciding = False
+            if self._waiting:
+                engine.routed.append(self._waiting.pop(0))
 
         engine.after(self.decision_ns, apply)
 

@@ -44,6 +44,7 @@ class Transfer:
     started: bool = False
     first_chunk: bool = True  # the next chunk is the first of its hop: memory is not reserved yet
     transit: Any = None  # intermediate device that holds it after a hop
+    pins: int = 0  # decisions under way that need the copy once it is there
     drop_on_arrival: bool = False
     waited_memory: bool = False
     on_arrival: Any = None  # for messages

@@ -141,6 +141,7 @@ def _run(
         "transfer_curve": costs.transfer,
         "chunk_bytes": costs.chunk_bytes,
         **metrics,
+        **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
     }
     return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
 

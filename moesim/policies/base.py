@@ -67,6 +67,11 @@ class PolicyBase:
         """What it reads from the trace and the profile."""
         return frozenset()
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """What of the latest run is worth knowing beyond the records; a result has each as ``count_<name>``."""
+        return {}
+
     def place(self, view: View) -> Placement:
         """Return where everything is at the start: nothing beyond the backing copies, and no pool."""
         return Placement()

@@ -37,7 +37,7 @@ Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -148,6 +148,8 @@ class HybriMoECode(Composed):
     )
     oracles = ORACLES
 
+    _overwrites = 0
+
     def __init__(
         self,
         *,
@@ -185,6 +187,11 @@ class HybriMoECode(Composed):
         """What its parts want; arrivals and steps where it may have to wait for prefetches."""
         return super().listens | (frozenset({Fetched, StepBegin}) if self._waits else frozenset())
 
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Victims of the latest run that were in use, as ``"overwrites"``."""
+        return {"overwrites": self._overwrites}
+
     def place(self, view: View) -> Placement:
         """Start the parts, with nothing issued."""
         placement = super().place(view)
@@ -199,7 +206,7 @@ class HybriMoECode(Composed):
         self._held: list[Unit] = []  # experts for the GPU, in order
         self._late: list[Unit] = []  # of these, the ones to be loaded in the place of another one held
         self._doomed: list[Unit] = []  # the ones in whose place
-        self.counters = {"overwrites": 0}
+        self._overwrites = 0
         return placement
 
     # ------------------------------------------------------------------------------------------------------ events
@@ -246,7 +253,7 @@ class HybriMoECode(Composed):
                 victim = self.parts.replacement.victim(fetch._replace(experts=(expert,)), view)
                 named = victim is not None and victim[1] in inside
                 blocked = not named or victim in running
-                self.counters["overwrites"] += blocked
+                self._overwrites += blocked
                 if victim is not None and named:
                     inside.discard(victim[1])
                     if blocked:
