@@ -1,4 +1,4 @@
-# make quickstart   install, run seven policies at six settings, print the table, write plots and a timeline
+# make quickstart   install, run ten policies at six settings, print the table, write plots and a timeline
 # make test         install everything for development, run the tests
 # make lint         ruff and mypy
 #

@@ -500,7 +500,7 @@ def test_an_experiment_says_what_was_not_exact(tmp_path: Path) -> None:
     assert rows[0]["fidelity_fresh"] < 1
     shares = ("fresh", "stale", "substituted", "substituted_stale", "skipped")
     assert sum(rows[0][f"fidelity_{kind}"] for kind in shares) == pytest.approx(1)
-    assert [row["transfer_curve"] for row in rows] == ["pinned", "pageable", "pinned"]
+    assert [row["own_transfer"] for row in rows] == [None, "pageable", None]
     text = result_table(rows, Format.TABLE)
     assert text.count("*") == 3  # both, and the line that explains it
     assert "not exact: routing is replayed as recorded, whatever the policy computed" in text

@@ -40,9 +40,9 @@ def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         assert list((tmp_path / "out" / "plots").glob(f"{name}*.png")), name
 
 
-def test_the_quickstart_has_seven_policies_at_six_settings(tmp_path: Path):
+def test_the_quickstart_has_ten_policies_at_six_settings(tmp_path: Path):
     config = parse_config(yaml.safe_load((ROOT / "experiments" / "quickstart.yaml").read_text()), "quickstart.yaml")
-    assert len(config.policies) == 7
+    assert len(config.policies) == 10
     assert config.cache.ratio == [0.25, 0.5]
     assert config.workload.batch_size == [1, 4, 8]
     assert config.plots == ["decode_speed", "hit_rate", "breakdown", "gantt"]

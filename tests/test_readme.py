@@ -14,6 +14,8 @@ import yaml
 from moesim.cli import main
 from moesim.data import data_dirs
 from moesim.experiment.config import parse_config
+from moesim.experiment.sweep import expand
+from moesim.policies.registry import make_policy
 from moesim.testing import check_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,12 +41,18 @@ def test_the_policy_of_the_readme_passes_the_common_checks():
 
 
 def test_the_experiment_of_the_readme_is_valid():
-    (block,) = blocks("yaml")
-    parse_config(yaml.safe_load(block), "README.md")
+    whole, part = (yaml.safe_load(block) for block in blocks("yaml"))
+    for raw in (whole, whole | part):
+        expand(parse_config(raw, "README.md"), "README.md")
+        for policy in raw["policies"]:
+            plain = isinstance(policy, str) or not any(isinstance(value, list) for value in policy.values())
+            assert not plain or make_policy(policy)
 
 
 def test_the_readme_shows_the_main_commands():
-    assert {c[0] for c in commands()} == {"run", "compare", "list", "trace", "schema", "bench"}
+    assert {c[0] for c in commands()} == {
+        "run", "compare", "list", "trace", "schema", "bench", "regret", "assignments", "papers",
+    }  # fmt: skip
 
 
 def make_recordings(folder: Path, *, record: bool) -> None:
@@ -81,6 +89,8 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkey
         "run": ["--quick"],
         "compare": ["--prompt", "64", "--decode", "2"],
         "bench": ["--repeats", "1", "--tokens", "2"],
+        "assignments": ["--instances", "2"],
+        "papers": ["--quick"],
         "trace": {"record": ["--max-new-tokens", "4"], "learn": ["--epochs", "1"]}.get("".join(command[1:2]), []),
     }
     assert main([*command, *shorter.get(command[0], [])]) == 0

@@ -22,6 +22,7 @@ from moesim.policies.registry import make_policy
 from moesim.predictors.chosen import PredictorSet
 from moesim.predictors.future import FutureUse
 from moesim.records import Records, activities
+from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment, RunSpec
@@ -127,6 +128,8 @@ def _run(
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
     notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=experiment.signals(spec))
+    if own := _own_transfer(spec, costs):
+        notes.append(f"transfers of its own: {own}")
     if "scores-or-weights" in policy.needs and trace.scores is None:
         notes.append("scores of the chosen experts only")
     row: dict[str, Value] = {
@@ -138,8 +141,7 @@ def _run(
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
         "error": None,
-        "transfer_curve": costs.transfer,
-        "chunk_bytes": costs.chunk_bytes,
+        "own_transfer": _own_transfer(spec, costs),
         **metrics,
         **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
     }
@@ -158,6 +160,13 @@ def _costs(experiment: Experiment, spec: RunSpec, policy: Any) -> CostModel:
         chunk_bytes=chunk_bytes,
         extrapolate=experiment.config.extrapolate,
     )
+
+
+def _own_transfer(spec: RunSpec, costs: CostModel) -> str | None:
+    """Name the transfers that belong to the policy, where they are not the experiment's."""
+    if (costs.transfer, costs.chunk_bytes) == (spec.point.curve, spec.point.chunk_bytes):
+        return None
+    return costs.transfer + (f" in {format_bytes(costs.chunk_bytes)}" if costs.chunk_bytes else "")
 
 
 def settings(spec: RunSpec) -> dict[str, Value]:
@@ -235,4 +244,5 @@ def _drawn(trace: Trace, workload: Workload, signals: frozenset[str]) -> str:
     drawn = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
     if n_covered == len(recorded):
         return f"{drawn}{n_covered}"
-    return f"{drawn}the {n_covered} with signal {' and '.join(sorted(signals))}"
+    which = f"signal {' and '.join(sorted(signals))}" if len(signals) < 3 else f"the {len(signals)} signals needed"
+    return f"{drawn}the {n_covered} with {which}"
