@@ -1,6 +1,6 @@
 """DALI: a greedy CPU-GPU split of each layer, residual-corrected prefetch, and a cache that follows the workload.
 
-"DALI: workload-aware offloading for Mixture-of-Experts inference on local PCs", arXiv, 2026. No code is released.
+The paper DALI, arXiv, 2026. No code is released.
 
 Idea: with a batch, experts differ in how many rows they serve. Busy experts pay for their transfer, idle ones are cheap on the
 CPU; so the split, the prefetch and the cache are all decided by rows per expert, not by recency.
@@ -25,7 +25,8 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 | a step | a token | none | a decode step of the whole batch, or a prefill chunk, whose counts are the prompt's |
 | start | random experts in each layer | none | the same, seeded |
 | shared experts | not in Alg. 1 | none | on the GPU, not in the plan; ``assignment: {name: greedy, shared_in_plan: true}`` |
-| scheduling time | 4.5 % of the total | none | the experiment's ``decision_us``, at each routed layer; 0 unless set |
+| prefetch size | 1 (Mixtral), 4; 8 for Qwen with a quarter cached | none | 1 with up to 8 experts, else 4; ``prefetch_size`` |
+| scheduling time | 4.5 % of the total, an exact solver 55 % | none | the experiment's ``decision_us``, at each routed layer; 0 unless set |
 | one CPU and two GPUs | its section 6.5 | none | ``dali-multi-gpu`` |
 
 Ablations: ``assignment: all-cpu`` (the paper's "naive"), ``prefetch: none``, ``replacement: static``, or any other part.
@@ -46,8 +47,8 @@ from moesim.policies.replacement import WorkloadAware
 from moesim.policy import Placement, View
 
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more
-PUBLISHED_U_SIZE = (1, 8)  # with few experts, with many (section 6 and appendix)
-PUBLISHED_PREFETCH_SIZE = (1, 4)
+PUBLISHED_U_SIZE = (1, 8)  # with few experts, with many
+PUBLISHED_PREFETCH_SIZE = (1, 4)  # of its Fig. 12; its Fig. 19 has 8 for Qwen
 
 
 class Dali(Composed):
@@ -94,12 +95,14 @@ class Dali(Composed):
 
     * the memory constraint (9), which Algorithm 1 drops too: more demand loads than staging slots go in waves
     * the switch between streams before a prediction
+    * the time that a solver takes for ``exact``, layer by layer: ``decision_us`` is the same for all
     """
 
     paper = "DALI (arXiv, 2026)"
     missing = (
         "the memory constraint (9), which Algorithm 1 drops too: more demand loads than staging slots go in waves",
         "the switch between streams before a prediction",
+        "the time that a solver takes for ``exact``, layer by layer: ``decision_us`` is the same for all",
     )
 
     oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})

@@ -13,14 +13,14 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 | swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, pair by pair | the same | the same; ``swap=False``: none |
 | swap if | w_hot >= 1.05 w_cold | w_hot > 1.05 w_cold | ``swap_if: above``, else two idle experts swap; ``at-least`` as printed |
 | cold list | experts on the GPU | all experts; an idle one on the CPU takes a place, so the hottest may stay there | ``cold_list: gpu-only`` (paper), ``mixed`` (code) |
-| cost of a swap | hidden behind computing | module moves from pageable memory on the compute stream | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |
+| cost of a swap | hidden behind computing | ordinary copies of pageable memory, in line with the kernels | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |
 | the expert that leaves | moved to the CPU | moved to the CPU | copied back, and computed there when it has arrived; ``writeback=False``: the host keeps a copy |
 | memory while swapping | not stated | - | overlapped: ``swap_buffers`` spare slots, so that both directions move at once |
 | after the swaps | every expert where it is, in parallel | Fiddler's rule: an expert on the CPU with many rows is copied through one buffer and dropped | ``assignment: resident`` (paper), ``threshold`` (code, with the engine's costs) |
 | its constants | - | ms a row on the CPU, ms a load: A100 5, 40 (Mixtral), 2.5, 25 (Phi), 16, 86 (8x22B); A6000 8.5, 210 (Mixtral), 3.5, 30 (Phi) | ``assignment: {name: fixed-threshold, cpu_ms: 5, load_ms: 40}`` |
 | next request | not stated | starts from the swapped placement | the same; ``reset=True``: swaps start from the initial placement |
 | first layers, decode | blocks 0..4: own gate | the same (``first_predict_layer`` 5) | the same |
-| their order | CPU and GPU in parallel | CPU experts one by one, then GPU experts | ``serial=False`` (paper), ``True`` (code; prefill: the CPU after the last copy) |
+| their order | not stated; in prefill CPU and GPU in parallel | CPU experts one by one, then GPU experts | ``serial=False`` in ``daop-paper``, as in its prefill; ``True`` in ``daop-code`` (prefill: the CPU after the last copy) |
 | later layers, decode | experts and weights as predicted from the layer before | the same; the own gate is never asked | the same; the own gate where there is no prediction in time |
 | pre-calculation | CPU experts on the previous layer's state | the same, by a pool of two threads | the same, on the one CPU; ``precalculate=False``: own gates throughout |
 | order on the CPU, block 4 | not stated | its own experts and the job for block 5 overlap | ``first_on_cpu: current``, or ``next`` |

@@ -18,7 +18,7 @@ its own, layers ahead, and that is handed the main node's token and KV cache eve
 | part-right prediction | not stated | none | only the wrong one is loaded; the layer waits for both |
 | eviction | once computed | none | once the last expert of the layer is (``release: group``), or each worker on its own (``worker``) |
 | shadow | decodes alongside, token aligned every T_i, KV every KV_j tokens | none | ``precision``, ``token_period``, ``kv_period``; layer after layer from its start, at the cost of whole layers |
-| its start | late departure: after the main node's token (and KV) came | none | the same in tokens that are aligned; with the main node in others |
+| its start | late departure: once it has been handed token (and KV) | none | the same in tokens that are aligned; with the main node in others |
 | a token ahead | not stated | none | no |
 | prompt's KV | not stated; 256 KB a token | none | goes with the first alignment, as recorded signals assume; ``prompt_kv: own`` keeps the shadow's |
 | prefill | one expert a worker, mini-batches | none | the same; mini-batches are the workload's micro-batches, which hold whole requests |

@@ -20,7 +20,7 @@ experts that are predicted there.
 | no index passes | the loop still loads the busiest | none | ``none_better``: ``eq2`` (that one or none, by eq. 2), ``printed``, ``sentinel`` (none) |
 | f | (T_gap + t_attn) / x, rounded | none | half up; from 0 to what is predicted and absent |
 | at most GPU_Q's members | not stated | none | no; ``limit_to_queue`` |
-| R_hit, R_miss | not defined | none | share of the predictions of that layer and rank that came true; ``prior_hit`` counts for one |
+| R_hit, R_miss | not defined | none | share of the predictions of that layer and rank that came true; ``prior_hit`` counts for one (0.94, the least printed for its "hot Top-4", in place of a calibration run) |
 | order of prefetches | the loop begins with the coldest chosen, the text with the hottest | none | ``prefetch_order``: ``busiest`` or ``printed`` |
 | GPU_Q without next-layer experts | a larger window, no algorithm | none | ``window``: ``none``, or ``next2``: step 4 for the layer after, with ``next2_predictor`` |
 | OnIoDone, OnCpuGpuDone | the next transfer, the next expert | none | queues of the link and of the devices, in the plan's order |

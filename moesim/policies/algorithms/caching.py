@@ -38,8 +38,8 @@ def mixtral_offloading_plan(order: Sequence[int], active: Sequence[int], buffer_
 
     Notes
     -----
-    All active residents are marked as used before the first load, so they are evicted only if the layer has more misses
-    than other residents; then references saved before keep them computable.
+    All active residents are marked as used before the first load. One of them leaves only where the others do not suffice
+    for the misses; a reference taken earlier then keeps it computable.
 
     Examples
     --------

@@ -39,7 +39,7 @@ def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], enume
     Notes
     -----
     Minimise T subject to ``sum(gpu_cost * x) <= T`` and ``sum(cpu_cost * (1 - x)) <= T`` with x in {0, 1}. Costs are divided
-    by the largest, and the gap is set to 0. The optimum bounds the plan, not the executed timeline, which pipelines.
+    by the largest, and the gap is set to 0. It is the best of plans; what is executed overlaps transfers with work.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def beam_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], width:
     gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
         Cost of each expert on either device.
     width : int
-        Partial plans kept; the papers' ablation uses 2.
+        Partial plans kept; DALI's comparison has 2.
 
     Returns
     -------
