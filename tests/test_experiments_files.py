@@ -35,7 +35,7 @@ def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert main(["run", str(path), "--quick", "--out", "out", "-o", "json"]) == 0, capsys.readouterr().err
     rows = json.loads(capsys.readouterr().out)
     assert all(row["error"] is None for row in rows)
-    assert (tmp_path / "out" / "timeline.json").is_file()
+    assert (tmp_path / "out" / "timeline.json").is_file() == (config.timeline is not None)
     for name in config.plots:
         assert list((tmp_path / "out" / "plots").glob(f"{name}*.png")), name
 
@@ -58,4 +58,4 @@ def test_the_quickstart_runs_on_made_up_routing_too(
     monkeypatch.chdir(tmp_path)
     path = ROOT / "experiments" / "quickstart.yaml"
     assert main(["run", str(path), "--quick", "--set", "plots=[]", "-o", "md"]) == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.count("\n|") == 8
+    assert capsys.readouterr().out.count("\n|") == 11

@@ -9,11 +9,11 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 |---|---|---|---|
 | assignment | Alg. 1: by cost difference, largest first, to the GPU while its total is not larger | none | the same; ties by id; other rules by ``assignment`` (exact and beam are the paper's comparison) |
 | GPU cost | max(transfer, compute), transfer 0 if resident | none | the same; the rest of a transfer under way; ``cache_only`` counts cached experts only |
-| prefetch | gate of the next layer on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped |
+| prefetch | gate of the next layer on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped; ``prefetch_over`` |
 | where it is predicted | at once, on a separate stream | none | ``lane``: ``main``, ahead of the layer's GPU runs, or ``side`` |
 | not begun when its layer is routed | not stated | none | a demand if the GPU runs it, else queued until the layer ends |
 | its memory | not stated | none | a transient pool of ``prefetch_size`` slots (times ``prefetch_buffers``), emptied at the layer's end |
-| cache | Alg. 2: every w_size tokens, u_size residents out and u_size others in | none | at the end of each window of w_size visits of a layer; a prefill chunk is one visit |
+| cache | Alg. 2: every w_size tokens, u_size residents out and u_size others in | none | at the end of each window of w_size visits of a layer; a prefill chunk is one visit; fewer than u_size where one side has not so many |
 | its line 9 | i mod w_size = 0, true at i = 0 | none | ``firing``: ``default`` after w_size visits, ``printed`` after the first |
 | its line 11 | TopK for the victims | none | the lowest, as in its text |
 | swap if worse | yes | none | yes; ``only_if_better`` |

@@ -1,7 +1,7 @@
 """DALI on one CPU and several GPUs.
 
-The paper DALI, arXiv, 2026, section 6.5. No code is released. The paper reports one CPU with two GPUs; how it divides the work between them is not at hand, so every row below is a choice of ours,
-made such that on one GPU nothing is left of the difference to ``dali``.
+The paper DALI, arXiv, 2026, section 6.5. No code is released. It reports one CPU with two GPUs; how it divides the work between them
+is not at hand, so every row below is a choice of ours, made such that on one GPU nothing is left of the difference to ``dali``.
 
 Idea: a GPU more is a link, a cache and a queue more. So the greedy split has one more total to compare, each GPU follows the
 workload with slots of its own, and no expert is cached twice.

@@ -10,7 +10,7 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | start | most frequent experts of calibration, an equal share a layer, the rest to the globally most frequent | the same, counted in decode | the same (``placement``) |
-| swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, pair by pair | the same | the same; ``swap=False``: none |
+| swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, pair by pair | the same | the same, as far as both lists go; ``swap=False``: none |
 | swap if | w_hot >= 1.05 w_cold | w_hot > 1.05 w_cold | ``swap_if: above``, else two idle experts swap; ``at-least`` as printed |
 | cold list | experts on the GPU | all experts; an idle one on the CPU takes a place, so the hottest may stay there | ``cold_list: gpu-only`` (paper), ``mixed`` (code) |
 | cost of a swap | hidden behind computing | ordinary copies of pageable memory, in line with the kernels | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |

@@ -23,13 +23,13 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | no full scores in the trace | - | - | weights of the chosen experts, p = top_k; the result says so |
 | when a victim leaves | not stated | when the load is issued | when the load could start; at issue in ``hybrimoe-code`` |
 | the victim is in use | not stated | overwritten | waits until it is idle; counted in ``counters["overwrites"]`` |
-| prefetch | three layers ahead by their gates, by the gain in the plan; no formula, no limit | by the cache's scores, next layer, steps of one row, if the GPU has work; 0 experts by default | ``impact-driven``; ``mrs-score`` with ``prefetch_size`` |
+| prefetch | three layers ahead by their gates, by the gain in the plan; no formula, no limit | by the cache's scores, next layer, steps of one row, if the GPU has work; 0 experts by default | ``impact-driven``, of each layer the 8 highest different row counts (``candidates``); ``mrs-score`` with ``prefetch_size`` |
 | where prefetch stops | not stated | ``prefetch_size`` | the last one ends before the planned end of the layer; ``budget`` |
 | "the largest scores, no residents" | - | not clear whether residents count | ``over: all``: they do, and are skipped; or ``non-resident`` |
 | late prefetch | not stated | the next layer's GPU work waits for all that are outstanding | ``wait_prefetch`` in ``hybrimoe-code``, steps of one row |
 | prefetched experts | not stated | in the cache, as any other | the same |
 | start | not stated | experts 0, 1, 2 ... of each layer | the same |
-| scheduling time | 3 % of the total | - | the experiment's ``decision_us``, at each routed layer; 0 unless set |
+| scheduling time | not stated (DALI's Table 6 gives it 3 %) | - | the experiment's ``decision_us``, at each routed layer; 0 unless set |
 | hit rate | over all active experts | over those that the GPU runs | ``hit_rate`` is over all active experts |
 
 Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU) or any other, ``prefetch: none``, ``replacement: lru``.
