@@ -151,7 +151,13 @@ def source_needs(source: str) -> frozenset[str]:
 
     Examples
     --------
-    >>> sorted(source_needs("signal:residual")), sorted(source_needs("frequency"))
-    (['signal:residual'], [])
+    >>> sorted(source_needs("signal:residual")), sorted(source_needs("residual")), sorted(source_needs("frequency"))
+    (['signal:residual'], ['signal:residual'], [])
+    >>> sorted(source_needs("shadow-int8:synthetic:0.97")), sorted(source_needs("shadow-int8:T1:KV1"))
+    ([], ['signal:shadow-int8:T1:KV1'])
     """
-    return frozenset({source}) if source.startswith("signal:") else frozenset()
+    kind, _, rest = source.partition(":")
+    in_a_shadows_name = kind.startswith("shadow") and rest.partition(":")[0] in _NOT_RECORDED
+    if kind in _NOT_RECORDED or in_a_shadows_name:
+        return frozenset()
+    return frozenset({f"signal:{source.removeprefix('signal:')}"})
