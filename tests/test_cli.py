@@ -116,8 +116,8 @@ def test_a_failed_run_is_a_row_and_exit_code_1(tmp_path: Path, capsys: pytest.Ca
         ({"policies": ["fidler"]}, "small.yaml: policies[0]: unknown policy 'fidler'; did you mean 'fiddler'?"),
         ({"model": "phi-3.5-moe"}, "small.yaml: trace: expected 16 experts as model phi-3.5-moe has, got 8 in trace"),
         ({"workload": {"batch_size": 100}}, "small.yaml: workload: expected 100 distinct requests"),
-        ({"cache": {"budget": "1 GiB"}}, "cache.budget: expected at least "),
-        ({"model": "mixtral-8x7b", "cache": {"ratio": 1}, "policies": ["lru"]}, "gpu0 of rtx3090-epyc7532: needs "),
+        ({"cache": {"budget": "1 GiB"}}, "small.yaml: cache.budget: expected at least "),
+        ({"model": "mixtral-8x7b", "cache": {"ratio": 1}, "policies": ["lru"]}, "small.yaml: gpu0 of rtx3090-epyc7532: needs "),
         (
             {"hardware": {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"memory_bytes": "24"}}}},
             "small.yaml: hardware: devices.gpu0.",

@@ -81,8 +81,10 @@ def test_global_frequency_needs_a_global_pool() -> None:
 
 def test_prefetch_into_a_static_cache_is_refused() -> None:
     prefetch = {"name": "predicted", "source": "oracle", "pool": "cache"}
-    with pytest.raises(ConfigError, match="expected pool 'transient' with replacement Static"):
+    with pytest.raises(ConfigError, match=r"expected pool 'transient' with replacement Static.*; set pool: transient"):
         start(Composed(replacement="static", prefetch=prefetch))
+    with pytest.raises(ConfigError, match="choose a replacement such as lru"):  # it has no pool to set
+        start(Composed(replacement="static", prefetch="mrs-score"))
 
 
 def test_staging_slots_of_a_cache_that_admits_loads_are_refused() -> None:

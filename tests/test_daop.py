@@ -136,6 +136,7 @@ def test_a_fixed_threshold_is_fiddlers_with_its_constants() -> None:
         assert part.assign(0, loads, [0 if here else 9 for here in resident]) == fiddler_code_assignment(loads, resident)
     a6000 = FixedThreshold(cpu_ms=8.5, load_ms=210)
     assert a6000.assign(0, [24, 25, 25], [1, 1, 0])[:2] == ((1, 2), (0,))  # 204 and 212.5 ms against 210
+    assert FixedThreshold(cpu_ms=0).assign(0, [2, 3, 0], [0, 9, 9])[:2] == ((0,), (1,)), "what costs nothing runs all the same"
 
 
 def test_a_placement_by_frequency_may_count_decode_only() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from moesim.engine.budget import initial_placement, slots_within
 from moesim.engine.build import required_bytes
-from moesim.errors import CapacityError, ConfigError, MoesimError, TraceError, WorkloadError
+from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.report import result_table
 from moesim.experiment.runner import notes_of, run_one
@@ -150,6 +151,44 @@ def test_a_stand_in_takes_the_place_of_a_recorded_signal(tmp_path: Path):
     assert "residual = oracle" in str(notes[1])
     labels = [row["source_label"] for row in run_experiment(experiment).rows]
     assert labels[1] == "oracle"
+
+
+def test_a_signal_is_needed_however_it_is_named(tmp_path: Path):
+    """Requests without the signal would get no prediction, and nothing would say so."""
+    for policy, predictors, wanted in [
+        ({"name": "dali", "prefetch_source": "signal:gate_next1"}, {}, {"gate_next1"}),
+        ({"name": "dali", "prefetch_source": "gate_next1"}, {}, {"gate_next1"}),
+        ("dali", {"residual": "signal:gate_next1"}, {"gate_next1"}),
+        ({"name": "dali", "prefetch_source": "frequency"}, {"*": "gate_next1"}, {"gate_next1"}),
+        ("dali", {}, {"residual"}),
+        ("dali", {"residual": "oracle"}, set()),
+        ("lru", {"residual": "gate_next1"}, set()),
+    ]:
+        experiment = resolve(tmp_path, policies=[policy], predictors=predictors)
+        assert experiment.signals(experiment.specs[0]) == wanted, (policy, predictors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"predictors": {"residual": "orakel"}}, "predictors.residual: unknown predictor 'orakel'; did you mean 'oracle'?"),
+        ({"predictors": {"residual": "synthetic:1.5"}}, "predictors.residual: .*expected a recall from 0 to 1, .*got '1.5'"),
+        (
+            {"policies": [{"name": "dali", "prefetch_source": "synthetic:0.5,x"}]},
+            "policy dali: .*expected a recall .*got '0.5,x'",
+        ),
+        ({"policies": [{"name": "dali", "prefetch_source": "gates"}]}, "needs signal:gates; .*predictors: {gates: oracle}"),
+        ({"policies": [{"name": "dali", "prefetch_source": "frequency:all"}]}, "needs signal:frequency:all"),
+    ],
+)
+def test_a_wrong_prediction_source_is_refused_before_anything_runs(tmp_path: Path, changes: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        resolve(tmp_path, **{"policies": ["dali"], **changes})
+
+
+def test_if_every_run_is_impossible_the_message_names_the_file(tmp_path: Path):
+    with pytest.raises(InputError, match=r"\.yaml: policy od-moe: option main: expected GPUs"):
+        run_experiment(resolve(tmp_path, policies=["od-moe"], predictors={"*": "oracle"}))
 
 
 def test_an_oracle_policy_is_told_the_future_and_labelled(tmp_path: Path):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.errors import SimulationError
-from moesim.metrics import bytes_moved, counts, fidelity, summarise
+from moesim.metrics import bytes_moved, counts, fidelity, fidelity_fresh_decode, summarise
 from moesim.metrics.breakdown import breakdown, cut_windows
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.hits import default_warm_up, hit_rates
@@ -689,6 +689,17 @@ def test_fidelity_adds_up_to_one():
         "n_inexact_slots": 4,
     }
     assert fidelity(Records())["fidelity_fresh"] is None
+
+
+def test_the_fidelity_of_decoding_leaves_the_prompt_out():
+    run = steps(("prefill", 10, 6, 1, 0), ("decode", 10, 2, 2, 0))
+    run.inexact.append(InexactRecord(1, 0, "stale", 1, 0.5))
+    assert fidelity(run)["fidelity_fresh"] == 1 - 0.5 / sum(s.gate_mass for s in run.steps)
+    assert fidelity_fresh_decode(run) == 1 - 0.5 / run.steps[1].gate_mass
+    run.inexact.append(InexactRecord(0, 0, "stale", 1, 0.5))
+    assert fidelity_fresh_decode(run) == 1 - 0.5 / run.steps[1].gate_mass
+    assert fidelity_fresh_decode(steps(("prefill", 10, 6, 1, 0))) is None
+    assert fidelity_fresh_decode(steps(("decode", 10, 2, 2, 0))) == 1
 
 
 def test_summary_has_the_same_keys_for_any_run():

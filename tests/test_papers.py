@@ -100,11 +100,11 @@ def test_a_wrong_table_is_told(tmp_path: Path, text: str, message: str):
 
 def test_variants_stand_beside_the_first_policy():
     rows = [
-        row("p", 0.0, decode_tokens_per_s=10.0, ttft_mean_ns=8.0, fidelity_fresh=1.0),
-        row("p", 0.0, decode_tokens_per_s=10.0, ttft_mean_ns=8.0, fidelity_fresh=1.0, batch_size=4),
-        row("q", 0.0, decode_tokens_per_s=20.0, ttft_mean_ns=16.0, fidelity_fresh=0.9),
-        row("q", 0.0, decode_tokens_per_s=80.0, ttft_mean_ns=16.0, fidelity_fresh=0.8, batch_size=4),
-        row("q", 0.0, decode_tokens_per_s=80.0, ttft_mean_ns=16.0, fidelity_fresh=0.1, batch_size=8),  # p has no such run
+        row("p", 0.0, decode_tokens_per_s=10.0, ttft_mean_ns=8.0, fidelity_fresh_decode=1.0),
+        row("p", 0.0, decode_tokens_per_s=10.0, ttft_mean_ns=8.0, fidelity_fresh_decode=1.0, batch_size=4),
+        row("q", 0.0, decode_tokens_per_s=20.0, ttft_mean_ns=16.0, fidelity_fresh_decode=0.9),
+        row("q", 0.0, decode_tokens_per_s=80.0, ttft_mean_ns=16.0, fidelity_fresh_decode=0.8, batch_size=4),
+        row("q", 0.0, decode_tokens_per_s=80.0, ttft_mean_ns=16.0, fidelity_fresh_decode=0.1, batch_size=8),  # p has no such run
     ]
     first, second = variants("a", rows)
     assert (first.policy, first.n_settings, first.decode, first.prefill) == ("p", 2, 1.0, 1.0)

@@ -36,7 +36,7 @@ def results():
                 "source_label": ["measured", "published", "spec-sheet"][number],
                 "decode_tokens_per_s": 10.0 * (number + 1) * (1 + ratio),
                 "hit_rate_decode": ratio + 0.1 * number,
-                "fidelity_fresh": 0.9567 if policy == "daop" else 1.0,
+                "fidelity_fresh_decode": 0.9567 if policy == "daop" else 1.0,
                 "n_decode_tokens": 10,
             }
             row |= {f"time_{cause}_ns": 1_000_000 * i for i, cause in enumerate(CAUSES)}

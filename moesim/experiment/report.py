@@ -51,7 +51,9 @@ def _percent(row: Row, key: str) -> str:
 
 
 def _fresh(row: Row) -> str:
-    share = _number(row, "fidelity_fresh")
+    share = _number(row, "fidelity_fresh_decode")
+    if share is None:  # nothing was decoded
+        share = _number(row, "fidelity_fresh")
     if share is None:
         return "-"
     return "100" if share >= 1 - 1e-9 else f"{100 * share:.1f}*"

@@ -14,8 +14,10 @@ from moesim.experiment.sweep import Point, expand
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
+from moesim.policies.parts import source_needs
 from moesim.policies.registry import make_policy, source_digest
-from moesim.predictors.chosen import stand_in
+from moesim.policy import Predicted
+from moesim.predictors.chosen import ALWAYS, stand_in
 from moesim.units import us_to_ns
 from moesim.workload import Workload, WorkloadSpec, compose
 
@@ -97,13 +99,23 @@ class Experiment:
         self.specs = [self._resolve(i, point) for i, point in enumerate(points)]
         self._check_unique()
         for spec, found in zip(self.specs, needs, strict=True):
+            self._check_stand_ins(spec)
             self._check_needs(spec, found)
         for spec in self.specs:
             self.workload(spec)
 
     def _policy_needs(self, point: Point) -> frozenset[str]:
         policy = make_policy(point.policy, f"{self.place}: policies")
-        return frozenset(n for n in policy.needs if not n.startswith("signal:") or stand_in(n, point.predictors) == n)
+        needs = {n for n in policy.needs if not n.startswith("signal:") or stand_in(n, point.predictors) == n}
+        if Predicted in policy.listens:  # what answers may be a recorded signal too, which every request must have then
+            needs.update(*(self._stand_in_needs(source, point) for source in point.predictors))
+        return frozenset(needs)
+
+    def _stand_in_needs(self, source: str, point: Point) -> frozenset[str]:
+        try:
+            return source_needs(point.predictors[source])
+        except ConfigError as error:
+            raise ConfigError(f"{self.place}: predictors.{source}: {error}") from None
 
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place
@@ -151,6 +163,13 @@ class Experiment:
             if first.count(name) > 1:
                 raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
 
+    def _check_stand_ins(self, spec: RunSpec) -> None:
+        signals = self.traces[_key(spec.point.trace)].signals
+        for source, actual in spec.point.predictors.items():
+            if any(need.removeprefix("signal:") not in signals for need in self._stand_in_needs(source, spec.point)):
+                known = (*ALWAYS, *signals)
+                raise ConfigError(f"{self.place}: predictors.{source}: {unknown_name('predictor', actual, known)}")
+
     def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
         trace = self.traces[_key(spec.point.trace)]
         known = {f"signal:{n}" for n in trace.signals} | {f"table:{n}" for n in trace.tables}
@@ -160,7 +179,7 @@ class Experiment:
             if need not in known:
                 raise TraceError(
                     f"{self.place}: policy {spec.policy_name} needs {need}; trace '{trace_label(spec.point.trace)}': "
-                    f"{unknown_name('input', need, known - {'oracle:routing'})}"
+                    f"{unknown_name('input', need, known - {'oracle:routing'})}{_remedy(need)}"
                 )
 
     def trace(self, spec: RunSpec) -> Trace:
@@ -209,6 +228,12 @@ class Experiment:
             except WorkloadError as error:
                 raise WorkloadError(f"{self.place}: {error}") from None
         return self._workloads[key]
+
+
+def _remedy(need: str) -> str:
+    """Say what else can be done where a trace lacks a signal."""
+    source = need.removeprefix("signal:")
+    return "" if source == need else f"; choose another trace, or let another source answer: predictors: {{{source}: oracle}}"
 
 
 def _with_policy(point: Point, other: Point) -> Point:

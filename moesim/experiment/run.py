@@ -81,7 +81,7 @@ def run_experiment(
     failures = [outcome.failure for outcome in outcomes]
     if all(isinstance(failure, InputError) for failure in failures):
         assert failures[0] is not None
-        raise failures[0]
+        raise type(failures[0])(f"{experiment.place}: {failures[0]}")
     return Results(experiment, outcomes)
 
 

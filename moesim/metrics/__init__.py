@@ -6,6 +6,7 @@ from moesim.metrics.summary import (
     bytes_moved,
     counts,
     fidelity,
+    fidelity_fresh_decode,
     summarise,
 )
 
@@ -15,5 +16,6 @@ __all__ = [
     "bytes_moved",
     "counts",
     "fidelity",
+    "fidelity_fresh_decode",
     "summarise",
 ]

@@ -102,6 +102,20 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
     return result
 
 
+def fidelity_fresh_decode(records: Records) -> float | None:
+    """Return the fresh share of the gate mass of decode steps, beside which a decode speed is read; None without any.
+
+    Parameters
+    ----------
+    records : Records
+        Records of one run.
+    """
+    steps = [s for s in records.steps if s.phase == "decode"]
+    numbers = {s.step for s in steps}
+    shares = fidelity(Records(steps=steps, inexact=[r for r in records.inexact if r.step in numbers]))
+    return shares["fidelity_fresh"]
+
+
 def counts(records: Records, kinds: Mapping[str, str]) -> dict[str, float | int | None]:
     """Numbers of runs, transfers and evictions, and what contention cost.
 
@@ -193,6 +207,7 @@ def summarise(
     row.update({f"peak_pool_bytes.{name}.{pool}": n for (name, pool), n in sorted(records.pool_peak_bytes.items())})
     row.update(counts(records, machine.kinds))
     row.update(fidelity(records))
+    row["fidelity_fresh_decode"] = fidelity_fresh_decode(records)
     energy = energy_j(times, machine.power_w, machine.platform_w) if machine.power_w else None
     n_generated = sum(s.n_sequences for s in records.steps)
     row["energy_j"] = energy

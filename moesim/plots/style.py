@@ -46,7 +46,7 @@ STYLE: Final[Any] = {
 }
 
 CONDITIONED: Final = (
-    "* share of gate mass computed as routed and on fresh inputs; the rest was not, yet routing is replayed as recorded"
+    "* share of decoding's gate mass computed as routed, on fresh inputs; the rest was not, yet routing is replayed as recorded"
 )
 """What must stand beside the speed of a policy that is not exact."""
 
@@ -166,8 +166,9 @@ def mean(frame: pd.DataFrame, column: str) -> float | None:
 
 
 def lossy_mark(frame: pd.DataFrame) -> str:
-    """Say which share was computed as the model asked for; empty if all of it was."""
-    fresh = mean(frame, "fidelity_fresh") if "fidelity_fresh" in frame else None
+    """Say which share of the decoding was computed as the model asked for; empty if all of it was."""
+    column = "fidelity_fresh_decode"
+    fresh = mean(frame, column) if column in frame else None
     if fresh is None or fresh >= 1 - _ROUNDING:
         return ""
     return f"{math.floor(1000 * fresh) / 10:g}%*"  # down: never 100% of what is not exact

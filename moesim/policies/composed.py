@@ -191,9 +191,10 @@ class Composed(PolicyBase):
         _, _, prefetch, replacement = self.parts
         into_cache = not isinstance(prefetch, NoPrefetch) and not prefetch.transient
         if into_cache and not replacement.admits:
+            remedy = "set pool: transient" if hasattr(prefetch, "pool") else "choose a replacement such as lru"
             raise ConfigError(
                 f"prefetch {prefetch!r}: expected pool 'transient' with replacement {replacement!r}, which admits "
-                "nothing to the cache, got pool 'cache'; set pool: transient"
+                f"nothing to the cache, got pool 'cache'; {remedy}"
             )
         if self.staging_slots is not None and replacement.admits:
             raise ConfigError(

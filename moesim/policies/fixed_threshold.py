@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from moesim.policies.algorithms.assignment import FIDDLER_CPU_PER_ROW, FIDDLER_GPU_LOAD, Plan, threshold_assignment
+from moesim.policies.algorithms.assignment import FIDDLER_CPU_PER_ROW, FIDDLER_GPU_LOAD, Plan, make_plan
 from moesim.policies.base import Range
 from moesim.policies.parts import Part
 
@@ -34,5 +34,7 @@ class FixedThreshold(Part):
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Compare the constants for each expert that is not on the GPU; ties go to the GPU."""
+        active = [e for e, w in enumerate(loads) if w]
         gpu_cost = [self.load_ms if w and waiting[e] else 0 for e, w in enumerate(loads)]
-        return threshold_assignment(gpu_cost, [self.cpu_ms * w for w in loads])
+        cpu_cost = [self.cpu_ms * w for w in loads]
+        return make_plan(gpu_cost, cpu_cost, [e for e in active if gpu_cost[e] <= cpu_cost[e]], active)

@@ -40,7 +40,7 @@ class LeastStale(LRU):
         if setup.per_layer:
             raise ConfigError(
                 "replacement least-stale: expected scope 'global', got 'per-layer', where all have one distance; "
-                "set scope: global or choose lru"
+                "choose lru, or scope: global in a policy that has that option"
             )
         super().start(setup._replace(per_layer=True), residents)  # its lists are kept by layer, each in order of use
         n_layers = setup.view.model.n_layers

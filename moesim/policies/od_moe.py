@@ -164,7 +164,7 @@ class OdMoE(PolicyBase):
     @property
     def needs(self) -> frozenset[str]:
         """The shadow's signal."""
-        return source_needs(self.source)
+        return frozenset() if self.source == NO_PREDICTION else source_needs(self.source)
 
     # ------------------------------------------------------------------------------------------------------ the start
     def place(self, view: View) -> Placement:

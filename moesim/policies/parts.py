@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import NamedTuple, Protocol
 
+from moesim.errors import ConfigError
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import option_parameters
 from moesim.policy import UPDATE, Fetch, Predict, Predicted, Routed, View
@@ -149,6 +150,20 @@ class Part:
 def source_needs(source: str) -> frozenset[str]:
     """Return what a prediction source needs of the trace: a recorded signal, or nothing that could be lacking.
 
+    Parameters
+    ----------
+    source : str
+        As in the options of policies and parts; a signal with or without ``"signal:"`` before it.
+
+    Returns
+    -------
+    frozenset of str
+
+    Raises
+    ------
+    ConfigError
+        If the recall of a synthetic source is not a number from 0 to 1, or several.
+
     Examples
     --------
     >>> sorted(source_needs("signal:residual")), sorted(source_needs("residual")), sorted(source_needs("frequency"))
@@ -157,7 +172,20 @@ def source_needs(source: str) -> frozenset[str]:
     ([], ['signal:shadow-int8:T1:KV1'])
     """
     kind, _, rest = source.partition(":")
-    in_a_shadows_name = kind.startswith("shadow") and rest.partition(":")[0] in _NOT_RECORDED
-    if kind in _NOT_RECORDED or in_a_shadows_name:
+    if kind.startswith("shadow") and rest.startswith(("synthetic:", "oracle")):
+        kind, _, rest = rest.partition(":")
+    if kind == "synthetic":
+        _check_recalls(source, rest)
+        return frozenset()
+    if (kind, rest) == ("oracle", "") or (kind in ("frequency", "coactivation") and rest in ("", "running")):
         return frozenset()
     return frozenset({f"signal:{source.removeprefix('signal:')}"})
+
+
+def _check_recalls(source: str, recalls: str) -> None:
+    try:
+        wrong = not all(0 <= float(one) <= 1 for one in recalls.split(","))
+    except ValueError:
+        wrong = True
+    if wrong:
+        raise ConfigError(f"prediction source '{source}': expected a recall from 0 to 1, such as synthetic:0.9, got '{recalls}'")

@@ -82,7 +82,7 @@ class FrequencyGlobal(_Frequent):
         if setup.per_layer:
             raise ConfigError(
                 "placement frequency-global: expected scope 'global', got 'per-layer'; "
-                "set scope: global or choose frequency-per-layer"
+                "choose frequency-per-layer, or scope: global in a policy that has that option"
             )
         return global_top(self.table(setup), setup.slots)
 

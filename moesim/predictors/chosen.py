@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from moesim.trace import Trace
     from moesim.workload import Workload
 
-_ALWAYS = ("oracle", "frequency", "coactivation", "synthetic:<recall>")
+ALWAYS = ("oracle", "frequency", "coactivation", "synthetic:<recall>")
+"""Sources that need no recording."""
 
 
 class PredictorSet(Mapping[str, Predictor]):
@@ -51,7 +52,7 @@ class PredictorSet(Mapping[str, Predictor]):
 
     def __iter__(self) -> Iterator[str]:
         """List what could be asked for."""
-        return iter(dict.fromkeys((*_ALWAYS, *self._trace.signals, *self._stand_ins)))
+        return iter(dict.fromkeys((*ALWAYS, *self._trace.signals, *self._stand_ins)))
 
     def __len__(self) -> int:
         """Count what could be asked for."""

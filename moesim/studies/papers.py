@@ -300,7 +300,7 @@ def _variant(experiment: str, policy: str, mine: Mapping[Any, Row], first: Mappi
     both = [(mine[setting], first[setting]) for setting in mine if setting in first]
     decode = _shares(both, "decode_tokens_per_s")
     prefill = _shares(both, "1/ttft_mean_ns")
-    fidelity = [float(row["fidelity_fresh"]) for row, _ in both if row.get("fidelity_fresh") is not None]
+    fidelity = [float(row["fidelity_fresh_decode"]) for row, _ in both if row.get("fidelity_fresh_decode") is not None]
     return Variant(
         experiment,
         policy,
