@@ -121,7 +121,7 @@ class Fetch(NamedTuple):
     device: str
     urgency: int = DEMAND
     pool: str = "cache"
-    source: str | None = None  # None: the copy with the fewest hops, then by name
+    source: str | None = None  # None: the nearest copy by hops, then by name
 
 
 class Drop(NamedTuple):
@@ -152,7 +152,7 @@ class Run(NamedTuple):
     experts: Sequence[int]
     device: str
     rows: Sequence[int] | None = None  # rows of the step; needed when the layer is not routed yet
-    inputs_from: int | None = None  # the layer whose hidden state is read; None: its own
+    inputs_from: int | None = None  # layer of the hidden state it reads; None: its own
     part: str = "expert"
 
 
@@ -171,7 +171,7 @@ class Predict(NamedTuple):
     layer: int
     source: str
     device: str
-    lane: str = "main"  # "main": ahead of queued Runs; "side": a second stream, at the rate measured for that pair
+    lane: str = "main"  # "main": before any Run that waits; "side": beside them, as slowed as the profile says
 
 
 class Send(NamedTuple):
@@ -236,7 +236,7 @@ class Placement:
 
 
 class View(Protocol):
-    """The read-only present. The future cannot be reached from here; every question is O(1) unless it says otherwise."""
+    """What is so now, to be read only; nothing here leads to what will be. Answers take constant time unless they say not."""
 
     @property
     def now_ns(self) -> int: ...
@@ -305,11 +305,11 @@ class Policy(Protocol):
 
     @property
     def exact(self) -> bool:
-        """True: the engine asserts that what ran is what was routed, on fresh inputs."""
+        """True: a run fails if anything but the routed experts served a row, or on another state than its layer's."""
 
     @property
     def listens(self) -> frozenset[type]:
-        """The events it wants; the engine delivers no other."""
+        """Which events it is told; of others it hears nothing."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -2,23 +2,24 @@
 
 The ten rules, each with an exact-timeline test in ``tests/test_engine_rules.py``:
 
-1.  Time is integer nanoseconds; the same inputs give the same timeline on every machine.
-2.  At one instant: completions, freed memory, Fetched and Ran, LayerEnd, LayerBegin, Routed, Predicted; starts come last.
-    Within a kind, submission order. An expert that arrives at the instant of Routed is a hit. An event's actions are
-    validated and applied before the next event is delivered, so that the view never contradicts a decision already
-    taken. A charged decision time delays the effect of the actions returned at Routed, and is recorded.
-3.  A layer: attention, then the rest of the dense part with the router, per micro-batch; Routed per micro-batch; shared
-    experts before routed ones; the layer ends when every slot is settled, all its runs have finished and their outputs
-    are back. Embedding, leading dense layers and the LM head are tasks of the step.
-4.  A device lane runs one task at a time, first in first out, skipping tasks whose weights or inputs are not there yet.
-5.  A link is directed, serial and non-preemptive; next is the smallest (urgency, submission) that can start. Chunks let
-    a demand fetch in between; links of one medium are serial together; several hops are store-and-forward.
-6.  Memory is reserved when a transfer starts and freed when a copy is dropped or evicted. A queued or running Run or
-    copy pins what it reads there. The copies on backing devices stay for ever.
-7.  Run never loads: the expert must be resident, or its fetch pending.
-8.  Activations cross between devices once per group of runs and direction, for the union of their rows.
-9.  While two named activities overlap, each proceeds at the rate measured for the pair; with several, at the smallest.
-10. If nothing can happen and work remains, the run stops with an error that says who waits for what.
+1.  All times are whole nanoseconds, and equal inputs give equal timelines wherever they are run.
+2.  What falls on one instant is told in this order: what has ended and what memory that frees; Fetched and Ran; the end of a
+    layer, the begin of the next; Routed; Predicted. Nothing starts before all of it has been told, and equals go by
+    submission. So an expert whose copy ends as its layer is routed is a hit. What a policy answers to one event takes effect
+    before it hears the next, and the view never contradicts what it has decided. If decisions cost time, their effect comes
+    that much later, one decision after another, and a record says so.
+3.  In a layer each micro-batch passes attention, the dense rest and the router, and is then told as Routed; its shared experts
+    go before its routed ones. The layer is over once no slot is open, no run is unfinished and no output is missing. What
+    comes before the first layer and after the last one belongs to the step.
+4.  A lane of a device does one task at a time, in order of submission; what still lacks weights or inputs is passed over.
+5.  A link has one direction, one transfer at a time, and never interrupts it. Of those that could start the most urgent goes
+    first, then the oldest. Chunks let a demand in between; the links of a medium take turns; every hop stores before it forwards.
+6.  A transfer takes its memory when it begins; dropping or evicting gives it back. Runs and copies, waiting or under way, pin
+    what they read on a device. Copies on backing devices never go.
+7.  A Run brings no weights: they are there, or a fetch of them is under way.
+8.  The rows of a group of runs cross to a device together, each once, and so do their outputs.
+9.  Named activities that overlap slow each other down to the rates measured for the pair, the smallest of several.
+10. When nothing can happen though work is left, the run ends with an error that says who waits for what.
 """
 
 from moesim.engine.entry import EngineOptions, simulate
