@@ -66,7 +66,7 @@ class FIFO(_Cache):
 
 
 class Belady(_Cache):
-    """Cache that evicts the expert whose next use is farthest away: a bound that knows the future."""
+    """Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."""
 
     _part = "belady"
 
