@@ -231,9 +231,10 @@ class Experiment:
 
 
 def _remedy(need: str) -> str:
-    """Say what else can be done where a trace lacks a signal."""
+    """Say what can be done where a trace lacks something."""
     source = need.removeprefix("signal:")
-    return "" if source == need else f"; choose another trace, or let another source answer: predictors: {{{source}: oracle}}"
+    instead = "" if source == need else f", or let another source answer: predictors: {{{source}: oracle}}"
+    return f"; choose another trace{instead}"
 
 
 def _with_policy(point: Point, other: Point) -> Point:
