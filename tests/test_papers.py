@@ -9,7 +9,7 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
-from moesim.experiment.naming import policy_label
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS, policy_label
 from moesim.experiment.sweep import expand
 from moesim.studies.papers import COLUMNS, PUBLISHED, Published, compare, paper_folder, read_published, variants
 
@@ -22,7 +22,7 @@ def figure(**changes: Any) -> Published:
 
 
 def row(policy: str, speed: float, **changes: Any) -> dict[str, Any]:
-    settings = dict.fromkeys(("cache_budget_bytes", "prompt_tokens", "decode_tokens", "n_batches", "seed"), 0)
+    settings = dict.fromkeys((*SETTINGS, *CACHE_SETTINGS), 0)
     shape = {"model": "m (expert_bits=4)", "cache_ratio": 0.5, "batch_size": 1, "error": None, "source_label": "derived"}
     return {"policy": policy, "speed": speed, **settings, **shape, **changes}
 
@@ -55,6 +55,12 @@ def test_a_baseline_may_come_from_another_experiment():
         figure(kind="speedup", baseline="q", baseline_experiment="b"), {"a": [row("p", 6.0)], "b": [row("q", 3.0, model="m")]}
     )
     assert found.simulated == 2.0
+
+
+@pytest.mark.parametrize("key", ["transfer_curve", "prefill_chunk", "decision_ns", "seed"])
+def test_runs_that_differ_in_any_setting_are_not_compared(key: str):
+    found = compare(figure(kind="speedup", baseline="q"), {"a": [row("p", 8.0), row("q", 2.0, **{key: 1})]})
+    assert found.simulated is None
 
 
 def test_without_runs_there_is_no_figure():

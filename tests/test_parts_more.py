@@ -15,7 +15,7 @@ from moesim.costs import CostModel
 from moesim.errors import ConfigError
 from moesim.policies.activation_aware import ActivationAware
 from moesim.policies.adaptive import ArcVictim
-from moesim.policies.algorithms.activations import closest, remaining_priority, shares
+from moesim.policies.algorithms.activations import remaining_priority, shares
 from moesim.policies.algorithms.arc import Arc
 from moesim.policies.algorithms.assignment import greedy_assignment
 from moesim.policies.algorithms.drawing import sample
@@ -290,10 +290,8 @@ def test_the_closest_past_sequence_weighs_what_is_to_come() -> None:
     assert compared > 80
 
 
-def test_the_match_is_on_the_rows_seen() -> None:
-    past = np.array([[[4, 0, 0], [0, 4, 0]], [[0, 4, 0], [0, 0, 4]]])
-    assert closest(past, np.array([[1, 2, 0], [0, 9, 0]]), 0) == 1  # row 1 would say 0
-    priority = remaining_priority(shares(past[1]), 1)
+def test_layers_passed_have_no_priority() -> None:
+    priority = remaining_priority(shares(np.array([[0, 4, 0], [0, 0, 4]])), 1)
     assert priority[0].tolist() == [0, 0, 0]
     assert priority[1].tolist() == [1e-8, 1e-8, 1 + 1e-8]
 

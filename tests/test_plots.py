@@ -12,6 +12,7 @@ from moesim import plots
 from moesim.colours import BLACK, FILL, LABEL, SERIES, text_on
 from moesim.errors import ConfigError
 from moesim.experiment import figures
+from moesim.experiment.naming import SETTINGS
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine
 from moesim.plots.chart import chart
@@ -87,12 +88,12 @@ def test_hit_rate_has_belady_and_the_null():
     figure = plots.hit_rate(results())
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert list(lines) == ["lru", "daop", "belady (best demand cache)", "chance (cached share)"]
-    assert lines["belady (best demand cache)"].get_color() == BLACK
-    assert lines["belady (best demand cache)"].get_linewidth() > lines["lru"].get_linewidth()
+    assert list(lines) == ["lru", "daop", "belady (oracle)", "chance (cached share)"]
+    assert lines["belady (oracle)"].get_color() == BLACK
+    assert lines["belady (oracle)"].get_linewidth() > lines["lru"].get_linewidth()
     assert np.allclose(lines["daop"].get_xydata(), [(25, 35), (50, 60)])
     assert np.allclose(lines["chance (cached share)"].get_xydata(), [(0, 0), (100, 100)])
-    assert legend(figure)[0] == "belady (best demand cache)"
+    assert legend(figure)[0] == "belady (oracle)"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("cache ratio (% of all experts)", "decode hit rate (%)")
     assert (axes.get_xlim(), axes.get_ylim()) == ((20, 55), (0, 103))
 
@@ -124,7 +125,7 @@ def test_a_policy_without_the_first_group_is_in_the_legend():
 
 
 def test_experiments_with_budgets_have_one_bar_a_budget_and_one_figure_of_hit_rates():
-    frame = with_budgets(results()).assign(**{c: 1 for c in figures._SWEPT if c not in results()})
+    frame = with_budgets(results()).assign(**{c: 1 for c in SETTINGS if c not in results()})
     for group in (None, "cache_ratio"):
         expected = group or "cache_budget_bytes"
         assert list(figures._by_panel("x", frame, lambda part, by: (len(part), by), group)) == [("x", (6, expected))]

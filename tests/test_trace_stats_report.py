@@ -281,7 +281,7 @@ def test_figures_show_the_numbers_of_the_report(found: Json):
     figure = FIGURES["cache_hit_rate"](found)
     assert figure is not None
     drawn = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
-    for name, label in (("belady", "belady (best demand cache)"), ("mrs", "mrs"), ("static", "static")):
+    for name, label in (("belady", "belady (oracle)"), ("mrs", "mrs"), ("static", "static")):
         assert drawn[label] == pytest.approx([100 * v for v in found["caches"]["hit_rate"][name]])
     figure = FIGURES["prefill_load"](found)
     assert figure is not None

@@ -72,11 +72,11 @@ def table(found: Sequence[Regret], form: Format) -> str:
         For people two tables: the two orders, and every oracle alone beside the bounds.
     """
     from moesim.studies.oracles import DECISIONS
-    from moesim.studies.regret import SETTINGS
+    from moesim.studies.regret import ASKED
 
     if form in (Format.CSV, Format.JSON):
         return render_records([record for one in found for record in one.records()], form)
-    varying = [key for key in SETTINGS if len({str(one.setting[key]) for one in found}) > 1]
+    varying = [key for key in ASKED if len({str(one.setting[key]) for one in found}) > 1]
     head = ["policy", *varying]
     orders = [*head, "order", "as it is", *DECISIONS, "all oracles", "tok/s"]
     rows = [[*_named(one, varying), *cells] for one in found for cells in _orders(one)]
@@ -156,7 +156,7 @@ def _write(found: Sequence[Regret], out: Path) -> None:
 
     from moesim.plots.regret import regret_waterfall  # Matplotlib takes most of a second to import
     from moesim.plots.style import save
-    from moesim.studies.regret import SETTINGS
+    from moesim.studies.regret import ASKED
 
     out.mkdir(parents=True, exist_ok=True)
     records = [record for one in found for record in one.records()]
@@ -164,7 +164,7 @@ def _write(found: Sequence[Regret], out: Path) -> None:
     by_setting: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for record in records:
         if record["base_ns"] is not None:
-            by_setting.setdefault(tuple(str(record[key]) for key in SETTINGS), []).append(record)
+            by_setting.setdefault(tuple(str(record[key]) for key in ASKED), []).append(record)
     for number, rows in enumerate(by_setting.values()):
         name = "regret" if len(by_setting) == 1 else f"regret-{number}"
         written += save(regret_waterfall(pd.DataFrame(rows)), out / name)

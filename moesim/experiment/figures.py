@@ -10,17 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.naming import SETTINGS
 
 if TYPE_CHECKING:
     from moesim.experiment.runner import Outcome
 
 PLOTS = ("decode_speed", "hit_rate", "breakdown", "gantt")
 """Names for ``plots:`` in an experiment."""
-
-_SWEPT = (
-    "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
-    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse",
-)  # fmt: skip
 
 
 def check_plots(names: Sequence[str], place: str) -> None:
@@ -71,7 +67,7 @@ def _varying(frame: pd.DataFrame) -> list[str]:
     """List the columns that are swept; where budgets are, the cache ratio follows from them and the policy."""
     from moesim.plots.style import cache_column
 
-    columns = [*_SWEPT, cache_column(frame)]
+    columns = [*SETTINGS, cache_column(frame)]
     return [column for column in columns if frame[column].astype(str).nunique() > 1]
 
 

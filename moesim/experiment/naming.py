@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
 
+SETTINGS = (
+    "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
+    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse",
+)  # fmt: skip
+"""Columns of a result row that say what was asked for, but for the policy and its cache."""
+CACHE_SETTINGS = ("cache_ratio", "cache_budget_bytes")
+
+
 def policy_label(policy: Mapping[str, Any]) -> str:
     """Write a policy and its options in one word or so.
 

@@ -71,7 +71,7 @@ def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate_decode") -> Figure:
                 linewidth=2.4,
                 marker="*",
                 markersize=9,
-                label=f"{policy} (best demand cache)",
+                label=f"{policy} (oracle)",
                 zorder=4,
             )
         else:
@@ -94,7 +94,7 @@ def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate_decode") -> Figure:
     axes.set_xlabel("cache ratio (% of all experts)")
     axes.set_ylabel(f"{words} (%)")
     axes.set_title(f"{words[0].upper()}{words[1:]} by cache ratio")
-    legend_beside(axes, [f"{OPTIMUM} (best demand cache)", *policies])
+    legend_beside(axes, [f"{OPTIMUM} (oracle)", *policies])
     add_corner(
         figure,
         corner_label(frame, "cache_ratio"),

@@ -19,7 +19,7 @@ def cache_hit_rate(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figur
     figure, axes = new_figure(6.4, 4.0)
     rates = {name: [100 * v for v in values] for name, values in found["hit_rate"].items() if values is not None}
     best = rates.pop(OPTIMUM)
-    axes.plot(x, best, color=BLACK, linewidth=2.4, marker="*", markersize=9, label=f"{OPTIMUM} (best demand cache)", zorder=4)
+    axes.plot(x, best, color=BLACK, linewidth=2.4, marker="*", markersize=9, label=f"{OPTIMUM} (oracle)", zorder=4)
     for i, (name, values) in enumerate(rates.items()):
         line(axes, x, values, i, name)
     null = [100 * v for v in found["uniform_belady"]]

@@ -147,7 +147,10 @@ class _Past:
             self._likeness[these] += unit_rows(row[these]) @ self._units[layer].T
 
     def priority(self, layer: int) -> NDArray[Any]:
-        """Weigh all experts by the closest past of each sequence of this step."""
+        """Weigh all experts by the closest past of each sequence of this step: the largest mean cosine of the rows up to this layer.
+
+        The released code masks just these rows and compares the others, which are empty in the first pass over a sequence.
+        """
         if len(self._shares):
             expected = self._shares[self._likeness.argmax(axis=1)]
         else:

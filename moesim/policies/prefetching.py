@@ -33,7 +33,25 @@ class NoPrefetch(Part):
         return ()
 
 
-class RandomAhead(Part):
+class _Pooled(Part):
+    """Fetches into the cache, or into a transient pool of ``size`` times ``buffers`` slots."""
+
+    size: int
+    pool: str
+    buffers: int
+
+    @property
+    def transient(self) -> bool:
+        """Whether it has a pool of its own."""
+        return self.pool == "transient"
+
+    @property
+    def slots(self) -> int:
+        """Experts that its own pool holds."""
+        return self.size * self.buffers if self.transient else 0
+
+
+class RandomAhead(_Pooled):
     """Fetch experts of a following layer at random: what prefetching gains without knowing anything.
 
     Parameters
@@ -67,16 +85,6 @@ class RandomAhead(Part):
         self.buffers = buffers
         self.lookahead = lookahead
 
-    @property
-    def transient(self) -> bool:
-        """Whether it has a pool of its own."""
-        return self.pool == "transient"
-
-    @property
-    def slots(self) -> int:
-        """Experts that its own pool holds."""
-        return self.size * self.buffers if self.transient else 0
-
     def start(self, setup: Setup) -> None:
         """Learn the model's shape."""
         self._gpu = setup.gpu
@@ -100,7 +108,7 @@ class RandomAhead(Part):
         return ()
 
 
-class TopPredicted(Part):
+class TopPredicted(_Pooled):
     """Fetch the experts that a predictor gives the most rows in a following layer.
 
     Parameters
@@ -146,16 +154,6 @@ class TopPredicted(Part):
     def needs(self) -> frozenset[str]:
         """The source's signal or table."""
         return source_needs(self.source)
-
-    @property
-    def transient(self) -> bool:
-        """Whether it has a pool of its own."""
-        return self.pool == "transient"
-
-    @property
-    def slots(self) -> int:
-        """Experts that its own pool holds."""
-        return self.size * self.buffers if self.transient else 0
 
     def start(self, setup: Setup) -> None:
         """Forget the counts of an earlier run."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from moesim.data import data_dirs
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 
 Row = Mapping[str, Any]
 FOLDER = "papers"  # below experiments
@@ -26,8 +27,9 @@ COLUMNS = (
 KINDS = ("value", "speedup", "gain")
 """A figure as it is; a ratio of two systems; a ratio given as the percentage gained."""
 
-# What makes two runs the same setting, so that a ratio compares like with like.
-_SETTING = ("model", "cache_ratio", "cache_budget_bytes", "batch_size", "prompt_tokens", "decode_tokens", "n_batches", "seed")
+# What makes two runs the same setting, so that a ratio compares like with like: a baseline may have a machine of its own, with
+# what belongs to it.
+_SETTING = (*(key for key in SETTINGS if key not in ("hardware", "trace", "predictors")), *CACHE_SETTINGS)
 _NS_PER_S = 1e9
 
 

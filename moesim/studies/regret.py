@@ -19,6 +19,7 @@ from moesim.costs import CostModel
 from moesim.engine.budget import initial_placement
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import parse_config
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.experiment.runner import run_one, settings
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
@@ -75,7 +76,7 @@ class Regret:
     row : mapping
         Its result as it is.
     setting : mapping
-        What was asked for, by the names in `SETTINGS`; a policy may have its own way to transfer all the same.
+        What was asked for, by the names in `ASKED`; a policy may have its own way to transfer all the same.
     steps : tuple of Step
         Of all orders.
     all_replaced_ns : int or None, ns
@@ -132,10 +133,7 @@ class Regret:
         ]
 
 
-SETTINGS = (
-    "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
-    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "cache_ratio", "cache_budget_bytes",
-)  # fmt: skip
+ASKED = (*SETTINGS, *CACHE_SETTINGS)
 """Columns of a result row that say what was asked for."""
 
 
@@ -251,7 +249,7 @@ def _regret(
     ]
     base = mine[NONE]
     asked = settings(spec)
-    setting = {key: asked[key] for key in SETTINGS}
+    setting = {key: asked[key] for key in ASKED}
     slots = base.get("cache_slots")
     if base.get("error") or not isinstance(slots, int):
         return Regret(base, setting, tuple(steps), None, None, None, tuple(errors))

@@ -50,37 +50,6 @@ def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
-def closest(stored: NDArray[Any], present: NDArray[Any], layer: int) -> int:
-    """Find the stored matrix that is most like the present one in its rows up to a layer.
-
-    Parameters
-    ----------
-    stored : (n_stored, n_layers, n_experts) array
-        Counts of past sequences, at least one.
-    present : (n_layers, n_experts) array
-        Counts so far.
-    layer : int
-        The layer routed last; the rows after it are not compared.
-
-    Returns
-    -------
-    int
-        The first with the largest mean cosine of rows 0 .. ``layer``.
-
-    Notes
-    -----
-    The released code masks these rows and compares the others, which are empty in the first pass over a sequence.
-
-    Examples
-    --------
-    >>> past = np.array([[[2, 0], [0, 2]], [[0, 2], [2, 0]]])
-    >>> closest(past, np.array([[0, 1], [0, 9]]), 0), closest(past, np.array([[1, 1], [2, 0]]), 1)
-    (1, 1)
-    """
-    rows = unit_rows(stored[:, : layer + 1]) * unit_rows(present[: layer + 1])
-    return int(np.argmax(rows.sum(axis=(1, 2))))
-
-
 def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.float64]:
     """Weigh the experts that a forward pass has still to come to; nearer layers weigh more.
 
