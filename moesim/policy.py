@@ -252,11 +252,11 @@ class View(Protocol):
 
     @property
     def gpus(self) -> Sequence[str]:
-        """Names of the devices of kind ``gpu``."""
+        """Names of the accelerators: the devices of kind ``gpu``, unless the profile says otherwise."""
 
     @property
     def cpus(self) -> Sequence[str]:
-        """Names of the devices of kind ``cpu``."""
+        """Names of the hosts: the devices of kind ``cpu`` that are no accelerator."""
 
     @property
     def compute(self) -> str:

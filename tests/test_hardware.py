@@ -113,13 +113,13 @@ def test_tiny_profile_reads_as_written() -> None:
             "links.cpu0->gpu0.pinned",
             {"time_ms": 1, "bytes_per_s": {"value": 1e9, "source": "published", "ref": "r"}},
             "hardware_profiles/x.yaml: links.cpu0->gpu0.pinned.time_ms: unknown key 'time_ms'; "
-            "times are in microseconds (_us); known: latency_us, bytes_per_s (and 1 more)",
+            "times are in microseconds (_us); known: latency_us, bytes_per_s, points",
         ),
         (
             "devices.gpu0.memory_byte",
             1,
             "hardware_profiles/x.yaml: devices.gpu0.memory_byte: unknown key 'memory_byte'; did you mean "
-            "'memory_bytes'? known: kind, host, memory_bytes, ",
+            "'memory_bytes'? known: kind, role, host, cores, memory_bytes, ",
         ),
         (
             "devices.gpu0.memory_bytes_per_s.value",
@@ -170,13 +170,13 @@ def test_tiny_profile_reads_as_written() -> None:
             1.5,
             "memory_bytes.value: expected bytes as an integer or a string",
         ),
-        ("devices.gpu0.kind", "tpu", "devices.gpu0.kind: expected 'gpu' or 'cpu', got 'tpu'"),
+        ("devices.gpu0.kind", "tpu", "devices.gpu0.kind: expected 'gpu', 'cpu' or 'disk', got 'tpu'"),
         ("devices.gpu0.launches", {"attn": {}}, "devices.gpu0.launches.attn.source: expected this key"),
         ("compute", ..., "hardware_profiles/x.yaml: compute: expected this key, got nothing; add it"),
         ("compute", "gpu1", "compute: unknown device 'gpu1'; did you mean 'gpu0'? known: cpu0, gpu0"),
         ("backing", [], "backing: expected"),
         ("backing", ["cpu9"], "backing: unknown device 'cpu9'; did you mean 'cpu0'?"),
-        ("backing", ["gpu0"], "backing: expected a device of kind cpu, got 'gpu0' of kind gpu"),
+        ("backing", ["gpu0"], "backing: expected a host or a disk, got 'gpu0', which is an accelerator"),
         (
             "links.gpu0->cpu0",
             ...,
@@ -367,7 +367,7 @@ def test_override_with_its_own_source(tiny_path: str) -> None:
         ("devices.gpu0.experts.4.base_us", 1, "unknown expert '4'; known: 0"),
         ("devices.gpu0.memory_bytes", "48 XB", "expected a size with a unit"),
         ("devices.gpu0.flops", "71T", "expected a number of operations per second"),
-        ("links.cpu0->gpu0.pageable.bytes_per_s", 1e9, "pageable.latency_us: expected this key, got nothing"),
+        ("links.cpu0->gpu0.pageable.bytes_per_s", 1e9, "links.cpu0->gpu0.pageable: expected latency_us and bytes_per_s, or points, got no latency_us; add it"),
     ],
 )
 def test_wrong_overrides(tiny_path: str, key: str, value: Any, expected: str) -> None:

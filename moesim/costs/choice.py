@@ -22,12 +22,16 @@ class PartCosts(LinkCosts):
         chunk_bytes: int | None = None,
         extrapolate: bool = False,
     ) -> None:
-        super().__init__(model, hardware, transfer, chunk_bytes)
-        self.extrapolate = extrapolate
+        super().__init__(model, hardware, transfer, chunk_bytes, extrapolate)
         self._parts: dict[tuple[str, str, int], int] = {}
         self._rooflines: dict[tuple[str, str], Roofline] = {}
 
     def _roofline(self, device: Device, part: str) -> Roofline:
+        if device.role == "storage":
+            raise HardwareError(
+                f"{self.hardware.path}: {device.name} is a disk and computes nothing (asked for its {part}); choose a policy that "
+                "runs all experts where the dense part runs"
+            )
         key = (device.name, part)
         if key not in self._rooflines:
             self._rooflines[key] = Roofline(device, device.launches.get(part, 1))

@@ -29,20 +29,38 @@ def curve_ns(curve: CostCurve, n_rows: int) -> int:
     ``linear``: base + slope n. ``flat_linear``: base + slope max(0, n - knee). ``points``: linear interpolation on
     linear axes, since interpolating logarithms is wrong for a cost that is a sum.
     """
+    if curve.form == "points":
+        return points_ns(curve.points, n_rows)
     if curve.form == "linear":
         us = curve.base_us + curve.slope_us * n_rows
-    elif curve.form == "flat_linear":
-        us = curve.base_us + curve.slope_us * max(0, n_rows - curve.knee)
     else:
-        us = _between(curve.points, n_rows)
-    return max(0, math.floor(us * 1000 + Fraction(1, 2)))
+        us = curve.base_us + curve.slope_us * max(0, n_rows - curve.knee)
+    return _nearest_ns(us)
 
 
-def _between(points: Sequence[tuple[int, Fraction]], n_rows: int) -> Fraction:
-    upper = next((i for i, (n, _) in enumerate(points) if n >= n_rows), len(points) - 1)
+def points_ns(points: Sequence[tuple[int, Fraction]], size: int) -> int:
+    """Interpolate between points of (size, us) on linear axes; outside them the nearest segment is continued.
+
+    Parameters
+    ----------
+    points : sequence of (int, Fraction)
+        At least two, ascending.
+    size : int
+        Rows or bytes.
+
+    Returns
+    -------
+    int, ns
+        Nearest whole nanosecond (half rounds up), at least 0.
+    """
+    upper = next((i for i, (n, _) in enumerate(points) if n >= size), len(points) - 1)
     upper = max(upper, 1)
     (n0, us0), (n1, us1) = points[upper - 1], points[upper]
-    return us0 + (us1 - us0) * (n_rows - n0) / (n1 - n0)
+    return _nearest_ns(us0 + (us1 - us0) * (size - n0) / (n1 - n0))
+
+
+def _nearest_ns(us: Fraction) -> int:
+    return max(0, math.floor(us * 1000 + Fraction(1, 2)))
 
 
 def covers(curve: CostCurve, n_rows: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moesim.costs.curves import points_ns
 from moesim.costs.parts import Ledger
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.types import TRANSFERS, HardwareProfile, Link, Transfer
@@ -12,7 +13,10 @@ from moesim.units import NS_PER_S, ceil_div
 class LinkCosts:
     """Costs over links; see `moesim.costs.CostModel`, which is the whole of it."""
 
-    def __init__(self, model: ModelSpec, hardware: HardwareProfile, transfer: str, chunk_bytes: int | None) -> None:
+    def __init__(
+        self, model: ModelSpec, hardware: HardwareProfile, transfer: str, chunk_bytes: int | None, extrapolate: bool = False
+    ) -> None:
+        self.extrapolate = extrapolate
         if transfer not in TRANSFERS:
             raise HardwareError(f"transfer: {unknown_name('kind of transfer', transfer, TRANSFERS)}")
         if chunk_bytes is not None and chunk_bytes < 1:
@@ -45,8 +49,7 @@ class LinkCosts:
                     f"{self.hardware.path}: links.{link.name}: expected a curve '{self.transfer}', got only {have}; "
                     f"add it or choose transfer: {next(iter(link.curves))}"
                 )
-            self._transfers[key] = self._over(curve, n_bytes)
-            self._ledger.note(f"transfer {self.transfer} {link.name}", "latency + bytes / rate", *_transfer_keys(curve))
+            self._transfers[key] = self._over(curve, n_bytes, f"transfer {self.transfer} {link.name}")
         return self._transfers[key]
 
     def fetch_ns(self, src: str, dst: str, n_bytes: int | None = None, layer: int = 0) -> int:
@@ -82,14 +85,20 @@ class LinkCosts:
         key = (link.name, n_rows)
         if key not in self._activations:
             curve = link.activation or next(iter(link.curves.values()))
-            self._activations[key] = self._over(curve, self.model.activation_bytes(n_rows))
-            self._ledger.note(f"activation {link.name}", "latency + bytes / rate", *_transfer_keys(curve))
+            self._activations[key] = self._over(curve, self.model.activation_bytes(n_rows), f"activation {link.name}")
         return self._activations[key]
 
-    @staticmethod
-    def _over(curve: Transfer, n_bytes: int) -> int:
-        return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
-
-
-def _transfer_keys(curve: Transfer) -> tuple[str, str]:
-    return f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s"
+    def _over(self, curve: Transfer, n_bytes: int, what: str) -> int:
+        if not curve.points:
+            self._ledger.note(what, "latency + bytes / rate", f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s")
+            return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
+        first, last = curve.points[0][0], curve.points[-1][0]
+        inside = first <= n_bytes <= last
+        if not inside and not self.extrapolate:
+            raise HardwareError(
+                f"{self.hardware.path}: {curve.key}: expected copies of {first}..{last} bytes, as measured, got {n_bytes}; "
+                "measure it or set extrapolate: true"
+            )
+        self._ledger.note(what if inside else f"{what} outside its range",
+                          "points" if inside else "points, extrapolated", f"{curve.key}.points")  # fmt: skip
+        return points_ns(curve.points, n_bytes)

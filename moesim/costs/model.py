@@ -176,7 +176,9 @@ class CostModel(PartCosts):
         Notes
         -----
         Bytes: weights, and the visible keys and values. Operations: 2 params n, and 2 per query-key pair for each
-        element of a key and of a value. A causal mask is used, as ``work2`` implies.
+        element of a key and of a value. A causal mask is used, as ``work2`` implies. With a curve ``attention`` of the
+        profile (by rows) what its keys and values take is added: by the curve ``context`` (by tokens whose keys and
+        values are read) if there is one, else by the memory's rate, and never less than the operations take.
         """
         if device not in self._attention:
             self._attention[device] = self._attention_constants(device)
@@ -186,8 +188,12 @@ class CostModel(PartCosts):
         seen = work2 if n_requests is None else ceil_div(work2 * n_requests, n_rows)
         n_bytes, operations = ceil_div(kv_bytes * seen, 2), per_work2 * work2
         if has_curve:
-            context = max(ceil_div(n_bytes * NS_PER_S, roofline.rate), ceil_div(operations * NS_PER_S, roofline.flops))
-            return self._part_ns(device, "attention", n_rows, 0, 0) + context
+            computing = ceil_div(operations * NS_PER_S, roofline.flops)
+            if self._part_curves(device, "context"):
+                context = self._part_ns(device, "context", ceil_div(seen, 2), 0, 0)
+            else:
+                context = ceil_div(n_bytes * NS_PER_S, roofline.rate)
+            return self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
         return roofline.ns(weights + n_bytes, per_row * n_rows + operations)
 
     def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int, bool]:

@@ -86,6 +86,8 @@ class Actions:
         layer, experts, name, rows, inputs_from, part = action
         engine = self.engine
         device = engine.by_name.get(name) or self.device(name, "Run")
+        if not device.computes:
+            self.fail(f"Run(L{layer}, {name}): a disk computes nothing", "run experts where the dense part runs")
         if part != "expert":
             self.fail(
                 f"Run(L{layer}, {name}): {unknown_name('part', part, ['expert'])}",

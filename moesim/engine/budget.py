@@ -98,7 +98,7 @@ def slots_within(
     CapacityError
         If not even the smallest cache with which the policy works fits.
     """
-    gpus = [name for name, device in costs.hardware.devices.items() if device.kind == "gpu"]
+    gpus = [name for name, device in costs.hardware.devices.items() if device.role == "accelerator"]
 
     def needed(slots: int) -> tuple[int, str]:
         """Most bytes that a GPU needs, and which; 0 if these are too few slots for the policy."""

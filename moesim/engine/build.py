@@ -54,7 +54,7 @@ def _machine(engine: Engine) -> None:
             name, model.n_layers, model.n_experts, engine.expert_bytes, device.memory_bytes, name in hardware.backing,
             engine.records.evictions, engine.records.memory,
         )  # fmt: skip
-        state = DeviceState(engine, name, index, device.kind == "gpu", name in hardware.backing, memory)
+        state = DeviceState(engine, name, index, device.role, name in hardware.backing, memory)
         engine.by_name[name] = state
         engine.devices.append(state)
         if state.is_gpu:

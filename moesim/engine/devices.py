@@ -290,10 +290,11 @@ class DeviceLane:
 class DeviceState:
     """A device: its memory, its lanes and what is on its way to it."""
 
-    def __init__(self, engine: Engine, name: str, index: int, is_gpu: bool, backing: bool, memory: DeviceMemory) -> None:
+    def __init__(self, engine: Engine, name: str, index: int, role: str, backing: bool, memory: DeviceMemory) -> None:
         self.name = name
         self.index = index
-        self.is_gpu = is_gpu
+        self.is_gpu = role == "accelerator"
+        self.computes = role != "storage"
         self.backing = backing
         self.memory = memory
         self.first_extra = engine.costs.first_extra_ns(name)

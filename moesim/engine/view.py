@@ -42,7 +42,7 @@ class EngineView:
 
     @property
     def cpus(self) -> Sequence[str]:
-        return [d.name for d in self._engine.devices if not d.is_gpu]
+        return [d.name for d in self._engine.devices if d.computes and not d.is_gpu]
 
     @property
     def compute(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.read import validate
-from moesim.hardware.schema import Curve, ProfileFile, Sourced
+from moesim.hardware.schema import Curve, ProfileFile, Sourced, TransferFile
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,
@@ -22,6 +22,7 @@ from moesim.hardware.types import (
 )
 
 _PPM = 1_000_000
+_ROLES = {"gpu": "accelerator", "cpu": "host", "disk": "storage"}
 
 
 def build_profile(
@@ -43,6 +44,7 @@ def build_profile(
         platform_w=checked.platform_w.value if checked.platform_w else None,
         numbers=dict(_numbers(checked, "")),
         overrides=overrides,
+        machine=dict(checked.machine),
     )
     _check_machine(profile, place)
     return profile
@@ -97,8 +99,8 @@ def _device(name: str, profile: ProfileFile) -> Device:
         host=given.host,
         memory_bytes=given.memory_bytes.value,
         workspace_bytes=given.workspace_bytes.value if given.workspace_bytes else 0,
-        memory_bytes_per_s=round(given.memory_bytes_per_s.value),
-        flops=round(given.flops.value),
+        memory_bytes_per_s=round(given.memory_bytes_per_s.value) if given.memory_bytes_per_s else 0,
+        flops=round(given.flops.value) if given.flops else 0,
         launch_us=_exact(given.launch_us),
         launches={part: count.value for part, count in given.launches.items()},
         router_us=_exact(given.router_us),
@@ -108,6 +110,8 @@ def _device(name: str, profile: ProfileFile) -> Device:
         predict={source: _curve(curve, f"{key}.predict.{source}") for source, curve in given.predict.items()},
         idle_w=given.idle_w.value if given.idle_w else None,
         busy_w=given.busy_w.value if given.busy_w else None,
+        role=given.role or _ROLES[given.kind],
+        cores=tuple(given.cores or ()),
     )
 
 
@@ -121,14 +125,18 @@ def _link(name: str, profile: ProfileFile, place: str) -> Link:
         which = kind if getattr(given, kind) else "any"
         curve = getattr(given, which)
         if curve:
-            key = f"links.{name}.{which}"
-            curves[kind] = Transfer(key, _exact(curve.latency_us), round(curve.bytes_per_s.value))
+            curves[kind] = _transfer(curve, f"links.{name}.{which}")
     activation, share = None, False
     if given.activation:
-        rate = round(given.activation.bytes_per_s.value)
-        activation = Transfer(f"links.{name}.activation", _exact(given.activation.latency_us), rate)
+        activation = _transfer(given.activation, f"links.{name}.activation")
         share = given.activation.share_link
-    return Link(name, ends[0], ends[1], given.medium, curves, activation, share)
+    return Link(name, ends[0], ends[1], given.medium, curves, activation, share, tuple(given.cores or ()))
+
+
+def _transfer(curve: TransferFile, key: str) -> Transfer:
+    rate = round(curve.bytes_per_s.value) if curve.bytes_per_s else 0
+    points = tuple((int(n), Fraction(repr(us))) for n, us in curve.points.value) if curve.points else ()
+    return Transfer(key, _exact(curve.latency_us), rate, points)
 
 
 def _pair(index: int, profile: ProfileFile) -> Pair:
@@ -152,8 +160,8 @@ def _check_machine(profile: HardwareProfile, place: str) -> None:
             raise HardwareError(f"{place}: links.{link.name}: expected two devices, got the same twice")
     for name in profile.backing:
         known_device("backing", name)
-        if profile.devices[name].kind != "cpu":
-            raise HardwareError(f"{place}: backing: expected a device of kind cpu, got '{name}' of kind gpu")
+        if profile.devices[name].role == "accelerator":
+            raise HardwareError(f"{place}: backing: expected a host or a disk, got '{name}', which is an accelerator")
         try:
             profile.path_between(name, profile.compute)
             profile.path_between(profile.compute, name)

@@ -100,6 +100,21 @@ class Size(Sourced):
             raise ValueError(str(error).removeprefix(": ")) from None
 
 
+_FALL = 0.5
+"""A kernel may do more rows in less time, where a library changes its method; below this share nothing does."""
+
+
+def _check_pairs(value: list[list[float]], of: str) -> list[list[float]]:
+    if len(value) < 2 or any(len(pair) != 2 for pair in value):
+        raise ValueError(f"expected at least two pairs [{of}, us], got {value}")
+    sizes = [pair[0] for pair in value]
+    if any(n < 1 or n != int(n) for n in sizes) or any(b <= a for a, b in pairwise(sizes)):
+        raise ValueError(f"expected whole, ascending numbers of {of} from 1, got {sizes}")
+    if any(pair[1] < 0 for pair in value):
+        raise ValueError("expected times of at least 0 us, got a negative one")
+    return value
+
+
 class Points(Sourced):
     """Measured pairs of rows and microseconds."""
 
@@ -108,13 +123,27 @@ class Points(Sourced):
     @field_validator("value")
     @classmethod
     def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        if len(value) < 2 or any(len(pair) != 2 for pair in value):
-            raise ValueError(f"expected at least two pairs [rows, us], got {value}")
-        rows = [pair[0] for pair in value]
-        if any(n < 1 or n != int(n) for n in rows) or any(b <= a for a, b in pairwise(rows)):
-            raise ValueError(f"expected whole, ascending numbers of rows from 1, got {rows}")
-        if any(pair[1] < 0 for pair in value):
-            raise ValueError("expected times of at least 0 us, got a negative one")
+        _check_pairs(value, "rows")
+        highest = 0.0
+        for rows, us in value:
+            if us < _FALL * highest:
+                raise ValueError(f"expected no fall below half of an earlier time, got {us:g} us at {rows:g} rows after {highest:g}")
+            highest = max(highest, us)
+        return value
+
+
+class BytePoints(Sourced):
+    """Measured pairs of bytes and microseconds of a copy; more bytes never take less time."""
+
+    value: list[list[float]]
+
+    @field_validator("value")
+    @classmethod
+    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
+        _check_pairs(value, "bytes")
+        for (_, before), (size, us) in pairwise(value):
+            if us < before:
+                raise ValueError(f"expected times that do not fall as bytes grow, got {us:g} us at {size:g} bytes after {before:g}")
         return value
 
 
@@ -165,6 +194,9 @@ class Curve(_Strict):
         return self
 
 
+Cores = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
 class ExpertCurve(Curve):
     """Time of one expert of a shape on a device."""
 
@@ -176,18 +208,20 @@ class PartCurve(Curve):
     """Time of a part of a layer of one model on a device (instead of the roofline)."""
 
     model: str
-    part: Literal["attention", "dense", "shared", "head", "embedding", "leading"]
+    part: Literal["attention", "context", "dense", "shared", "head", "embedding", "leading"]
 
 
 class DeviceFile(_Strict):
-    """One device."""
+    """One device. A disk has no rates of its own: its links do."""
 
-    kind: Literal["gpu", "cpu"]
+    kind: Literal["gpu", "cpu", "disk"]
+    role: Literal["accelerator", "host", "storage"] | None = None
     host: str = "host0"
+    cores: Cores | None = None
     memory_bytes: Size
     workspace_bytes: Size | None = None
-    memory_bytes_per_s: Rate
-    flops: Rate
+    memory_bytes_per_s: Rate | None = None
+    flops: Rate | None = None
     launch_us: Amount | None = None
     launches: dict[str, Count] = Field(default_factory=dict)
     router_us: Amount | None = None
@@ -197,6 +231,19 @@ class DeviceFile(_Strict):
     predict: dict[str, Curve] = Field(default_factory=dict)
     idle_w: Amount | None = None
     busy_w: Amount | None = None
+
+    @model_validator(mode="after")
+    def _rates(self) -> DeviceFile:
+        for key in ("memory_bytes_per_s", "flops"):
+            if (getattr(self, key) is None) != (self.kind == "disk"):
+                raise ValueError(
+                    f"a disk stores and does not compute: expected no {key}, got one"
+                    if self.kind == "disk"
+                    else f"{key}: expected this key, got nothing; add it"
+                )
+        if self.role is not None and (self.role == "storage") != (self.kind == "disk"):
+            raise ValueError(f"role: expected storage for a disk, accelerator or host for others, got {self.role}")
+        return self
 
     @field_validator("launches")
     @classmethod
@@ -208,10 +255,21 @@ class DeviceFile(_Strict):
 
 
 class TransferFile(_Strict):
-    """Time of a copy: latency + bytes / rate."""
+    """Time of a copy: latency + bytes / rate, or measured points."""
 
-    latency_us: Amount
-    bytes_per_s: Rate
+    latency_us: Amount | None = None
+    bytes_per_s: Rate | None = None
+    points: BytePoints | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> TransferFile:
+        if self.points is not None:
+            if self.latency_us or self.bytes_per_s:
+                raise ValueError("expected either points, or latency_us and bytes_per_s, got both")
+        elif not (self.latency_us and self.bytes_per_s):
+            missing = " and ".join(key for key in ("latency_us", "bytes_per_s") if getattr(self, key) is None)
+            raise ValueError(f"expected latency_us and bytes_per_s, or points, got no {missing}; add it")
+        return self
 
 
 class ActivationFile(TransferFile):
@@ -224,6 +282,7 @@ class LinkFile(_Strict):
     """One directed link. ``any`` stands for every kind of transfer, where there is no difference (a network)."""
 
     medium: str | None = None
+    cores: Cores | None = None
     pinned: TransferFile | None = None
     pageable: TransferFile | None = None
     chunked: TransferFile | None = None
@@ -252,6 +311,7 @@ class ProfileFile(_Strict):
     name: str
     description: str
     corrections: list[str] = Field(default_factory=list)
+    machine: dict[str, str] = Field(default_factory=dict)
     anchors: Any = None
     compute: str
     backing: list[str] = Field(min_length=1)

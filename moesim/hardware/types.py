@@ -94,11 +94,16 @@ class Device:
     Attributes
     ----------
     name, kind, host : str
-        Name, ``"gpu"`` or ``"cpu"``, and the machine it sits in.
+        Name, ``"gpu"``, ``"cpu"`` or ``"disk"``, and the machine it sits in.
+    role : str
+        The part it plays: ``"accelerator"`` (computes, with a bounded cache; a GPU unless the profile says otherwise),
+        ``"host"`` (computes from host memory; a CPU likewise) or ``"storage"`` (a disk; computes nothing).
+    cores : tuple of int
+        Processor cores that it is, where the profile is of a part of a processor; empty: all.
     memory_bytes, workspace_bytes : int, bytes
         Capacity, and what the software needs of it apart from weights, KV cache and pools.
     memory_bytes_per_s, flops : int
-        Rates that kernels reach, for rooflines.
+        Rates that kernels reach, for rooflines; 0 for a disk.
     launch_us : Fraction, us
         Start-up of one kernel or operator.
     launches : mapping of str to int
@@ -131,15 +136,18 @@ class Device:
     predict: Mapping[str, CostCurve]
     idle_w: float | None
     busy_w: float | None
+    role: str = "accelerator"
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Time of a copy: latency + bytes / rate; ``key`` says where in the profile it is."""
+    """Time of a copy: latency + bytes / rate, or straight lines between ``points`` of (bytes, us); ``key`` is its place."""
 
     key: str
     latency_us: Fraction
     bytes_per_s: int
+    points: tuple[tuple[int, Fraction], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,7 @@ class Link:
     curves: Mapping[str, Transfer]
     activation: Transfer | None
     share_link: bool
+    cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,8 @@ class HardwareProfile:
         What slows down what.
     platform_w : float or None, W
         Power of the rest of the machine.
+    machine : mapping of str to str
+        What was measured, in words: processor, memory, software.
     numbers : mapping of str to Number
         Every number of the file by its dotted key, with its source.
     overrides : tuple of str
@@ -211,6 +222,7 @@ class HardwareProfile:
     platform_w: float | None
     numbers: Mapping[str, Number]
     overrides: tuple[str, ...] = field(default=())
+    machine: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> tuple[str, ...]:

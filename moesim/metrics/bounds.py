@@ -101,8 +101,8 @@ class _Cheapest:
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
-        kinds = {name: device.kind for name, device in costs.hardware.devices.items()}
-        self._of_kind = [[name for name, kind in kinds.items() if kind == wanted] for wanted in ("gpu", "cpu")]
+        kinds = {name: device.role for name, device in costs.hardware.devices.items()}
+        self._of_kind = [[name for name, kind in kinds.items() if kind == wanted] for wanted in ("accelerator", "host")]
         self.n_gpus, self.n_cpus = (len(names) for names in self._of_kind)
         self._rates = [[Fraction(0)], [Fraction(0)]]  # of either kind, by rows: ns a row of the cheapest Run of up to so many
         self._ratios: dict[_Work, Fraction] = {}
@@ -209,7 +209,7 @@ def _fetch_ns(costs: CostModel) -> Fraction:
     """Return the least time for one expert to reach a GPU, if all links to GPUs are busy at once."""
     n_bytes = min(costs.model.expert_bytes(layer) for layer in range(costs.model.n_layers))
     devices = costs.hardware.devices
-    links = [link for link in costs.hardware.links if devices[link.dst].kind == "gpu"]
+    links = [link for link in costs.hardware.links if devices[link.dst].role == "accelerator"]
     if not links:
         return Fraction(0)
     media = {link.medium or link.name for link in links}

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from moesim.hardware import HardwareProfile, weakest
 
 
+_KINDS = {"accelerator": "gpu", "host": "cpu", "storage": "disk"}
+
+
 @dataclass(frozen=True)
 class Machine:
     """What is read of the hardware after a run.
@@ -15,7 +18,7 @@ class Machine:
     Attributes
     ----------
     kinds : mapping of str to str
-        Kind of each device, ``"gpu"`` or ``"cpu"``.
+        What each device stands for: ``"gpu"`` (an accelerator, whatever it is made of), ``"cpu"`` (a host) or ``"disk"``.
     links : tuple of str
         Names of all links, ``"src->dst"``.
     media : mapping of str to str
@@ -43,7 +46,7 @@ class Machine:
         complete = len(power_w) == len(devices)
         keys = (*(f"devices.{name}.{key}" for name in devices for key in ("idle_w", "busy_w")), "platform_w")
         return cls(
-            kinds={name: device.kind for name, device in devices.items()},
+            kinds={name: _KINDS[device.role] for name, device in devices.items()},
             links=tuple(link.name for link in hardware.links),
             media={link.name: link.medium for link in hardware.links if link.medium is not None},
             power_w=power_w if complete else {},
