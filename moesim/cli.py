@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from moesim import __version__
-from moesim.commands import assignments, bench, listing, papers, regret, runs, schema, traces
+from moesim.commands import assignments, bench, listing, papers, regret, replay, runs, schema, traces, validate
 from moesim.errors import InputError, MoesimError
 
 _app = typer.Typer(
@@ -39,6 +39,8 @@ def _options(
 
 _app.command("run")(runs.run)
 _app.command("compare")(runs.compare)
+_app.command("replay")(replay.replay)
+_app.command("validate")(validate.validate)
 _app.command("list")(listing.listing)
 _app.command("schema")(schema.schema)
 _app.command("papers")(papers.papers)

@@ -57,6 +57,10 @@ class DeadlockError(SimulationError):
     """Nothing can happen any more, and work remains."""
 
 
+class LiveError(SimulationError):
+    """What was carried out on the machine itself has failed."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Build the message for an unknown name, with the closest known one.
 

@@ -14,7 +14,7 @@ from moesim.errors import HardwareError
 from moesim.hardware import LABELS, build_profile, hardware_names, load_hardware, weakest
 from moesim.hardware.read import read_yaml
 
-SHIPPED = [
+PAPERS = [
     "a100-xeon6230r",
     "a100-xeon6326",
     "a6000-i9-10980xe",
@@ -25,6 +25,25 @@ SHIPPED = [
     "server-8x3090",
     "v100-xeon6230r",
 ]
+PUBLIC = [
+    "a100-40gb-llama-cpp",
+    "a100-80gb-llama-cpp",
+    "epyc9355-rtx5090",
+    "h100-llama-cpp",
+    "h200-llama-cpp",
+    "i9-10900x-rtx2080",
+    "i9-14900k-8gb",
+    "l4-cascadelake",
+    "quadro-rtx6000-skylake",
+    "rtx4090-llama-cpp",
+    "ryzen5900x",
+    "ryzen7950x-rtx4080",
+    "v100-llama-cpp",
+    "xeon-e5-2683v4",
+    "xeon6454s-rtx4090d",
+]
+"""Machines of public measurements, on which only what those need is known."""
+SHIPPED = PAPERS + PUBLIC
 
 TINY = """
 name: tiny
@@ -367,7 +386,11 @@ def test_override_with_its_own_source(tiny_path: str) -> None:
         ("devices.gpu0.experts.4.base_us", 1, "unknown expert '4'; known: 0"),
         ("devices.gpu0.memory_bytes", "48 XB", "expected a size with a unit"),
         ("devices.gpu0.flops", "71T", "expected a number of operations per second"),
-        ("links.cpu0->gpu0.pageable.bytes_per_s", 1e9, "links.cpu0->gpu0.pageable: expected latency_us and bytes_per_s, or points, got no latency_us; add it"),
+        (
+            "links.cpu0->gpu0.pageable.bytes_per_s",
+            1e9,
+            "links.cpu0->gpu0.pageable: expected latency_us and bytes_per_s, or points, got no latency_us; add it",
+        ),
     ],
 )
 def test_wrong_overrides(tiny_path: str, key: str, value: Any, expected: str) -> None:
@@ -428,15 +451,17 @@ def test_shipped_profile_is_whole(name: str) -> None:
     profile = load_hardware(name)
     assert profile.name == name == Path(profile.path).stem
     assert profile.description
-    assert len(profile.numbers) > 30
+    assert len(profile.numbers) > (30 if name in PAPERS else 5)
     for key, number in profile.numbers.items():
         assert number.source in ("measured", "published", "derived", "spec-sheet", "assumed"), key
         assert len(number.ref) >= 7, key
     for device in profile.devices.values():
-        assert device.memory_bytes > 10**10
+        assert device.memory_bytes > 7 * 10**9
     for link in profile.links:
-        assert set(link.curves) == {"pinned", "pageable", "chunked"}, link.name
-        assert link.activation is not None
+        assert link.curves
+        if name in PAPERS:
+            assert set(link.curves) == {"pinned", "pageable", "chunked"}, link.name
+            assert link.activation is not None
 
 
 @pytest.mark.parametrize("name", SHIPPED)

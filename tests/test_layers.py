@@ -21,8 +21,8 @@ LEVELS: list[dict[str, str]] = [
         "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* traces_io traces_io.* "
         "synthesis synthesis.* workload workload.* experiment.config experiment.config_errors",
     },
-    {"facts": "policy records metrics.machine metrics.causes"},
-    {"costs": "costs costs.*"},
+    {"facts": "policy records metrics.machine metrics.causes profiler.fits"},
+    {"costs": "costs costs.*", "kernels": "kernels kernels.*"},
     {
         "policies": "policies policies.*",
         "engine": "engine engine.*",
@@ -32,15 +32,16 @@ LEVELS: list[dict[str, str]] = [
     },
     {
         "experiment": "experiment experiment.* bench plots plots.* testing testing.*",
+        "live": "live live.*",
     },
-    {"studies": "studies studies.*"},
+    {"studies": "studies studies.*", "profiler": "profiler profiler.*", "validation": "validation validation.*"},
     {"recorder": "recorder recorder.*"},
     {"cli": "cli __main__ commands commands.*"},
 ]
 
 ONLY = {  # who may import what
     "simpy": ["engine.*"],
-    "torch": ["recorder.*"],
+    "torch": ["recorder.*", "kernels.*"],
     "transformers": ["recorder.*"],
     "tokenizers": ["recorder.*"],
     "accelerate": ["recorder.*"],

@@ -104,10 +104,11 @@ def _execute(config: Config, place: str, folder: Path | None, jobs: int, form: F
     if output is not None:
         output.write(results)
         print(f"wrote {output.folder}", file=sys.stderr)
-    return _report_failures(results)
+    return report_failures(results)
 
 
-def _report_failures(results: Results) -> int:
+def report_failures(results: Results) -> int:
+    """Print a line for each run that failed, and give the exit code."""
     for line in results.failures:
         print(f"moesim: {line}", file=sys.stderr)
     return 1 if results.failures else 0

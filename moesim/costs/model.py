@@ -221,10 +221,12 @@ class CostModel(PartCosts):
 
     def shared_ns(self, device: str, n_rows: int) -> int:
         """Time of all shared experts of a layer, ns; 0 if the model has none."""
-        if not self.model.shared_params:
-            return 0
-        operations = 2 * n_rows * self.model.shared_params
-        return self._part_ns(device, "shared", n_rows, self.model.shared_bytes, operations)
+        key = ("shared", device, n_rows)
+        if key not in self._memo:
+            model = self.model
+            operations = 2 * n_rows * model.shared_params
+            self._memo[key] = self._part_ns(device, "shared", n_rows, model.shared_bytes, operations) if operations else 0
+        return self._memo[key]
 
     def embedding_ns(self, device: str, n_rows: int) -> int:
         """Time to look up ``n_rows`` embeddings (read and written once), ns."""

@@ -135,6 +135,7 @@ class Actions:
                 work = engine.expert_ns(device, n_rows)
             number = engine.number = engine.number + 1
             task = Task(number, "expert", step, layer, mb, n_rows, work, now, now, expert, unit, visit, group)
+            task.row_ids = rows
             copy = copies.get(unit)
             if copy is not None:
                 copy.pins += 1
@@ -224,7 +225,7 @@ class Actions:
 
         def inputs_ready() -> None:
             if far:
-                engine.cross(home, group.device, layer, group.rows, "in", wake)
+                engine.cross(home, group.device, layer, group.rows, "in", wake, group)
             elif not ready:
                 wake()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from moesim.engine.devices import DeviceState
-from moesim.engine.links import LinkState, Medium
+from moesim.engine.links import Medium
 from moesim.engine.memory import DeviceMemory, PoolState
 from moesim.errors import CapacityError, PolicyError, unknown_name
 from moesim.policy import Placement
@@ -62,7 +62,7 @@ def _machine(engine: Engine) -> None:
     media: dict[str, Medium] = {}
     for link in hardware.links:
         medium = media.setdefault(link.medium or link.name, Medium())
-        engine.links.append(LinkState(engine, link, engine.by_name[link.dst], medium))
+        engine.links.append(engine.make_link(link, engine.by_name[link.dst], medium))
     engine.media = list(media.values())
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from moesim.costs import CostModel
     from moesim.engine.entry import EngineOptions
+    from moesim.hardware import Link
     from moesim.model import ModelSpec
     from moesim.policy import Policy
     from moesim.predictors import Predictor
@@ -69,7 +70,7 @@ class Engine:
         self.options = options
         self.progress = progress
         self.records = Records()
-        self.env: Any = Environment()  # its clock is typed int | float; ours is int only
+        self.env: Any = self.make_clock()  # SimPy's is typed int | float; ours is int only
         self.contention = ContentionTable(costs.hardware)
         self.listens = policy.listens
         self._wants_fetched = Fetched in self.listens
@@ -120,6 +121,19 @@ class Engine:
         self.stepper = Stepper(self)
         self.delivery = Delivery(self)
 
+    # ------------------------------------------------- what a run in real time has otherwise, see `moesim.live.engine`
+    def make_clock(self) -> Any:
+        """Make what tells the time and calls back."""
+        return Environment()
+
+    def make_lane(self, device: DeviceState, name: str) -> DeviceLane:
+        """Make what carries out the tasks of a device."""
+        return DeviceLane(self, device, name)
+
+    def make_link(self, link: Link, to: DeviceState, medium: Medium) -> LinkState:
+        """Make what carries out the transfers of a link."""
+        return LinkState(self, link, to, medium)
+
     # ------------------------------------------------------------------------------------------------------- small helpers
     def next_number(self) -> int:
         """Number a task: the submission order on its lane."""
@@ -164,15 +178,19 @@ class Engine:
         rows: int,
         direction: str,
         then: Callable[[], None],
+        of: Group | Task | None = None,
     ) -> None:
-        """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``."""
+        """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``.
+
+        ``of`` is the group of Runs, or the task, whose rows they are: time does not depend on it.
+        """
         path = self.path(src.name, dst.name)
 
         def hop(i: int) -> None:
             if i == len(path):
                 then()
             else:
-                path[i].send_activation(layer, rows, direction, self.now, lambda: hop(i + 1))
+                path[i].send_activation(layer, rows, direction, self.now, lambda: hop(i + 1), of)
 
         hop(0)
 
@@ -387,14 +405,14 @@ class Engine:
         if group.device is home:
             back()
         else:
-            self.cross(group.device, home, visit.layer, group.rows, "out", back)
+            self.cross(group.device, home, visit.layer, group.rows, "out", back, group)
 
     def tell(self, event: Any) -> None:
         actions = self.policy.decide(event, self.view)
         if actions:
             self.actions.apply(actions)
 
-    def _run_until_quiet(self, over: Any) -> None:
+    def run_until_quiet(self, over: Any) -> None:
         """Run to the end, or until nothing happens any more; Runs without an alarm then get one, or the run is stuck."""
         try:
             self.env.run(until=over)
@@ -415,7 +433,7 @@ class Engine:
         self.flush()
         with collector.paused():
             while not over.triggered:
-                self._run_until_quiet(over)
+                self.run_until_quiet(over)
         if len({(task[2], task[3]) for task in self.records.tasks}) > 1:
             self.records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
         self.records.makespan_ns = self.records.steps[-1].end

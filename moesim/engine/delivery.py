@@ -125,14 +125,14 @@ class Delivery:
             if device is home:
                 over()
             else:
-                engine.cross(device, home, layer, rows, "out", over)
+                engine.cross(device, home, layer, rows, "out", over, task)
 
         work = engine.costs.shared_ns(device.name, rows)
         task = Task(engine.next_number(), "shared", visit.step, layer, mb, rows, work, engine.now, engine.now)
         task.then = done
         if device is not home:
             task.waits = 1
-            engine.cross(home, device, layer, rows, "in", lambda: device.main.wake(task))
+            engine.cross(home, device, layer, rows, "in", lambda: device.main.wake(task), task)
         device.main.submit(task)
 
     def predicted(self, step: int, layer: int, source: str, predictor: Predictor) -> None:

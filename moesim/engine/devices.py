@@ -47,6 +47,7 @@ class Task:
     group: Group | None = None
     then: Any = None  # called at completion; None for experts, and for dense parts, which are followed by Routed
     waits: int = 0  # weights and inputs still missing
+    row_ids: Any = None  # rows of the step, where the Run named them
     start: int = 0
     end: int = 0
     lane: Any = None  # DeviceLane, once submitted
@@ -303,8 +304,8 @@ class DeviceState:
         self._reading: dict[int, int] = {}  # rows -> millionths
         self._costs = engine.costs
         self.pending: dict[int, Any] = {}  # unit -> Transfer on its way here
-        self.main = DeviceLane(engine, self, "main")
-        self.side = DeviceLane(engine, self, "side")
+        self.main = engine.make_lane(self, "main")
+        self.side = engine.make_lane(self, "side")
 
     def reading_share(self, rows: int) -> int:
         """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.

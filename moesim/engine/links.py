@@ -150,9 +150,13 @@ class LinkState:
         self.current_bytes = n_bytes
         self.start = now
         self.medium.busy = True
+        self.set_off(transfer, n_bytes, work)
+
+    def set_off(self, transfer: Transfer, n_bytes: int, work: int) -> None:
+        """Be busy with some bytes of a transfer for as long as they take."""
         if self.plain:
-            self.end = now + work
-            Timeout(engine.env, work).callbacks.append(self._done)
+            self.end = self.engine.now + work
+            Timeout(self.engine.env, work).callbacks.append(self._done)
         else:
             self.lane.begin(self.name, work)
 
@@ -167,6 +171,13 @@ class LinkState:
         engine = self.engine
         env = engine.env
         now = engine.now = env.now
+        self.complete(now)
+        if env.peek() > now:
+            engine.flush()
+
+    def complete(self, now: int) -> None:
+        """Take in the end of what was in flight."""
+        engine = self.engine
         medium = self.medium
         medium.busy = False
         engine.media_to_start.append(medium)
@@ -189,8 +200,6 @@ class LinkState:
             self.enqueue(transfer)
         else:
             self._next_hop(transfer)
-        if env.peek() > now:
-            engine.flush()
 
     def _next_hop(self, transfer: Transfer) -> None:
         """Store and forward: the weights are now at an intermediate device; queue them on the next link."""
@@ -225,8 +234,8 @@ class LinkState:
         return total + (self.costs.transfer_ns(self.link, rest) if rest else 0)
 
     # ---------------------------------------------------------------------------------------------------- control lane
-    def send_activation(self, layer: int, rows: int, direction: str, submitted: int, then: Any) -> None:
-        """Move the activations of `rows` rows over this link, then call ``then()``."""
+    def send_activation(self, layer: int, rows: int, direction: str, submitted: int, then: Any, of: Any = None) -> None:
+        """Move the activations of `rows` rows over this link, then call ``then()``; ``of`` as in `Engine.cross`."""
         engine = self.engine
         known = self.activation_memo.get(rows)
         if known is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from moesim.errors import InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one
 from moesim.progress import Progress
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ class Results:
 
 
 def run_experiment(
-    experiment: Experiment, *, jobs: int = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False
-) -> Results:
+    experiment: Experiment, *, jobs: int = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False,
+    execution: Execution = SIMULATED,
+) -> Results:  # fmt: skip
     """Run all runs of an experiment.
 
     Parameters
@@ -59,6 +60,8 @@ def run_experiment(
         Whether to keep the records of a run, by its index.
     progress : bool
         Show a bar on the terminal once it has taken two seconds.
+    execution : Execution
+        Simulated, or live: then one after another, in this process.
 
     Returns
     -------
@@ -73,10 +76,10 @@ def run_experiment(
     kept = [spec.index for spec in experiment.specs if keep(spec.index)]
     total = sum(len(experiment.workload(spec).steps) for spec in experiment.specs)
     with Progress(total, enabled=progress) as bar:
-        if jobs > 1 and len(experiment.specs) > 1:
+        if jobs > 1 and len(experiment.specs) > 1 and execution is SIMULATED:
             outcomes = list(_parallel(experiment, jobs, kept, bar))
         else:
-            outcomes = list(_sequential(experiment, kept, bar))
+            outcomes = list(_sequential(experiment, kept, bar, execution))
     outcomes.sort(key=lambda outcome: int(outcome.row["run"] or 0))
     failures = [outcome.failure for outcome in outcomes]
     if all(isinstance(failure, InputError) for failure in failures):
@@ -85,11 +88,11 @@ def run_experiment(
     return Results(experiment, outcomes)
 
 
-def _sequential(experiment: Experiment, kept: Sequence[int], bar: Progress) -> Iterator[Outcome]:
+def _sequential(experiment: Experiment, kept: Sequence[int], bar: Progress, execution: Execution) -> Iterator[Outcome]:
     for spec in experiment.specs:
         bar.describe(spec.policy_name)
         done = bar.done
-        yield run_one(experiment, spec, keep=spec.index in kept, progress=lambda step: bar.advance(1))
+        yield run_one(experiment, spec, keep=spec.index in kept, progress=lambda step: bar.advance(1), execution=execution)
         bar.advance(done + len(experiment.workload(spec).steps) - bar.done)  # a failed run has not told all its steps
 
 

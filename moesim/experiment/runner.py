@@ -30,6 +30,32 @@ if TYPE_CHECKING:
     from moesim.workload import Workload
 
 
+def _nothing() -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is carried out.
+
+    Attributes
+    ----------
+    call : callable
+        With the arguments and the result of `moesim.engine.simulate`.
+    measured : bool
+        Times are measured, so that no cost of the profile decides how far a result can be trusted.
+    notes : callable
+        What results carry beside their label; asked after the run.
+    """
+
+    call: Callable[..., Records]
+    measured: bool = False
+    notes: Callable[[], list[str]] = _nothing
+
+
+SIMULATED = Execution(simulate)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of one run.
@@ -64,6 +90,7 @@ def run_one(
     *,
     keep: bool = False,
     progress: Callable[[int], None] | None = None,
+    execution: Execution = SIMULATED,
 ) -> Outcome:
     """Run one run.
 
@@ -77,6 +104,8 @@ def run_one(
         Keep its records.
     progress : callable, optional
         Called with the index of each finished step.
+    execution : Execution
+        Simulated, or live.
 
     Returns
     -------
@@ -87,7 +116,7 @@ def run_one(
     failure: MoesimError
     try:
         with collector.paused():
-            return _run(experiment, spec, machine, keep, progress)
+            return _run(experiment, spec, machine, keep, progress, execution)
     except MoesimError as error:
         failure = error
     except Exception as error:
@@ -102,6 +131,7 @@ def _run(
     machine: Machine,
     keep: bool,
     progress: Callable[[int], None] | None,
+    execution: Execution,
 ) -> Outcome:
     trace, workload = experiment.trace(spec), experiment.workload(spec)
     policy: Any = make_policy(spec.point.policy, experiment.place)
@@ -118,18 +148,19 @@ def _run(
     placement = initial_placement(spec.model, _costs(experiment, spec, policy), workload, policy, per_device, tables)
     predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
     costs = _costs(experiment, spec, policy)
-    records = simulate(
+    records = execution.call(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
         tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
     )  # fmt: skip
     split = breakdown(records, machine.kinds, machine.media)
     metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split)
-    labels = [*costs.labels(activities(records)), trace.label, *predictors.labels]
+    labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
     notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=experiment.signals(spec))
     if own := _own_transfer(spec, costs):
         notes.append(f"transfers of its own: {own}")
+    notes += execution.notes()
     if "scores-or-weights" in policy.needs and trace.scores is None:
         notes.append("scores of the chosen experts only")
     row: dict[str, Value] = {

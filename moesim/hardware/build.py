@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from moesim.errors import HardwareError, unknown_name
+from moesim.errors import HardwareError
+from moesim.hardware.check import check_machine
+from moesim.hardware.numbers import Sourced
 from moesim.hardware.read import validate
-from moesim.hardware.schema import Curve, ProfileFile, Sourced, TransferFile
+from moesim.hardware.schema import Curve, ProfileFile, TransferFile
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,
@@ -46,7 +48,7 @@ def build_profile(
         overrides=overrides,
         machine=dict(checked.machine),
     )
-    _check_machine(profile, place)
+    check_machine(profile, place)
     return profile
 
 
@@ -119,7 +121,7 @@ def _link(name: str, profile: ProfileFile, place: str) -> Link:
     given = profile.links[name]
     ends = name.split("->")
     if len(ends) != 2 or not all(ends):
-        raise HardwareError(f"{place}: links.{name}: expected a name such as 'cpu0->gpu0', got '{name}'")
+        raise HardwareError(f"{place}: links.{name}: expected a name such as 'cpu0->gpu0', got '{name}'; rename it")
     curves = {}
     for kind in TRANSFERS:
         which = kind if getattr(given, kind) else "any"
@@ -143,35 +145,3 @@ def _pair(index: int, profile: ProfileFile) -> Pair:
     given = profile.contention[index]
     source = weakest((given.a_rate.source, given.b_rate.source))
     return Pair(given.a, given.b, round(given.a_rate.value * _PPM), round(given.b_rate.value * _PPM), source)
-
-
-def _check_machine(profile: HardwareProfile, place: str) -> None:
-    """Refuse what is well-formed but no machine."""
-
-    def known_device(key: str, name: str) -> None:
-        if name not in profile.devices:
-            raise HardwareError(f"{place}: {key}: {unknown_name('device', name, profile.devices)}")
-
-    known_device("compute", profile.compute)
-    for link in profile.links:
-        for end in (link.src, link.dst):
-            known_device(f"links.{link.name}", end)
-        if link.src == link.dst:
-            raise HardwareError(f"{place}: links.{link.name}: expected two devices, got the same twice")
-    for name in profile.backing:
-        known_device("backing", name)
-        if profile.devices[name].role == "accelerator":
-            raise HardwareError(f"{place}: backing: expected a host or a disk, got '{name}', which is an accelerator")
-        try:
-            profile.path_between(name, profile.compute)
-            profile.path_between(profile.compute, name)
-        except HardwareError as error:
-            raise HardwareError(str(error).replace(f"{profile.path}:", f"{place}:", 1)) from None
-    activities = [f"{name}.{what}" for name in profile.devices for what in ("experts", "dense", "side")]
-    activities += [link.name for link in profile.links]
-    for index, pair in enumerate(profile.contention):
-        for end in (pair.a, pair.b):
-            if end not in activities:
-                raise HardwareError(f"{place}: contention.{index}: {unknown_name('activity', end, activities)}")
-        if pair.a == pair.b:
-            raise HardwareError(f"{place}: contention.{index}: expected two activities, got '{pair.a}' twice")

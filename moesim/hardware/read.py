@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,22 @@ _UNITS = {
     "_w": "a number of watts",
     "_rate": "a share in (0, 1]",
 }
+_OTHER_UNITS = (  # what a key says that has another unit, or none
+    (re.compile(r"time|duration|delay|.*_(ms|ns|s|sec|seconds)(?<!_per_s)"), "times are in microseconds (_us)"),
+    (re.compile(r"bandwidth|speed|rate|.*_per_s(ec)?|.*g(i?b)?p?s"), "rates are in bytes per second (bytes_per_s)"),
+    (re.compile(r"power|watts?|.*_(mw|kw)"), "powers are in watts (_w)"),
+)
+_TYPES = {
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "tuple_type": "a pair such as [1, 64]",
+    "string_type": "a text; put it in quotes",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+}
+_LONGEST = 80  # characters of what was got
 
 
 def unknown_key(loc: Sequence[str | int]) -> str:
@@ -42,34 +59,51 @@ def unknown_key(loc: Sequence[str | int]) -> str:
     known, key = keys_at(loc[:-1]), str(loc[-1])
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    if not close and key.endswith(("_ms", "_ns", "_s")):
-        hint = "times are in microseconds (_us); "
+    with_unit = [name for name in known if name.startswith(f"{key}_")]
+    if with_unit:
+        hint = f"the unit belongs into the key: did you mean {' or '.join(repr(name) for name in with_unit)}? "
+    elif key not in known:
+        said = [words for pattern, words in _OTHER_UNITS if pattern.fullmatch(key.lower())]
+        hint = f"{said[0]}; {hint}" if said else hint
     return f"unknown key '{key}'; {hint}known: {', '.join(known)}"
 
 
+def _got(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def _expected(loc: tuple[str | int, ...], error: Mapping[str, Any]) -> str:
-    kind, got, ctx = error["type"], error.get("input"), error.get("ctx", {})
+    kind, got, ctx = error["type"], _got(error.get("input")), error.get("ctx", {})
     if kind == "extra_forbidden":
         return unknown_key(loc)
     if kind == "missing":
         return "expected this key, got nothing; add it"
     if kind == "value_error":
         return str(ctx["error"])
-    if kind in ("model_type", "model_attributes_type") and is_number(loc):
-        return f"expected {{value: ..., source: ..., ref: ...}} (every number carries its source), got {got!r}"
+    if kind in ("model_type", "model_attributes_type"):
+        if is_number(loc):
+            return f"expected {{value: ..., source: ..., ref: ...}} (every number carries its source), got {got}"
+        return f"expected a mapping with keys such as {', '.join(keys_at(loc)[:3])}, got {got}"
     if kind == "literal_error":
-        return f"expected {ctx['expected']}, got {got!r}"
+        return f"expected {ctx['expected']}, got {got}"
     name = str(loc[-2]) if len(loc) > 1 and loc[-1] == "value" else str(loc[-1])
     for suffix, words in _UNITS.items():
         if name.endswith(suffix) and kind in ("float_type", "float_parsing", "finite_number"):
-            return f"expected {words} (the unit is in the key), got {got!r}"
-    bound = {"greater_than": ("a number above", "gt"), "greater_than_equal": ("a number of at least", "ge")}
-    if kind in bound:
-        return f"expected {bound[kind][0]} {ctx[bound[kind][1]]}, got {got!r}"
+            remedy = "; write the number alone" if re.match(r"'[0-9.]", got) else ""
+            return f"expected {words} (the unit is in the key), got {got}{remedy}"
+    if kind == "greater_than":
+        return f"expected a number above {ctx['gt']}, got {got}; correct it"
+    if kind == "greater_than_equal":
+        return f"expected a number of at least {ctx['ge']}, got {got}; correct it"
     if kind == "less_than_equal":
-        return f"expected a share in (0, {ctx['le']:g}], got {got!r}"
-    said = str(error["msg"]).removeprefix("Input should be ")
-    return f"expected {said}, got {got!r}"
+        what = "a share in (0, 1]" if name.endswith("_rate") else f"at most {ctx['le']:g}"
+        return f"expected {what}, got {got}; correct it"
+    if kind in ("too_short", "missing_argument"):
+        return f"expected at least {ctx.get('min_length', 1)}, got {got}; add one"
+    said = _TYPES.get(kind) or str(error["msg"]).removeprefix("Input should be ")
+    said, _, remedy = said.partition("; ")
+    return f"expected {said}, got {got}" + (f"; {remedy}" if remedy else "")
 
 
 def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
@@ -97,7 +131,10 @@ def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
         errors = sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
         first = errors[0]
         loc = tuple(first["loc"])
+        message = " ".join(_expected(loc, first).split())
+        inner, colon, rest = message.partition(": ")
+        if colon and inner in keys_at(loc):  # what a check of a whole mapping says of one of its keys
+            loc, message = (*loc, inner), rest
         key = ".".join(str(step) for step in loc) or "profile"
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        message = " ".join(_expected(loc, first).split())
         raise HardwareError(f"{place}: {key}: {message}{more}") from None

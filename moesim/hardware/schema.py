@@ -8,151 +8,23 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from moesim.errors import ConfigError, unknown_name
-from moesim.units import parse_bytes
+from moesim.errors import unknown_name
+from moesim.hardware.numbers import Amount, BytePoints, CopyRate, Count, Memory, Points, Rate, Share, Size, Sourced, Strict
 
 PARTS = ("embedding", "leading", "attention", "dense", "shared", "expert", "predict", "head")
 """Parts of the work of a step whose kernel launches a device may state."""
 
-_PROOF = {
-    "measured": ("date", "method", "repeats", "spread"),
-    "published": ("ref",),
-    "derived": ("how",),
-    "spec-sheet": ("ref",),
-    "assumed": ("why",),
-}
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Sourced(_Strict):
-    """A number with where it comes from; the subclasses say what the number may be."""
-
-    source: Literal["measured", "published", "derived", "spec-sheet", "assumed"]
-    ref: str | None = None
-    how: str | None = None
-    why: str | None = None
-    date: str | None = None
-    method: str | None = None
-    repeats: Annotated[int, Field(ge=1)] | None = None
-    spread: str | None = None
-
-    @model_validator(mode="after")
-    def _has_proof(self) -> Sourced:
-        missing = [key for key in _PROOF[self.source] if not getattr(self, key)]
-        if missing:
-            raise ValueError(f"expected {' and '.join(missing)} beside source: {self.source}, got nothing; add it")
-        return self
-
-    def proof(self) -> str:
-        """Say in one string where the number comes from."""
-        names = ("ref", "how", "why", "date", "method", "spread")
-        said = [str(getattr(self, name)) for name in names if getattr(self, name)]
-        if self.repeats is not None:
-            said.append(f"{self.repeats} repeats")
-        return "; ".join(said)
-
-
-class Amount(Sourced):
-    """A number of at least 0, for times and powers."""
-
-    value: Annotated[float, Field(ge=0)]
-
-
-class Rate(Sourced):
-    """A number above 0, for rates."""
-
-    value: Annotated[float, Field(gt=0)]
-
-
-class Share(Sourced):
-    """A number in (0, 1]."""
-
-    value: Annotated[float, Field(gt=0, le=1)]
-
-
-class Count(Sourced):
-    """A whole number of at least 0."""
-
-    value: Annotated[int, Field(ge=0)]
-
-
-class Size(Sourced):
-    """A number of bytes, also written as ``"24 GiB"``."""
-
-    value: int
-
-    @field_validator("value", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        try:
-            return parse_bytes(value, "")
-        except ConfigError as error:
-            raise ValueError(str(error).removeprefix(": ")) from None
-
-
-_FALL = 0.5
-"""A kernel may do more rows in less time, where a library changes its method; below this share nothing does."""
-
-
-def _check_pairs(value: list[list[float]], of: str) -> list[list[float]]:
-    if len(value) < 2 or any(len(pair) != 2 for pair in value):
-        raise ValueError(f"expected at least two pairs [{of}, us], got {value}")
-    sizes = [pair[0] for pair in value]
-    if any(n < 1 or n != int(n) for n in sizes) or any(b <= a for a, b in pairwise(sizes)):
-        raise ValueError(f"expected whole, ascending numbers of {of} from 1, got {sizes}")
-    if any(pair[1] < 0 for pair in value):
-        raise ValueError("expected times of at least 0 us, got a negative one")
-    return value
-
-
-class Points(Sourced):
-    """Measured pairs of rows and microseconds."""
-
-    value: list[list[float]]
-
-    @field_validator("value")
-    @classmethod
-    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        _check_pairs(value, "rows")
-        highest = 0.0
-        for rows, us in value:
-            if us < _FALL * highest:
-                raise ValueError(f"expected no fall below half of an earlier time, got {us:g} us at {rows:g} rows after {highest:g}")
-            highest = max(highest, us)
-        return value
-
-
-class BytePoints(Sourced):
-    """Measured pairs of bytes and microseconds of a copy; more bytes never take less time."""
-
-    value: list[list[float]]
-
-    @field_validator("value")
-    @classmethod
-    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        _check_pairs(value, "bytes")
-        for (_, before), (size, us) in pairwise(value):
-            if us < before:
-                raise ValueError(f"expected times that do not fall as bytes grow, got {us:g} us at {size:g} bytes after {before:g}")
-        return value
-
-
-class Shape(_Strict):
+class Shape(Strict):
     """What an expert curve was measured for."""
 
     hidden: Annotated[int, Field(gt=0)]
     intermediate: Annotated[int, Field(gt=0)]
-    bits: Annotated[float, Field(gt=0)]
+    bits: Annotated[float, Field(gt=0, le=64)]
 
 
 _FORMS: dict[str, tuple[str, ...]] = {
@@ -162,7 +34,20 @@ _FORMS: dict[str, tuple[str, ...]] = {
 }
 
 
-class Curve(_Strict):
+def _check_range(sizes: list[float], first: int, last: int) -> None:
+    """Refuse a range that the points do not cover, and points that nothing in the range uses."""
+    if not sizes[0] <= first <= last <= sizes[-1]:
+        ends = [sizes[0], sizes[-1]]
+        raise ValueError(f"expected a range within the points {ends}, got {[first, last]}; narrow it or measure more")
+    unused = sizes[:1] if sizes[1] <= first else sizes[-1:] if sizes[-2] >= last else []
+    if unused and not first <= unused[0] <= last:
+        raise ValueError(
+            f"expected points for the range {[first, last]} only, got one at {unused[0]:g}, which nothing uses; widen the range "
+            "or remove it"
+        )
+
+
+class Curve(Strict):
     """A time as a function of rows, in one of three forms, within the range it holds for."""
 
     form: Literal["linear", "flat_linear", "points"]
@@ -184,17 +69,26 @@ class Curve(_Strict):
         for key in ("base_us", "per_token_us", "flat_us", "knee_tokens", "points"):
             if (key in needed) != (getattr(self, key) is not None):
                 got = "nothing" if key in needed else f"{key} as well"
-                raise ValueError(f"expected the keys {', '.join(needed)} with form: {self.form}, got {got}")
-        if not 1 <= self.range[0] <= self.range[1]:
-            raise ValueError(f"expected range: [first, last] with 1 <= first <= last, got {list(self.range)}")
+                remedy = f"add {key}" if key in needed else "remove it"
+                raise ValueError(f"expected the keys {', '.join(needed)} with form: {self.form}, got {got}; {remedy}")
+        first, last = self.range
+        if not 1 <= first <= last:
+            raise ValueError(
+                f"expected range: [first, last] with 1 <= first <= last, got {[first, last]}; exchange or correct them"
+            )
         if self.points is not None:
-            ends = self.points.value[0][0], self.points.value[-1][0]
-            if not ends[0] <= self.range[0] <= self.range[1] <= ends[1]:
-                raise ValueError(f"expected a range within the points {list(ends)}, got {list(self.range)}")
+            _check_range([pair[0] for pair in self.points.value], first, last)
         return self
 
 
-Cores = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+def _each_once(value: list[Any]) -> list[Any]:
+    twice = [one for place, one in enumerate(value) if one in value[:place]]
+    if twice:
+        raise ValueError(f"expected each once, got {twice[0]!r} twice; remove one")
+    return value
+
+
+Cores = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_each_once)]
 
 
 class ExpertCurve(Curve):
@@ -211,14 +105,21 @@ class PartCurve(Curve):
     part: Literal["attention", "context", "dense", "shared", "head", "embedding", "leading"]
 
 
-class DeviceFile(_Strict):
+_COMPUTING = (
+    "memory_bytes_per_s", "flops", "cores", "workspace_bytes", "launch_us", "launches", "router_us", "first_extra_us", "experts",
+    "parts", "predict",
+)  # fmt: skip
+"""Keys of a device that computes."""
+
+
+class DeviceFile(Strict):
     """One device. A disk has no rates of its own: its links do."""
 
     kind: Literal["gpu", "cpu", "disk"]
     role: Literal["accelerator", "host", "storage"] | None = None
     host: str = "host0"
     cores: Cores | None = None
-    memory_bytes: Size
+    memory_bytes: Memory
     workspace_bytes: Size | None = None
     memory_bytes_per_s: Rate | None = None
     flops: Rate | None = None
@@ -233,16 +134,28 @@ class DeviceFile(_Strict):
     busy_w: Amount | None = None
 
     @model_validator(mode="after")
-    def _rates(self) -> DeviceFile:
+    def _fits_its_kind(self) -> DeviceFile:
+        given = [key for key in _COMPUTING if getattr(self, key)]
+        if self.kind == "disk" and given:
+            raise ValueError(f"{given[0]}: a disk stores and does not compute: expected no {given[0]}, got one; remove it")
         for key in ("memory_bytes_per_s", "flops"):
-            if (getattr(self, key) is None) != (self.kind == "disk"):
-                raise ValueError(
-                    f"a disk stores and does not compute: expected no {key}, got one"
-                    if self.kind == "disk"
-                    else f"{key}: expected this key, got nothing; add it"
-                )
+            if getattr(self, key) is None and self.kind != "disk":
+                raise ValueError(f"{key}: expected this key, got nothing; add it")
         if self.role is not None and (self.role == "storage") != (self.kind == "disk"):
-            raise ValueError(f"role: expected storage for a disk, accelerator or host for others, got {self.role}")
+            kind = "a disk" if self.kind == "disk" else f"a {self.kind.upper()}"
+            known = "storage" if self.kind == "disk" else "accelerator or host"
+            raise ValueError(f"role: expected {known} for {kind}, got '{self.role}'; correct kind or role")
+        if self.kind == "gpu" and self.cores:
+            raise ValueError(f"cores: expected none for a GPU, got {self.cores}; a GPU has no processor cores: remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> DeviceFile:
+        taken, memory = self.workspace_bytes, self.memory_bytes.value
+        if taken and taken.value >= memory:
+            raise ValueError(f"workspace_bytes: expected less than memory_bytes, {memory}, got {taken.value}; correct one")
+        if self.idle_w and self.busy_w and self.idle_w.value > self.busy_w.value:
+            raise ValueError(f"idle_w: expected at most busy_w, {self.busy_w.value:g}, got {self.idle_w.value:g}; exchange them")
         return self
 
     @field_validator("launches")
@@ -254,18 +167,18 @@ class DeviceFile(_Strict):
         return value
 
 
-class TransferFile(_Strict):
+class TransferFile(Strict):
     """Time of a copy: latency + bytes / rate, or measured points."""
 
     latency_us: Amount | None = None
-    bytes_per_s: Rate | None = None
+    bytes_per_s: CopyRate | None = None
     points: BytePoints | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> TransferFile:
         if self.points is not None:
             if self.latency_us or self.bytes_per_s:
-                raise ValueError("expected either points, or latency_us and bytes_per_s, got both")
+                raise ValueError("expected either points, or latency_us and bytes_per_s, got both; remove one")
         elif not (self.latency_us and self.bytes_per_s):
             missing = " and ".join(key for key in ("latency_us", "bytes_per_s") if getattr(self, key) is None)
             raise ValueError(f"expected latency_us and bytes_per_s, or points, got no {missing}; add it")
@@ -278,7 +191,7 @@ class ActivationFile(TransferFile):
     share_link: bool = False
 
 
-class LinkFile(_Strict):
+class LinkFile(Strict):
     """One directed link. ``any`` stands for every kind of transfer, where there is no difference (a network)."""
 
     medium: str | None = None
@@ -292,11 +205,11 @@ class LinkFile(_Strict):
     @model_validator(mode="after")
     def _some_curve(self) -> LinkFile:
         if not (self.pinned or self.pageable or self.chunked or self.any):
-            raise ValueError("expected at least one of pinned, pageable, chunked, any, got none")
+            raise ValueError("expected at least one of pinned, pageable, chunked, any, got none; add it")
         return self
 
 
-class PairFile(_Strict):
+class PairFile(Strict):
     """Rates of two activities while they overlap, as shares of their rates alone."""
 
     a: str
@@ -305,7 +218,7 @@ class PairFile(_Strict):
     b_rate: Share
 
 
-class ProfileFile(_Strict):
+class ProfileFile(Strict):
     """A whole profile. ``anchors`` holds YAML anchors only; nothing reads it."""
 
     name: str
@@ -314,7 +227,7 @@ class ProfileFile(_Strict):
     machine: dict[str, str] = Field(default_factory=dict)
     anchors: Any = None
     compute: str
-    backing: list[str] = Field(min_length=1)
+    backing: Annotated[list[str], Field(min_length=1), AfterValidator(_each_once)]
     devices: dict[str, DeviceFile] = Field(min_length=1)
     links: dict[str, LinkFile] = Field(default_factory=dict)
     contention: list[PairFile] = Field(default_factory=list)

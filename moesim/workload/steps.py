@@ -61,13 +61,15 @@ class Step:
         Sequences that produce a token: rows of the LM head.
     work2 : int
         Attention: sum over its sequences of n * (2 * context + n).
+    sequences : tuple of (int, int)
+        Rows of each sequence, in the order of the rows, and the tokens before them.
     source : RoutingSource or None
         Where the routing comes from, shared by all steps.
     """
 
     __slots__ = (
         "_spans", "batch", "begins", "ends", "index", "kv_tokens", "last_chunk", "n_sequences", "phase",
-        "requests", "rows", "source", "work2",
+        "requests", "rows", "sequences", "source", "work2",
     )  # fmt: skip
 
     def __init__(self, index: int, planned: _Planned, micro_batches: int) -> None:
@@ -79,6 +81,7 @@ class Step:
         self.last_chunk = planned.last_chunk
         self.requests = np.repeat(np.array([p.slot for p in parts], np.int32), [len(p.rows) for p in parts])
         self.rows = np.concatenate([p.rows for p in parts])
+        self.sequences = tuple((len(p.rows), p.context) for p in parts)
         self.begins = tuple(p.slot for p in parts if p.begins)
         self.ends = tuple(p.slot for p in parts if p.ends)
         self._spans = _spans(parts, micro_batches)

@@ -1,0 +1,93 @@
+"""``moesim validate``: the runs of an experiment simulated and replayed on this machine, side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesim.commands.outputs import check_out_folder
+from moesim.commands.replay import Backend, Disk, Memory, live_execution, live_machine
+from moesim.commands.runs import As, Set
+from moesim.errors import ConfigError
+from moesim.experiment.config import load_config
+from moesim.experiment.quick import quick
+from moesim.experiment.resolve import Experiment
+from moesim.table import Format
+
+
+def validate(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.yaml]", help="The experiment.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the measurements, tables and figures.")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Replays of each run, interleaved.")] = 3,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Keep the measurements that are in the folder.")] = True,
+    only_compare: Annotated[
+        bool, typer.Option("--only-compare", help="Replay nothing: compare the simulator with the measurements in the folder.")
+    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Compare with published measurements instead.")] = False,
+    overrides: Set = [],  # noqa: B006  (typer copies it)
+    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    backend: Backend = "cpu",
+    memory: Memory = None,
+    disk: Disk = None,
+    form: As = Format.TABLE,
+) -> int:
+    """Simulate and replay every run of an experiment, and say how far the times are apart, and why.
+
+    Hits and bytes must be the same wherever no clock has a say in a policy's decisions; if they are not, the exit code is 1. A
+    missed goal is only reported.
+    """
+    if out is None:
+        raise ConfigError("validate: expected --out FOLDER, got nothing")
+    check_out_folder(out, option="--out")
+    if public:
+        _check_options(context, "public", ("public", "out"))
+        from moesim.validation.public import run_public
+
+        print(run_public(out).summary)
+        print(f"wrote {out}", file=sys.stderr)
+        return 0
+    check_folder(out)
+    if only_compare:
+        _check_options(context, "only-compare", ("only_compare", "out", "file", "overrides", "small", "form"))
+    if file is None:
+        raise ConfigError("validate: expected an experiment, got nothing; name a file, or compare with --public")
+    from moesim.validation.report import Report  # Matplotlib takes most of a second to import
+    from moesim.validation.run import validate as run_both
+
+    config = load_config(file, overrides)
+    experiment = Experiment(quick(config) if small else config, str(file))
+    if only_compare:
+        found = run_both(experiment, out, None, progress=True)
+    else:
+        how = {"backend": backend, "memory": memory}
+        with live_machine(experiment, backend, memory, disk) as machine:
+            execution = live_execution(machine)
+            found = run_both(experiment, out, execution, repeats=repeats, resume=resume, how=how, progress=True)
+    report = Report(found)
+    sys.stdout.write(report.table(form))
+    for path in report.write(out):
+        print(f"wrote {path}", file=sys.stderr)
+    for line in report.problems:
+        print(f"moesim: {line}", file=sys.stderr)
+    return 1 if report.problems else 0
+
+
+def _check_options(context: typer.Context, mode: str, used: Collection[str]) -> None:
+    """Refuse options that a mode has no use for."""
+    for parameter in context.command.params:
+        name, given = str(parameter.name), context.get_parameter_source(str(parameter.name))
+        if name not in used and given is not None and given.name == "COMMANDLINE":
+            raise ConfigError(f"validate --{mode}: expected no {parameter.opts[0]}, which changes nothing here; leave it out")
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder is new or holds measurements, so that nothing else is overwritten; raises `ConfigError`."""
+    from moesim.validation.store import FILE
+
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).is_file():
+        raise ConfigError(f"{folder}: expected a new folder or one with measurements, got other files; choose another with --out")

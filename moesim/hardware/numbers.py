@@ -1,0 +1,201 @@
+"""Numbers of a hardware profile with where they come from, and what each kind of number may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from moesim.errors import ConfigError
+from moesim.units import parse_bytes
+
+_PROOF = {
+    "measured": ("date", "method", "repeats", "spread"),
+    "published": ("ref",),
+    "derived": ("how",),
+    "spec-sheet": ("ref",),
+    "assumed": ("why",),
+}
+_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
+_PPM = 1e-6
+
+
+class Strict(BaseModel):
+    """What the format is made of: unknown keys and values of another type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Sourced(Strict):
+    """A number with where it comes from; the subclasses say what the number may be."""
+
+    source: Literal["measured", "published", "derived", "spec-sheet", "assumed"]
+    ref: str | None = None
+    how: str | None = None
+    why: str | None = None
+    date: str | None = None
+    method: str | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+    spread: str | None = None
+
+    @field_validator("date")
+    @classmethod
+    def _day(cls, value: str | None) -> str | None:
+        if value is not None and not _DATE.fullmatch(value):
+            raise ValueError(f"expected a date such as 2025-11-20, got '{value}'")
+        return value
+
+    @model_validator(mode="after")
+    def _has_proof(self) -> Sourced:
+        missing = [key for key in _PROOF[self.source] if not getattr(self, key)]
+        if missing:
+            raise ValueError(f"expected {' and '.join(missing)} beside source: {self.source}, got nothing; add it")
+        return self
+
+    def proof(self) -> str:
+        """Say in one string where the number comes from."""
+        names = ("ref", "how", "why", "date", "method", "spread")
+        said = [str(getattr(self, name)).replace("; ", ", ") for name in names if getattr(self, name)]
+        if self.repeats is not None:
+            said.append(f"{self.repeats} repeats")
+        return "; ".join(said)
+
+
+class Amount(Sourced):
+    """A number of at least 0, for times and powers."""
+
+    value: Annotated[float, Field(ge=0)]
+
+
+class Rate(Sourced):
+    """A number above 0, for rates."""
+
+    value: Annotated[float, Field(gt=0)]
+
+    @field_validator("value")
+    @classmethod
+    def _not_lost(cls, value: float) -> float:
+        if round(value) < 1:
+            raise ValueError(f"expected at least 1 a second, got {value:g}; rates are in bytes or operations per second")
+        return value
+
+
+class CopyRate(Rate):
+    """The rate of a copy; no link is slower than a modem, but a figure in GB/s looks like one."""
+
+    value: Annotated[float, Field(gt=0)]
+
+    @field_validator("value")
+    @classmethod
+    def _in_bytes(cls, value: float) -> float:
+        if value < 1000:
+            raise ValueError(f"expected bytes per second such as 25e9, got {value:g}; if these are GB/s, write {value:g}e9")
+        return value
+
+
+class Share(Sourced):
+    """A number in (0, 1], of at least a millionth."""
+
+    value: Annotated[float, Field(gt=0, le=1)]
+
+    @field_validator("value")
+    @classmethod
+    def _not_lost(cls, value: float) -> float:
+        if value < _PPM:
+            raise ValueError(f"expected a share of at least 1e-06, got {value:g}; an activity that stands still never ends")
+        return value
+
+
+class Count(Sourced):
+    """A whole number of at least 0."""
+
+    value: Annotated[int, Field(ge=0)]
+
+
+class Size(Sourced):
+    """A number of bytes, also written as ``"24 GiB"``."""
+
+    value: int
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _bytes(cls, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        try:
+            return parse_bytes(value, "")
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix(": ")) from None
+
+
+class Memory(Size):
+    """A number of bytes above 0."""
+
+    @field_validator("value")
+    @classmethod
+    def _some(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("expected a size above 0 bytes, got 0; write for example '24 GiB'")
+        return value
+
+
+# ------------------------------------------------------------------------------------------------------------- points
+
+_FALL = 0.5
+"""A kernel may do more rows in less time, where a library changes its method; below this share nothing does."""
+
+
+def _check_pairs(value: list[list[float]], of: str) -> None:
+    if len(value) < 2 or any(len(pair) != 2 for pair in value):
+        raise ValueError(f"expected at least two pairs [{of}, us], got {_few(value)}")
+    sizes = [pair[0] for pair in value]
+    if any(n < 1 or n != int(n) for n in sizes) or any(b <= a for a, b in pairwise(sizes)):
+        raise ValueError(f"expected whole, ascending numbers of {of} from 1, got {_few(sizes)}; sort them, and give each once")
+    for size, us in value:
+        if us < 0:
+            raise ValueError(f"expected times of at least 0 us, got a negative one, {us:g} at {size:g} {of}; measure it again")
+
+
+def _few(values: Sequence[Any]) -> str:
+    return str(values) if len(values) <= 8 else f"{str(values[:8])[:-1]}, ... and {len(values) - 8} more]"
+
+
+class Points(Sourced):
+    """Measured pairs of rows and microseconds."""
+
+    value: list[list[float]]
+
+    @field_validator("value")
+    @classmethod
+    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
+        _check_pairs(value, "rows")
+        highest = 0.0
+        for rows, us in value:
+            if us < _FALL * highest:
+                raise ValueError(
+                    f"expected no fall below half of an earlier time, got {us:g} us at {rows:g} rows after {highest:g}; "
+                    "measure it again"
+                )
+            highest = max(highest, us)
+        return value
+
+
+class BytePoints(Sourced):
+    """Measured pairs of bytes and microseconds of a copy; more bytes never take less time."""
+
+    value: list[list[float]]
+
+    @field_validator("value")
+    @classmethod
+    def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
+        _check_pairs(value, "bytes")
+        for (_, before), (size, us) in pairwise(value):
+            if us < before:
+                raise ValueError(
+                    f"expected times that do not fall as bytes grow, got {us:g} us at {size:g} bytes after {before:g}; "
+                    "measure it again"
+                )
+        return value

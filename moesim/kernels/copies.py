@@ -1,0 +1,76 @@
+"""Copies of flat buffers between memories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moesim.kernels.buffers import PAGE
+from moesim.kernels.files import FileExperts
+
+__all__ = ["FileExperts", "copy", "copy_in_chunks"]
+
+
+def copy(dst: Tensor, src: Tensor, *, non_blocking: bool = False) -> None:
+    """Copy a flat buffer, within a memory or over a link.
+
+    Parameters
+    ----------
+    dst, src : Tensor, uint8, shape (n,)
+        On any devices.
+    non_blocking : bool
+        Return before a copy from or to a GPU has ended; without effect unless the host's memory is pinned, and among host
+        memory.
+
+    Raises
+    ------
+    ValueError
+        If their lengths differ.
+    """
+    _check(dst, src)
+    dst.copy_(src, non_blocking=non_blocking)
+
+
+def copy_in_chunks(dst: Tensor, src: Tensor, n_chunks: int, streams: Sequence[torch.cuda.Stream] = ()) -> None:
+    """Copy a flat buffer in chunks of whole pages, on several CUDA streams in turn.
+
+    Parameters
+    ----------
+    dst, src : Tensor, uint8, shape (n,)
+        On any devices.
+    n_chunks : int
+        At least 1; fewer are made of a buffer with fewer pages.
+    streams : sequence of torch.cuda.Stream
+        Each chunk goes to the next one; the current stream waits for all of them. None: chunks are copied one after the
+        other on the current stream, or by this thread.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ or there are no chunks.
+    """
+    _check(dst, src)
+    if n_chunks < 1:
+        raise ValueError(f"expected at least one chunk, got {n_chunks}")
+    n = dst.numel()
+    size = max(PAGE, -(-n // n_chunks // PAGE) * PAGE)
+    pieces = [slice(start, min(n, start + size)) for start in range(0, n, size)]
+    if not streams:
+        for piece in pieces:
+            dst[piece].copy_(src[piece])
+        return
+    current = torch.cuda.current_stream(streams[0].device)
+    for stream in streams:
+        stream.wait_stream(current)
+    for i, piece in enumerate(pieces):
+        with torch.cuda.stream(streams[i % len(streams)]):
+            dst[piece].copy_(src[piece], non_blocking=True)
+    for stream in streams:
+        current.wait_stream(stream)
+
+
+def _check(dst: Tensor, src: Tensor) -> None:
+    if dst.shape != src.shape:
+        raise ValueError(f"expected buffers of one length, got {tuple(dst.shape)} and {tuple(src.shape)}")

@@ -1,0 +1,316 @@
+"""What a task, a transfer or a crossing is in real life: calls over tensors.
+
+Each device has the state of the step: ``hidden``, the residual stream; ``normed``, what the experts read; ``sums``, where its
+own experts add their outputs. A group of Runs on another device adds up in a tensor of its own, which is handed back when the
+group's outputs cross. The next dense part adds all of it to the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from moesim.engine.devices import DeviceState, Task
+from moesim.engine.layer import Group, Visit
+from moesim.kernels.serve import serve
+from moesim.live.memory import Slots
+
+if TYPE_CHECKING:
+    from moesim.engine.links import LinkState, Transfer
+    from moesim.live.engine import LiveEngine
+    from moesim.live.machine import LiveMachine
+
+
+class State:
+    """Tensors of a step on one device, each with one line a row of the step."""
+
+    def __init__(self, machine: LiveMachine, device: str, rows: int) -> None:
+        self.hidden = machine.zeros(device, rows)
+        self.normed = machine.zeros(device, rows)
+        self.sums = machine.zeros(device, rows)
+        self.handed: list[Any] = []  # sums of groups that have come back from other devices
+
+    def settle(self) -> None:
+        """Add the experts' outputs to the residual stream."""
+        self.hidden.add_(self.sums)
+        self.sums.zero_()
+        while self.handed:
+            n_rows, sums = self.handed.pop()
+            self.hidden[:n_rows].add_(sums)
+
+
+class Routed:
+    """Who serves which rows of a layer with which gate weight; one tensor a device for all experts.
+
+    Parameters
+    ----------
+    experts : tuple of ndarray
+        Of each micro-batch that is routed, (n, top_k).
+    weights : tuple of ndarray or None
+        Beside them.
+    otherwise : float
+        Gate weight where none was recorded.
+    """
+
+    def __init__(self, experts: tuple[Any, ...], weights: tuple[Any, ...], otherwise: float) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self._gates: dict[int, list[float]] = {}
+        self._otherwise = otherwise
+        self._tensors: dict[str, tuple[Any, Any]] = {}
+        self._first: dict[int, int] = {}
+        row = 0
+        for table, gates in zip(experts, weights, strict=True):
+            known = [[otherwise] * table.shape[1]] * len(table) if gates is None else gates.tolist()
+            for chosen, beside in zip(table.tolist(), known, strict=True):
+                for expert, gate in zip(chosen, beside, strict=True):
+                    self.rows.setdefault(expert, []).append(row)
+                    self._gates.setdefault(expert, []).append(gate)
+                row += 1
+
+    def gate(self, expert: int, row: int) -> float:
+        """Gate weight of an expert for a row; where it was not routed, one over top_k."""
+        rows = self.rows.get(expert, [])
+        return self._gates[expert][rows.index(row)] if row in rows else self._otherwise
+
+    def of_expert(self, expert: int, machine: LiveMachine, device: str) -> tuple[Any, Any]:
+        """Rows of an expert and their gates, as tensors on a device."""
+        if device not in self._tensors:
+            rows = [row for expert_rows in self.rows.values() for row in expert_rows]
+            gates = [gate for expert_gates in self._gates.values() for gate in expert_gates]
+            self._tensors[device] = machine.index(device, rows), machine.gates(device, gates)
+            first = 0
+            for one, expert_rows in self.rows.items():
+                self._first[one] = first
+                first += len(expert_rows)
+        index, gates = self._tensors[device]
+        first, n = self._first[expert], len(self.rows[expert])
+        return index[first : first + n], gates[first : first + n]
+
+
+class Calls:
+    """Turns what the engine starts into calls for workers."""
+
+    def __init__(self, engine: LiveEngine, machine: LiveMachine) -> None:
+        self.engine = engine
+        self.machine = machine
+        model = engine.model
+        rows = max(1, engine.workload.max_tokens)
+        self.states = {d.name: State(machine, d.name, rows) for d in engine.devices if d.computes}
+        self.slots = {d.name: Slots(d, machine.n_buffers(d.name)) for d in engine.devices if not d.backing}
+        self._groups: dict[int, Any] = {}  # id of a group or task elsewhere -> its sums
+        self._served: dict[tuple[int, int], set[int]] = {}  # layer, expert -> rows of this step that have been served
+        self._routed: dict[tuple[int, int], Routed] = {}  # layer, micro-batches routed so far -> who serves which rows
+        self._step = -1
+        self._gate = 1.0 / model.top_k
+        dense = {d.name for d in (*engine.attention_at, *engine.dense_at, *engine.shared_at, *engine.step_parts.values())}
+        self.dense = {name: machine.dense(name) for name in sorted(dense)}
+        for device in engine.devices:
+            if not device.backing:
+                for unit in device.memory.copies:  # placed at the start
+                    machine.place(device.name, self.slots[device.name].take(unit), unit)
+
+    # ------------------------------------------------------------------------------------------------------------- tasks
+    def of_task(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        """Find the call that a task is."""
+        if task.unit >= 0:
+            return self._expert(task, device)
+        make: Callable[[Task, DeviceState], Callable[[], Any]] = getattr(self, f"_{task.kind}")
+        return make(task, device)
+
+    def _expert(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        visit = task.visit
+        assert visit is not None
+        state = self.states[device.name]
+        if task.group is not None and device is not self.engine.dense_at[task.layer]:
+            sums = self._sums_of(task.group, device.name)
+        else:
+            sums = state.sums
+        rows, gates = self._rows_of(visit, task, device.name)
+        weights = self._weights(device, task.unit)
+        return partial(serve, self.machine.kernel(device.name), weights, state.normed, rows, gates, sums)
+
+    def _weights(self, device: DeviceState, unit: int) -> Any:
+        if device.backing:
+            return self.machine.backing_weights(device.name, unit)
+        return self.machine.weights(device.name, self.slots[device.name].of(unit))
+
+    def _routing(self, step: int, layer: int, experts: tuple[Any, ...], weights: tuple[Any, ...]) -> Routed:
+        if step != self._step:
+            self._step, self._served, self._routed = step, {}, {}
+        routed = self._routed.get((layer, len(experts)))
+        if routed is None:
+            routed = self._routed[layer, len(experts)] = Routed(experts, weights, self._gate)
+        return routed
+
+    def foresee(self) -> None:
+        """Look up who serves which rows while the dense part of a layer is computed, so that nobody waits for it then."""
+        engine = self.engine
+        visit = engine.visit
+        if visit is None or engine.n_mbs != 1 or not visit.mbs_left or visit.step != engine.step.index:
+            return
+        experts, weights, _, _, active = engine.micro[0].layers[visit.layer]
+        if (visit.layer, 1) not in self._routed or self._step != visit.step:
+            routed = self._routing(visit.step, visit.layer, (experts,), (weights,))
+            routed.of_expert(active[0], self.machine, engine.dense_at[visit.layer].name)
+
+    def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
+        """Rows that a Run serves and their gates: those it names, or all routed to the expert that none has served."""
+        routed = self._routing(visit.step, visit.layer, visit.experts, visit.weights)
+        served = self._served.setdefault((visit.layer, task.expert), set())
+        if task.row_ids is None and not served:
+            served.update(routed.rows.get(task.expert, ()))
+            return routed.of_expert(task.expert, self.machine, device)
+        if task.row_ids is not None:
+            rows = [int(row) for row in task.row_ids]
+        else:
+            rows = [row for row in routed.rows.get(task.expert, ()) if row not in served]
+        served.update(rows)
+        gates = [routed.gate(task.expert, row) for row in rows]
+        return self.machine.index(device, rows), self.machine.gates(device, gates)
+
+    def _sums_of(self, of: Group | Task, device: str) -> Any:
+        sums = self._groups.get(id(of))
+        if sums is None:
+            sums = self._groups[id(of)] = self.machine.zeros(device, self.engine.step_rows)
+        return sums
+
+    def _part(self, task: Task) -> tuple[slice, list[tuple[int, int]]]:
+        """Rows of a task's micro-batch, and its sequences."""
+        micro = self.engine.micro[task.mb]
+        first, last = micro.first_row, micro.first_row + micro.n_rows
+        sequences, row = [], 0
+        for n_rows, context in self.engine.step.sequences:
+            if first <= row < last:
+                sequences.append((n_rows, context))
+            row += n_rows
+        return slice(first, last), sequences
+
+    def _dense(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel, state = self.dense[device.name], self.states[device.name]
+        rows, sequences = self._part(task)
+        with_attention = self.engine.attention_at[task.layer] is device
+        first = task.mb == 0
+
+        def call() -> None:
+            if first and with_attention:
+                state.settle()
+            hidden = state.hidden[rows]
+            if with_attention:
+                hidden = kernel.attention(task.layer, hidden, sequences)
+                state.hidden[rows] = hidden
+            state.normed[rows], _ = kernel.router(task.layer, hidden)
+
+        return call
+
+    def _attention(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel, state = self.dense[device.name], self.states[device.name]
+        rows, sequences = self._part(task)
+        first = task.mb == 0
+
+        def call() -> None:
+            if first:
+                state.settle()
+            state.hidden[rows] = kernel.attention(task.layer, state.hidden[rows], sequences)
+
+        return call
+
+    def _shared(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel, state = self.dense[device.name], self.states[device.name]
+        rows, _ = self._part(task)
+        home = self.engine.dense_at[task.layer]
+        sums = state.sums if device is home else self._sums_of(task, device.name)
+
+        def call() -> None:
+            sums[rows].add_(kernel.shared(task.layer, state.normed[rows]))
+
+        return call
+
+    def _embedding(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
+        ids = self.machine.index(device.name, self.engine.step.rows % self.engine.model.vocab)
+
+        def call() -> None:
+            state.sums.zero_()
+            state.handed.clear()
+            state.hidden[:n_rows] = kernel.embed(ids)
+
+        return call
+
+    def _leading(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
+        sequences, n_layers = list(self.engine.step.sequences), self.engine.model.n_dense_layers
+
+        def call() -> None:
+            hidden = state.hidden[:n_rows]
+            for layer in range(n_layers):
+                hidden = kernel.leading(layer, hidden, sequences)
+            state.hidden[:n_rows] = hidden
+
+        return call
+
+    def _head(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
+        step, all_rows = self.engine.step.index, self.engine.step_rows
+
+        def call() -> None:
+            state.settle()
+            if self.machine.keep_outputs:
+                self.machine.outputs[step] = state.hidden[:all_rows].float().cpu().numpy().copy()
+            kernel.head(state.hidden[:n_rows])
+
+        return call
+
+    def _predict(self, task: Task, device: DeviceState) -> Callable[[], Any]:
+        kernel = self.dense.get(device.name) or self.dense.setdefault(device.name, self.machine.dense(device.name))
+        return partial(kernel.predict, task.layer, self.states[device.name].normed[: task.rows])
+
+    # ------------------------------------------------------------------------------------------------ transfers, crossings
+    def of_transfer(self, link: LinkState, transfer: Transfer, n_bytes: int) -> Callable[[], Any]:
+        """Find the call that copies the next bytes of a transfer over a link."""
+        offset = transfer.n_bytes - transfer.left
+        source = link.link.src
+        if transfer.unit < 0:  # a message
+            return self.machine.copy_message(link.name, n_bytes)
+        last = transfer.hop == len(transfer.path) - 1
+        if not last:
+            target = self.machine.transit(link.name)
+        elif transfer.dst.backing:
+            target = self.machine.backing(transfer.dst.name, transfer.unit)
+        else:
+            slots = self.slots[transfer.dst.name]
+            if transfer.fetch not in slots.coming:
+                slots.coming.add(transfer.fetch)
+                slots.take(transfer.unit)
+            if n_bytes == transfer.left:
+                slots.coming.discard(transfer.fetch)
+            target = self.machine.buffer(transfer.dst.name, slots.of(transfer.unit))
+        if transfer.hop:
+            origin = self.machine.transit(transfer.path[transfer.hop - 1].name)
+        elif self.engine.by_name[source].backing:
+            origin = self.machine.backing(source, transfer.unit)
+        else:
+            origin = self.machine.buffer(source, self.slots[source].of(transfer.unit))
+        return self.machine.copy(link.name, target, origin, transfer.unit, offset, n_bytes)
+
+    def cross(self, link: LinkState, rows: int, direction: str, of: Group | Task | None) -> None:
+        """Copy the rows of a group, of a task or of a whole step from one end of a link to the other, now."""
+        src, dst = self.states[link.link.src], self.states[link.link.dst]
+        n_rows = self.engine.step_rows
+        if direction == "hidden":
+            src.settle()
+            self.machine.copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
+        elif direction == "in" and rows == n_rows:
+            self.machine.copy_rows(dst.normed[:n_rows], src.normed[:n_rows])
+        elif direction == "in":
+            self.machine.copy_rows(dst.normed, src.normed, self._chosen(of, rows))
+        else:
+            sums = self._groups.pop(id(of))
+            dst.handed.append((n_rows, self.machine.bring(link.link.dst, sums)))
+
+    def _chosen(self, of: Group | Task | None, rows: int) -> Iterable[int]:
+        if isinstance(of, Group):
+            return [row for row in range(of.union.bit_length()) if of.union >> row & 1]
+        assert of is not None
+        first = self.engine.micro[of.mb].first_row
+        return range(first, first + rows)

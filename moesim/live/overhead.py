@@ -1,0 +1,125 @@
+"""What the runtime itself takes, beside computing and copying.
+
+Between the end of a router and the start of the first expert, and between the end of the last expert and the next layer, lies the
+work of the thread that decides: taking in what is done, telling the policy, handing calls to workers. Between two copies over a
+link lies some of it too. A simulation that did not know of it would be too quick by some tenths of a millisecond a layer.
+Experts of a middling size are used, whose handing over is hidden behind those that run, as it is with real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.costs import CostModel
+from moesim.live.entry import replay
+from moesim.model import ModelSpec
+from moesim.policy import Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.trace import Trace
+from moesim.workload import WorkloadSpec, compose
+
+if TYPE_CHECKING:
+    from moesim.hardware import HardwareProfile
+    from moesim.live.machine import LiveMachine
+    from moesim.records import Records
+
+VARIANTS = ("resident", "host", "fetched")
+"""Where experts run: resident on the accelerator, on the host, or on the accelerator after they were fetched."""
+_LAYERS, _N_EXPERTS, _TOP_K, _WARM_UP = 8, 16, 4, 4
+
+
+class _Probe:
+    """Runs every expert in one place: where it is resident, on the host, or fetched for the layer and dropped after it."""
+
+    exact = True
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, variant: str) -> None:
+        self._variant = variant
+        self.listens = frozenset({Routed, LayerEnd} if variant == "fetched" else {Routed})
+        self._fetched: tuple[int, ...] = ()
+
+    def place(self, view: View) -> Placement:
+        fast, model = view.gpus[0], view.model
+        pool = Pool(fast, "cache", model.n_layers * model.n_experts * model.expert_bytes(0))
+        copies = [Copy(layer, range(model.n_experts), fast) for layer in range(model.n_layers)]
+        return Placement([] if self._variant == "fetched" else copies, [pool])
+
+    def decide(self, event: Any, view: View) -> Iterable[Any]:
+        fast = view.gpus[0]
+        if isinstance(event, LayerEnd):
+            return [Drop(event.layer, self._fetched, fast)]
+        self._fetched = event.active
+        run = Run(event.layer, event.active, view.host if self._variant == "host" else fast)
+        return [Fetch(event.layer, event.active, fast), run] if self._variant == "fetched" else [run]
+
+    def evict(self, fetch: Fetch, view: View) -> None:
+        return None
+
+
+def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> list[float]:
+    """Measure the gaps of a runtime.
+
+    Parameters
+    ----------
+    machine : LiveMachine
+        Workers; what it had prepared is given up.
+    hardware : HardwareProfile
+        The machine's profile; its costs decide nothing.
+    variant : {"resident", "host", "fetched"}
+        Where experts run, and whether they are fetched first.
+    steps : int
+        Decode steps of one row, after four that warm up.
+
+    Returns
+    -------
+    list of float, us
+        ``"resident"``, ``"host"``: for each layer, the time in which nothing ran; with ``"host"`` the crossing of activations
+        there and back is in it. ``"fetched"``: for each copy that others of its layer wait behind, the time from its end to
+        the start of the next.
+    """
+    model = ModelSpec(
+        name="middling", n_layers=_LAYERS, n_experts=_N_EXPERTS, top_k=_TOP_K, hidden=1024, expert_intermediate=1024, n_heads=8,
+        n_kv_heads=8, head_dim=128, vocab=1024,
+    )  # fmt: skip
+    n_rows = steps + _WARM_UP
+    chosen = np.random.default_rng(0).permuted(np.tile(np.arange(_N_EXPERTS), (n_rows, _LAYERS, 1)), axis=2)[..., :_TOP_K]
+    trace = Trace.build(
+        experts=chosen.astype(np.uint8), n_prompt=[1], n_decode=[n_rows - 1], n_experts=_N_EXPERTS, model="middling",
+        label="synthetic",
+    )  # fmt: skip
+    workload = compose(trace, WorkloadSpec())
+    costs = CostModel(model, hardware, extrapolate=True)
+    slots = dict.fromkeys((d.name for d in hardware.devices.values() if d.role == "accelerator"), _LAYERS * _N_EXPERTS)
+    records = replay(
+        machine, model=model, costs=costs, workload=workload, policy=_Probe(variant), cache_slots=slots, policy_name="middling"
+    )
+    return _between_copies(records) if variant == "fetched" else _idle(records)
+
+
+def _idle(records: Records) -> list[float]:
+    """Time of each layer in which no lane was busy."""
+    busy: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for task in records.tasks:
+        busy.setdefault((task.step, task.layer), []).append((task.start, task.end))
+    found = []
+    for visit in records.layers:
+        if visit.step < _WARM_UP:
+            continue
+        idle, reached = 0, visit.begin
+        for start, end in sorted(busy[visit.step, visit.layer]):
+            idle += max(0, start - reached)
+            reached = max(reached, end)
+        found.append((idle + max(0, visit.end - reached)) / 1000)
+    return found
+
+
+def _between_copies(records: Records) -> list[float]:
+    copies = sorted((t for t in records.transfers if t.expert >= 0), key=lambda t: t.start)
+    after = records.steps[_WARM_UP - 1].end
+    return [
+        (b.start - a.end) / 1000 for a, b in pairwise(copies) if a.layer == b.layer and a.start > after and b.submitted < a.end
+    ]

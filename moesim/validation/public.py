@@ -1,0 +1,280 @@
+"""Derived hardware profiles against public end-to-end measurements: predicted beside measured, nothing fitted.
+
+Every check is one run of the simulator. A run from which numbers of its own profile were taken is marked ``calibration`` and
+counts in no statistic; what says too little to be predicted is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from moesim.atomic import write_bytes
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment import run_experiment
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.result import check_folder, replace_folder
+from moesim.hardware import weakest
+from moesim.model import ModelSpec, load_model
+from moesim.progress import Progress
+from moesim.table import Format, render, render_records
+from moesim.validation.public_checks import FILE, Check, checks_file, read_checks
+
+LOOSE: Final = frozenset({"8", "13", "14", "17", "19", "20"})
+"""Rows whose measurements hold to a factor of 1.3 only, as the description of the machine or the method is thin."""
+
+FACTOR: Final = 1.3
+_SEED: Final = 0
+
+
+@dataclass(frozen=True)
+class PublicResult:
+    """What came of all checks.
+
+    Attributes
+    ----------
+    frame : DataFrame
+        A row a check: the words of the table, ``measured`` (tokens/s), ``measured_low``, ``measured_high``, ``predicted``
+        (tokens/s; none without a prediction), ``ratio`` (predicted over measured), ``error`` (ratio less 1), ``label`` (weakest
+        source of the costs used), ``profile``, ``loose`` and ``share_<cause>`` (of the run's time).
+    summary : str
+        Median and worst error, and how many are near; a few lines.
+    """
+
+    frame: pd.DataFrame
+    summary: str
+
+
+def run_public(
+    out: Path | None = None, *, rows: Sequence[str] = (), path: Path | None = None, progress: bool = True, plot: bool = True
+) -> PublicResult:
+    """Predict every public measurement that says enough.
+
+    Parameters
+    ----------
+    out : Path, optional
+        Folder for ``public.csv``, ``summary.json`` and the figure; an earlier result there is replaced at the end.
+    rows : sequence of str
+        Numbers of the rows to predict; all if empty.
+    path : Path, optional
+        Another table than the shipped one.
+    progress : bool
+        Show a bar on a terminal.
+    plot : bool
+        Draw the figure, if there is a folder.
+
+    Returns
+    -------
+    PublicResult
+
+    Raises
+    ------
+    InputError
+        If the table, a row or the folder is wrong, or a check cannot be run; nothing is written then.
+    """
+    checks = _chosen(read_checks(path or checks_file()), rows)
+    if out is not None:
+        check_folder(out)
+    records = []
+    with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(checks), enabled=progress) as bar:
+        for check in checks:
+            bar.describe(f"{check.row}: {check.model}")
+            found = {} if check.status == "not predicted" else predict(check, Path(folder))
+            records.append(_record(check, found))
+            bar.advance(1)
+    frame = pd.DataFrame(records)
+    result = PublicResult(frame, summarise(frame))
+    if out is not None:
+        _write(result, out, plot)
+    return result
+
+
+def _chosen(checks: list[Check], rows: Sequence[str]) -> list[Check]:
+    known = list(dict.fromkeys(check.row for check in checks))
+    for row in rows:
+        if row not in known:
+            raise ConfigError(f"validate --public: {unknown_name('row', row, known)}")
+    return [check for check in checks if not rows or check.row in rows]
+
+
+def predict(check: Check, folder: Path) -> dict[str, Any]:
+    """Run the simulator for a check.
+
+    Parameters
+    ----------
+    check : Check
+        With a prediction.
+    folder : Path
+        Where synthetic traces are kept; checks of one shape and length share theirs.
+
+    Returns
+    -------
+    dict of str to value
+        ``predicted`` (tokens/s), ``label``, and the shares of the run's time.
+
+    Raises
+    ------
+    InputError
+        If it cannot be run.
+    """
+    model = load_model(check.spec, f"check {check.check}: spec")
+    raw = {
+        "model": check.spec,
+        "hardware": check.hardware,
+        "trace": str(_trace(check, model, folder)),
+        "workload": {"batch_size": 1, "prompt_tokens": check.prompt, "decode_tokens": check.decode, "prefill_chunk": 512},
+        "cache": check.cache,
+        "policies": [check.policy],
+        "timeline": None,
+    }
+    place = f"check {check.check}"
+    outcome = run_experiment(Experiment(parse_config(raw, place), place)).outcomes[0]
+    if outcome.failure is not None:
+        raise type(outcome.failure)(f"{place}: {outcome.failure}")
+    row, costs = outcome.row, outcome.provenance or {}
+    times = {key[5:-3]: float(value) for key, value in row.items() if key.startswith("time_") and isinstance(value, (int, float))}
+    total = sum(times.values())
+    return {
+        "predicted": float(str(row[check.metric])),
+        # Of the costs alone: routing is synthetic everywhere, and matters little where all experts are in one place.
+        "label": weakest(cost["source"] for cost in costs.values()),
+        **{f"share_{cause}": time / total for cause, time in times.items()},
+    }
+
+
+def _trace(check: Check, model: ModelSpec, folder: Path) -> Path:
+    """Make routing of the model's shape, or find what another check has made."""
+    from moesim.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+
+    shape = f"{model.n_layers}x{model.n_experts}x{model.top_k}"
+    path = folder / f"{check.routing}-{shape}-{check.prompt}+{check.decode}.safetensors"
+    if not path.is_file():
+        try:
+            found = read_parameters(check.routing)
+        except ConfigError as error:
+            raise ConfigError(f"check {check.check}: routing: {error}") from None
+        found = found.replace(n_layers=model.n_layers, n_experts=model.n_experts, top_k=model.top_k)
+        synthesize(
+            found, n_requests=1, n_prompt=check.prompt, n_decode=check.decode, seed=_SEED, n_signal_requests=0, folder=folder
+        ).write(path)
+    return path
+
+
+def _record(check: Check, found: Mapping[str, Any]) -> dict[str, Any]:
+    predicted = found.get("predicted")
+    ratio = None if predicted is None else predicted / check.value
+    return {
+        "check": check.check, "row": check.row, "model": check.model, "weights": check.weights, "machine": check.machine,
+        "setting": check.setting, "metric": check.metric, "measured": check.value, "measured_low": min(check.measured),
+        "measured_high": max(check.measured), "unit": check.unit, "predicted": predicted, "ratio": ratio,
+        "error": None if ratio is None else ratio - 1, "status": check.status, "loose": check.row in LOOSE,
+        "label": found.get("label", ""), "profile": check.profile, "mark": check.mark, "source": check.source, "how": check.how,
+        **{key: value for key, value in found.items() if key.startswith("share_")},
+    }  # fmt: skip
+
+
+def summarise(frame: pd.DataFrame) -> str:
+    """Tell median and worst error of the predictions.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        As of `PublicResult`.
+
+    Returns
+    -------
+    str
+        One line of all predictions, one of those whose measurement is well described, and one of what is left out.
+    """
+    predicted = frame[frame["status"] == "predicted"]
+    lines = [
+        _line("all predictions", predicted),
+        _line("without rows that hold to a factor of 1.3 only", predicted[~predicted["loose"]]),
+    ]
+    n_calibration = int((frame["status"] == "calibration").sum())
+    n_none = int((frame["status"] == "not predicted").sum())
+    lines.append(f"not counted: {n_calibration} for calibration, {n_none} that say too little to be predicted")
+    return "\n".join(lines) + "\n"
+
+
+def _line(what: str, frame: pd.DataFrame) -> str:
+    if frame.empty:
+        return f"{what}: none"
+    errors = frame["error"].astype(float)
+    worst = frame.iloc[int(errors.abs().to_numpy().argmax())]
+    near = [max(ratio, 1 / ratio) for ratio in frame["ratio"].astype(float)]
+    return (
+        f"{what}: {len(frame)}, median absolute error {100 * errors.abs().median():.0f} %, worst {100 * worst['error']:+.0f} % "
+        f"({worst['check']}: {worst['model']}, {worst['machine']}, {worst['setting']}); mean {100 * errors.mean():+.0f} %; "
+        f"within 10 %: {sum(n <= 1.1 for n in near)}, within a factor of {FACTOR:g}: {sum(n <= FACTOR for n in near)}"
+    )
+
+
+HEADINGS: Final = (
+    "check",
+    "model",
+    "weights",
+    "machine",
+    "setting",
+    "measured",
+    "predicted",
+    "ratio",
+    "label",
+    "how, or why not",
+)
+
+
+def table(frame: pd.DataFrame, form: Format) -> str:
+    """Write predicted beside measured.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        As of `PublicResult`.
+    form : Format
+        How; CSV and JSON have all columns.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+    """
+    records = _plain(frame)
+    if form in (Format.CSV, Format.JSON):
+        return render_records(records, form)
+    return render(HEADINGS, [_cells(record) for record in records], form, HEADINGS[5:8])
+
+
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {str(key): None if not isinstance(value, str) and pd.isna(value) else value for key, value in record.items()}
+        for record in frame.astype(object).to_dict("records")
+    ]
+
+
+def _cells(record: Mapping[str, Any]) -> list[str]:
+    low, high = record["measured_low"], record["measured_high"]
+    measured = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    predicted = record["predicted"]
+    if predicted is None:
+        return [*(record[key] for key in HEADINGS[:5]), measured, "-", "-", "", record["how"]]
+    ratio = f"{record['ratio']:.2f}" + (" (calibration)" if record["status"] == "calibration" else "")
+    return [*(record[key] for key in HEADINGS[:5]), measured, f"{predicted:.3g}", ratio, record["label"], record["how"]]
+
+
+def _write(result: PublicResult, out: Path, plot: bool) -> None:
+    from moesim.plots.public import public  # Matplotlib takes a second to import
+    from moesim.plots.style import save
+
+    with replace_folder(out) as folder:
+        write_bytes(folder / FILE, table(result.frame, Format.CSV).encode())
+        write_bytes(folder / "summary.json", table(result.frame, Format.JSON).encode())
+        write_bytes(folder / "public.md", (table(result.frame, Format.MD) + "\n" + result.summary).encode())
+        if plot:
+            save(public(result.frame), folder / "public")
