@@ -80,6 +80,6 @@ def live_execution(machine) -> Execution:  # type: ignore[no-untyped-def]
     from moesim.live import replay as carry_out
 
     def notes() -> list[str]:
-        return [f"live replay ({machine.backend})", *([machine.aliased] if machine.aliased else [])]
+        return [f"live replay ({machine.backend})", *([machine.store.aliased] if machine.store.aliased else [])]
 
     return Execution(partial(carry_out, machine), True, notes)

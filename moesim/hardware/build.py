@@ -121,7 +121,8 @@ def _link(name: str, profile: ProfileFile, place: str) -> Link:
     given = profile.links[name]
     ends = name.split("->")
     if len(ends) != 2 or not all(ends):
-        raise HardwareError(f"{place}: links.{name}: expected a name such as 'cpu0->gpu0', got '{name}'; rename it")
+        shown = " ".join(name.split())
+        raise HardwareError(f"{place}: links.{shown}: expected a name such as 'cpu0->gpu0', got '{shown}'; rename it")
     curves = {}
     for kind in TRANSFERS:
         which = kind if getattr(given, kind) else "any"

@@ -29,7 +29,7 @@ def check_machine(profile: HardwareProfile, place: str) -> None:
         One line with the first thing that is wrong.
     """
     for problem in _problems(profile):
-        raise HardwareError(f"{place}: {problem}")
+        raise HardwareError(f"{place}: {' '.join(problem.split())}")  # a name may hold anything, and the message is one line
 
 
 def _problems(profile: HardwareProfile) -> Iterator[str]:

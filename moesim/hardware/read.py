@@ -137,4 +137,4 @@ def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
             loc, message = (*loc, inner), rest
         key = ".".join(str(step) for step in loc) or "profile"
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise HardwareError(f"{place}: {key}: {message}{more}") from None
+        raise HardwareError(f"{place}: {' '.join(key.split())}: {message}{more}") from None

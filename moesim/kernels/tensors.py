@@ -24,6 +24,7 @@ class Tensors:
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = dict(places)
+        self._streams: dict[str, list[torch.cuda.Stream]] = {}
 
     @staticmethod
     def n_gpus() -> int:
@@ -32,15 +33,29 @@ class Tensors:
 
     def zeros(self, place: str, rows: int, width: int, dtype: Any) -> Tensor:
         """Zeros, (rows, width)."""
-        return torch.zeros(rows, width, dtype=dtype, device=place)
+        made = torch.zeros(rows, width, dtype=dtype, device=place)
+        self._wait(made)
+        return made
 
     def index(self, place: str, rows: NDArray[np.int64]) -> Tensor:
         """Indices, (n,) int64."""
-        return torch.from_numpy(rows).to(place)
+        made = torch.from_numpy(rows).to(place)
+        self._wait(made)
+        return made
 
     def values(self, place: str, values: list[float], dtype: Any) -> Tensor:
         """Numbers, (n,)."""
-        return torch.tensor(values, dtype=dtype, device=place)
+        made = torch.tensor(values, dtype=dtype, device=place)
+        self._wait(made)
+        return made
+
+    def streams(self, n: int, places: list[str]) -> list[torch.cuda.Stream]:
+        """Streams of the GPU among some places; always the same ones."""
+        gpu = next(place for place in places if place != "cpu")
+        if gpu not in self._streams:
+            made: list[torch.cuda.Stream] = [torch.cuda.Stream(device=gpu) for _ in range(n)]  # type: ignore[no-untyped-call]
+            self._streams[gpu] = made
+        return self._streams[gpu]
 
     def bytes(self, place: str, n_bytes: int) -> Tensor:
         """Bytes without meaning, (n_bytes,) uint8."""
@@ -63,7 +78,7 @@ class Tensors:
 
     @staticmethod
     def _wait(*tensors: Tensor) -> None:
-        """The coordinator copies outside of the lanes' streams, so the next call must find the rows there."""
+        """What is made here is made outside of the lanes' streams, and the next call on one of them must find it there."""
         for tensor in tensors:
             if tensor.is_cuda:
                 torch.cuda.current_stream(tensor.device).synchronize()

@@ -104,11 +104,11 @@ class Calls:
         self._step = -1
         self._gate = 1.0 / model.top_k
         dense = {d.name for d in (*engine.attention_at, *engine.dense_at, *engine.shared_at, *engine.step_parts.values())}
-        self.dense = {name: machine.dense(name) for name in sorted(dense)}
+        self.dense = {name: machine.store.dense(name) for name in sorted(dense)}
         for device in engine.devices:
             if not device.backing:
                 for unit in device.memory.copies:  # placed at the start
-                    machine.place(device.name, self.slots[device.name].take(unit), unit)
+                    machine.store.place(device.name, self.slots[device.name].take(unit), unit)
 
     # ------------------------------------------------------------------------------------------------------------- tasks
     def of_task(self, task: Task, device: DeviceState) -> Callable[[], Any]:
@@ -128,12 +128,12 @@ class Calls:
             sums = state.sums
         rows, gates = self._rows_of(visit, task, device.name)
         weights = self._weights(device, task.unit)
-        return partial(serve, self.machine.kernel(device.name), weights, state.normed, rows, gates, sums)
+        return partial(serve, self.machine.store.kernel(device.name), weights, state.normed, rows, gates, sums)
 
     def _weights(self, device: DeviceState, unit: int) -> Any:
         if device.backing:
             return self.machine.backing_weights(device.name, unit)
-        return self.machine.weights(device.name, self.slots[device.name].of(unit))
+        return self.machine.store.weights(device.name, self.slots[device.name].of(unit))
 
     def _routing(self, step: int, layer: int, experts: tuple[Any, ...], weights: tuple[Any, ...]) -> Routed:
         if step != self._step:
@@ -262,7 +262,7 @@ class Calls:
         return call
 
     def _predict(self, task: Task, device: DeviceState) -> Callable[[], Any]:
-        kernel = self.dense.get(device.name) or self.dense.setdefault(device.name, self.machine.dense(device.name))
+        kernel = self.dense.get(device.name) or self.dense.setdefault(device.name, self.machine.store.dense(device.name))
         return partial(kernel.predict, task.layer, self.states[device.name].normed[: task.rows])
 
     # ------------------------------------------------------------------------------------------------ transfers, crossings
@@ -291,7 +291,7 @@ class Calls:
             origin = self.machine.backing(source, transfer.unit)
         else:
             origin = self.machine.buffer(source, self.slots[source].of(transfer.unit))
-        return self.machine.copy(link.name, target, origin, transfer.unit, offset, n_bytes)
+        return self.machine.copy(link.name, target, origin, offset, n_bytes)
 
     def cross(self, link: LinkState, rows: int, direction: str, of: Group | Task | None) -> None:
         """Copy the rows of a group, of a task or of a whole step from one end of a link to the other, now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,15 +15,13 @@ import numpy as np
 from moesim.errors import CapacityError, HardwareError, InputError
 from moesim.kernels.affinity import usable_cores
 from moesim.kernels.buffers import Buffers
-from moesim.kernels.copies import copy
-from moesim.kernels.dense import DenseKernel
-from moesim.kernels.expert import ExpertKernel, ExpertShape
+from moesim.kernels.copies import copy, copy_in_chunks
 from moesim.kernels.files import FileExperts
-from moesim.kernels.machine import available_gpu_bytes, available_memory_bytes
+from moesim.kernels.machine import available_memory_bytes
 from moesim.kernels.streams import CudaStreamWorker
 from moesim.kernels.tensors import Tensors
 from moesim.kernels.workers import Done, Worker
-from moesim.live.memory import share_out
+from moesim.live.weights import WeightStore
 from moesim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -33,8 +30,7 @@ if TYPE_CHECKING:
     from moesim.workload import Workload
 
 BACKENDS = ("cpu", "cuda")
-GPU_SHARE = 0.9
-"""Share of the free memory of a GPU that may be used: libraries take workspaces of their own."""
+_CHUNKS = 3  # streams of a chunked copy, as it is measured
 
 
 class LiveMachine:
@@ -83,15 +79,9 @@ class LiveMachine:
             )
         self.done: SimpleQueue[Done] = SimpleQueue()
         self._workers: dict[tuple[str, str], Any] = {}
-        self._key: Any = None  # what memory has been prepared for
-        self._model: Any = None
-        self._buffers: dict[str, Any] = {}
-        self._kernels: dict[str, ExpertKernel] = {}
-        self._dense: dict[str, DenseKernel] = {}
-        self._dense_options: dict[str, Any] = {}
-        self._transit: dict[str, Any] = {}
-        self._bound: dict[tuple[str, int], Any] = {}
-        self._whole = False
+        self._store: WeightStore | None = None
+        self._transit: dict[str, Buffers] = {}
+        self._chunks = 1  # pieces of a copy, on streams of their own
 
     @property
     def spare_cores(self) -> tuple[int, ...]:
@@ -125,7 +115,7 @@ class LiveMachine:
         return self._workers[key]
 
     # ------------------------------------------------------------------------------------------------------------ memory
-    def prepare(self, model: ModelSpec, workload: Workload) -> None:
+    def prepare(self, model: ModelSpec, workload: Workload, transfer: str) -> None:
         """Have memory for a model and the largest step of a workload; what was prepared for the same is kept.
 
         Parameters
@@ -134,6 +124,8 @@ class LiveMachine:
             Shapes and precisions.
         workload : Workload
             Its largest step and longest contexts.
+        transfer : {"pinned", "pageable", "chunked"}
+            How weights travel to a GPU; on other machines it makes no difference.
 
         Raises
         ------
@@ -141,125 +133,49 @@ class LiveMachine:
             If it does not fit into the budget, before anything is allocated.
         """
         kv_tokens = max(sum(n + context for n, context in step.sequences) for step in workload.steps)
-        rows = workload.max_tokens
-        if self._key is not None:
-            same, most_rows, most_kv = self._key
-            if same == model and rows <= most_rows and kv_tokens <= most_kv:
+        rows, pinned = workload.max_tokens, self.backend == "cuda" and transfer != "pageable"
+        self._chunks = _CHUNKS if self.backend == "cuda" and transfer == "chunked" else 1
+        if self._store is not None:
+            if self._store.serves(model, rows, kv_tokens, pinned):
                 return
-        self._release()
-        shape = ExpertShape.of(model)
-        options = {"distinct_layers": self._distinct_layers(model, rows, kv_tokens), "max_rows": rows, "max_kv_tokens": kv_tokens}
-        dense_bytes = DenseKernel.required_bytes(model, with_head=True, **options)
-        buffers = self._share_out(model, dense_bytes + 6 * rows * model.hidden * 4)
-        self._model, self._dense_options = model, options
-        for name, n in buffers.items():
-            device = self.hardware.devices[name]
-            place = self.tensors.places[name]
-            kernel = self._kernels.setdefault(place, ExpertKernel(shape, place))
-            if device.role == "storage":
-                assert self.disk is not None
-                self._buffers[name] = FileExperts.create(
-                    self.disk / f".moesim-{name}.experts", n, shape.n_bytes, kernel, self.seed
-                )
-                continue
-            pinned = self.backend == "cuda" and place == "cpu"
-            self._buffers[name] = Buffers(n, shape.n_bytes, place, pinned=pinned)
-            for i in range(n):
-                kernel.fill(self._buffers[name][i], self.seed + i if device.role == "host" else self.seed)
-        n_units = model.n_layers * model.n_experts
-        self._whole = all(n >= n_units for n in buffers.values())
-        self._key = (model, rows, kv_tokens)
-
-    def _distinct_layers(self, model: ModelSpec, rows: int, kv_tokens: int) -> int:
-        """Layers with dense weights of their own: all, or as many as a third of the budget holds."""
-        for layers in range(model.n_layers, 1, -1):
-            needed = DenseKernel.required_bytes(
-                model, distinct_layers=layers, max_rows=rows, max_kv_tokens=kv_tokens, with_head=True
-            )
-            if needed <= self.memory_bytes // 3:
-                return layers
-        return 1
-
-    def _share_out(self, model: ModelSpec, fixed: int) -> dict[str, int]:
-        n_units, size = model.n_layers * model.n_experts, ExpertShape.of(model).n_bytes
-        found: dict[str, int] = {}
-        groups: dict[str, dict[str, int]] = {}
-        for name, device in self.hardware.devices.items():
-            if device.role == "accelerator" or name in self.hardware.backing:
-                where = "disk" if device.role == "storage" else self.tensors.places[name]
-                groups.setdefault(where, {})[name] = n_units
-        compute = self.tensors.places[self.hardware.compute]
-        for where, wanted in groups.items():
-            if where == "disk":
-                if self.disk is None:
-                    raise InputError("replay: expected --disk FOLDER, since the profile keeps the experts on a disk, got nothing")
-                room, what = shutil.disk_usage(self.disk).free, f"disk space in {self.disk}"
-            elif where == "cpu":
-                room, what = self.memory_bytes, "host memory (--memory)"
-            else:
-                room, what = int((available_gpu_bytes(where) or 0) * GPU_SHARE), f"memory of {where}"
-            if where == "disk":
-                room = min(room, self.memory_bytes)  # enough to be no part of any cache, and quick to make
-            found |= share_out(wanted, size, fixed if where == compute else 0, room, what)
-        return found
+            self._release()
+        self._store = WeightStore(
+            model, self.hardware, self.tensors.places, max_rows=rows, max_kv_tokens=kv_tokens, memory_bytes=self.memory_bytes,
+            disk=self.disk, pinned=pinned, seed=self.seed,
+        )  # fmt: skip
 
     def _release(self) -> None:
-        for buffers in self._buffers.values():
-            if isinstance(buffers, FileExperts):
-                buffers.remove()
-        self._buffers, self._bound, self._dense, self._kernels, self._transit, self._key = {}, {}, {}, {}, {}, None
+        if self._store is not None:
+            self._store.remove()
+        self._store, self._transit = None, {}
 
     @property
-    def aliased(self) -> str:
-        """Say how many buffers stand for how many experts, where not every expert has its own; empty otherwise."""
-        if self._whole or self._model is None:
-            return ""
-        told = ", ".join(f"{name} {buffers.n}" for name, buffers in self._buffers.items())
-        return f"{self._model.n_layers * self._model.n_experts} experts share buffers ({told})"
+    def store(self) -> WeightStore:
+        """Weights of the model that was prepared for."""
+        assert self._store is not None, "prepare() comes first"
+        return self._store
 
     def n_buffers(self, device: str) -> int:
         """Real buffers of a device."""
-        return int(self._buffers[device].n)
+        return self.store.held[device].n
 
     def buffer(self, device: str, index: int) -> Any:
         """One buffer of an accelerator, flat uint8."""
-        return self._buffers[device][index]
+        return self.store.held[device][index]  # type: ignore[index]  # an accelerator has buffers
 
     def backing(self, device: str, unit: int) -> Any:
         """Buffer of a backing host that holds a unit; of a disk, the unit's place in its file."""
-        buffers = self._buffers[device]
-        return unit % buffers.n if isinstance(buffers, FileExperts) else buffers[unit % buffers.n]
-
-    def weights(self, device: str, index: int) -> Any:
-        """Matrices in a buffer of a device."""
-        found = self._bound.get((device, index))
-        if found is None:
-            found = self._bound[device, index] = self.kernel(device).bind(self._buffers[device][index])
-        return found
+        held = self.store.held[device]
+        return unit % held.n if isinstance(held, FileExperts) else held[unit % held.n]
 
     def backing_weights(self, device: str, unit: int) -> Any:
         """Matrices of a unit on a backing host."""
-        return self.weights(device, unit % self._buffers[device].n)
-
-    def kernel(self, device: str) -> ExpertKernel:
-        """Kernel of the model's experts on a device."""
-        return self._kernels[self.tensors.places[device]]
-
-    def dense(self, device: str) -> DenseKernel:
-        """Kernels of the rest of the model on a device."""
-        if device not in self._dense:
-            assert self._model is not None
-            self._dense[device] = DenseKernel(
-                self._model, self.tensors.places[device], with_head=True, seed=self.seed, **self._dense_options
-            )
-        return self._dense[device]
+        return self.store.weights(device, unit % self.n_buffers(device))
 
     def zeros(self, device: str, rows: int) -> Any:
         """Zeros of the activations' type on a device, (rows, hidden)."""
-        assert self._model is not None
-        place = self.tensors.places[device]
-        dtype = next(iter(self._kernels.values())).act_dtype
-        return self.tensors.zeros(place, rows, self._model.hidden, dtype)
+        store = self.store
+        return self.tensors.zeros(self.tensors.places[device], rows, store.model.hidden, store.kernel(device).act_dtype)
 
     def index(self, device: str, rows: Iterable[int]) -> Any:
         """Row numbers as a tensor on a device."""
@@ -267,24 +183,15 @@ class LiveMachine:
 
     def gates(self, device: str, values: list[float]) -> Any:
         """Gate weights as a tensor on a device, (n,) of the activations' type."""
-        dtype = next(iter(self._kernels.values())).act_dtype
-        return self.tensors.values(self.tensors.places[device], values, dtype)
+        return self.tensors.values(self.tensors.places[device], values, self.store.kernel(device).act_dtype)
 
     # ------------------------------------------------------------------------------------------------------------ copies
-    def place(self, device: str, index: int, unit: int) -> None:
-        """Put a unit's weights where a placement has them at the start; needless where buffers are shared."""
-        backing = self._buffers[self.hardware.backing[0]]
-        if self._whole and isinstance(backing, Buffers):
-            copy(self._buffers[device][index], backing[unit % backing.n])
-        elif self._whole:
-            backing.read(unit, self._buffers[device][index])
-
-    def copy(self, link: str, target: Any, origin: Any, unit: int, offset: int, n_bytes: int) -> Callable[[], None]:
+    def copy(self, link: str, target: Any, origin: Any, offset: int, n_bytes: int) -> Callable[[], None]:
         """Make the call that copies a part of a unit's weights."""
         found = self.hardware.link(link)
         ends = slice(offset, offset + n_bytes)
         for end, place in ((found.src, origin), (found.dst, target)):
-            file = self._buffers.get(end)
+            file = self.store.held.get(end)
             if isinstance(file, FileExperts):
                 if offset or n_bytes != file.n_bytes:
                     raise InputError(
@@ -293,6 +200,9 @@ class LiveMachine:
                     )
                 move, other = (file.read, target) if place is origin else (file.write, origin)
                 return partial(move, place, other)
+        if self._chunks > 1:
+            streams = self.tensors.streams(self._chunks, [self.tensors.places[end] for end in (found.src, found.dst)])
+            return partial(copy_in_chunks, target[ends], origin[ends], self._chunks, streams)
         return partial(copy, target[ends], origin[ends], non_blocking=True)
 
     def copy_rows(self, dst: Any, src: Any, rows: Iterable[int] | None = None) -> None:
@@ -306,9 +216,8 @@ class LiveMachine:
     def transit(self, link: str) -> Any:
         """Buffer at the far end of a link for what goes on from there."""
         if link not in self._transit:
-            assert self._model is not None
             place = self.tensors.places[self.hardware.link(link).dst]
-            self._transit[link] = Buffers(1, ExpertShape.of(self._model).n_bytes, place)
+            self._transit[link] = Buffers(1, self.store.shape.n_bytes, place)
         return self._transit[link][0]
 
     def copy_message(self, link: str, n_bytes: int) -> Callable[[], None]:

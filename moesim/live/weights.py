@@ -1,0 +1,182 @@
+"""Real weights on this machine: buffers on devices, a file on a disk, kernels that read them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moesim.errors import InputError
+from moesim.kernels.buffers import Buffers
+from moesim.kernels.copies import copy
+from moesim.kernels.dense import DenseKernel
+from moesim.kernels.expert import ExpertKernel, ExpertShape
+from moesim.kernels.files import FileExperts
+from moesim.kernels.machine import available_gpu_bytes
+from moesim.live.memory import share_out
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from moesim.hardware import HardwareProfile
+    from moesim.model import ModelSpec
+
+GPU_SHARE = 0.9
+"""Share of the free memory of a GPU that may be used: libraries take workspaces of their own."""
+_ROW_COPIES = 6  # tensors of all rows of a step that a device may hold at once
+
+
+class WeightStore:
+    """Memory for one model, within a budget; checked before anything is allocated.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Shapes and precisions.
+    hardware : HardwareProfile
+        Which devices hold experts, in which role.
+    places : mapping of str to str
+        Where each device is for PyTorch.
+    max_rows, max_kv_tokens : int
+        Of the largest step.
+    memory_bytes : int, bytes
+        Host memory that may be used; of a disk not more is used either.
+    disk : Path or None
+        Folder for the experts' file.
+    pinned : bool
+        Page-lock the experts in host memory.
+    seed : int
+        Of the random weights.
+
+    Raises
+    ------
+    CapacityError
+        If not even a few experts for each device fit.
+    InputError
+        If the profile has a disk and no folder was given.
+    """
+
+    def __init__(
+        self, model: ModelSpec, hardware: HardwareProfile, places: Mapping[str, str], *, max_rows: int, max_kv_tokens: int,
+        memory_bytes: int, disk: Path | None, pinned: bool, seed: int,
+    ) -> None:  # fmt: skip
+        self.model, self.max_rows, self.max_kv_tokens = model, max_rows, max_kv_tokens
+        self.pinned = pinned
+        self._hardware, self._places, self._disk, self._memory_bytes, self._seed = hardware, places, disk, memory_bytes, seed
+        self.shape = ExpertShape.of(model)
+        compute = places[hardware.compute]
+        self._dense_options: dict[str, Any] = {
+            "distinct_layers": self._distinct_layers(self._room(compute)[0]),
+            "max_rows": max_rows,
+            "max_kv_tokens": max_kv_tokens,
+            "with_head": True,
+        }
+        fixed = DenseKernel.required_bytes(model, **self._dense_options) + _ROW_COPIES * max_rows * model.hidden * 4
+        counts = self._share_out({compute: fixed})
+        self._kernels: dict[str, ExpertKernel] = {}
+        self._dense: dict[str, DenseKernel] = {}
+        self._bound: dict[tuple[str, int], Any] = {}
+        self.held: dict[str, Buffers | FileExperts] = {}
+        try:
+            for name, n in counts.items():
+                self.held[name] = self._make(name, n)
+        except BaseException:
+            self.remove()
+            raise
+        self.whole = all(n >= model.n_layers * model.n_experts for n in counts.values())
+
+    def serves(self, model: ModelSpec, max_rows: int, max_kv_tokens: int, pinned: bool) -> bool:
+        """Tell whether this will do for another run."""
+        large_enough = max_rows <= self.max_rows and max_kv_tokens <= self.max_kv_tokens
+        return model == self.model and large_enough and pinned == self.pinned
+
+    def _make(self, name: str, n: int) -> Buffers | FileExperts:
+        device, place = self._hardware.devices[name], self._places[name]
+        kernel = self._kernel_at(place)
+        if device.role == "storage":
+            assert self._disk is not None
+            return FileExperts.create(self._disk / f".moesim-{name}.experts", n, self.shape.n_bytes, kernel, self._seed)
+        buffers = Buffers(n, self.shape.n_bytes, place, pinned=self.pinned and place == "cpu")
+        for i in range(n):
+            kernel.fill(buffers[i], self._seed + (i if device.role == "host" else 0))
+        return buffers
+
+    def _distinct_layers(self, room: int) -> int:
+        """Layers with dense weights of their own: all, or as many as a third of the budget holds."""
+        sizes: dict[str, Any] = {"max_rows": self.max_rows, "max_kv_tokens": self.max_kv_tokens, "with_head": True}
+        for layers in range(self.model.n_layers, 1, -1):
+            if DenseKernel.required_bytes(self.model, distinct_layers=layers, **sizes) <= room // 3:
+                return layers
+        return 1
+
+    def _room(self, where: str) -> tuple[int, str]:
+        """Bytes that may be used somewhere, and what that is called."""
+        if where == "cpu":
+            return self._memory_bytes, "host memory (--memory)"
+        if where != "disk":
+            return int((available_gpu_bytes(where) or 0) * GPU_SHARE), f"memory of {where}"
+        if self._disk is None:
+            raise InputError("replay: expected --disk FOLDER, since the profile keeps the experts on a disk, got nothing")
+        # As much as host memory may be used is no part of any cache, and quick to write.
+        return min(self._memory_bytes, shutil.disk_usage(self._disk).free), f"disk space in {self._disk}"
+
+    def _share_out(self, fixed: Mapping[str, int]) -> dict[str, int]:
+        n_units = self.model.n_layers * self.model.n_experts
+        wanted: dict[str, dict[str, int]] = {}
+        for name, device in self._hardware.devices.items():
+            if device.role == "accelerator" or name in self._hardware.backing:
+                wanted.setdefault("disk" if device.role == "storage" else self._places[name], {})[name] = n_units
+        found: dict[str, int] = {}
+        for where, devices in wanted.items():
+            room, what = self._room(where)
+            found |= share_out(devices, Buffers.required_bytes(1, self.shape.n_bytes), fixed.get(where, 0), room, what)
+        return found
+
+    @property
+    def aliased(self) -> str:
+        """Say how many buffers stand for how many experts, where not every expert has its own; empty otherwise."""
+        if self.whole:
+            return ""
+        told = ", ".join(f"{name} {held.n}" for name, held in self.held.items())
+        return f"{self.model.n_layers * self.model.n_experts} experts share buffers ({told})"
+
+    def place(self, device: str, index: int, unit: int) -> None:
+        """Put a unit's weights where a placement has them at the start; needless where buffers are shared."""
+        backing, buffers = self.held[self._hardware.backing[0]], self.held[device]
+        if not self.whole:
+            return
+        assert isinstance(buffers, Buffers)
+        if isinstance(backing, Buffers):
+            copy(buffers[index], backing[unit % backing.n])
+        else:
+            backing.read(unit % backing.n, buffers[index])
+
+    def weights(self, device: str, index: int) -> Any:
+        """Matrices in a buffer of a device."""
+        found = self._bound.get((device, index))
+        if found is None:
+            buffers = self.held[device]
+            assert isinstance(buffers, Buffers)
+            found = self._bound[device, index] = self.kernel(device).bind(buffers[index])
+        return found
+
+    def kernel(self, device: str) -> ExpertKernel:
+        """Kernel of the model's experts on a device."""
+        return self._kernel_at(self._places[device])
+
+    def _kernel_at(self, place: str) -> ExpertKernel:
+        if place not in self._kernels:
+            self._kernels[place] = ExpertKernel(self.shape, place)
+        return self._kernels[place]
+
+    def dense(self, device: str) -> DenseKernel:
+        """Kernels of the rest of the model on a device."""
+        if device not in self._dense:
+            self._dense[device] = DenseKernel(self.model, self._places[device], seed=self._seed, **self._dense_options)
+        return self._dense[device]
+
+    def remove(self) -> None:
+        """Give up what lies on a disk."""
+        for held in self.held.values():
+            if isinstance(held, FileExperts):
+                held.remove()
