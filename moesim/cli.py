@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from moesim import __version__
-from moesim.commands import assignments, bench, listing, papers, regret, replay, runs, schema, traces, validate
+from moesim.commands import assignments, bench, listing, papers, profile, regret, replay, runs, schema, traces, validate
 from moesim.errors import InputError, MoesimError
 
 _app = typer.Typer(
@@ -47,6 +47,7 @@ _app.command("papers")(papers.papers)
 _app.command("regret")(regret.regret)
 _app.command("assignments")(assignments.assignments)
 _app.command("bench")(bench.bench)
+_app.add_typer(profile.app, name="profile")
 _app.add_typer(traces.app, name="trace")
 
 

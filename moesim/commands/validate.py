@@ -41,16 +41,13 @@ def validate(
     Hits and bytes must be the same wherever no clock has a say in a policy's decisions; if they are not, the exit code is 1. A
     missed goal is only reported.
     """
-    if out is None:
-        raise ConfigError("validate: expected --out FOLDER, got nothing")
-    check_out_folder(out, option="--out")
+    if out is not None:
+        check_out_folder(out, option="--out")
     if public:
-        _check_options(context, "public", ("public", "out"))
-        from moesim.validation.public import run_public
-
-        print(run_public(out).summary)
-        print(f"wrote {out}", file=sys.stderr)
-        return 0
+        _check_options(context, "public", ("public", "out", "form"))
+        return _public(out, form)
+    if out is None:
+        raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
     check_folder(out)
     if only_compare:
         _check_options(context, "only-compare", ("only_compare", "out", "file", "overrides", "small", "form"))
@@ -75,6 +72,18 @@ def validate(
     for line in report.problems:
         print(f"moesim: {line}", file=sys.stderr)
     return 1 if report.problems else 0
+
+
+def _public(out: Path | None, form: Format) -> int:
+    from moesim.validation.public import run_public, table
+
+    result = run_public(out, progress=True)
+    sys.stdout.write(table(result.frame, form))
+    if form is Format.TABLE:
+        print(result.summary)
+    if out is not None:
+        print(f"wrote {out}", file=sys.stderr)
+    return 0
 
 
 def _check_options(context: typer.Context, mode: str, used: Collection[str]) -> None:

@@ -1,0 +1,170 @@
+"""Which devices and links a machine is measured as, and what overlaps on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moesim.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of a profile and where it is: ``place`` is ``"cpu"``, ``"disk"`` or a GPU such as ``"cuda:0"``.
+
+    ``fewer`` are numbers of threads with which a processor's experts are measured besides ``threads``.
+    """
+
+    name: str
+    kind: str
+    role: str
+    place: str
+    cores: tuple[int, ...] = ()
+    fewer: tuple[int, ...] = ()
+    all_cores: bool = False  # of the machine: the power of its processor is this device's
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of one operator on a processor; None elsewhere."""
+        return len(self.cores) or None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of a profile, and the cores that copy over it (none: a copy engine, or any core)."""
+
+    name: str
+    cores: tuple[int, ...] = ()
+    medium: str | None = None
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Names of the devices it goes from and to."""
+        src, _, dst = self.name.partition("->")
+        return src, dst
+
+
+@dataclass(frozen=True)
+class Tier:
+    """One profile: experts lie on ``backing`` and are brought to ``compute``.
+
+    ``pairs`` are measured. ``like`` are pairs that are the same thing in the other direction, and take their rates over:
+    (activity, link, link measured).
+    """
+
+    suffix: str
+    words: str
+    compute: str
+    backing: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    pairs: tuple[tuple[str, str], ...]
+    like: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All profiles that one measurement gives."""
+
+    tiers: tuple[Tier, ...]
+    disk: Path | None = None
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        """Devices of all tiers by name."""
+        return {device.name: device for tier in self.tiers for device in tier.devices}
+
+    @property
+    def links(self) -> dict[str, Link]:
+        """Links of all tiers by name."""
+        return {link.name: link for tier in self.tiers for link in tier.links}
+
+    @property
+    def computing(self) -> list[Device]:
+        """Devices that compute the dense part."""
+        devices = self.devices
+        return [devices[name] for name in dict.fromkeys(tier.compute for tier in self.tiers)]
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether one of the devices is a GPU."""
+        return any(device.kind == "gpu" for device in self.devices.values())
+
+
+def layout_of(cores: Sequence[int], *, gpu: int | None = None, disk: Path | None = None) -> Layout:
+    """Decide what a machine is measured as.
+
+    Parameters
+    ----------
+    cores : sequence of int
+        Cores that may be used.
+    gpu : int or None
+        Index of the GPU; None: measure without one.
+    disk : Path or None
+        Folder for the file of the disk tier.
+
+    Returns
+    -------
+    Layout
+        With a GPU: it and the host. Without: half of the cores with a bounded cache beside the other half, which keeps the
+        experts in ordinary memory; and, with a disk, all cores beside a disk.
+
+    Raises
+    ------
+    ConfigError
+        If nothing can be measured.
+    """
+    cores = tuple(cores)
+    if gpu is not None:
+        if disk is not None:
+            raise ConfigError("--disk: expected no disk beside a GPU, whose experts lie in host memory, got one; add --no-gpu")
+        return Layout((_gpu_tier(cores, gpu),))
+    tiers = [_memory_tier(cores)] if len(cores) > 1 else []
+    tiers += [_disk_tier(cores)] if disk is not None else []
+    if not tiers:
+        raise ConfigError(f"profile measure: expected a GPU, a second core or a disk, got one core ({cores[0]}); give --disk DIR")
+    return Layout(tuple(tiers), disk)
+
+
+def _gpu_tier(cores: tuple[int, ...], index: int) -> Tier:
+    half = len(cores) // 2
+    host = Device("cpu0", "cpu", "host", "cpu", cores, (half,) if half else (), all_cores=True)
+    gpu = Device("gpu0", "gpu", "accelerator", f"cuda:{index}")
+    there, back = Link("cpu0->gpu0"), Link("gpu0->cpu0")
+    pairs = (
+        ("cpu0.experts", there.name), ("gpu0.experts", there.name), (there.name, back.name), ("cpu0.experts", back.name),
+        ("gpu0.side", "gpu0.experts"),
+    )  # fmt: skip
+    return Tier("", "one GPU and its host", "gpu0", "cpu0", (gpu, host), (there, back), pairs)
+
+
+def _memory_tier(cores: tuple[int, ...]) -> Tier:
+    half = len(cores) // 2
+    name = "core" if len(cores) == 2 else "cores"
+    near = Device(f"{name}0", "cpu", "accelerator", "cpu", cores[:half])
+    far = Device(f"{name}1", "cpu", "host", "cpu", cores[half:])
+    into, back = f"{far.name}->{near.name}", f"{near.name}->{far.name}"
+    carrier = far.cores[-1:]
+    experts, dense, others = f"{near.name}.experts", f"{near.name}.dense", f"{far.name}.experts"
+    return Tier(
+        "",
+        "some cores with a bounded cache of experts; the others with all experts in ordinary memory, and with the copying",
+        near.name,
+        far.name,
+        (near, far),
+        tuple(Link(link, carrier, "copies") for link in (into, back)),
+        ((experts, others), (experts, into), (others, into), (dense, into), (dense, others)),
+        tuple((activity, back, into) for activity in (experts, others, dense)),
+    )
+
+
+def _disk_tier(cores: tuple[int, ...]) -> Tier:
+    fewer = (len(cores) // 2,) if len(cores) > 2 else ()  # of two cores, each alone is a device of the other tier
+    host = Device("cpu0", "cpu", "accelerator", "cpu", cores, fewer, all_cores=True)
+    read, write = "disk0->cpu0", "cpu0->disk0"
+    pairs = (("cpu0.experts", read), ("cpu0.dense", read))
+    words = "all cores with a bounded cache of experts in memory; all experts on a disk"
+    disk = Device("disk0", "disk", "storage", "disk")
+    links = (Link(read, (), "disk0"), Link(write, (), "disk0"))
+    return Tier("-disk", words, "cpu0", "disk0", (host, disk), links, pairs)

@@ -1,0 +1,164 @@
+"""Readings on their way: a file that grows by whole lines, so that a killed measurement goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+
+from moesim.errors import ConfigError, InputError
+from moesim.profiler.fits import COLUMNS
+from moesim.profiler.plan import Plan
+from moesim.profiler.probes import FIELDS, Probe, Reading
+
+FORMAT = 1
+PART = "samples.jsonl.part"
+
+
+class Store:
+    """Readings of one measurement, appended to a file line by line.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file `PART` is, or is to be; made if need be.
+    plan : Plan
+        What is measured.
+    machine : mapping of str to str
+        What it is measured on.
+    resume : bool
+        Go on with the file that is there; otherwise it is replaced.
+
+    Raises
+    ------
+    ConfigError
+        If the file is of another machine or plan, or is no such file.
+    InputError
+        If it cannot be written.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, machine: Mapping[str, str], *, resume: bool = True) -> None:
+        self.path = folder / PART
+        self.resumed = False
+        self.sessions = 1
+        self.seconds = 0.0  # measured in earlier sessions
+        self._rows: list[list[Any]] = []
+        self._done: set[tuple[str, int]] = set()
+        self._skipped: dict[str, str] = {}
+        self._order = 0
+        header = {"format": FORMAT, "plan": plan.digest, "machine": dict(machine)}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            kept = self._read(header) if resume and self.path.exists() else 0
+            self._file: IO[str] = self.path.open("r+" if kept else "w", encoding="utf-8", newline="\n")
+            self._file.truncate(kept)  # what a kill left of a line
+            self._file.seek(kept)
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: expected a file that can be written, got: {error.strerror}; choose another --out"
+            ) from None
+        if not kept:
+            self._write(header)
+
+    def _read(self, header: Mapping[str, Any]) -> int:
+        """Take in what is there, and tell how many bytes of it are whole lines."""
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = whole.decode("utf-8", errors="replace").splitlines()
+        if not lines:
+            return 0  # killed before the first line was whole
+        remedy = "measure under another name, or add --no-resume to begin anew"
+        try:
+            found = json.loads(lines[0])
+            if found["format"] != FORMAT:
+                raise ValueError
+            for key, words in (("machine", "this machine"), ("plan", "the same models, mode, seed, repeats and memory")):
+                if found[key] != header[key]:
+                    got = _difference(found[key], header[key]) if key == "machine" else "other ones"
+                    raise ConfigError(f"{self.path}: expected an unfinished measurement of {words}, got {got}; {remedy}")
+            for line in lines[1:]:
+                self._take(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"{self.path}: expected an unfinished measurement, got something else; {remedy}") from None
+        self.resumed = True
+        self.sessions += 1
+        return len(whole)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if "skipped" in line:
+            self._skipped[line["skipped"]] = line["why"]
+            return
+        if "session_s" in line:
+            self.seconds = line["session_s"]
+            return
+        self._done.add((line["probe"], line["repeat"]))
+        self._order = max(self._order, line["order"] + 1)
+        for *what, value in line["readings"]:
+            probe = Probe(*what)
+            self._rows.append([*astuple(probe), line["repeat"], line["order"], float(value)])
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.flush()
+
+    def has(self, probe: Probe, repeat: int) -> bool:
+        """Tell whether a repeat of a probe has been measured, or is not to be."""
+        return (probe.id, repeat) in self._done or probe.id in self._skipped
+
+    def append(self, probe: Probe, repeat: int, readings: Iterable[Reading]) -> None:
+        """Keep the readings that one repeat of a probe gave."""
+        told = [[*astuple(reading), value] for reading, value in readings]
+        line = {"probe": probe.id, "repeat": repeat, "order": self._order, "readings": told}
+        self._write(line)
+        self._take(line)
+
+    def skip(self, probe: Probe, why: str) -> None:
+        """Note that a probe is left out, and why."""
+        line = {"skipped": probe.id, "why": why}
+        self._write(line)
+        self._take(line)
+
+    def spent(self, seconds: float) -> None:
+        """Note the seconds that the measurement has taken in all its sessions."""
+        self._write({"session_s": round(seconds, 3)})
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Probes that were left out by id, with the reason."""
+        return dict(self._skipped)
+
+    @property
+    def n_repeats(self) -> int:
+        """Repeats of probes that are there."""
+        return len(self._done)
+
+    def repeats_of(self, probe: Probe) -> int:
+        """Repeats of one probe that are there."""
+        return sum(name == probe.id for name, _ in self._done)
+
+    def frame(self) -> pd.DataFrame:
+        """All readings, with the columns of `moesim.profiler.fits.COLUMNS`, in the order in which they were taken."""
+        frame = pd.DataFrame(self._rows, columns=[*FIELDS, "repeat", "order", "time_us"])[list(COLUMNS)]
+        return frame.astype({"bits": "float64", "threads": "Int64"})
+
+    def close(self) -> None:
+        """Close the file and leave it."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Close and delete the file: everything is written elsewhere."""
+        self.close()
+        os.unlink(self.path)
+
+
+def _difference(found: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Name the first thing that differs between two machines."""
+    for key in sorted({*found, *here}):
+        if found.get(key) != here.get(key):
+            return f"{key} {found.get(key)!r} instead of {here.get(key)!r}"
+    return "the same"

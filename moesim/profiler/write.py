@@ -1,0 +1,120 @@
+"""Files of a measurement: profiles as YAML, and samples, fits, figure and report in a folder beside them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from moesim.atomic import write_bytes
+from moesim.hardware import build_profile
+from moesim.plots.profile import draw
+from moesim.profiler.fits import fit_all
+
+_HEAD = """\
+# Measured with moesim profile measure, {date}. Samples, fitted forms, figure and report: {folder}/.
+# Labels and format: README.md. Times are medians; the command that was given is in {folder}/measurement.json.
+"""
+
+
+class _Flow(dict[str, Any]):
+    """A mapping that is written on one line."""
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(_Flow, lambda dumper, data: dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=True))
+_Dumper.add_representer(tuple, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True))
+
+
+def _flowing(value: Any) -> Any:
+    """Mark numbers with their source, shapes, and lists of numbers, which are easier to read on a line."""
+    if isinstance(value, Mapping):
+        inner = {key: _flowing(each) for key, each in value.items()}
+        return _Flow(inner) if "source" in value or "bits" in value else inner
+    if isinstance(value, list):
+        inner_list = [_flowing(each) for each in value]
+        return tuple(inner_list) if all(isinstance(each, (int, float, tuple)) for each in inner_list) and value else inner_list
+    return value
+
+
+def profile_text(content: Mapping[str, Any], date: str, folder: str) -> str:
+    """Write a profile as YAML.
+
+    Parameters
+    ----------
+    content : mapping
+        As of `moesim.profiler.profile_of.profiles_of`.
+    date : str
+        Of the measurement.
+    folder : str
+        Name of the folder with the samples.
+
+    Returns
+    -------
+    str
+        Reading it gives the content back.
+
+    Raises
+    ------
+    HardwareError
+        If the content is no valid profile.
+    """
+    build_profile(content, f"{content['name']}.yaml")
+    body = yaml.dump(_flowing(content), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
+    return _HEAD.format(date=date, folder=folder) + "\n" + body
+
+
+def write_all(
+    out: Path, name: str, profiles: Mapping[str, Mapping[str, Any]], samples: pd.DataFrame, report: Mapping[str, Any]
+) -> list[Path]:
+    """Write everything; all is made before the first file appears, the profiles come last, and each file is whole.
+
+    Parameters
+    ----------
+    out : Path
+        Folder of the profiles.
+    name : str
+        Of the first profile, and of the folder of samples.
+    profiles : mapping of str to mapping
+        Contents by name.
+    samples : DataFrame
+        With the columns of `moesim.profiler.fits.COLUMNS`.
+    report : mapping
+        For ``measurement.json``; must have ``date``.
+
+    Returns
+    -------
+    list of Path
+        The profiles.
+
+    Raises
+    ------
+    HardwareError
+        If a profile is not valid; nothing is written then.
+    InputError
+        If a file cannot be written.
+    """
+    texts = {which: profile_text(content, str(report["date"]), name) for which, content in profiles.items()}
+    fits = fit_all(samples)
+    picture = io.BytesIO()
+    draw(samples, fits).savefig(picture, format="png", dpi=150, metadata={"Software": None})
+    told = samples.copy()
+    told["time_us"] = told["time_us"].round(3)
+    beside = {
+        "samples.csv": told.to_csv(index=False, lineterminator="\n").encode(),
+        "fits.csv": fits.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode(),
+        "curves.png": picture.getvalue(),
+        "measurement.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode(),
+    }
+    for file, data in beside.items():
+        write_bytes(out / name / file, data)
+    return [write_bytes(out / f"{which}.yaml", text.encode()) for which, text in texts.items()]
