@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("torch") else ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*"]  # doctests import the modules
+collect_ignore_glob = [] if find_spec("torch") else ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*", "moesim/profiler/*"]  # doctests import the modules
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

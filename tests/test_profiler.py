@@ -36,7 +36,7 @@ from moesim.kernels.workers import Done, Worker
 from moesim.model import builtin_models
 from moesim.plots.profile import draw
 from moesim.profiler import needs
-from moesim.profiler.bench import RealBench
+from moesim.profiler.bench import FILE, RealBench
 from moesim.profiler.calls import Timed
 from moesim.profiler.layout import layout_of
 from moesim.profiler.machine import Machine
@@ -214,7 +214,7 @@ def test_samples_of_a_known_machine_give_back_its_costs(tmp_path: Path):
         assert costs.expert_ns("core0", rows) == 1000 * (100 + 3 * rows)
         assert costs.expert_ns("core1", rows) == 1000 * (200 + 3 * rows)
         assert costs.shared_ns("core0", rows) == 1000 * (10 + rows)
-        assert costs.dense_ns("core0", rows) == 20_000 + 250 * rows + 25_000  # two hand-overs of 12.5 us
+        assert costs.dense_ns("core0", rows) == 20_000 + 250 * rows + 25_000  # the time of the runtime itself
         assert costs.head_ns("core0", rows) == 1000 * (500 + rows)
         assert costs.embedding_ns("core0", rows) == 5000 + 125 * rows
         assert costs.attention_ns("core0", rows, rows * (2 * 12 + 1)) == 1000 * (80 + rows) + context_ns(rows, 12)
@@ -222,8 +222,9 @@ def test_samples_of_a_known_machine_give_back_its_costs(tmp_path: Path):
         assert leading - costs.attention_ns("core0", rows, rows) == 1000 * (30 + 2 * rows)
         assert costs.predict_ns("core0", rows, "gate_next1") == 7000 + 500 * rows
     assert costs.first_extra_ns("core0") == 40_000
-    assert costs.fetch_ns("core1", "core0") == 1000 * (5 + EXPERT_BYTES // 1024 // 8)
-    assert costs.activation_ns(memory.link("core0->core1"), 8) == 1000 * (16 + 2 * 128 * 8 // 1024) // 2
+    assert costs.fetch_ns("core1", "core0") == 1000 * (5 + EXPERT_BYTES // 1024 // 8 + 4)  # the last from one copy to the next
+    one_row, more = (60_000 - 25_000) // 2, 1000 * (7 * 128 * 2) // 1024 // 2  # half of what the runtime takes more; copying
+    assert costs.activation_ns(memory.link("core0->core1"), 8) == one_row + more
     rates = {(pair.a, pair.b): (pair.a_rate_ppm, pair.b_rate_ppm) for pair in memory.contention}
     assert rates["core0.experts", "core1.experts"] == (800_000, 500_000)
     assert rates["core0.dense", "core1->core0"] == (1_000_000, 625_000)  # never faster than alone
@@ -233,8 +234,8 @@ def test_samples_of_a_known_machine_give_back_its_costs(tmp_path: Path):
     assert memory.link("core1->core0").cores == (1,) and memory.link("core1->core0").medium == "copies"
     from_disk = CostModel(model, disk)
     assert from_disk.expert_ns("cpu0", 2) == 56_000
-    assert from_disk.transfer_ns(disk.link("disk0->cpu0"), 2**18) == 1000 * (50 + 256)
-    assert from_disk.transfer_ns(disk.link("cpu0->disk0"), 2**20) == 1000 * (90 + 2048)
+    assert from_disk.transfer_ns(disk.link("disk0->cpu0"), 2**18) == 1000 * (50 + 256 + 4)
+    assert from_disk.transfer_ns(disk.link("cpu0->disk0"), 2**20) == 1000 * (90 + 2048 + 4)
     assert memory.labels == ("measured", "derived")
     assert set(costs.labels(())) == {"measured"}
 
@@ -322,7 +323,7 @@ def test_a_gpu_machine_of_known_costs(tmp_path: Path):
     assert costs.expert_ns("gpu0", 4) == 32_000 and costs.expert_ns("cpu0", 4) == 62_000
     by_kind = {kind: CostModel(tiny(), profile, transfer=kind) for kind in ("pinned", "pageable", "chunked")}
     times = [by_kind[kind].fetch_ns("cpu0", "gpu0") for kind in ("pinned", "chunked", "pageable")]
-    assert times == [29_000, 36_000, 79_000]
+    assert times == [33_000, 40_000, 83_000]
     gpu, cpu = profile.devices["gpu0"], profile.devices["cpu0"]
     assert (gpu.idle_w, gpu.busy_w, cpu.busy_w) == (40, 150, None)
     pairs = {frozenset((pair.a, pair.b)) for pair in profile.contention}
@@ -457,7 +458,8 @@ def test_the_disk_tier_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Real reads and writes of a real file, which is gone in the end."""
     monkeypatch.setattr("moesim.profiler.request.usable_cores", lambda: CORES[:1])
     shrink(monkeypatch.setattr, 2, 2**18)
-    (path,) = measure(prepared(tmp_path, disk=tmp_path, memory_bytes=140_000_000), progress=False)
+    (tmp_path / FILE).write_bytes(b"left by one that was killed")
+    (path,) = measure(prepared(tmp_path, disk=tmp_path, memory_bytes=400_000_000), progress=False)
     assert path.name == "mine-disk.yaml"
     profile = load_hardware(path)
     assert profile.devices["disk0"].role == "storage" and profile.backing == ("disk0",)
@@ -564,14 +566,17 @@ def test_a_pair_counts_only_what_ran_while_both_went_on(tmp_path: Path):
     line = Line()
     bench._done = line  # type: ignore[assignment]
 
-    def side(first_ns: int, other_ns: int) -> tuple[Any, Any]:
-        times = chain([first_ns], repeat(other_ns))
+    def side(*first_ns: int, then_ns: int) -> tuple[Any, Any]:
+        times = chain(first_ns, repeat(then_ns))
         return Lane(line), lambda: Timed(lambda: next(times))
 
-    assert bench._loop([side(50_000, 1_000)], 8) == [1.0]  # alone: the first and the last are left out
+    assert bench._loop([side(50_000, then_ns=1_000)], 8) == [1.0]  # alone: the first and the last are left out
     line.now = 0
-    short, long = side(90_000, 1_000), side(500_000, 40_000)
+    short, long = side(90_000, *[5_000] * 82, then_ns=1_000), side(500_000, then_ns=40_000)  # 90 + 82 x 5 = 500 us
     assert bench._loop([short, long], 8) == [1.0, 40.0]
+    line.now = 0
+    held_up, other = side(*[1_000] * 12, 900_000, then_ns=1_000), side(15_000, then_ns=10_000)
+    assert bench._loop([held_up, other], 8)[1] == 10.0  # one run of the first lasted as long as all of the second's
     bench.close()
 
 

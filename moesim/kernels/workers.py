@@ -6,7 +6,8 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -77,6 +78,21 @@ class Urgent:
             self._closed = True
             self._heap.clear()
         self._tokens.put(None)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let the calling thread's operators use no other thread for the length of a block.
+
+    A thread that hands out work does only small operators itself; spread over several threads they would wait for cores
+    that workers use.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Worker:

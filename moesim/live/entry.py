@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.engine.entry import EngineOptions
 from moesim.errors import InputError
 from moesim.kernels.affinity import pinned
+from moesim.kernels.workers import one_thread
 from moesim.live.engine import LiveEngine
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def replay(
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        with pinned(machine.spare_cores):
+        with pinned(machine.spare_cores), one_thread():
             engine.env.start()
             return engine.run()
     finally:

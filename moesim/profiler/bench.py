@@ -28,6 +28,7 @@ from moesim.profiler.machine import Arena, Machine, Ring
 from moesim.profiler.needs import SENTINEL_COPY, pair_copy, subject_of
 from moesim.profiler.plan import Plan, pair_runs
 from moesim.profiler.probes import FOLLOWING, PARTS, Probe, Reading
+from moesim.profiler.runtime import Runtime
 
 FILE = ".moesim-profile.tmp"
 _GROUPS = 3
@@ -55,6 +56,7 @@ class RealBench:
         self._clear()
 
     def _clear(self) -> None:
+        self._runtimes: dict[str, Runtime] = {}
         self._rings: dict[tuple[str, float, str], Ring] = {}
         self._dense: dict[tuple[str, str], DenseCalls] = {}
         self._arenas: dict[tuple[str, bool], Arena] = {}
@@ -86,6 +88,8 @@ class RealBench:
         """Give the memory back."""
         if self._file is not None:
             self._file.remove()
+        for runtime in self._runtimes.values():
+            runtime.close()
         self._clear()
 
     def close(self) -> None:
@@ -188,7 +192,7 @@ class RealBench:
 
     def warm(self, probe: Probe) -> float:
         """Carry a probe out once, and tell about how long that took, in us."""
-        if probe.kind in ("pair", "power", "dispatch"):
+        if probe.kind in ("pair", "power", "runtime"):
             for activity in (probe.device, probe.subject) if probe.kind == "pair" else ():
                 worker, make = self._activity(activity)
                 self._run(worker, [make().call])
@@ -203,8 +207,8 @@ class RealBench:
             return self._pair(probe)
         if probe.kind == "power":
             return self._power(probe)
-        if probe.kind == "dispatch":
-            return self._dispatch(probe)
+        if probe.kind == "runtime":
+            return [(probe, self._runtime(probe.device).gap_us(probe.variant))]
         worker, make = self._maker(probe)
         if probe.kind == "expert_first":
             return self._first(probe, worker, make)
@@ -230,15 +234,11 @@ class RealBench:
         one, two = (sorted(some)[_GROUPS // 2] for some in zip(*times, strict=True))
         return [(probe, one), (replace(probe, variant=FOLLOWING), two)]
 
-    def _dispatch(self, probe: Probe) -> list[Reading]:
-        worker = self._device_worker(self._devices[probe.device])
-        times = []
-        for _ in range(20):  # the first ones wake what sleeps
-            began = time.perf_counter_ns()
-            worker.submit(0, _nothing, None)
-            self._done.get()
-            times.append((time.perf_counter_ns() - began) / 1e3)
-        return [(probe, sorted(times[10:])[5])]
+    def _runtime(self, compute: str) -> Runtime:
+        if compute not in self._runtimes:
+            tier = next(tier for tier in self._plan.layout.tiers if tier.compute == compute)
+            self._runtimes[compute] = Runtime(tier, self._plan.layout.disk, self._plan.seed)
+        return self._runtimes[compute]
 
     def _power(self, probe: Probe) -> list[Reading]:
         device = self._devices[probe.device]
@@ -288,7 +288,7 @@ class RealBench:
         end = min(some[-1].start_ns for some in times)
         means = []
         for some in times:
-            inside = [done for done in some[1:-1] if done.start_ns >= begin and done.end_ns <= end] or some[1:-1]
+            inside = [done for done in some[1:-1] if done.start_ns >= begin and done.end_ns <= end] or some[1:-1]  # held up
             means.append(sum(done.end_ns - done.start_ns for done in inside) / len(inside) / 1e3)
         return means
 

@@ -31,7 +31,7 @@ def _once_s(plan: Plan, probe: Probe) -> float:
         return _STEP_S + probe.size / (_DISK_RATE if probe.kind.startswith("disk") else _COPY_RATE)
     if probe.kind == "pair":
         return 2 * pair_runs(plan.mode) * plan.wanted[0].shapes[0].n_bytes / _RATES["cpu"][0]
-    if probe.kind in ("power", "dispatch"):
+    if probe.kind in ("power", "runtime"):
         return 1.0 if probe.kind == "power" else _STEP_S
     device = plan.layout.devices[probe.device]
     rate, flops = (each * (probe.threads or 1) for each in _RATES[device.kind])

@@ -14,6 +14,7 @@ from moesim.kernels.machine import l3_bytes
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.profiler.layout import Layout, Link
 from moesim.profiler.probes import PARTS, Probe
+from moesim.profiler.runtime import MEMORY_BYTES
 
 SUPPORTED_BITS: Final = (4, 8, 16, 32)
 """Precisions of experts for which there are kernels."""
@@ -113,6 +114,8 @@ class Needs:
         Of the file on the disk.
     crossing_bytes : int, bytes
         Largest activations that cross.
+    runtimes : set of str
+        Devices of the dense part on whose tiers replays are run.
     """
 
     experts: dict[tuple[str, float, str], tuple[ExpertShape, int]] = field(default_factory=dict)
@@ -120,6 +123,7 @@ class Needs:
     copies: dict[str, int] = field(default_factory=dict)
     file_bytes: int = 0
     crossing_bytes: int = 0
+    runtimes: set[str] = field(default_factory=set)
 
     def add_expert(self, shape: ExpertShape, place: str, rows: int) -> None:
         """Need experts of a shape, for so many rows."""
@@ -158,6 +162,10 @@ class Needs:
         places = {device.place for device in layout.devices.values()} - {"disk"}
         for place in places:
             add(place, Buffers.required_bytes(1, arena_bytes(0, place)) + 3 * self.crossing_bytes)  # to empty caches with
+        for tier in layout.tiers:
+            if tier.compute in self.runtimes:
+                for place in {device.place for device in tier.devices}:
+                    add(place, MEMORY_BYTES)
         if self.file_bytes:
             add("disk", self.file_bytes)
             add("cpu", FILE_BLOCK)
@@ -218,6 +226,8 @@ def needs_of(probes: Iterable[Probe], layout: Layout, wanted: tuple[Wanted, ...]
             needs.add_dense(models[probe.subject], place, rows, tokens, head=probe.kind in ("head", "embedding"))
         elif probe.kind in ("copy", "disk_read", "disk_write"):
             needs.add_copy(layout.links[probe.device], probe.size)
+        elif probe.kind == "runtime":
+            needs.runtimes.add(probe.device)
         elif probe.kind == "activation":
             needs.crossing_bytes = max(needs.crossing_bytes, probe.size)
         elif probe.kind == "pair":

@@ -15,6 +15,7 @@ from moesim.profiler import probes as grid
 from moesim.profiler.layout import Device, Layout, Tier
 from moesim.profiler.needs import FILE_BLOCK, SENTINEL_COPY, Needs, Wanted, needs_of, subject_of
 from moesim.profiler.probes import PARTS, Probe
+from moesim.profiler.runtime import variants_of
 from moesim.units import format_bytes
 
 MODES: Final = {"quick": 5, "full": 7}
@@ -279,7 +280,7 @@ def transfers(tier: Tier) -> tuple[str, ...]:
 
 def _latencies(layout: Layout, wanted: Sequence[Wanted], mode: str) -> list[Probe]:
     """Empty calls, and small copies of hidden states there and back."""
-    found = [Probe("dispatch", device.name) for device in layout.devices.values() if device.place != "disk"]
+    found = [Probe("runtime", tier.compute, variant=variant) for tier in layout.tiers for variant in variants_of(tier)]
     sizes = {each.model.activation_bytes(n) for each in wanted for n in (1, 2, 4, 8, 16, 64, 256, 1024, 4096)}
     if mode == "quick":
         sizes = {each.model.activation_bytes(n) for each in wanted for n in (1, 8, 64, 512)}

@@ -28,7 +28,7 @@ class Probe:
     ----------
     kind : str
         ``expert``, ``expert_first`` (after something else), one of `PARTS`, ``copy``, ``disk_read``, ``disk_write``,
-        ``activation``, ``dispatch``, ``pair``, ``power`` or ``sentinel``.
+        ``activation``, ``runtime`` (gaps between what is done), ``pair``, ``power`` or ``sentinel``.
     device : str
         Name of the device or link; of a pair, the activity that is timed.
     subject : str

@@ -150,10 +150,10 @@ class _Maker:
             return found
         experts = list(self.experts(device))
         found |= self.rates(device)
-        dispatch = self.points_at("dispatch", device.name)
-        if len(dispatch) and device.name == tier.compute:
-            method = "twice the time from handing a worker an empty call until its end is known: for experts, for the next layer"
-            found["router_us"] = self.measured(_us(2 * float(dispatch["median_us"].iloc[0])), dispatch, method)
+        gap = self.points_at("runtime", device.name, variant="resident")
+        if len(gap):
+            method = "time of a layer in which no lane was busy: a replay of experts of 6.3 MB, all resident"
+            found["router_us"] = self.measured(_us(float(gap["median_us"].iloc[0])), gap, method)
         found["experts"] = experts
         found["parts"] = list(self.parts(device))
         predict = self.predict(device)
@@ -254,26 +254,40 @@ class _Maker:
         if "disk" in {device.place for device in tier.devices}:
             read = link.ends[0] == tier.backing
             method = f"{'reading' if read else 'writing'} pieces of a file, past the cache of the operating system"
-            found["any"] = self.copies("disk_read" if read else "disk_write", link, "direct", method)
+            found["any"] = self.copies("disk_read" if read else "disk_write", link, "direct", method, tier)
             return found
         for variant in transfers(tier):
             words = {"chunked": "three chunks on streams of their own", "pageable": "from or to ordinary memory"}.get(
                 variant, "whole"
             )
             found[variant or "any"] = self.copies(
-                "copy", link, variant, f"copies between buffers that are not in the cache, {words}"
+                "copy", link, variant, f"copies between buffers that are not in the cache, {words}", tier
             )
-        crossing = self.points_at("activation", tier.links[0].name, variant="round trip")
-        if len(crossing) >= 2:
-            method = "half of the time in which rows crossed to the other device and as many came back"
-            found["activation"] = self.transfer(crossing, method, 0.5)
+        found |= self.crossing(tier)
         return found
 
-    def copies(self, kind: str, link: Link, variant: str, method: str) -> dict[str, Any]:
-        return self.transfer(self.points_at(kind, link.name, variant=variant), method)
+    def crossing(self, tier: Tier) -> dict[str, Any]:
+        """Write what activations take, one way: copying by size, and the runtime's own time, which is the same for all sizes."""
+        rows = self.points_at("activation", tier.links[0].name, variant="round trip")
+        if len(rows) < 2:
+            return {}
+        times, method = 0.5 * rows["median_us"].to_numpy(float), "half of the time in which rows crossed and as many came back"
+        gaps = [self.points_at("runtime", tier.compute, variant=variant) for variant in ("host", "resident")]
+        if all(len(gap) for gap in gaps):
+            both = float(gaps[0]["median_us"].iloc[0]) - float(gaps[1]["median_us"].iloc[0])
+            times = times - times[0] + max(float(times[0]), both / 2)
+            method += "; of one row, half of what a layer's idle time grows by if its experts run on the host"
+        return {"activation": self.transfer(rows, times, method)}
 
-    def transfer(self, rows: pd.DataFrame, method: str, share: float = 1.0) -> dict[str, Any]:
-        times = rows["median_us"].to_numpy(float) * share
+    def copies(self, kind: str, link: Link, variant: str, method: str, tier: Tier) -> dict[str, Any]:
+        rows = self.points_at(kind, link.name, variant=variant)
+        times, gap = rows["median_us"].to_numpy(float), self.points_at("runtime", tier.compute, variant="fetched")
+        if len(gap):
+            us = float(gap["median_us"].iloc[0])
+            times, method = times + us, f"{method}, and {us:.0f} us from the end of one to the start of the next in a replay"
+        return self.transfer(rows, times, method)
+
+    def transfer(self, rows: pd.DataFrame, times: Any, method: str) -> dict[str, Any]:
         monotone = _monotone(times)
         how = "medians" if np.array_equal(times, monotone) else "medians, made monotone"
         points = [[int(n), _us(us)] for n, us in zip(rows["size"], monotone, strict=True)]

@@ -11,7 +11,7 @@ from moesim.live.machine import LiveMachine
 from moesim.live.overhead import VARIANTS, runtime_gaps
 from moesim.profiler.layout import Tier
 
-MEMORY_BYTES: Final = 600_000_000
+MEMORY_BYTES: Final = 320_000_000
 """What it may use: enough that weights are read from memory."""
 
 
