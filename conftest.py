@@ -6,7 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-collect_ignore_glob = [] if find_spec("torch") else ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*", "moesim/profiler/*"]  # doctests import the modules
+# Doctests import the modules.
+_NEED_TORCH = ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*", "moesim/profiler/*"]
+collect_ignore_glob = [] if find_spec("torch") else _NEED_TORCH
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -32,8 +32,8 @@ class NoReplay:
     def __init__(self, *_: Any) -> None:
         pass
 
-    def gap_us(self, variant: str) -> float:
-        return 10.0
+    def gaps_us(self, variant: str) -> dict[str, float]:
+        return {variant: 10.0}
 
     def close(self) -> None:
         pass
@@ -79,7 +79,7 @@ def truth_us(probe: Probe) -> float:
         "disk_read": 50 + n / 1024,
         "disk_write": 90 + n / 512,
         "activation": 16 + n / 1024,
-        "runtime": {"resident": 25, "host": 60, "fetched": 4}.get(probe.variant, 0),
+        "runtime": {"resident": 25, "host": 60, "fetched": 4, "between": 2, "between host": 3}.get(probe.variant, 0),
         "power": 40 if probe.variant == "idle" else 150,
         "sentinel": 100,
     }
@@ -114,6 +114,9 @@ class FakeBench:
         if probe.kind == "expert_first":
             following = replace(probe, variant=FOLLOWING)
             return [(probe, self.truth(probe)), (following, self.truth(replace(probe, kind="expert")))]
+        if probe.kind == "runtime" and probe.variant != "fetched":
+            between = replace(probe, variant="between host" if probe.variant == "host" else "between")
+            return [(one, self.truth(one)) for one in (probe, between)]
         if probe.kind != "pair":
             return [(probe, self.truth(probe))]
         readings = []

@@ -29,8 +29,8 @@ class PartCosts(LinkCosts):
     def _roofline(self, device: Device, part: str) -> Roofline:
         if device.role == "storage":
             raise HardwareError(
-                f"{self.hardware.path}: {device.name} is a disk and computes nothing (asked for its {part}); choose a policy that "
-                "runs all experts where the dense part runs"
+                f"{self.hardware.path}: {device.name} is a disk and computes nothing (asked for its {part}); choose a policy "
+                "that runs all experts where the dense part runs"
             )
         key = (device.name, part)
         if key not in self._rooflines:

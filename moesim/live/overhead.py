@@ -24,7 +24,7 @@ from moesim.workload import WorkloadSpec, compose
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
     from moesim.live.machine import LiveMachine
-    from moesim.records import Records
+    from moesim.records import Records, TaskRecord
 
 VARIANTS = ("resident", "host", "fetched")
 """Where experts run: resident on the accelerator, on the host, or on the accelerator after they were fetched."""
@@ -60,7 +60,7 @@ class _Probe:
         return None
 
 
-def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> list[float]:
+def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, steps: int = 24) -> dict[str, list[float]]:
     """Measure the gaps of a runtime.
 
     Parameters
@@ -76,10 +76,11 @@ def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, 
 
     Returns
     -------
-    list of float, us
-        ``"resident"``, ``"host"``: for each layer, the time in which nothing ran; with ``"host"`` the crossing of activations
-        there and back is in it. ``"fetched"``: for each copy that others of its layer wait behind, the time from its end to
-        the start of the next.
+    dict of str to list of float, us
+        By the name of a gap. ``"resident"``, ``"host"``: for each layer, the time in which nothing ran, but for that between two
+        experts; with ``"host"`` the crossing of activations there and back is in it. ``"between"``, ``"between host"``: from
+        the end of one expert to the start of the next on the same device. ``"fetched"``: from the end of a copy that others
+        wait behind to the start of the next.
     """
     model = ModelSpec(
         name="middling", n_layers=_LAYERS, n_experts=_N_EXPERTS, top_k=_TOP_K, hidden=1024, expert_intermediate=1024, n_heads=8,
@@ -97,28 +98,31 @@ def runtime_gaps(machine: LiveMachine, hardware: HardwareProfile, variant: str, 
     records = replay(
         machine, model=model, costs=costs, workload=workload, policy=_Probe(variant), cache_slots=slots, policy_name="middling"
     )
-    return _between_copies(records) if variant == "fetched" else _idle(records)
+    if variant == "fetched":
+        return {variant: _between_copies(records)}
+    layers, between = _idle(records)
+    return {variant: layers, "between" if variant == "resident" else f"between {variant}": between}
 
 
-def _idle(records: Records) -> list[float]:
-    """Time of each layer in which no lane was busy."""
-    busy: dict[tuple[int, int], list[tuple[int, int]]] = {}
+def _idle(records: Records) -> tuple[list[float], list[float]]:
+    """Time of each layer in which no lane was busy, less that between two experts, and the latter one by one."""
+    busy: dict[tuple[int, int], list[TaskRecord]] = {}
     for task in records.tasks:
-        busy.setdefault((task.step, task.layer), []).append((task.start, task.end))
-    found = []
+        busy.setdefault((task.step, task.layer), []).append(task)
+    layers, between = [], []
     for visit in records.layers:
         if visit.step < _WARM_UP:
             continue
-        idle, reached = 0, visit.begin
-        for start, end in sorted(busy[visit.step, visit.layer]):
-            idle += max(0, start - reached)
-            reached = max(reached, end)
-        found.append((idle + max(0, visit.end - reached)) / 1000)
-    return found
+        tasks = sorted(busy[visit.step, visit.layer])
+        gaps = [b.start - a.end for a, b in pairwise(tasks) if a.expert >= 0]
+        idle = tasks[0].start - visit.begin + sum(b.start - a.end for a, b in pairwise(tasks)) + visit.end - tasks[-1].end
+        layers.append((idle - sum(gaps)) / 1000)
+        between += [gap / 1000 for gap in gaps]
+    return layers, between
 
 
 def _between_copies(records: Records) -> list[float]:
-    copies = sorted((t for t in records.transfers if t.expert >= 0), key=lambda t: t.start)
+    copies = sorted(t for t in records.transfers if t.expert >= 0)
     after = records.steps[_WARM_UP - 1].end
     return [
         (b.start - a.end) / 1000 for a, b in pairwise(copies) if a.layer == b.layer and a.start > after and b.submitted < a.end

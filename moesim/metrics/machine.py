@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from moesim.hardware import HardwareProfile, weakest
 
-
 _KINDS = {"accelerator": "gpu", "host": "cpu", "storage": "disk"}
 
 

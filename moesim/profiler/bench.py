@@ -208,7 +208,8 @@ class RealBench:
         if probe.kind == "power":
             return self._power(probe)
         if probe.kind == "runtime":
-            return [(probe, self._runtime(probe.device).gap_us(probe.variant))]
+            gaps = self._runtime(probe.device).gaps_us(probe.variant)
+            return [(replace(probe, variant=name), us) for name, us in gaps.items()]
         worker, make = self._maker(probe)
         if probe.kind == "expert_first":
             return self._first(probe, worker, make)
@@ -268,7 +269,7 @@ class RealBench:
         return readings
 
     def _loop(self, sides: Sequence[tuple[Any, Maker]], runs: int) -> list[float]:
-        """Keep activities going until each has run so often while the others went on; mean times in us, ends left out."""
+        """Keep activities going until each has run so often while the others went on; mean times in us, from end to end."""
         times: list[list[Done]] = [[] for _ in sides]
         under_way = 0
         for number, (worker, make) in enumerate(sides):
@@ -287,9 +288,11 @@ class RealBench:
         begin = max(some[0].end_ns for some in times)
         end = min(some[-1].start_ns for some in times)
         means = []
-        for some in times:
-            inside = [done for done in some[1:-1] if done.start_ns >= begin and done.end_ns <= end] or some[1:-1]  # held up
-            means.append(sum(done.end_ns - done.start_ns for done in inside) / len(inside) / 1e3)
+        for some in times:  # from end to end: a thread that has to wait for its core does so between two executions as well
+            inside = [done.end_ns for done in some if begin <= done.end_ns <= end]
+            if len(inside) < 2:  # held up
+                inside = [done.end_ns for done in some]
+            means.append((inside[-1] - inside[0]) / (len(inside) - 1) / 1e3)
         return means
 
 

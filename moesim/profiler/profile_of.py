@@ -148,31 +148,40 @@ class _Maker:
             found["memory_bytes"] = self.read_off(total, f"{words}, as the system told")
         if device.kind == "disk":
             return found
-        experts = list(self.experts(device))
+        experts = list(self.experts(device, tier))
         found |= self.rates(device)
         gap = self.points_at("runtime", device.name, variant="resident")
         if len(gap):
             method = "time of a layer in which no lane was busy: a replay of experts of 6.3 MB, all resident"
             found["router_us"] = self.measured(_us(float(gap["median_us"].iloc[0])), gap, method)
         found["experts"] = experts
-        found["parts"] = list(self.parts(device))
+        found["parts"] = list(self.parts(device, tier))
         predict = self.predict(device)
         return {key: value for key, value in (found | predict | self.power(device)).items() if value not in ([], {})}
 
-    def experts(self, device: Device) -> Iterable[dict[str, Any]]:
+    def experts(self, device: Device, tier: Tier) -> Iterable[dict[str, Any]]:
         for subject, bits, shape in self.shapes():
             which = {"subject": subject, "bits": bits, "threads": device.threads}
             rows = self.points_at("expert", device.name, **which)
             if len(rows) < 2:
                 continue
             curve = {"shape": {"hidden": shape.hidden, "intermediate": shape.intermediate, "bits": bits}}
-            curve |= self.curve(rows["size"], rows["median_us"], rows, _METHODS["expert"])
+            times, method = self.handed(device, tier, rows["median_us"].to_numpy(float), _METHODS["expert"])
+            curve |= self.curve(rows["size"], times, rows, method)
             first, second = (self.points_at("expert_first", device.name, variant=variant, **which) for variant in ("", FOLLOWING))
             if len(first) and len(second):
                 extra = max(0.0, float(first["median_us"].iloc[0]) - float(second["median_us"].iloc[0]))
                 method = "first expert of one row after 5 ms of dense parts, less the one that follows; difference of medians"
                 curve["first_extra_us"] = self.measured(_us(extra), first, method)
             yield curve
+
+    def handed(self, device: Device, tier: Tier, times: Any, method: str) -> tuple[Any, str]:
+        """Add the time between two tasks of a device to those of its tasks."""
+        gap = self.points_at("runtime", tier.compute, variant="between" if device.name == tier.compute else "between host")
+        if not len(gap):
+            return times, method
+        us = float(gap["median_us"].iloc[0])
+        return times + us, f"{method}; and {us:.0f} us from the end of one to the start of the next in a replay"
 
     def shapes(self) -> list[tuple[str, float, Any]]:
         """Name all shapes that were measured, each once."""
@@ -202,7 +211,7 @@ class _Maker:
             if key in best
         }
 
-    def parts(self, device: Device) -> Iterable[dict[str, Any]]:
+    def parts(self, device: Device, tier: Tier) -> Iterable[dict[str, Any]]:
         for each in self.wanted:
             model = each.model.name
             for part in _PARTS:
@@ -221,7 +230,10 @@ class _Maker:
                     times = times[kept] - attention.loc[sizes].to_numpy(float)
                     if len(rows) < 2:
                         continue
-                yield {"model": model, "part": part, **self.curve(sizes, times, rows, _METHODS[part])}
+                method = _METHODS[part]
+                if part == "shared":
+                    times, method = self.handed(device, tier, times, method)
+                yield {"model": model, "part": part, **self.curve(sizes, times, rows, method)}
 
     def predict(self, device: Device) -> dict[str, Any]:
         """Write the cost of one product with a router; the format keeps one for all models, so only if there is one model."""

@@ -38,9 +38,9 @@ class Runtime:
         backend = "cuda" if any(device.place not in ("cpu", "disk") for device in tier.devices) else "cpu"
         self._machine = LiveMachine(self._hardware, backend=backend, memory_bytes=MEMORY_BYTES, disk=disk, seed=seed)
 
-    def gap_us(self, variant: str) -> float:
-        """Measure the median gap of a variant once, in us; see `moesim.live.overhead.runtime_gaps`."""
-        return median(runtime_gaps(self._machine, self._hardware, variant))
+    def gaps_us(self, variant: str) -> dict[str, float]:
+        """Measure the median gaps of a variant once, in us; see `moesim.live.overhead.runtime_gaps`."""
+        return {name: median(gaps) for name, gaps in runtime_gaps(self._machine, self._hardware, variant).items()}
 
     def close(self) -> None:
         """End the workers and give the memory back."""
