@@ -20,6 +20,9 @@ from moesim.units import format_bytes
 _FALL = 0.5  # the format takes no time of an expert below this share of an earlier one
 _PARTS = ("attention", "context", "dense", "shared", "head", "embedding", "leading")
 
+_ROUTER_PRODUCTS = ("gate", "residual")
+"""Predictors that are one product with a router: of a state as it is, or with a vector added to it."""
+
 _METHODS = {
     "expert": "one expert after the other, gathering its rows and adding its outputs included; weights not in the cache; medians",
     "attention": (
@@ -242,7 +245,8 @@ class _Maker:
         rows = self.points_at("predict", device.name, subject=self.wanted[0].model.name, threads=device.threads)
         if len(rows) < 2:
             return {}
-        return {"predict": {"gate": self.curve(rows["size"], rows["median_us"], rows, _METHODS["predict"])}}
+        curve = self.curve(rows["size"], rows["median_us"], rows, _METHODS["predict"])
+        return {"predict": {name: curve for name in _ROUTER_PRODUCTS}}
 
     def power(self, device: Device) -> dict[str, Any]:
         found = {}
