@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from live_kit import experiment, two_parts, with_disk
+from live_kit import MODEL, experiment, two_parts, with_disk
 
 import moesim.live.machine as live_machine
 from moesim.errors import CapacityError, InputError
@@ -21,6 +21,7 @@ from moesim.live import LiveMachine, replay
 from moesim.live.memory import Slots, share_out
 
 CLOCKLESS = ["all-cpu", "on-demand", "static", "fiddler", "lru", "lfu", "llama-cpp"]
+NEEDED: dict[str, Any] = {"slots": {"fast": 16}, "dense": {"fast": 4}}
 OTHERS = [
     "dali",
     "hybrimoe-paper",
@@ -38,7 +39,8 @@ def carried_out(folder: Path, policy: Any, *, keep: bool = True, **changes: Any)
     setup = experiment(folder, policies=[policy], **changes)
     spec = setup.specs[0]
     simulated = run_one(setup, spec, keep=True)
-    with LiveMachine(spec.hardware, memory_bytes=200_000_000, disk=folder, keep_outputs=keep) as machine:
+    disk = folder if "disk" in spec.hardware.devices else None
+    with LiveMachine(spec.hardware, memory_bytes=200_000_000, disk=disk, keep_outputs=keep) as machine:
         live = run_one(setup, spec, keep=True, execution=Execution(partial(replay, machine), True))
         outputs = dict(machine.outputs)
     assert simulated.failure is None, simulated.failure
@@ -112,6 +114,11 @@ def test_times_are_those_of_the_wall(tmp_path: Path) -> None:
     assert [d.layer for d in records.decisions] == list(range(4)) * 5
     assert all(d.start <= d.end for d in records.decisions)
     assert records.makespan_ns >= max(t.end for t in records.tasks)
+    assert live.split is not None
+    by_cause = live.split.total()
+    assert sum(by_cause.values()) == records.makespan_ns
+    assert by_cause["dense"] > 0
+    assert by_cause["decision"] > 0
 
 
 @pytest.mark.parametrize(
@@ -127,14 +134,14 @@ def test_refused_before_anything_is_allocated(change: dict[str, Any], message: s
     setup = experiment(tmp_path)
     spec = setup.specs[0]
     with pytest.raises(InputError, match=message), LiveMachine(spec.hardware, **change) as machine:
-        machine.prepare(spec.model, setup.workload(spec), "pinned")
+        machine.prepare(spec.model, setup.workload(spec), "pinned", **NEEDED)
 
 
 def test_other_machines_profiles_are_refused(tmp_path: Path) -> None:
     many = two_parts()
     many["devices"]["fast"]["cores"] = [4095]
     spec = experiment(tmp_path, profile=many).specs[0]
-    with pytest.raises(InputError, match=r"devices\.fast\.cores: expected cores 0\.\."):
+    with pytest.raises(InputError, match=r"devices\.fast\.cores: expected some of the cores"):
         LiveMachine(spec.hardware)
     gpu = experiment(tmp_path, hardware="rtx3090-epyc7532", policies=["lru"]).specs[0]
     with pytest.raises(InputError, match="expected devices of kind cpu or disk for --backend cpu, got a gpu"):
@@ -144,7 +151,46 @@ def test_other_machines_profiles_are_refused(tmp_path: Path) -> None:
 def test_a_disk_wants_a_folder(tmp_path: Path) -> None:
     setup = experiment(tmp_path, profile=with_disk())
     with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine, pytest.raises(InputError, match="--disk FOLDER"):
-        machine.prepare(setup.specs[0].model, setup.workload(setup.specs[0]), "pinned")
+        machine.prepare(setup.specs[0].model, setup.workload(setup.specs[0]), "pinned", **NEEDED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("links", "host->fast", "activation"), "got share_link: true"),
+        (("devices", "spare", None), r"devices\.spare: expected every host among backing"),
+    ],
+)
+def test_what_a_replay_has_not_is_refused(change: tuple[str, str, Any], message: str, tmp_path: Path) -> None:
+    profile = two_parts()
+    if change[0] == "links":
+        copies = profile["links"]["host->fast"]["any"]
+        profile["links"] = {name: {"any": copies, "activation": {**copies, "share_link": True}} for name in profile["links"]}
+    else:
+        profile["devices"]["spare"] = dict(profile["devices"]["host"])
+    with pytest.raises(InputError, match=message):
+        LiveMachine(experiment(tmp_path, profile=profile).specs[0].hardware)
+    with pytest.raises(InputError, match="--disk: expected none"):
+        LiveMachine(experiment(tmp_path).specs[0].hardware, disk=tmp_path)
+
+
+def test_bits_that_do_not_go_together(tmp_path: Path) -> None:
+    setup = experiment(tmp_path, model={**MODEL, "expert_bits": 16})
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
+    assert "expected expert_bits and other_bits both of 32 or both below" in str(failed.failure)
+
+
+def test_memory_is_made_anew_only_for_what_does_not_fit(tmp_path: Path) -> None:
+    """A larger cache, or a dense part on another device, is added to what was there; the next runs find it all."""
+    setup = experiment(tmp_path, policies=["lru", "llama-cpp"], cache={"ratio": [0.25, 0.5]})
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        stores = []
+        for spec in [*setup.specs, *setup.specs]:
+            assert run_one(setup, spec, execution=Execution(partial(replay, machine), True)).failure is None
+            stores.append(id(machine.store))
+            assert machine.store.aliased == ""
+    assert len(set(stores[len(setup.specs) :])) == 1
 
 
 def test_a_decision_time_is_refused(tmp_path: Path) -> None:
@@ -175,7 +221,7 @@ def test_buffers_take_turns_where_memory_is_short(tmp_path: Path) -> None:
     with LiveMachine(setup.specs[0].hardware, memory_bytes=700_000) as machine:
         live = run_one(setup, setup.specs[0], keep=True, execution=Execution(partial(replay, machine), True))
         assert live.failure is None
-        assert machine.store.aliased.startswith("32 experts share buffers (fast ")
+        assert "32 on host in" in machine.store.aliased
     simulated = run_one(setup, setup.specs[0], keep=True)
     assert live.records is not None
     assert simulated.records is not None
@@ -215,7 +261,7 @@ def test_gpu_profiles_run_the_same_calls(tmp_path: Path, monkeypatch: pytest.Mon
     streams = []
 
     class Stream(live_machine.Worker):
-        def __init__(self, name: str, done: Any, place: str) -> None:
+        def __init__(self, name: str, done: Any, place: str, cores: Any) -> None:
             streams.append((name, place))
             super().__init__(name, done)
 
@@ -223,7 +269,7 @@ def test_gpu_profiles_run_the_same_calls(tmp_path: Path, monkeypatch: pytest.Mon
     gpu["devices"]["fast"] = {**gpu["devices"]["fast"], "kind": "gpu"}
     setup = experiment(tmp_path, policies=["fiddler"], profile=gpu, transfer={"curve": "pageable"})
     monkeypatch.setattr(live_machine, "CudaStreamWorker", Stream)
-    monkeypatch.setattr(live_machine, "_torch_devices", lambda hardware, backend: {"fast": "cpu:0", "host": "cpu"})
+    monkeypatch.setattr(live_machine, "_torch_devices", lambda hardware, backend, first: {"fast": "cpu:0", "host": "cpu"})
     monkeypatch.setattr("moesim.live.weights.available_gpu_bytes", lambda place: 10**8)
     _, reference = carried_out(tmp_path, "fiddler")[1:]
     with LiveMachine(setup.specs[0].hardware, backend="cuda", memory_bytes=10**8, keep_outputs=True) as machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -20,6 +21,12 @@ from moesim.testing import check_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+
+
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 HAS_TRACE = any((folder / "mini-mixtral.safetensors").exists() for folder in data_dirs("traces"))
 
 
@@ -51,7 +58,8 @@ def test_the_experiment_of_the_readme_is_valid():
 
 def test_the_readme_shows_the_main_commands():
     assert {c[0] for c in commands()} == {
-        "run", "compare", "list", "trace", "schema", "bench", "regret", "assignments", "papers",
+        "run", "compare", "list", "trace", "schema", "bench", "regret", "assignments", "papers", "profile", "replay",
+        "validate",
     }  # fmt: skip
 
 
@@ -84,6 +92,10 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkey
         make_recordings(tmp_path, record=command[1] == "learn")
     if command[:2] == ["trace", "import"]:
         make_routes(tmp_path / "routes.npz")
+    if command[0] in ("replay", "validate") or command[:2] == ["profile", "measure"]:
+        pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
+        if len(usable_cores()) < 2:
+            pytest.skip("two devices need two cores")
     command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]
     shorter = {
         "run": ["--quick"],
@@ -91,6 +103,9 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkey
         "bench": ["--repeats", "1", "--tokens", "2"],
         "assignments": ["--instances", "2"],
         "papers": ["--quick"],
+        "profile": {"measure": ["--dry-run", "--no-gpu"]}.get("".join(command[1:2]), []),
+        "replay": ["--quick"],
+        "validate": [] if "--public" in command else ["--quick", "--repeats", "1"],
         "trace": {"record": ["--max-new-tokens", "4"], "learn": ["--epochs", "1"]}.get("".join(command[1:2]), []),
     }
     assert main([*command, *shorter.get(command[0], [])]) == 0

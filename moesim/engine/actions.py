@@ -112,6 +112,7 @@ class Actions:
         n_experts = self.n_experts
         step = visit.step
         mb = engine.mb
+        taken: Sequence[int] | None = None  # by this Run, where that is not simply all rows routed to the expert
         for expert in experts:
             unit = base + expert
             if rows is None:
@@ -121,6 +122,7 @@ class Actions:
                 if group is not None:
                     group.union |= self._row_bits(visit, expert)
                 if engine.n_mbs > 1 or visit.has_slots:
+                    taken = visit.rows_of(expert)
                     visit.note_taken(expert)
                 pending[expert] = 0
                 visit.open += 1 - n_rows  # its slots are settled, the task is to be done
@@ -135,7 +137,7 @@ class Actions:
                 work = engine.expert_ns(device, n_rows)
             number = engine.number = engine.number + 1
             task = Task(number, "expert", step, layer, mb, n_rows, work, now, now, expert, unit, visit, group)
-            task.row_ids = rows
+            task.row_ids = taken if rows is None else rows
             copy = copies.get(unit)
             if copy is not None:
                 copy.pins += 1

@@ -17,6 +17,7 @@ from moesim.experiment.traces import trace_label
 from moesim.hardware import LABELS, weakest
 from moesim.metrics import Value, summarise
 from moesim.metrics.breakdown import Breakdown, breakdown
+from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
 from moesim.policies.registry import make_policy
 from moesim.predictors.chosen import PredictorSet
@@ -152,7 +153,10 @@ def _run(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
         tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
     )  # fmt: skip
-    split = breakdown(records, machine.kinds, machine.media)
+    if execution.measured:  # nothing begins at the very nanosecond at which what it waited for has ended
+        split = Chain(records, machine.kinds, machine.media).breakdown()
+    else:
+        split = breakdown(records, machine.kinds, machine.media)
     metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split)
     labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []

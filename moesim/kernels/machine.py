@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import re
@@ -31,7 +32,7 @@ def describe() -> dict[str, str]:
         "cores": f"{len(usable_cores())} usable of {os.cpu_count() or '?'}",
         "memory": _in_words(_meminfo("MemTotal")),
         "caches": ", ".join(f"L{level}{letter} {_in_words(size)}" for level, letter, size in _caches()) or "unknown",
-        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "kernel": " ".join([platform.system(), *re.findall(r"^\d+\.\d+", platform.release()), platform.machine()]),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
     }
@@ -183,11 +184,39 @@ def _in_words(n_bytes: int | None) -> str:
     return f"{n_bytes} bytes"
 
 
+def empty_gpu_caches() -> None:
+    """Give the driver back what PyTorch keeps of freed GPU memory; what is free is asked of the driver."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def gpu_total_bytes(device: str = "cuda") -> int | None:
+    """Tell the whole memory of a GPU, in bytes; None without one."""
+    return int(torch.cuda.mem_get_info(torch.device(device))[1]) if torch.cuda.is_available() else None
+
+
+def gpu_cache_bytes(device: str = "cuda") -> int | None:
+    """Tell the size of a GPU's last cache, in bytes; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size)
+
+
+def _identity(index: int) -> str:
+    """Name a GPU for the driver's tool, which counts in an order of its own."""
+    if torch.cuda.is_available() and index < torch.cuda.device_count():
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        if uuid is not None:
+            return f"GPU-{uuid}"
+    return str(index)
+
+
 def _nvidia_smi(field: str, index: int) -> str | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    command = [program, f"--id={index}", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    command = [program, f"--id={_identity(index)}", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

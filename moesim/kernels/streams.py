@@ -52,6 +52,7 @@ class _Zero:
 @dataclass(frozen=True)
 class _Launch:
     tag: Any
+    call: Callable[[], Any]  # keeps alive what the device reads: the allocator would give it to somebody else
     zero: _Zero
     begin: torch.cuda.Event
     end: torch.cuda.Event
@@ -146,7 +147,7 @@ class CudaStreamWorker:
                 self._slots.release()
                 self._done.put(Done(item.tag, start, time.perf_counter_ns(), raised))
             else:
-                self._launched.put(_Launch(item.tag, zero, begin, end))
+                self._launched.put(_Launch(item.tag, item.call, zero, begin, end))
             del item
 
     def _wait_all(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.engine.devices import DeviceState, Task
 from moesim.engine.layer import Group, Visit
+from moesim.errors import LiveError
 from moesim.kernels.serve import serve
 from moesim.live.memory import Slots
 
@@ -30,6 +31,13 @@ class State:
         self.normed = machine.zeros(device, rows)
         self.sums = machine.zeros(device, rows)
         self.handed: list[Any] = []  # sums of groups that have come back from other devices
+        self.kept: list[Any] = []  # those of this step that have been added: a stream may still be reading them
+
+    def begin(self) -> None:
+        """Begin a step with no outputs of experts."""
+        self.sums.zero_()
+        self.handed.clear()
+        self.kept.clear()
 
     def settle(self) -> None:
         """Add the experts' outputs to the residual stream."""
@@ -38,6 +46,14 @@ class State:
         while self.handed:
             n_rows, sums = self.handed.pop()
             self.hidden[:n_rows].add_(sums)
+            self.kept.append(sums)
+
+
+def dense_devices(engine: LiveEngine) -> dict[str, int]:
+    """Name the devices that run parts of the model other than experts, with the layers of which they run some."""
+    layered = {d.name for d in (*engine.attention_at, *engine.dense_at, *engine.shared_at)}
+    once = {d.name for d in engine.step_parts.values()}
+    return {name: engine.model.n_layers if name in layered else 1 for name in sorted(layered | once)}
 
 
 class Routed:
@@ -98,13 +114,12 @@ class Calls:
         rows = max(1, engine.workload.max_tokens)
         self.states = {d.name: State(machine, d.name, rows) for d in engine.devices if d.computes}
         self.slots = {d.name: Slots(d, machine.n_buffers(d.name)) for d in engine.devices if not d.backing}
+        self._transit: dict[tuple[int, int], Any] = {}  # fetch, hop -> what lies on its way
         self._groups: dict[int, Any] = {}  # id of a group or task elsewhere -> its sums
-        self._served: dict[tuple[int, int], set[int]] = {}  # layer, expert -> rows of this step that have been served
         self._routed: dict[tuple[int, int], Routed] = {}  # layer, micro-batches routed so far -> who serves which rows
         self._step = -1
         self._gate = 1.0 / model.top_k
-        dense = {d.name for d in (*engine.attention_at, *engine.dense_at, *engine.shared_at, *engine.step_parts.values())}
-        self.dense = {name: machine.store.dense(name) for name in sorted(dense)}
+        self.dense = {name: machine.store.dense(name) for name in dense_devices(engine)}
         for device in engine.devices:
             if not device.backing:
                 for unit in device.memory.copies:  # placed at the start
@@ -137,7 +152,7 @@ class Calls:
 
     def _routing(self, step: int, layer: int, experts: tuple[Any, ...], weights: tuple[Any, ...]) -> Routed:
         if step != self._step:
-            self._step, self._served, self._routed = step, {}, {}
+            self._step, self._routed = step, {}
         routed = self._routed.get((layer, len(experts)))
         if routed is None:
             routed = self._routed[layer, len(experts)] = Routed(experts, weights, self._gate)
@@ -155,17 +170,11 @@ class Calls:
             routed.of_expert(active[0], self.machine, engine.dense_at[visit.layer].name)
 
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
-        """Rows that a Run serves and their gates: those it names, or all routed to the expert that none has served."""
+        """Rows that a Run serves and their gates: those that were settled when it was issued, or all routed to the expert."""
         routed = self._routing(visit.step, visit.layer, visit.experts, visit.weights)
-        served = self._served.setdefault((visit.layer, task.expert), set())
-        if task.row_ids is None and not served:
-            served.update(routed.rows.get(task.expert, ()))
+        if task.row_ids is None:
             return routed.of_expert(task.expert, self.machine, device)
-        if task.row_ids is not None:
-            rows = [int(row) for row in task.row_ids]
-        else:
-            rows = [row for row in routed.rows.get(task.expert, ()) if row not in served]
-        served.update(rows)
+        rows = [int(row) for row in task.row_ids]
         gates = [routed.gate(task.expert, row) for row in rows]
         return self.machine.index(device, rows), self.machine.gates(device, gates)
 
@@ -228,11 +237,12 @@ class Calls:
 
     def _embedding(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
+        states = list(self.states.values())
         ids = self.machine.index(device.name, self.engine.step.rows % self.engine.model.vocab)
 
         def call() -> None:
-            state.sums.zero_()
-            state.handed.clear()
+            for other in states:
+                other.begin()
             state.hidden[:n_rows] = kernel.embed(ids)
 
         return call
@@ -262,7 +272,11 @@ class Calls:
         return call
 
     def _predict(self, task: Task, device: DeviceState) -> Callable[[], Any]:
-        kernel = self.dense.get(device.name) or self.dense.setdefault(device.name, self.machine.store.dense(device.name))
+        kernel = self.dense.get(device.name)
+        if kernel is None:
+            raise LiveError(
+                f"a prediction on {device.name}: expected a device that runs routers, got none; predict where the dense part runs"
+            )
         return partial(kernel.predict, task.layer, self.states[device.name].normed[: task.rows])
 
     # ------------------------------------------------------------------------------------------------ transfers, crossings
@@ -274,7 +288,9 @@ class Calls:
             return self.machine.copy_message(link.name, n_bytes)
         last = transfer.hop == len(transfer.path) - 1
         if not last:
-            target = self.machine.transit(link.name)
+            target = self._transit.get((transfer.fetch, transfer.hop))
+            if target is None:
+                target = self._transit[transfer.fetch, transfer.hop] = self.machine.transit(link.name)
         elif transfer.dst.backing:
             target = self.machine.backing(transfer.dst.name, transfer.unit)
         else:
@@ -286,7 +302,9 @@ class Calls:
                 slots.coming.discard(transfer.fetch)
             target = self.machine.buffer(transfer.dst.name, slots.of(transfer.unit))
         if transfer.hop:
-            origin = self.machine.transit(transfer.path[transfer.hop - 1].name)
+            origin = self._transit[transfer.fetch, transfer.hop - 1]
+            if n_bytes == transfer.left:  # the call keeps it until it is done
+                del self._transit[transfer.fetch, transfer.hop - 1]
         elif self.engine.by_name[source].backing:
             origin = self.machine.backing(source, transfer.unit)
         else:
@@ -305,8 +323,12 @@ class Calls:
         elif direction == "in":
             self.machine.copy_rows(dst.normed, src.normed, self._chosen(of, rows))
         else:
-            sums = self._groups.pop(id(of))
-            dst.handed.append((n_rows, self.machine.bring(link.link.dst, sums)))
+            sums = self.machine.bring(link.link.dst, self._groups.pop(id(of)))
+            assert of is not None
+            if link.link.dst == self.engine.dense_at[of.visit.layer if isinstance(of, Group) else of.layer].name:
+                dst.handed.append((n_rows, sums))
+            else:  # it goes on from there
+                self._groups[id(of)] = sums
 
     def _chosen(self, of: Group | Task | None, rows: int) -> Iterable[int]:
         if isinstance(of, Group):

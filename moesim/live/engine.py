@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.engine.core import Engine
 from moesim.engine.stuck import explain
 from moesim.errors import DeadlockError, LiveError, describe_exception
-from moesim.live.calls import Calls
+from moesim.live.calls import Calls, dense_devices
 from moesim.live.lanes import LiveLane, LiveLink
 from moesim.policy import Routed
 from moesim.records import DecisionRecord
@@ -77,7 +77,7 @@ class Observed:
             return answer
         clock = self._engine.env
         began = clock.now
-        actions = list(self._policy.decide(event, view))
+        actions = list(self._policy.decide(event, view) or ())
         self._engine.records.decisions.append(DecisionRecord(began, clock.now, event.step, event.layer))
         return actions
 
@@ -100,7 +100,15 @@ class LiveEngine(Engine):
         super().__init__(*arguments)
         self.may_chain = False
         self.policy = Observed(self.policy, self)
+        slots = {d.name: self._slots_of(d) for d in self.devices if not d.backing}
+        machine.prepare(self.model, self.workload, self.costs.transfer, slots=slots, dense=dense_devices(self))
         self.calls = Calls(self, machine)
+
+    def _slots_of(self, device: DeviceState) -> int:
+        """Experts for which the placement has room on a device."""
+        largest = max(self.expert_bytes)
+        pools = device.memory.pools.values()
+        return sum(pool.capacity * (self.model.n_layers if pool.per_layer else 1) // largest for pool in pools)
 
     def make_clock(self) -> WallClock:
         return WallClock()

@@ -62,7 +62,6 @@ def replay(
         raise InputError(
             f"decision time: expected none in a replay, where decisions take the time they take, got {options.decision_ns} ns"
         )
-    machine.prepare(model, workload, costs.transfer)
     machine.outputs.clear()
     engine = LiveEngine(
         machine, model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(coalesce=False),

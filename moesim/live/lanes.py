@@ -114,4 +114,5 @@ class LiveLink(LinkState):
         engine.records.activations.append(
             ActivationRecord(start, clock.now, self.name, step, layer, rows, n_bytes, direction, submitted)
         )
+        engine.now = clock.now  # what waited for the rows begins after they have crossed
         engine.deferred.append(then)

@@ -17,7 +17,7 @@ from moesim.kernels.affinity import usable_cores
 from moesim.kernels.buffers import Buffers
 from moesim.kernels.copies import copy, copy_in_chunks
 from moesim.kernels.files import FileExperts
-from moesim.kernels.machine import available_memory_bytes
+from moesim.kernels.machine import available_memory_bytes, empty_gpu_caches
 from moesim.kernels.streams import CudaStreamWorker
 from moesim.kernels.tensors import Tensors
 from moesim.kernels.workers import Done, Worker
@@ -48,6 +48,8 @@ class LiveMachine:
         Folder for the file that holds the experts, if the profile has a disk.
     seed : int
         Of the random weights.
+    first_gpu : int
+        Which GPU of the machine is the first of the profile.
     keep_outputs : bool
         Keep the hidden state at the end of each step in `outputs`, (n_tokens, hidden) float32 by step.
 
@@ -59,7 +61,7 @@ class LiveMachine:
 
     def __init__(
         self, hardware: HardwareProfile, *, backend: str = "cpu", memory_bytes: int | None = None, disk: Path | None = None,
-        seed: int = 0, keep_outputs: bool = False,
+        seed: int = 0, keep_outputs: bool = False, first_gpu: int = 0,
     ) -> None:  # fmt: skip
         self.hardware = hardware
         self.backend = backend
@@ -67,7 +69,8 @@ class LiveMachine:
         self.disk = disk
         self.keep_outputs = keep_outputs
         self.outputs: dict[int, Any] = {}
-        self.tensors = Tensors(_torch_devices(hardware, backend))
+        self.tensors = Tensors(_torch_devices(hardware, backend, first_gpu))
+        _check_parts(hardware, disk)
         available = available_memory_bytes()
         if available is None and memory_bytes is None:
             raise CapacityError("--memory: expected a size such as '8 GB', since this system does not tell, got nothing")
@@ -80,7 +83,6 @@ class LiveMachine:
         self.done: SimpleQueue[Done] = SimpleQueue()
         self._workers: dict[tuple[str, str], Any] = {}
         self._store: WeightStore | None = None
-        self._transit: dict[str, Buffers] = {}
         self._chunks = 1  # pieces of a copy, on streams of their own
 
     @property
@@ -108,15 +110,17 @@ class LiveMachine:
         if key not in self._workers:
             name = ".".join(key)
             if place != "cpu":
-                self._workers[key] = CudaStreamWorker(name, self.done, place)
+                self._workers[key] = CudaStreamWorker(name, self.done, place, cores or None)
             else:
                 threads = 1 if key[0] == "link" else len(cores) or (os.cpu_count() or 1)
                 self._workers[key] = Worker(name, self.done, cores or None, threads)
         return self._workers[key]
 
     # ------------------------------------------------------------------------------------------------------------ memory
-    def prepare(self, model: ModelSpec, workload: Workload, transfer: str) -> None:
-        """Have memory for a model and the largest step of a workload; what was prepared for the same is kept.
+    def prepare(
+        self, model: ModelSpec, workload: Workload, transfer: str, *, slots: Mapping[str, int], dense: Mapping[str, int]
+    ) -> None:
+        """Have memory for a model, a placement and the largest step of a workload; what serves is kept.
 
         Parameters
         ----------
@@ -126,6 +130,10 @@ class LiveMachine:
             Its largest step and longest contexts.
         transfer : {"pinned", "pageable", "chunked"}
             How weights travel to a GPU; on other machines it makes no difference.
+        slots : mapping of str to int
+            Experts for which each accelerator has room in its pools.
+        dense : mapping of str to int
+            Devices that run other parts of the model, and of how many layers.
 
         Raises
         ------
@@ -136,18 +144,24 @@ class LiveMachine:
         rows, pinned = workload.max_tokens, self.backend == "cuda" and transfer != "pageable"
         self._chunks = _CHUNKS if self.backend == "cuda" and transfer == "chunked" else 1
         if self._store is not None:
-            if self._store.serves(model, rows, kv_tokens, pinned):
+            store = self._store
+            if store.serves(model, max_rows=rows, max_kv_tokens=kv_tokens, slots=slots, dense=dense, pinned=pinned):
                 return
+            if store.model == model:  # the next runs will be like those before
+                rows, kv_tokens = max(rows, store.max_rows), max(kv_tokens, store.max_kv_tokens)
+                slots, dense = store.for_all(slots, dense)
+            del store
             self._release()
         self._store = WeightStore(
-            model, self.hardware, self.tensors.places, max_rows=rows, max_kv_tokens=kv_tokens, memory_bytes=self.memory_bytes,
-            disk=self.disk, pinned=pinned, seed=self.seed,
+            model, self.hardware, self.tensors.places, max_rows=rows, max_kv_tokens=kv_tokens, slots=slots, dense=dense,
+            memory_bytes=self.memory_bytes, disk=self.disk, pinned=pinned, seed=self.seed,
         )  # fmt: skip
 
     def _release(self) -> None:
         if self._store is not None:
             self._store.remove()
-        self._store, self._transit = None, {}
+        self._store = None
+        empty_gpu_caches()  # engines of earlier runs hold each other, and with them the memory that is wanted now
 
     @property
     def store(self) -> WeightStore:
@@ -196,11 +210,11 @@ class LiveMachine:
                 if offset or n_bytes != file.n_bytes:
                     raise InputError(
                         f"{self.hardware.path}: links.{link}: expected experts of {file.n_bytes} bytes in one piece from and "
-                        f"to a disk, got {n_bytes} bytes from {offset} on; leave chunk_bytes out"
+                        f"to a disk, got {n_bytes} bytes from {offset} on; leave transfer.chunk out"
                     )
                 move, other = (file.read, target) if place is origin else (file.write, origin)
                 return partial(move, place, other)
-        if self._chunks > 1:
+        if self._chunks > 1 and {self.tensors.places[end] for end in (found.src, found.dst)} != {"cpu"}:
             streams = self.tensors.streams(self._chunks, [self.tensors.places[end] for end in (found.src, found.dst)])
             return partial(copy_in_chunks, target[ends], origin[ends], self._chunks, streams)
         return partial(copy, target[ends], origin[ends], non_blocking=True)
@@ -214,11 +228,8 @@ class LiveMachine:
         return self.tensors.bring(self.tensors.places[device], values)
 
     def transit(self, link: str) -> Any:
-        """Buffer at the far end of a link for what goes on from there."""
-        if link not in self._transit:
-            place = self.tensors.places[self.hardware.link(link).dst]
-            self._transit[link] = Buffers(1, self.store.shape.n_bytes, place)
-        return self._transit[link][0]
+        """Make a buffer at the far end of a link for what goes on from there."""
+        return Buffers(1, self.store.shape.n_bytes, self.tensors.places[self.hardware.link(link).dst])[0]
 
     def copy_message(self, link: str, n_bytes: int) -> Callable[[], None]:
         """Make the call that moves some bytes of no meaning over a link."""
@@ -241,7 +252,33 @@ class LiveMachine:
         self.close()
 
 
-def _torch_devices(hardware: HardwareProfile, backend: str) -> Mapping[str, str]:
+def _check_parts(hardware: HardwareProfile, disk: Path | None) -> None:
+    """Refuse what a profile may have and a replay has not."""
+    disks = [name for name, device in hardware.devices.items() if device.role == "storage"]
+    if disk is not None and not disks:
+        raise InputError(f"--disk: expected none, since {hardware.name} keeps no experts on a disk, got {disk}; leave it out")
+    for name, device in hardware.devices.items():
+        if device.role == "host" and name not in hardware.backing:
+            raise HardwareError(
+                f"{hardware.path}: devices.{name}: expected every host among backing to replay, got one that holds no experts; "
+                "leave it out of the profile"
+            )
+    for link in hardware.links:
+        if link.share_link:
+            raise HardwareError(
+                f"{hardware.path}: links.{link.name}: expected activations beside weights to replay, got "
+                "share_link: true; leave it out"
+            )
+        kinds = {hardware.devices[end].kind for end in (link.src, link.dst)}
+        if kinds == {"gpu", "disk"}:
+            raise HardwareError(
+                f"{hardware.path}: links.{link.name}: expected a disk to be read into host memory to replay, got a "
+                "link to a GPU; "
+                "add the host between them"
+            )
+
+
+def _torch_devices(hardware: HardwareProfile, backend: str, first_gpu: int) -> Mapping[str, str]:
     """Say where each device of the profile is: ``"cpu"``, or ``"cuda:0"`` and so on in the order of the profile."""
     if backend not in BACKENDS:
         raise InputError(f"--backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -251,18 +288,19 @@ def _torch_devices(hardware: HardwareProfile, backend: str) -> Mapping[str, str]
             f"{hardware.path}: devices.{gpus[0]}: expected devices of kind cpu or disk for --backend cpu, got a gpu; choose the "
             "profile of a machine without one, or --backend cuda"
         )
-    n_cores = os.cpu_count() or 1
-    for name, device in hardware.devices.items():
-        if device.cores and max(device.cores) >= n_cores:
-            raise HardwareError(
-                f"{hardware.path}: devices.{name}.cores: expected cores 0..{n_cores - 1} of this machine, got "
-                f"{list(device.cores)}; choose the profile that was measured on it"
-            )
+    cores = usable_cores()
+    for kind, parts in (("devices", hardware.devices.values()), ("links", hardware.links)):
+        for part in parts:
+            if not set(part.cores).issubset(cores):
+                raise HardwareError(
+                    f"{hardware.path}: {kind}.{part.name}.cores: expected some of the cores {cores}, which this process may use, "
+                    f"got {list(part.cores)}; choose the profile that was measured on this machine"
+                )
     if backend == "cuda":
         n_gpus = Tensors.n_gpus()
-        if not gpus or len(gpus) > n_gpus:
+        if not gpus or first_gpu + len(gpus) > n_gpus:
             raise HardwareError(
                 f"{hardware.path}: expected at most the {n_gpus} GPUs that PyTorch finds on this machine, and at least one, got "
                 f"{len(gpus)} devices of kind gpu; choose the profile that was measured on it"
             )
-    return {name: f"cuda:{gpus.index(name)}" if name in gpus else "cpu" for name in hardware.devices}
+    return {name: f"cuda:{first_gpu + gpus.index(name)}" if name in gpus else "cpu" for name in hardware.devices}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 GPU_SHARE = 0.9
 """Share of the free memory of a GPU that may be used: libraries take workspaces of their own."""
+_SPARE = 1.05  # a disk is never filled to the brim
 _ROW_COPIES = 6  # tensors of all rows of a step that a device may hold at once
 
 
@@ -39,6 +41,10 @@ class WeightStore:
         Where each device is for PyTorch.
     max_rows, max_kv_tokens : int
         Of the largest step.
+    slots : mapping of str to int
+        Experts for which each accelerator has room in its pools.
+    dense : mapping of str to int
+        Devices that run other parts of the model, and of how many layers.
     memory_bytes : int, bytes
         Host memory that may be used; of a disk not more is used either.
     disk : Path or None
@@ -58,21 +64,28 @@ class WeightStore:
 
     def __init__(
         self, model: ModelSpec, hardware: HardwareProfile, places: Mapping[str, str], *, max_rows: int, max_kv_tokens: int,
-        memory_bytes: int, disk: Path | None, pinned: bool, seed: int,
+        slots: Mapping[str, int], dense: Mapping[str, int], memory_bytes: int, disk: Path | None, pinned: bool, seed: int,
     ) -> None:  # fmt: skip
         self.model, self.max_rows, self.max_kv_tokens = model, max_rows, max_kv_tokens
         self.pinned = pinned
         self._hardware, self._places, self._disk, self._memory_bytes, self._seed = hardware, places, disk, memory_bytes, seed
         self.shape = ExpertShape.of(model)
-        compute = places[hardware.compute]
-        self._dense_options: dict[str, Any] = {
-            "distinct_layers": self._distinct_layers(self._room(compute)[0]),
-            "max_rows": max_rows,
-            "max_kv_tokens": max_kv_tokens,
-            "with_head": True,
-        }
-        fixed = DenseKernel.required_bytes(model, **self._dense_options) + _ROW_COPIES * max_rows * model.hidden * 4
-        counts = self._share_out({compute: fixed})
+        if (self.shape.bits == 32) != (model.other_bits == 32):
+            raise InputError(
+                f"model '{model.name}': expected expert_bits and other_bits both of 32 or both below to replay, got "
+                f"{model.expert_bits:g} and {model.other_bits:g}; change one of them"
+            )
+        self.slots, self._wanted_dense = dict(slots), dict(dense)
+        self._sizes: dict[str, Any] = {"max_rows": max_rows, "max_kv_tokens": max_kv_tokens, "with_head": True}
+        self._layers = {name: self._distinct_layers(places[name], n) for name, n in dense.items()}
+        fixed: dict[str, int] = {}
+        for name, n in self._layers.items():
+            fixed[places[name]] = fixed.get(places[name], 0) + DenseKernel.required_bytes(model, distinct_layers=n, **self._sizes)
+        for place in {places[name] for name, device in hardware.devices.items() if device.role != "storage"}:
+            fixed[place] = (
+                fixed.get(place, 0) + _ROW_COPIES * max_rows * model.hidden * 4 + self.shape.n_bytes
+            )  # and one on its way
+        counts = self._share_out(fixed)
         self._kernels: dict[str, ExpertKernel] = {}
         self._dense: dict[str, DenseKernel] = {}
         self._bound: dict[tuple[str, int], Any] = {}
@@ -83,29 +96,48 @@ class WeightStore:
         except BaseException:
             self.remove()
             raise
-        self.whole = all(n >= model.n_layers * model.n_experts for n in counts.values())
 
-    def serves(self, model: ModelSpec, max_rows: int, max_kv_tokens: int, pinned: bool) -> bool:
-        """Tell whether this will do for another run."""
+    def serves(
+        self,
+        model: ModelSpec,
+        *,
+        max_rows: int,
+        max_kv_tokens: int,
+        slots: Mapping[str, int],
+        dense: Mapping[str, int],
+        pinned: bool,
+    ) -> bool:
+        """Tell whether this will do for another run; parameters as for the class."""
         large_enough = max_rows <= self.max_rows and max_kv_tokens <= self.max_kv_tokens
-        return model == self.model and large_enough and pinned == self.pinned
+        known = all(layers <= self._wanted_dense.get(name, 0) for name, layers in dense.items())
+        roomy = all(n <= max(self.slots.get(name, 0), self.held[name].n) for name, n in slots.items())
+        return model == self.model and large_enough and known and roomy and pinned == self.pinned
+
+    def for_all(self, slots: Mapping[str, int], dense: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+        """Give the slots and dense parts that serve what this serves and another run too."""
+        return _most(self.slots, slots), _most(self._wanted_dense, dense)
 
     def _make(self, name: str, n: int) -> Buffers | FileExperts:
         device, place = self._hardware.devices[name], self._places[name]
         kernel = self._kernel_at(place)
         if device.role == "storage":
             assert self._disk is not None
-            return FileExperts.create(self._disk / f".moesim-{name}.experts", n, self.shape.n_bytes, kernel, self._seed)
+            file = FileExperts.create(
+                self._disk / f".moesim-{os.getpid()}-{name}.experts", n, self.shape.n_bytes, kernel, self._seed
+            )
+            if os.name == "posix":
+                file.path.unlink()  # it stays as long as it is open, and nothing of a killed run is left
+            return file
         buffers = Buffers(n, self.shape.n_bytes, place, pinned=self.pinned and place == "cpu")
         for i in range(n):
             kernel.fill(buffers[i], self._seed + (i if device.role == "host" else 0))
         return buffers
 
-    def _distinct_layers(self, room: int) -> int:
+    def _distinct_layers(self, place: str, wanted: int) -> int:
         """Layers with dense weights of their own: all, or as many as a third of the budget holds."""
-        sizes: dict[str, Any] = {"max_rows": self.max_rows, "max_kv_tokens": self.max_kv_tokens, "with_head": True}
-        for layers in range(self.model.n_layers, 1, -1):
-            if DenseKernel.required_bytes(self.model, distinct_layers=layers, **sizes) <= room // 3:
+        room = self._room(place)[0]
+        for layers in range(wanted, 1, -1):
+            if DenseKernel.required_bytes(self.model, distinct_layers=layers, **self._sizes) <= room // 3:
                 return layers
         return 1
 
@@ -118,38 +150,41 @@ class WeightStore:
         if self._disk is None:
             raise InputError("replay: expected --disk FOLDER, since the profile keeps the experts on a disk, got nothing")
         # As much as host memory may be used is no part of any cache, and quick to write.
-        return min(self._memory_bytes, shutil.disk_usage(self._disk).free), f"disk space in {self._disk}"
+        return min(self._memory_bytes, int(shutil.disk_usage(self._disk).free / _SPARE)), f"disk space in {self._disk}"
 
     def _share_out(self, fixed: Mapping[str, int]) -> dict[str, int]:
-        n_units = self.model.n_layers * self.model.n_experts
         wanted: dict[str, dict[str, int]] = {}
         for name, device in self._hardware.devices.items():
             if device.role == "accelerator" or name in self._hardware.backing:
-                wanted.setdefault("disk" if device.role == "storage" else self._places[name], {})[name] = n_units
+                where = "disk" if device.role == "storage" else self._places[name]
+                wanted.setdefault(where, {})[name] = self._needed(name)
         found: dict[str, int] = {}
         for where, devices in wanted.items():
             room, what = self._room(where)
             found |= share_out(devices, Buffers.required_bytes(1, self.shape.n_bytes), fixed.get(where, 0), room, what)
         return found
 
+    def _needed(self, device: str) -> int:
+        """Buffers with which every expert that a device may hold has its own."""
+        n_units = self.model.n_layers * self.model.n_experts
+        return n_units if device in self._hardware.backing else max(1, min(n_units, self.slots[device]))
+
     @property
     def aliased(self) -> str:
-        """Say how many buffers stand for how many experts, where not every expert has its own; empty otherwise."""
-        if self.whole:
-            return ""
-        told = ", ".join(f"{name} {held.n}" for name, held in self.held.items())
-        return f"{self.model.n_layers * self.model.n_experts} experts share buffers ({told})"
+        """Say where buffers stand for more experts than there are buffers; empty if every expert has its own."""
+        told = [f"{self._needed(name)} on {name} in {held.n}" for name, held in self.held.items() if held.n < self._needed(name)]
+        return f"experts share buffers ({', '.join(told)})" if told else ""
 
     def place(self, device: str, index: int, unit: int) -> None:
-        """Put a unit's weights where a placement has them at the start; needless where buffers are shared."""
+        """Put a unit's weights where a placement has them at the start; needless where experts share their origin."""
         backing, buffers = self.held[self._hardware.backing[0]], self.held[device]
-        if not self.whole:
+        if backing.n < self.model.n_layers * self.model.n_experts:
             return
         assert isinstance(buffers, Buffers)
         if isinstance(backing, Buffers):
-            copy(buffers[index], backing[unit % backing.n])
+            copy(buffers[index], backing[unit])
         else:
-            backing.read(unit % backing.n, buffers[index])
+            backing.read(unit, buffers[index])
 
     def weights(self, device: str, index: int) -> Any:
         """Matrices in a buffer of a device."""
@@ -172,7 +207,10 @@ class WeightStore:
     def dense(self, device: str) -> DenseKernel:
         """Kernels of the rest of the model on a device."""
         if device not in self._dense:
-            self._dense[device] = DenseKernel(self.model, self._places[device], seed=self._seed, **self._dense_options)
+            layers = self._layers[device]
+            self._dense[device] = DenseKernel(
+                self.model, self._places[device], distinct_layers=layers, seed=self._seed, **self._sizes
+            )
         return self._dense[device]
 
     def remove(self) -> None:
@@ -180,3 +218,7 @@ class WeightStore:
         for held in self.held.values():
             if isinstance(held, FileExperts):
                 held.remove()
+
+
+def _most(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(some.get(name, 0), others.get(name, 0)) for name in {**some, **others}}

@@ -30,6 +30,15 @@ _EXPERTS: Final = ("expert", "expert_first")
 _COPIES: Final = {"copy": "Copies", "disk_read": "Disk", "disk_write": "Disk", "activation": "Hidden states"}
 _SIZE: Final = {"rows": "rows", "bytes": "size (bytes)", "tokens": "tokens whose keys and values are read"}
 _CHARACTERS: Final = 34  # of a title in the width of a panel
+_CURVE: Final = ["kind", "device", "subject", "bits", "threads", "variant"]
+_BARS: Final = 6  # in a panel
+_GAPS: Final = {
+    "resident": "a layer, experts resident",
+    "host": "a layer, experts on the host",
+    "between": "between two experts",
+    "between host": "between two experts of the host",
+    "fetched": "between two copies",
+}
 
 Panel = Callable[[Axes], None]
 
@@ -49,7 +58,8 @@ def draw(samples: pd.DataFrame, fits: pd.DataFrame) -> Figure:
     -------
     Figure
         Panels: experts by rows with the forms fitted, medians as points and quartiles as bars; copies by size, as times and as
-        rates; the other parts of a layer by rows; what pairs of activities keep of their speed.
+        rates; the other parts of a layer by rows; what pairs of activities keep of their speed; the runtime's own time. What
+        was measured at one size only is in no panel.
 
     Raises
     ------
@@ -57,7 +67,11 @@ def draw(samples: pd.DataFrame, fits: pd.DataFrame) -> Figure:
         If there is nothing to draw, or as of `moesim.profiler.fits.medians`.
     """
     table = medians(samples)
-    panels = [*_expert_panels(table, fits), *_copy_panels(table), *_part_panels(table), *_pair_panels(samples)]
+    known = table[table["kind"] != "runtime"]
+    sizes = known.groupby(_CURVE, dropna=False)["size"].transform("nunique")
+    lines = known[sizes > 1]  # one point is no curve; the table of medians has it
+    panels = [*_expert_panels(lines, fits), *_copy_panels(lines), *_part_panels(lines), *_pair_panels(samples)]
+    panels += _runtime_panels(table[table["kind"] == "runtime"])
     if not panels:
         raise InputError("samples: expected experts, copies, parts of a layer or pairs to draw, got none; measure some")
     columns = min(_WIDE, len(panels))
@@ -65,7 +79,7 @@ def draw(samples: pd.DataFrame, fits: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(3.6 * columns + 0.2, 3.15 * n_rows + 0.7), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     for place, panel in enumerate(panels):
         panel(figure.add_subplot(n_rows, columns, place + 1))
-    _legend_of_forms(figure, table)
+    _legend_of_forms(figure, lines)
     add_corner(figure, f"{len(samples):,} samples; points are medians, bars reach from quartile to quartile")
     return figure
 
@@ -154,24 +168,33 @@ def _lines(axes: Axes, some: pd.DataFrame, words: str, *, rate: bool, of: str = 
 
 def _pair_panels(samples: pd.DataFrame) -> Iterator[Panel]:
     rates = pair_rates(samples)
-    if len(rates):
-        yield partial(_pairs, rates=rates)
+    for first in range(0, len(rates), _BARS):
+        some = rates.iloc[first : first + _BARS]
+        names = [f"{a} beside {b}" for a, b in zip(some["activity"], some["beside"], strict=True)]
+        values = 100 * some["rate"].to_numpy(float)
+        yield partial(_bars, values=values, names=names, title="Two at a time", label="speed kept (% of that alone)")
 
 
-def _pairs(axes: Axes, rates: pd.DataFrame) -> None:
-    places = np.arange(len(rates))[::-1]
-    shares = 100 * rates["rate"].to_numpy(float)
-    axes.barh(places, shares, height=0.45, color=BLUE, edgecolor=BLACK, linewidth=0.5)
-    for place, share, a, b in zip(places, shares, rates["activity"], rates["beside"], strict=True):
-        axes.text(1, place + 0.27, f"{a} beside {b}", fontsize=6.5, va="bottom")
-        axes.annotate(f"{share:.0f}", (share, place), (2, 0), textcoords="offset points", va="center", fontsize=7)
+def _runtime_panels(gaps: pd.DataFrame) -> Iterator[Panel]:
+    for device, some in gaps.groupby("device", sort=True):
+        names = [_GAPS.get(variant, variant) for variant in some["variant"]]
+        values = some["median_us"].to_numpy(float)
+        yield partial(_bars, values=values, names=names, title=f"{device}: the runtime itself", label="nothing runs (µs)")
+
+
+def _bars(axes: Axes, values: Any, names: list[str], title: str, label: str) -> None:
+    places = np.arange(len(values))[::-1]
+    axes.barh(places, values, height=0.35, color=BLUE, edgecolor=BLACK, linewidth=0.5)
+    for place, value, name in zip(places, values, names, strict=True):
+        axes.annotate(name, (0, place + 0.2), (2, 0), textcoords="offset points", fontsize=6.5, va="bottom")
+        axes.annotate(f"{value:.0f}", (value, place), (2, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_yticks([])
-    axes.set_ylim(-0.5, len(rates) - 0.3)
-    axes.set_xlim(0, max(112, 1.1 * shares.max()))
+    axes.set_ylim(-0.5, _BARS - 0.3)
+    axes.set_xlim(0, 1.12 * max(values))
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("speed kept (% of that alone)")
-    _title(axes, "Two at a time")
+    axes.set_xlabel(label)
+    _title(axes, title)
 
 
 # --------------------------------------------------------------------------------------------------------------- axes

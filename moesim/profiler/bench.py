@@ -10,6 +10,7 @@ from typing import Any
 
 from moesim.errors import LiveError, MoesimError, describe_exception
 from moesim.kernels.affinity import usable_cores
+from moesim.kernels.machine import empty_gpu_caches
 from moesim.kernels.workers import Done
 from moesim.profiler.calls import (
     CHUNKS,
@@ -91,6 +92,7 @@ class RealBench:
         for runtime in self._runtimes.values():
             runtime.close()
         self._clear()
+        empty_gpu_caches()
 
     def close(self) -> None:
         """Give everything back and end the workers."""

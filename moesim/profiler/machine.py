@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,7 +16,14 @@ from moesim.kernels.buffers import Buffers
 from moesim.kernels.dense import DenseKernel
 from moesim.kernels.expert import ExpertKernel, ExpertShape
 from moesim.kernels.fill import byte_block, generator, tile
-from moesim.kernels.machine import available_gpu_bytes, available_memory_bytes, gpu_power_w, joules_between, package_energy_uj
+from moesim.kernels.machine import (
+    available_gpu_bytes,
+    available_memory_bytes,
+    gpu_power_w,
+    gpu_total_bytes,
+    joules_between,
+    package_energy_uj,
+)
 from moesim.kernels.streams import CudaStreamWorker
 from moesim.kernels.tensors import Tensors
 from moesim.kernels.workers import Done, Worker
@@ -73,9 +81,11 @@ class Machine:
         return available_memory_bytes() if place == "cpu" else available_gpu_bytes(place)
 
     def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
-        """Tell how much a device can hold: a host's whole memory, otherwise what is free."""
+        """Tell how much a device can hold: the whole memory of a host or GPU, what is free of a disk."""
         if place == "cpu":
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if place.startswith("cuda"):
+            return gpu_total_bytes(place) or 0
         return self.free_bytes(place, disk) or 0
 
     def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Sequence[int], threads: int) -> Any:
@@ -107,11 +117,10 @@ class Machine:
     def power_w(self, device: Device, during: Callable[[float], None]) -> float | None:
         """Read the power of a device while something is done for the seconds that it is told; None where it cannot be read."""
         if device.kind == "gpu":
-            readings: list[float | None] = []
-            for _ in range(3):
-                during(_POWER_S / 3)
-                readings.append(gpu_power_w(_index(device)))
-            known = sorted(reading for reading in readings if reading is not None)
+            with ThreadPoolExecutor(1) as beside:  # it is read while something goes on, not after it
+                reading = beside.submit(_read_power, _index(device), _POWER_S)
+                during(_POWER_S)
+                known = sorted(watts for watts in reading.result() if watts is not None)
             return known[len(known) // 2] if known else None
         before, began = package_energy_uj(), time.monotonic()
         during(_POWER_S)
@@ -128,6 +137,15 @@ class Machine:
                 told = device.all_cores and package_energy_uj() is not None
             found += [device.name] if told else []
         return found
+
+
+def _read_power(index: int, seconds: float) -> list[float | None]:
+    """Read a GPU's power a few times, evenly spread over some seconds, without the first fifth."""
+    readings = []
+    for _ in range(3):
+        time.sleep(seconds / 5)
+        readings.append(gpu_power_w(index))
+    return readings
 
 
 def _index(device: Device) -> int:

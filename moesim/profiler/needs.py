@@ -10,11 +10,11 @@ from typing import Final
 from moesim.kernels.buffers import Buffers
 from moesim.kernels.dense import DenseKernel
 from moesim.kernels.expert import ExpertShape
-from moesim.kernels.machine import l3_bytes
+from moesim.kernels.machine import gpu_cache_bytes, l3_bytes
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.profiler.layout import Layout, Link
 from moesim.profiler.probes import PARTS, Probe
-from moesim.profiler.runtime import MEMORY_BYTES
+from moesim.profiler.runtime import GPU_BYTES, MEMORY_BYTES
 
 SUPPORTED_BITS: Final = (4, 8, 16, 32)
 """Precisions of experts for which there are kernels."""
@@ -27,12 +27,12 @@ SENTINEL_COPY: Final = 2**26
 CONTEXT: Final = 64
 """Tokens in the cache of the dense part that goes on beside or before something else."""
 
-_DEFAULT_L3, _GPU_CACHE = 2**25, 2**26  # where the system does not say; no GPU of today has more
+_DEFAULT_L3, _GPU_CACHE = 2**25, 2**27  # where the system does not say
 
 
 def cache_bytes(place: str) -> int:
     """Tell the size of the last cache before a place's memory."""
-    return (l3_bytes() or _DEFAULT_L3) if place == "cpu" else _GPU_CACHE
+    return (l3_bytes() or _DEFAULT_L3) if place == "cpu" else gpu_cache_bytes(place) or _GPU_CACHE
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Needs:
         for tier in layout.tiers:
             if tier.compute in self.runtimes:
                 for place in {device.place for device in tier.devices}:
-                    add(place, MEMORY_BYTES)
+                    add(place, MEMORY_BYTES if place in ("cpu", "disk") else GPU_BYTES)
         if self.file_bytes:
             add("disk", self.file_bytes)
             add("cpu", FILE_BLOCK)

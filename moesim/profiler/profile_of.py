@@ -246,7 +246,7 @@ class _Maker:
         if len(rows) < 2:
             return {}
         curve = self.curve(rows["size"], rows["median_us"], rows, _METHODS["predict"])
-        return {"predict": {name: curve for name in _ROUTER_PRODUCTS}}
+        return {"predict": dict.fromkeys(_ROUTER_PRODUCTS, curve)}
 
     def power(self, device: Device) -> dict[str, Any]:
         found = {}

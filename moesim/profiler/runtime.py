@@ -12,7 +12,9 @@ from moesim.live.overhead import VARIANTS, runtime_gaps
 from moesim.profiler.layout import Tier
 
 MEMORY_BYTES: Final = 320_000_000
-"""What it may use: enough that weights are read from memory."""
+"""What it may use of host memory and disk: enough that weights are read from memory."""
+GPU_BYTES: Final = 1_000_000_000
+"""What it uses of a GPU, where every expert has a buffer."""
 
 
 def variants_of(tier: Tier) -> tuple[str, ...]:
@@ -36,7 +38,15 @@ class Runtime:
     def __init__(self, tier: Tier, disk: Path | None, seed: int) -> None:
         self._hardware = skeleton(tier)
         backend = "cuda" if any(device.place not in ("cpu", "disk") for device in tier.devices) else "cpu"
-        self._machine = LiveMachine(self._hardware, backend=backend, memory_bytes=MEMORY_BYTES, disk=disk, seed=seed)
+        gpus = [int(device.place.partition(":")[2]) for device in tier.devices if device.place not in ("cpu", "disk")]
+        self._machine = LiveMachine(
+            self._hardware, backend=backend, memory_bytes=MEMORY_BYTES, disk=disk if "disk" in self._places(tier) else None,
+            seed=seed, first_gpu=min(gpus, default=0),
+        )  # fmt: skip
+
+    @staticmethod
+    def _places(tier: Tier) -> set[str]:
+        return {device.place for device in tier.devices}
 
     def gaps_us(self, variant: str) -> dict[str, float]:
         """Measure the median gaps of a variant once, in us; see `moesim.live.overhead.runtime_gaps`."""

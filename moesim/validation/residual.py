@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from moesim.metrics.causes import CAUSES
+from moesim.metrics.chain import WAITING, Chain, Record
 from moesim.metrics.machine import Machine
 from moesim.metrics.utilisation import common_ns, length, union
 from moesim.records import Records
-from moesim.validation.chain import WAITING, Chain, Record
 
 if TYPE_CHECKING:
+    from moesim.hardware import HardwareProfile
     from moesim.validation.facts import Facts
 
 GAP: Final = "gap"
@@ -51,6 +53,33 @@ def time_by_cause(records: Records, machine: Machine, steps: Collection[int]) ->
     found[WAITING] -= found[GAP]
     assert sum(found.values()) == length(asked)
     return found
+
+
+def apart(facts: Facts, hardware: HardwareProfile) -> Facts:
+    """Tell the runtime's own time of a simulation apart from the dense part.
+
+    A profile has it as ``router_us``, which the simulator adds to each layer's dense part; in a replay nothing is busy then.
+
+    Parameters
+    ----------
+    facts : Facts
+        Of a simulation.
+    hardware : HardwareProfile
+        What it ran on.
+
+    Returns
+    -------
+    Facts
+        The same, with that time under `GAP`.
+    """
+    n_steps = len(facts.step_ns)
+    router_ns = sum(
+        round(device.router_us * 1000) * facts.tasks.get(f"dense@{name}", [0])[0] * len(facts.compared_steps) // n_steps
+        for name, device in hardware.devices.items()
+    )
+    found = dict(facts.cause_ns)
+    moved = min(router_ns, found["dense"])
+    return replace(facts, cause_ns={**found, "dense": found["dense"] - moved, GAP: found[GAP] + moved})
 
 
 def residual(predicted: Facts, measured: Facts) -> dict[str, float]:

@@ -16,6 +16,7 @@ from moesim.experiment.run import describe_run
 from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one, settings
 from moesim.progress import Progress
 from moesim.validation.facts import Facts, facts_of
+from moesim.validation.residual import apart
 from moesim.validation.store import FILE, Measurements
 from moesim.validation.watch import Timed, Watched
 
@@ -248,4 +249,4 @@ class _Simulator:
         if outcome.failure is not None:
             raise outcome.failure
         assert outcome.records is not None
-        return (outcome, facts_of(outcome.records, outcome.machine)), seen[0]
+        return (outcome, apart(facts_of(outcome.records, outcome.machine), spec.hardware)), seen[0]

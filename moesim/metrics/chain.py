@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Final
 
-from moesim.metrics.breakdown import cut_windows
-from moesim.metrics.causes import task_cause, transfer_cause
+import numpy as np
+
+from moesim.metrics.breakdown import Breakdown, cut_windows
+from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
 from moesim.metrics.critical_path import Window
 from moesim.records import ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
 
@@ -101,6 +103,15 @@ class Chain:
             if window.step in chosen:
                 self._explain(window, charged)
         return charged
+
+    def breakdown(self) -> Breakdown:
+        """Charge every nanosecond of the run, window by window; waiting counts as ``"idle"``."""
+        rows = []
+        for window in self.windows:
+            charged: dict[str, int] = {}
+            self._explain(window, charged)
+            rows.append([charged.get(WAITING if cause == "idle" else cause, 0) for cause in CAUSES])
+        return Breakdown(self.windows, np.array(rows, dtype=np.int64).reshape(-1, len(CAUSES)))
 
     def _explain(self, window: Window, charged: dict[str, int]) -> None:
         now = window.end
