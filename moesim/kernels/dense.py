@@ -78,10 +78,11 @@ class DenseKernel:
             model, distinct_layers=distinct_layers, max_rows=max_rows, max_kv_tokens=max_kv_tokens, with_head=with_head
         )
         check_room(f"the dense part of model '{model.name}'", self.n_bytes, self.device)
-        source = generator(seed)
         plans = _plans(model, distinct_layers, max_kv_tokens, with_head)
+        # Each group has a source of its own: what is in all kernels of a model is the same, however many layers they have.
         self._layers, self._leading, self._ends = (
-            [make(plan, self.dtype, self.device, source) for plan in group] for group in plans
+            [make(plan, self.dtype, self.device, source) for plan in group]
+            for group, source in zip(plans, map(generator, range(seed, seed + len(plans))), strict=True)
         )
         self._step = Step(rotary_width(model), max_rows, max_kv_tokens, self.dtype, self.device)
 
