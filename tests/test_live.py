@@ -126,7 +126,6 @@ def test_times_are_those_of_the_wall(tmp_path: Path) -> None:
     [
         ({"memory_bytes": 40_000}, "expected at least"),
         ({"memory_bytes": 10**18}, "--memory: expected at most"),
-        ({"backend": "cuda"}, "devices of kind gpu"),
         ({"backend": "tpu"}, "--backend: expected one of cpu, cuda, got 'tpu'"),
     ],
 )
@@ -282,7 +281,12 @@ def test_gpu_profiles_run_the_same_calls(tmp_path: Path, monkeypatch: pytest.Mon
         np.testing.assert_allclose(outputs[step], hidden, rtol=2e-4, atol=2e-5)
 
 
-def test_more_gpus_than_there_are(tmp_path: Path) -> None:
+def test_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = experiment(tmp_path, hardware="rtx3090x2-epyc7532").specs[0]
-    with pytest.raises(InputError, match="expected at most the 0 GPUs that PyTorch finds"):
-        LiveMachine(spec.hardware, backend="cuda")
+    for n_gpus, message in (
+        (0, "--backend cuda: expected a GPU that PyTorch finds, got none"),
+        (1, "expected at most the 1 GPUs"),
+    ):
+        monkeypatch.setattr(live_machine.Tensors, "n_gpus", staticmethod(lambda n=n_gpus: n))
+        with pytest.raises(InputError, match=message):
+            LiveMachine(spec.hardware, backend="cuda")

@@ -298,6 +298,10 @@ def _torch_devices(hardware: HardwareProfile, backend: str, first_gpu: int) -> M
                 )
     if backend == "cuda":
         n_gpus = Tensors.n_gpus()
+        if not n_gpus:
+            raise InputError(
+                "--backend cuda: expected a GPU that PyTorch finds, got none; use --backend cpu and a profile without one"
+            )
         if not gpus or first_gpu + len(gpus) > n_gpus:
             raise HardwareError(
                 f"{hardware.path}: expected at most the {n_gpus} GPUs that PyTorch finds on this machine, and at least one, got "
