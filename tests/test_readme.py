@@ -84,7 +84,9 @@ def make_routes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_command_of_the_readme_runs(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     if not HAS_TRACE and command[0] in ("run", "compare", "trace"):
         pytest.skip("the shipped trace mini-mixtral is not here")
     monkeypatch.chdir(tmp_path)
@@ -109,6 +111,8 @@ def test_a_command_of_the_readme_runs(command: list[str], tmp_path: Path, monkey
         "trace": {"record": ["--max-new-tokens", "4"], "learn": ["--epochs", "1"]}.get("".join(command[1:2]), []),
     }
     assert main([*command, *shorter.get(command[0], [])]) == 0
+    if command[0] in ("run", "replay"):
+        assert ("replayed on this machine" in capsys.readouterr().out) == (command[0] == "replay")
 
 
 def test_links_of_the_readme_exist():

@@ -15,7 +15,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config
 from moesim.experiment.output import Output
 from moesim.experiment.quick import quick
-from moesim.experiment.report import result_table
+from moesim.experiment.report import LIVE, result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution
 from moesim.table import Format
@@ -80,6 +80,6 @@ def live_execution(machine) -> Execution:  # type: ignore[no-untyped-def]
     from moesim.live import replay as carry_out
 
     def notes() -> list[str]:
-        return [f"live replay ({machine.backend})", *([machine.store.aliased] if machine.store.aliased else [])]
+        return [f"{LIVE} ({machine.backend})", *([machine.store.aliased] if machine.store.aliased else [])]
 
     return Execution(partial(carry_out, machine), True, notes)

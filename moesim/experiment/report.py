@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from moesim.metrics import Value
 from moesim.table import Format, render, render_records
@@ -93,6 +93,9 @@ def busy_shares(row: Row) -> str:
     return "/".join([*means, "-" if link is None else f"{100 * link:.0f}"])
 
 
+LIVE: Final = "live replay"
+"""How the note begins that results of a replay carry."""
+
 _LABELS = {"source_label": ("label", "weakest source of its numbers"), "notes": ("notes", "notes")}
 """Key -> heading where it differs between runs, and words for the line below the table where it does not."""
 
@@ -180,7 +183,8 @@ def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format) -> str:
     labels = [f"{words}: {next(iter(one))}" for words, one in shown.items() if len(one) == 1 and any(one)]
     if len(found["notes"]) > 1 and (common := _common_notes(done)):
         labels.append(f"notes: {', '.join(common)}")
-    lines = [", ".join(shared), "; ".join(["simulated", *labels])]
+    live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
+    lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
     if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
     separator = "\n\n" if form is Format.MD else "\n"
