@@ -122,7 +122,8 @@ class Actions:
                 if group is not None:
                     group.union |= self._row_bits(visit, expert)
                 if engine.n_mbs > 1 or visit.has_slots:
-                    taken = visit.rows_of(expert)
+                    if engine.names_rows:
+                        taken = visit.rows_of(expert)
                     visit.note_taken(expert)
                 pending[expert] = 0
                 visit.open += 1 - n_rows  # its slots are settled, the task is to be done

@@ -54,6 +54,8 @@ def _fetch_number(transfer: Transfer) -> int:
 class Engine:
     """State of one run. Policies never see it; they see `EngineView`."""
 
+    names_rows = False  # whether tasks must say which rows they serve, not only how many
+
     def __init__(
         self, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
         predictors: Mapping[str, Predictor], tables: Mapping[str, NDArray[Any]], options: EngineOptions, policy_name: str,

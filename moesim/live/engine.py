@@ -93,6 +93,8 @@ class LiveEngine(Engine):
         As for `moesim.engine.core.Engine`.
     """
 
+    names_rows = True
+
     def __init__(self, machine: LiveMachine, *arguments: Any) -> None:
         self.machine = machine
         self.done: SimpleQueue[Any] = machine.done
