@@ -44,7 +44,7 @@ def regret(
     if out is not None:
         check_out_folder(out, option="--out")
     config = load_config(file, overrides)
-    experiment = Experiment(quick(config) if small else config, str(file))
+    experiment = Experiment(quick(config, str(file)) if small else config, str(file))
     names = [name.strip() for name in policies.split(",")] if policies else []
     found = regrets(experiment, names, jobs=jobs, progress=True)
     sys.stdout.write(table(found, form))

@@ -41,7 +41,7 @@ def replay(
     """Carry out an experiment for real: same policies, same rules, same metrics, on the clock of the wall."""
     config = load_config(file, overrides)
     if small:
-        config = quick(config)
+        config = quick(config, str(file))
     experiment = Experiment(config, str(file))
     output = Output(experiment, out or Path(f"results/{config.name or file.stem}-replay"))
     with live_machine(experiment, backend, memory, disk) as machine:

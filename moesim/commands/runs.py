@@ -37,7 +37,7 @@ def run(
     """Run an experiment file, print a table and write the results into a folder."""
     config = load_config(file, overrides)
     if small:
-        config = quick(config)
+        config = quick(config, str(file))
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
     return _execute(config, str(file), folder, jobs, form)
 

@@ -57,7 +57,7 @@ def validate(
     from moesim.validation.run import validate as run_both
 
     config = load_config(file, overrides)
-    experiment = Experiment(quick(config) if small else config, str(file))
+    experiment = Experiment(quick(config, str(file)) if small else config, str(file))
     if only_compare:
         found = run_both(experiment, out, None, progress=True)
     else:

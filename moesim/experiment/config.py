@@ -25,6 +25,7 @@ from pydantic import (
 
 from moesim.errors import ConfigError
 from moesim.experiment.config_errors import first_problem
+from moesim.experiment.include import read_merged
 from moesim.units import parse_bytes
 from moesim.yaml_reader import read_yaml_value
 
@@ -104,16 +105,15 @@ class WorkloadConfig(_Strict):
 
 
 class CacheConfig(_Strict):
-    """How many experts each GPU may cache: a share of all experts, or what fits into a memory budget."""
+    """How many experts each GPU may cache: shares of all experts, or what fits into memory budgets, or those and then these."""
 
     ratio: Sweep[Annotated[float, Field(strict=True, gt=0, le=1)]] | None = None
     budget: Sweep[Size] | None = None
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> CacheConfig:
-        if (self.ratio is None) == (self.budget is None):
-            got = "neither" if self.ratio is None else "both"
-            raise ValueError(f"expected exactly one of ratio and budget, got {got}")
+    def _at_least_one(self) -> CacheConfig:
+        if self.ratio is None and self.budget is None:
+            raise ValueError("expected ratio or budget, got neither")
         return self
 
 
@@ -137,6 +137,8 @@ class Config(_Strict):
     name: Text | None = None
     description: str | None = None
     zip: list[Annotated[list[Text], Field(min_length=2)]] = Field(default_factory=list)
+    exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(default_factory=list)
+    repeat: Positive = 1
     model: Sweep[ModelRef]
     hardware: Sweep[HardwareRef]
     trace: Sweep[TraceRef]
@@ -146,11 +148,11 @@ class Config(_Strict):
     predictors: dict[str, Sweep[Text]] = Field(default_factory=dict)
     transfer: TransferConfig = TransferConfig()
     decision_us: Sweep[Annotated[float, Field(strict=True, ge=0)]] = 0.0
-    extrapolate: Flag = False
+    extrapolate: Sweep[Flag] = False
     plots: list[Text] = Field(default_factory=list)
     timeline: TimelineConfig | None = TimelineConfig()
     frames: Flag = False
-    warm_up_steps: Natural | None = None
+    warm_up_steps: Sweep[Natural | None] = None
     output: Text | None = None
 
 
@@ -194,7 +196,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Parameters
     ----------
     path : Path
-        The YAML file.
+        The YAML file; what its ``include`` names lies below it.
     overrides : sequence of str
         ``"a.b=value"``; the value is YAML.
 
@@ -207,12 +209,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     ConfigError
         If the file cannot be read, is not valid YAML, or does not have the right form.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: expected an experiment file, got: {reason}") from None
-    raw = read_yaml_value(text, str(path))
+    raw = read_merged(path)
     if isinstance(raw, dict):
         for override in overrides:
             apply_override(raw, override)
@@ -280,4 +277,8 @@ def json_schema() -> str:
     str
         JSON text, for an editor that completes and checks YAML.
     """
-    return json.dumps(Config.model_json_schema() | {"title": "moesim experiment"}, indent=2, sort_keys=True)
+    schema = Config.model_json_schema() | {"title": "moesim experiment"}
+    text = {"type": "string"}
+    schema["properties"]["include"] = {"anyOf": [text, {"type": "array", "items": text}]}
+    del schema["required"]  # what a file lacks may stand in one that it includes
+    return json.dumps(schema, indent=2, sort_keys=True)

@@ -4,56 +4,62 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
-
-from moesim.experiment.config import Config
+from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
+from moesim.experiment.sweep import Point, expand
 
 QUICK_DECODE_TOKENS = 4
 
 
-def quick(config: Config) -> Config:
-    """Take the first value of each sweep, one batch, and at most a few decode tokens; all policies stay.
+def quick(config: Config, place: str = "experiment") -> Config:
+    """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay.
 
     Parameters
     ----------
     config : Config
         An experiment.
+    place : str
+        The file, for messages.
 
     Returns
     -------
     Config
         A smaller one.
+
+    Raises
+    ------
+    ConfigError
+        As of `moesim.experiment.sweep.expand`.
     """
-    workload = _first(config.workload)
-    tokens = workload.decode_tokens
+    points = expand(config, place)
+    first = points[0]
+    tokens = first.workload["decode_tokens"]
     fewer = min(QUICK_DECODE_TOKENS, tokens if isinstance(tokens, int) else QUICK_DECODE_TOKENS)
     return config.model_copy(
         update={
             "zip": [],
-            "model": _one(config.model),
-            "hardware": _one(config.hardware),
-            "trace": _shorter(_one(config.trace), fewer, workload.batch_size),
-            "workload": workload.model_copy(update={"decode_tokens": fewer, "n_batches": 1}),
-            "cache": _first(config.cache),
-            "transfer": _first(config.transfer),
-            "decision_us": _one(config.decision_us),
-            "predictors": {source: _one(other) for source, other in config.predictors.items()},
+            "exclude": [],
+            "repeat": 1,
+            "model": first.model,
+            "hardware": first.hardware,
+            "trace": _shorter(first.trace, fewer, first.workload["batch_size"]),
+            "workload": WorkloadConfig(**{**first.workload, "decode_tokens": fewer, "n_batches": 1}),
+            "cache": CacheConfig(ratio=first.ratio, budget=first.budget_bytes),
+            "policies": _policies(points),
+            "transfer": TransferConfig(curve=first.curve, chunk=first.chunk_bytes),
+            "decision_us": first.decision_us,
+            "predictors": dict(first.predictors),
+            "extrapolate": first.extrapolate,
+            "warm_up_steps": first.warm_up_steps,
         }
     )
+
+
+def _policies(points: list[Point]) -> list[Any]:
+    return [dict(point.policy) for point in points if point.setting == points[0].setting]
 
 
 def _shorter(trace: Any, decode: int, batch: int) -> Any:
     """Make no more synthetic routing than one batch takes."""
     if isinstance(trace, str):
         return trace
-    trace = {key: _one(value) for key, value in trace.items()}
-    return trace | {"requests": min(batch, trace.get("requests", 1)), "decode": min(decode, trace.get("decode", 0))}
-
-
-def _one(value: Any) -> Any:
-    return value[0] if isinstance(value, list) else value
-
-
-def _first(part: Any) -> Any:
-    assert isinstance(part, BaseModel)
-    return part.model_copy(update={name: _one(getattr(part, name)) for name in type(part).model_fields})
+    return {**trace, "requests": min(batch, trace.get("requests", 1)), "decode": min(decode, trace.get("decode", 0))}

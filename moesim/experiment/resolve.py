@@ -158,7 +158,7 @@ class Experiment:
             written = json.dumps(spec.point.policy, sort_keys=True, default=str)
             if names.setdefault(spec.policy_name, written) != written:
                 raise ConfigError(f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice")
-        first = [s.policy_name for s in self.specs if s.point == _with_policy(self.specs[0].point, s.point)]
+        first = [s.policy_name for s in self.specs if s.point.setting == self.specs[0].point.setting]
         for name in dict.fromkeys(first):
             if first.count(name) > 1:
                 raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
@@ -235,11 +235,6 @@ def _remedy(need: str) -> str:
     source = need.removeprefix("signal:")
     instead = "" if source == need else f", or let another source answer: predictors: {{{source}: oracle}}"
     return f"; choose another trace{instead}"
-
-
-def _with_policy(point: Point, other: Point) -> Point:
-    """A point with another's policy: equal to `other` if they differ in nothing else."""
-    return Point(**{**vars(point), "policy": other.policy})
 
 
 def _key(written: Any) -> str:

@@ -157,7 +157,7 @@ def _run(
         split = Chain(records, machine.kinds, machine.media).breakdown()
     else:
         split = breakdown(records, machine.kinds, machine.media)
-    metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=experiment.config.warm_up_steps, split=split)
+    metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=spec.point.warm_up_steps, split=split)
     labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
@@ -193,7 +193,7 @@ def _costs(experiment: Experiment, spec: RunSpec, policy: Any) -> CostModel:
         spec.hardware,
         transfer=curve,
         chunk_bytes=chunk_bytes,
-        extrapolate=experiment.config.extrapolate,
+        extrapolate=point.extrapolate,
     )
 
 
@@ -236,6 +236,8 @@ def settings(spec: RunSpec) -> dict[str, Value]:
     row["chunk_bytes"] = point.chunk_bytes
     row["predictors"] = json.dumps(dict(point.predictors), sort_keys=True) if point.predictors else None
     row["decision_ns"] = spec.decision_ns
+    row["extrapolate"] = point.extrapolate
+    row["repeat"] = point.repeat
     return row
 
 

@@ -1,7 +1,8 @@
 """From an experiment with lists to single runs: the grid product, in an order that depends on the file alone.
 
 Fields named in ``zip`` vary together, and slowest. Settings vary slowest in the order model, hardware, trace, transfer,
-decision, predictors, workload, cache; policies vary fastest, so that the rows to compare stand together.
+decision, extrapolation, warm-up, predictors, workload, cache, repeat; policies vary fastest, so that the rows to compare stand
+together. Combinations that ``exclude`` describes are left out.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, get_type_hints
 
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError
 from moesim.experiment.config import Config, WorkloadConfig
+from moesim.experiment.exclude import Excluded
+from moesim.experiment.zipped import zipped
 from moesim.hardware.schema import is_number
 from moesim.policies.base import option_parameters
 from moesim.policies.options import matches
 from moesim.policies.registry import policy_class
 
-_FIELDS, _SECTIONS = ("model", "hardware", "trace", "decision_us"), ("workload", "cache", "transfer")  # what may be zipped
 _ONE_MODEL_LISTS = ("expert_bytes_by_layer",)  # fields of a model whose value is a list
 
 
@@ -48,6 +50,12 @@ class Point:
         Prediction sources that another one stands in for.
     policy : mapping of str to object
         ``name`` and options.
+    extrapolate : bool
+        Whether curves may be read outside of what was measured.
+    warm_up_steps : int or None
+        Steps that count as cold in hit rates.
+    repeat : int
+        Which of the experiment's repeats; its seeds are those of the first, plus this.
     """
 
     model: Any
@@ -61,6 +69,14 @@ class Point:
     decision_us: float
     predictors: Mapping[str, str]
     policy: Mapping[str, Any]
+    extrapolate: bool = False
+    warm_up_steps: int | None = None
+    repeat: int = 0
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """All but the policy: two points with the same one compare policies."""
+        return tuple(value for name, value in vars(self).items() if name != "policy")
 
 
 def expand(config: Config, place: str) -> list[Point]:
@@ -81,63 +97,66 @@ def expand(config: Config, place: str) -> list[Point]:
     Raises
     ------
     ConfigError
-        If a policy is unknown, which shows here because its options say which of them are lists by nature.
+        If a policy is unknown, which shows here because its options say which of them are lists by nature; if ``zip``,
+        ``exclude`` or ``repeat`` do not fit the rest.
     """
-    policies = [one for i, spec in enumerate(config.policies) for one in _policies(spec, f"{place}: policies[{i}]")]
-    return [
-        Point(**setting, policy=policy) for one in _zipped(config, place) for setting in _settings(one) for policy in policies
+    excluded = Excluded(config.exclude, place)
+    points = [
+        point
+        for one in zipped(config, place)
+        for policies in [[p for i, spec in enumerate(one.policies) for p in _policies(spec, f"{place}: policies[{i}]")]]
+        for setting in _settings(one, place)
+        for policy in policies
+        if not excluded.covers(point := Point(**setting, policy=policy))
     ]
+    excluded.check_used()
+    if not points:
+        raise ConfigError(f"{place}: exclude: expected to leave a combination to run, got none; exclude less")
+    return points
 
 
-def _settings(config: Config) -> Iterator[dict[str, Any]]:
+def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
     """Give all fields of a point but the policy, by name."""
-    budgets = [(None, budget) for budget in _listed(config.cache.budget)]
-    settings = product(
-        [one for model in _listed(config.model) for one in _models(model)],
-        [one for hardware in _listed(config.hardware) for one in _machines(hardware)],
-        [one for trace in _listed(config.trace) for one in _traces(trace)],
-        _listed(config.transfer.curve),
-        _listed(config.transfer.chunk),
-        _listed(config.decision_us),
-        list(_grid({source: _listed(stand_in) for source, stand_in in config.predictors.items()})),
-        list(_workloads(config.workload)),
-        budgets if config.cache.ratio is None else [(ratio, None) for ratio in _listed(config.cache.ratio)],
+    _check_repeat(config, place)
+    sizes = [(ratio, None) for ratio in _listed(config.cache.ratio) if ratio is not None]
+    sizes += [(None, budget) for budget in _listed(config.cache.budget) if budget is not None]
+    grid = _grid(
+        {
+            "model": [one for model in _listed(config.model) for one in _models(model)],
+            "hardware": [one for hardware in _listed(config.hardware) for one in _machines(hardware)],
+            "trace": [one for trace in _listed(config.trace) for one in _traces(trace)],
+            "curve": _listed(config.transfer.curve),
+            "chunk_bytes": _listed(config.transfer.chunk),
+            "decision_us": _listed(config.decision_us),
+            "extrapolate": _listed(config.extrapolate),
+            "warm_up_steps": _listed(config.warm_up_steps),
+            "predictors": list(_grid({source: _listed(stand_in) for source, stand_in in config.predictors.items()})),
+            "workload": list(_workloads(config.workload)),
+            "size": sizes,
+            "repeat": list(range(config.repeat)),
+        }
     )
-    for model, hardware, trace, curve, chunk, decision, predictors, workload, (ratio, budget) in settings:
-        yield {
-            "model": model, "hardware": hardware, "trace": trace, "workload": workload, "ratio": ratio, "budget_bytes": budget,
-            "curve": curve, "chunk_bytes": chunk, "decision_us": decision, "predictors": predictors,
-        }  # fmt: skip
+    for setting in grid:
+        ratio, budget = setting.pop("size")
+        yield _repeated({**setting, "ratio": ratio, "budget_bytes": budget})
 
 
-def _zipped(config: Config, place: str) -> Iterator[Config]:
-    """Give one experiment for each place of the lists that vary together; their groups multiply."""
-    choices = []
-    for number, fields in enumerate(config.zip):
-        where = f"{place}: zip[{number}]"
-        lists = [_field(config, field, where) for field in fields]
-        if len({len(values) for values in lists}) != 1:
-            lengths = ", ".join(f"{field} {len(values)}" for field, values in zip(fields, lists, strict=True))
-            raise ConfigError(f"{where}: expected lists of one length, got {lengths}")
-        choices.append([dict(zip(fields, values, strict=True)) for values in zip(*lists, strict=True)])
-    for together in product(*choices):
-        one = config
-        for field, value in (pair for group in together for pair in group.items()):
-            section, _, key = field.rpartition(".")
-            changed = {key: value} if not section else {section: getattr(one, section).model_copy(update={key: value})}
-            one = one.model_copy(update=changed)
-        yield one
+def _check_repeat(config: Config, place: str) -> None:
+    seeds = [("workload.seed", config.workload.seed)]
+    seeds += [("trace.seed", trace.get("seed")) for trace in _listed(config.trace) if isinstance(trace, Mapping)]
+    for field, seed in seeds:
+        if config.repeat > 1 and isinstance(seed, list):
+            raise ConfigError(f"{place}: repeat: expected one {field}, the first of {config.repeat}, got {seed}; remove either")
 
 
-def _field(config: Config, field: str, where: str) -> list[Any]:
-    section, _, key = field.rpartition(".")
-    inside = [f"{part}.{name}" for part in _SECTIONS for name in type(getattr(config, part)).model_fields]
-    if field not in (*_FIELDS, *inside):
-        raise ConfigError(f"{where}: {unknown_name('field', field, [*_FIELDS, *inside])}")
-    value = getattr(getattr(config, section) if section else config, key)
-    if not isinstance(value, list):
-        raise ConfigError(f"{where}: {field}: expected a list, got {value!r}")
-    return value
+def _repeated(setting: dict[str, Any]) -> dict[str, Any]:
+    """Draw other requests for a repeat, and other routing where it is made up."""
+    repeat, trace = setting["repeat"], setting["trace"]
+    if repeat:
+        setting["workload"] = {**setting["workload"], "seed": setting["workload"]["seed"] + repeat}
+        if isinstance(trace, Mapping):
+            setting["trace"] = {**trace, "seed": trace.get("seed", 0) + repeat}
+    return setting
 
 
 def _listed(value: Any) -> list[Any]:

@@ -285,8 +285,7 @@ def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBou
     curve, chunk_bytes = own or (spec.point.curve, spec.point.chunk_bytes)
 
     def costs() -> CostModel:
-        extrapolate = experiment.config.extrapolate
-        return CostModel(model, spec.hardware, transfer=curve, chunk_bytes=chunk_bytes, extrapolate=extrapolate)
+        return CostModel(model, spec.hardware, transfer=curve, chunk_bytes=chunk_bytes, extrapolate=spec.point.extrapolate)
 
     gpus = [name for name, device in spec.hardware.devices.items() if device.kind == "gpu"]
     placement = initial_placement(model, costs(), workload, policy, dict.fromkeys(gpus, cache_slots), tables)

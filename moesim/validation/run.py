@@ -184,6 +184,9 @@ def _about(experiment: Experiment) -> dict[str, Any]:
     return {"date": date, "moesim": told["moesim"], "machine": machines, "inputs": told["inputs"], "versions": told["versions"]}
 
 
+_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat")  # nothing that a machine could tell
+
+
 def _check_same(experiment: Experiment, kept: Measurements) -> None:
     """Measurements are compared with the runs that they were taken of, whatever the simulator has become since."""
     for spec in experiment.specs:
@@ -196,7 +199,7 @@ def _check_same(experiment: Experiment, kept: Measurements) -> None:
 
 
 def _label(spec: RunSpec) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings(spec).items() if key not in ("run", "decision_ns"))
+    return " ".join(f"{key}={value}" for key, value in settings(spec).items() if key not in _NOT_MEASURED)
 
 
 class _Simulator:

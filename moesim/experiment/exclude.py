@@ -1,0 +1,89 @@
+"""Combinations to leave out of a grid: ``exclude: [{policies: dali, workload.batch_size: [32, 64]}]``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.naming import policy_label
+from moesim.units import parse_bytes
+
+if TYPE_CHECKING:
+    from moesim.experiment.sweep import Point
+
+_ONE = {
+    "cache.ratio": "ratio", "cache.budget": "budget_bytes", "transfer.curve": "curve", "transfer.chunk": "chunk_bytes",
+    "decision_us": "decision_us", "extrapolate": "extrapolate", "warm_up_steps": "warm_up_steps", "repeat": "repeat",
+}  # fmt: skip
+_NAMED = {"model": "base", "hardware": "base", "trace": "synthesize", "policies": "name"}
+_SIZES = ("cache.budget", "transfer.chunk")
+_MISSING = object()
+
+
+class Excluded:
+    """What ``exclude`` describes.
+
+    Parameters
+    ----------
+    rules : sequence of mapping
+        A point is left out if any of them fits it; one fits if all its fields do. A field is spelt as in the file
+        (``workload.batch_size``, ``model.expert_bits``, ``policies.assignment``) and has a value or a list of values. A model,
+        machine, trace or policy is meant by its name, whatever was changed in it, or as it is written.
+    place : str
+        The file, for messages.
+
+    Raises
+    ------
+    ConfigError
+        If a field is unknown.
+    """
+
+    def __init__(self, rules: Sequence[Mapping[str, Any]], place: str) -> None:
+        self._rules = [
+            {key: _values(key, value, f"{place}: exclude[{i}]") for key, value in rule.items()} for i, rule in enumerate(rules)
+        ]
+        self._place = place
+        self._used = [False] * len(rules)
+
+    def covers(self, point: Point) -> bool:
+        """Whether a point is to be left out."""
+        found = False
+        for i, rule in enumerate(self._rules):
+            if all(_fits(point, key, values) for key, values in rule.items()):
+                found = self._used[i] = True
+        return found
+
+    def check_used(self) -> None:
+        """Refuse a rule that fitted no point: it is a slip, and would be believed to work."""
+        for i, used in enumerate(self._used):
+            if not used:
+                rule = ", ".join(f"{key}: {' or '.join(str(v) for v in values)}" for key, values in self._rules[i].items())
+                raise ConfigError(
+                    f"{self._place}: exclude[{i}]: expected a combination of the grid, got {rule}; remove or mend it"
+                )
+
+
+def _values(key: str, value: Any, place: str) -> list[Any]:
+    section, _, inside = key.partition(".")
+    if key not in _ONE and key not in _NAMED and not (inside and section in (*_NAMED, "workload", "predictors")):
+        known = [*_NAMED, *_ONE, "workload.KEY", "predictors.SOURCE", *(f"{name}.KEY" for name in _NAMED)]
+        raise ConfigError(f"{place}: {unknown_name('field', key, known)}")
+    values = value if isinstance(value, list) else [value]
+    return [parse_bytes(v, f"{place}: {key}") if isinstance(v, str) and key in _SIZES else v for v in values]
+
+
+def _fits(point: Point, key: str, values: Sequence[Any]) -> bool:
+    if key in _ONE:
+        return getattr(point, _ONE[key]) in values
+    section, _, inside = key.partition(".")
+    written: Any = point.policy if section == "policies" else getattr(point, section)
+    if inside:
+        value = written.get(inside, _MISSING) if isinstance(written, Mapping) else _MISSING
+        return any(value == wanted and isinstance(value, bool) == isinstance(wanted, bool) for wanted in values)
+    names = [written]
+    if isinstance(written, Mapping):
+        names.append(written[_NAMED[section]])
+    if section == "policies":
+        names.append(policy_label(written))
+    return any(name == wanted for name in names for wanted in values)
