@@ -23,6 +23,12 @@ class Format(StrEnum):
     MD = "md"
     CSV = "csv"
     JSON = "json"
+    JSONL = "jsonl"
+
+    @property
+    def for_programs(self) -> bool:
+        """Whether it holds every value unrounded, for `render_records`."""
+        return self in (Format.CSV, Format.JSON, Format.JSONL)
 
 
 def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()) -> str:
@@ -35,7 +41,7 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, 
     rows : sequence of sequence of str
         Cells.
     form : Format
-        Not ``JSON``: that is for `render_records`.
+        ``TABLE``, ``MD`` or ``CSV``; for the others there is `render_records`.
     right : sequence of str
         Columns to align to the right.
 
@@ -77,7 +83,7 @@ def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
     rows : sequence of mapping
         Values as they are; the columns are the keys in the order in which they first occur.
     form : Format
-        ``CSV`` or ``JSON``.
+        ``CSV``, ``JSON``, or ``JSONL``: one JSON object a line.
 
     Returns
     -------
@@ -86,6 +92,8 @@ def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
     """
     if form is Format.JSON:
         return json.dumps(list(rows), indent=2) + "\n"
+    if form is Format.JSONL:
+        return "".join(json.dumps(row) + "\n" for row in rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return _csv(columns, [["" if (v := row.get(key)) is None else v for key in columns] for row in rows])
 

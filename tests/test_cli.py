@@ -52,7 +52,7 @@ def test_run_prints_a_table_and_writes_a_folder(tmp_path: Path, capsys: pytest.C
     assert lines[1].split()[:3] == ["on-demand", "0.25", "1"]
     assert "simulated; " in lines[-1] and "synthetic" in captured.out
     assert captured.err == "wrote results/small\n"
-    assert {"summary.json", "runs.parquet", "config.resolved.yaml", "timeline.json", "plots"} == {
+    assert {"summary.json", "runs.parquet", "config.resolved.yaml", "timeline.json", "plots", "dataset", "records"} == {
         p.name for p in Path("results/small").iterdir()
     }
 
@@ -90,11 +90,12 @@ def test_compare_needs_no_file_and_writes_nothing(tmp_path: Path, capsys: pytest
 
 def test_compare_with_a_budget_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = write_trace(tmp_path / "t.safetensors")
-    arguments = ["--trace", str(trace), "--budget", "12 GiB", "--prompt", "6", "--decode", "3"]
+    arguments = ["--trace", str(trace), "--cache", "12 GiB,0.5", "--prompt", "6", "--decode", "3"]
     assert main(["compare", "--policies", "lru", *arguments, "-o", "md", "--out", "c"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("| policy | cache | batch |")
-    assert lines[2].startswith("| lru | 12.9 GB (")
+    assert lines[2].startswith("| lru | 0.5 | 1 |")
+    assert lines[3].startswith("| lru | 12.9 GB (")
     assert Path("c/summary.json").is_file()
 
 
@@ -168,7 +169,7 @@ def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.Cap
             "small.yaml/a/b: expected a folder that can be written, got: Not a dir",
         ),
         (["run", "small.yaml", "--out", "/proc/moesim/a"], "/proc/moesim/a: expected a folder that can be written, got: "),
-        (["compare", "--policies", "lru", "--cache", "0.5", "--budget", "8 GiB"], "compare: expected either --cache or --budget"),
+        (["compare", "--policies", "lru", "--cache", "0.5,8 G"], "compare: cache.budget[0]: expected a size with a unit"),
         (["compare", "--policies", "lru", "--batch", "1,x", "--trace", "small.safetensors"], "compare: workload.batch_size[1]: "),
         (["compare"], "Missing option '--policies'"),
         (["list", "things"], "Invalid value for "),

@@ -19,7 +19,7 @@ LEVELS: list[dict[str, str]] = [
     {"model": "model model.*"},
     {
         "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* traces_io traces_io.* "
-        "synthesis synthesis.* workload workload.* experiment.config experiment.config_errors",
+        "synthesis synthesis.* workload workload.* experiment.config experiment.config_errors experiment.include",
     },
     {"facts": "policy records metrics.machine metrics.causes profiler.fits"},
     {"costs": "costs costs.*", "kernels": "kernels kernels.*"},
@@ -35,7 +35,7 @@ LEVELS: list[dict[str, str]] = [
         "live": "live live.*",
     },
     {"studies": "studies studies.*", "profiler": "profiler profiler.*", "validation": "validation validation.*"},
-    {"recorder": "recorder recorder.*"},
+    {"recorder": "recorder recorder.*", "advice": "advice advice.*", "report": "report report.*"},
     {"cli": "cli __main__ commands commands.*"},
 ]
 

@@ -12,7 +12,7 @@ import yaml
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.output import Output, describe
-from moesim.experiment.result import check_folder, read_summary, replace_folder
+from moesim.experiment.result import DATASET, RECORDS, check_folder, read_summary, replace_folder
 from moesim.timeline.check import check_timeline
 from tests.experiment_kit import resolve
 
@@ -22,12 +22,17 @@ EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "fram
 def write(folder: Path, out: Path, jobs: int = 1, **changes) -> Path:
     experiment = resolve(folder, **changes)
     output = Output(experiment, out)
-    output.write(run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept))
+    output.write(run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept, folder=out))
     return out
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def shown(folder: Path) -> list[str]:
+    """Name the files of a result, but for those that grow run by run."""
+    return [name for name in content(folder) if name.split("/")[0] not in (DATASET, RECORDS)]
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +43,12 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_folder_holds_what_was_asked_for(result: Path):
     names = ("breakdown", "decode_speed", "gantt", "hit_rate")
-    plots = [f"plots/{name}.{kind}" for name in names for kind in ("pdf", "png")]
+    plots = [f"plots/{name}.{kind}" for name in names for kind in ("csv", "pdf", "png", "txt")]
     frames = ["frames/layers.parquet", "frames/steps.parquet"]
     rest = ["runs.parquet", "summary.json", "timeline.json"]
-    assert list(content(result)) == ["config.resolved.yaml", *frames, *plots, *rest]
+    assert shown(result) == ["config.resolved.yaml", *frames, *plots, *rest]
+    assert len(list((result / DATASET).iterdir())) == 1
+    assert len(list((result / RECORDS).iterdir())) == 4
 
 
 def test_the_same_inputs_give_the_same_bytes_with_any_number_of_processes(result: Path):

@@ -65,7 +65,7 @@ def table(results: Sequence[Result], form: Format, *, in_order: bool = False) ->
     str
         One line for each rule and regime.
     """
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         return render_records([one.record() for one in results], form)
     kind = "rule, in order" if in_order else "rule"
     sizes = list(dict.fromkeys(one.active for one in results))

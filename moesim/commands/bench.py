@@ -28,7 +28,7 @@ def bench(
         _deciding(repeats, tokens or 16, form)
         return
     rows = [run_case(case, repeats, tokens or 64) for case in CASES]
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         sys.stdout.write(render_records([row.record() for row in rows], form))
         return
     columns = [
@@ -47,7 +47,7 @@ def bench(
 
 def _deciding(repeats: int, tokens: int, form: Format) -> None:
     rows = run_deciding(repeats, tokens)
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         sys.stdout.write(render_records([row.record() for row in rows], form))
         return
     columns = ["policy", "batch", "expert runs", "decide, ns a run", "evict, ns a run", f"both / {YARDSTICK}'s"]

@@ -43,7 +43,7 @@ def listing(
 ) -> None:
     """List policies, their parts, models, hardware profiles, traces, predictors, or formats of traces that can be imported."""
     rows = _LISTS[kind]()
-    if form is Format.JSON:
+    if form in (Format.JSON, Format.JSONL):
         sys.stdout.write(render_records(rows, form))
         return
     if kind is Kind.POLICIES and form is Format.TABLE:

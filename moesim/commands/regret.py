@@ -74,7 +74,7 @@ def table(found: Sequence[Regret], form: Format) -> str:
     from moesim.studies.oracles import DECISIONS
     from moesim.studies.regret import ASKED
 
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         return render_records([record for one in found for record in one.records()], form)
     varying = [key for key in ASKED if len({str(one.setting[key]) for one in found}) > 1]
     head = ["policy", *varying]

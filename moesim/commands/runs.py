@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, parse_config
+from moesim.experiment.dry import describe_grid
 from moesim.experiment.output import Output
+from moesim.experiment.pool import usable_cores
 from moesim.experiment.quick import quick
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
@@ -22,7 +23,12 @@ Set = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. [default: all cores, if that is worth while]")]
+Scheduler = Annotated[
+    str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the grid, its size and the estimated time; run nothing.")]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
 
 
@@ -30,16 +36,24 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment.")],
     overrides: Set = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: results/NAME.")] = None,
-    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
-    jobs: Jobs = 1,
+    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
+    dry: DryRun = False,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    fail_fast: FailFast = False,
     form: As = Format.TABLE,
 ) -> int:
-    """Run an experiment file, print a table and write the results into a folder."""
+    """Run an experiment file, print a table and write the results into a folder.
+
+    Runs that the folder holds are not repeated: an interrupted or extended sweep goes on where it was.
+
+    Example: moesim run experiments/quickstart.yaml --quick --out results/quick
+    """
     config = load_config(file, overrides)
     if small:
         config = quick(config, str(file))
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
-    return _execute(config, str(file), folder, jobs, form)
+    return _execute(config, str(file), folder, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
 
 
 def compare(
@@ -47,8 +61,9 @@ def compare(
     model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4.5}",
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[str, typer.Option(help="Name or path of a trace.")] = "mini-mixtral",
-    cache: Annotated[str | None, typer.Option(help="Shares of all experts that a GPU caches. [default: 0.25,0.5]")] = None,
-    budget: Annotated[str | None, typer.Option(help="Instead of --cache: memory of a GPU, such as '12 GiB'.")] = None,
+    cache: Annotated[
+        str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,0.25,4GiB.")
+    ] = "0.25,0.5",
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
     prompt: Annotated[str, typer.Option(help="Prompt tokens.")] = "64",
     decode: Annotated[str, typer.Option(help="Decode tokens.")] = "64",
@@ -57,13 +72,18 @@ def compare(
     transfer: Annotated[str, typer.Option(help="pinned, pageable or chunked.")] = "pinned",
     overrides: Set = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
-    jobs: Jobs = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; the table has means and 95 % intervals.")] = 1,
+    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
+    dry: DryRun = False,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    fail_fast: FailFast = False,
     form: As = Format.TABLE,
 ) -> int:
-    """Compare policies without a file; lists separated by commas are swept."""
-    if cache is not None and budget is not None:
-        raise ConfigError("compare: expected either --cache or --budget, got both")
-    memory = {"budget": _values("budget", budget)} if budget else {"ratio": _values("cache", cache or "0.25,0.5")}
+    """Compare policies without a file; lists separated by commas are swept.
+
+    Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.1,0.25,4GiB --batch 1,8
+    """
     workload = {
         "batch_size": batch,
         "prompt_tokens": prompt,
@@ -76,13 +96,17 @@ def compare(
         "hardware": _values("hardware", hardware),
         "trace": _values("trace", trace),
         "workload": {key: _values(key, text) for key, text in workload.items()},
-        "cache": memory,
+        "cache": _sizes(cache),
+        "repeat": repeat,
         "policies": read_yaml_value(f"[{policies}]", "compare: --policies"),
         "transfer": {"curve": _values("transfer", transfer)},
     }
     for override in overrides:
         apply_override(raw, override)
-    return _execute(parse_config(raw, "compare"), "compare", out, jobs, form)
+    config = parse_config(raw, "compare")
+    if small:
+        config = quick(config, "compare")
+    return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
 
 
 def _values(option: str, text: str) -> Any:
@@ -91,17 +115,38 @@ def _values(option: str, text: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _execute(config: Config, place: str, folder: Path | None, jobs: int, form: Format) -> int:
+def _sizes(text: str) -> dict[str, list[Any]]:
+    """Tell shares of all experts from sizes of memory."""
+    values = read_yaml_value(f"[{text}]", "compare: --cache")
+    shares = [value for value in values if not isinstance(value, str)]
+    sizes = [value for value in values if isinstance(value, str)]
+    return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
+
+
+def _execute(
+    config: Config, place: str, folder: Path | None, jobs: int | None, form: Format, *, dry: bool, scheduler: str | None,
+    fail_fast: bool,
+) -> int:  # fmt: skip
     experiment = Experiment(config, place)
     output = Output(experiment, folder) if folder is not None else None
+    if dry:
+        sys.stdout.write(describe_grid(experiment, folder, jobs, usable_cores()))
+        return 0
     results = run_experiment(
         experiment,
         jobs=jobs,
         keep=(lambda index: index in output.kept) if output else (lambda index: False),
         progress=True,
+        folder=folder,
+        scheduler=scheduler,
+        fail_fast=fail_fast,
     )
     sys.stdout.write(result_table(results.rows, form))
-    if output is not None:
+    if results.n_found:
+        print(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already", file=sys.stderr)
+    if not results.complete:
+        print(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done", file=sys.stderr)
+    elif output is not None:
         output.write(results)
         print(f"wrote {output.folder}", file=sys.stderr)
     return report_failures(results)

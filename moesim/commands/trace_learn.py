@@ -71,7 +71,7 @@ def trace_learn(
     if predictor is not None:
         learned.save_predictors(predictors, predictor)
     result.write(out)
-    sys.stdout.write(render_records(table, form) if form in (Format.CSV, Format.JSON) else _table(table, form))
+    sys.stdout.write(render_records(table, form) if form.for_programs else _table(table, form))
     print(f"wrote {out}", file=sys.stderr)
 
 

@@ -53,7 +53,7 @@ def _text(result: dict[str, Any], form: Format) -> str:
 
     if form is Format.JSON:
         return json.dumps(result, indent=2) + "\n"
-    if form is Format.CSV:
+    if form.for_programs:
         return render_records([row._asdict() for row in summary(result, full=True)], form)
     rows = [["trace", figure, value, "", ""] for figure, value in _facts(result)]
     rows += [_cells(row) for row in summary(result)]

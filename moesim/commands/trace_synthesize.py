@@ -114,7 +114,7 @@ def _tell(tries: int, error: float) -> None:
 def _print(matches: Sequence[Match], form: Format) -> None:
     from moesim.synthesis.report import COLUMNS, RIGHT, cells
 
-    if form is Format.JSON:
+    if form in (Format.JSON, Format.JSONL):
         records = [
             {"figure": m.figure.name, "source": m.figure.source, "ref": m.figure.ref, "target": m.figure.value, "fit": m.mean,
              "worst_error": m.worst, "tolerance": m.figure.tolerance, "fitted": m.figure.fitted, "met": m.met,

@@ -14,7 +14,9 @@ from moesim import __version__, collector
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.figures import check_plots, draw
 from moesim.experiment.naming import fingerprint
-from moesim.experiment.result import check_folder, replace_folder
+from moesim.experiment.repeats import aggregate, repeated
+from moesim.experiment.result import check_folder, replace_files
+from moesim.experiment.store import Store
 from moesim.metrics.frames import layer_frame, step_frame, write_frame
 from moesim.timeline import Event, timeline_events, timeline_json
 
@@ -54,9 +56,8 @@ class Output:
         config, place = experiment.config, experiment.place
         check_folder(folder)
         check_plots(config.plots, place)
-        first = [s for s in experiment.specs if s.point.policy == experiment.specs[0].point.policy]
-        n_policies = len(experiment.specs) // len(first)
-        self._first = experiment.specs[:n_policies]  # all policies at the first setting
+        first = experiment.specs[0].point.setting
+        self._first = [s for s in experiment.specs if s.point.setting == first]  # all policies at the first setting
         known = [spec.policy_name for spec in self._first]
         wanted = config.timeline.policies if config.timeline is not None else []
         for i, name in enumerate(wanted or []):
@@ -68,7 +69,7 @@ class Output:
         self.kept = {*self._in_timeline, *self._in_gantt, *every}
 
     def write(self, results: Results) -> Path:
-        """Write all files; the folder appears complete or not at all.
+        """Write all files: they replace earlier ones together, or not at all.
 
         Parameters
         ----------
@@ -80,17 +81,20 @@ class Output:
         Path
             The folder.
         """
-        with collector.paused(), replace_folder(self.folder) as folder:
+        with collector.paused(), replace_files(self.folder) as folder:
             resolved = describe(self.experiment)
             (folder / "config.resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, width=120), encoding="utf-8")
             summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}
             (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
             write_frame(folder / "runs.parquet", results.rows)
+            if repeated(results.rows):
+                write_frame(folder / "repeats.parquet", aggregate(results.rows))
             self._write_timeline(folder, results)
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
             draw(self.experiment.config.plots, results.outcomes, by_policy, folder / "plots")
             if self.experiment.config.frames:
                 self._write_frames(folder / "frames", results)
+        Store(self.folder).keep_records([str(results.outcomes[i].row["key"]) for i in self.kept])
         return self.folder
 
     def _write_timeline(self, folder: Path, results: Results) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from moesim.experiment.repeats import CI, aggregate, repeated
 from moesim.metrics import Value
 from moesim.table import Format, render, render_records
 from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
@@ -26,6 +27,7 @@ _SETTINGS = {
     "transfer_curve": "transfer",
     "chunk_bytes": "chunk",
     "decision_ns": "decision ns",
+    "extrapolate": "extrapolate",
     "predictors": "predictors",
 }
 """Settings that get a column where they differ between runs."""
@@ -42,12 +44,19 @@ def _time(row: Row, key: str) -> str:
     ns = _number(row, key)
     if ns is None:
         return "-"
-    return f"{ns / NS_PER_S:.3g} s" if ns >= NS_PER_S else f"{ns / NS_PER_MS:.3g} ms"
+    unit, size = ("s", NS_PER_S) if ns >= NS_PER_S else ("ms", NS_PER_MS)
+    return f"{ns / size:.3g}{_interval(row, key, 1 / size)} {unit}"
+
+
+def _interval(row: Row, key: str, scale: float = 1.0) -> str:
+    """Write half the width of the interval of a mean over repeats, if there is one."""
+    half = _number(row, CI + key)
+    return "" if half is None else f" ±{half * scale:.2g}"
 
 
 def _percent(row: Row, key: str) -> str:
     share = _number(row, key)
-    return "-" if share is None else f"{100 * share:.1f}"
+    return "-" if share is None else f"{100 * share:.1f}{_interval(row, key, 100)}"
 
 
 def _fresh(row: Row) -> str:
@@ -61,7 +70,9 @@ def _fresh(row: Row) -> str:
 
 def _speed(row: Row) -> str:
     value = _number(row, "decode_tokens_per_s")
-    return "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    if value is None:
+        return "-"
+    return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s")
 
 
 def _cache(row: Row) -> str:
@@ -122,15 +133,18 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     rows : sequence of mapping
         One a run.
     form : Format
-        ``CSV`` and ``JSON`` hold every value of a row, unrounded; the other two what a reader compares.
+        ``CSV``, ``JSON`` and ``JSONL`` hold every value of a row, unrounded; the other two what a reader compares.
 
     Returns
     -------
     str
         For the terminal and Markdown with the settings that all runs share, and the label of their numbers, below.
     """
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         return render_records(rows, form)
+    n_repeats = 1 + max((int(row.get("repeat") or 0) for row in rows), default=0)
+    if repeated(rows):
+        rows = aggregate(rows)
     varying = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     done = [row for row in rows if not row.get("error")]
     columns = dict(_COLUMNS)
@@ -146,7 +160,8 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
         for row in rows
     ]
     right = [name for name in columns if name not in ("policy", "label", "notes")]
-    return render(names, cells, form, right) + _footer(rows, done, form)
+    seeds = f"mean of {n_repeats} seeds ± half the 95 % interval (Student's t)" if n_repeats > 1 else ""
+    return render(names, cells, form, right) + _footer(rows, done, form, seeds)
 
 
 def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
@@ -174,7 +189,7 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format) -> str:
+def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format, seeds: str) -> str:
     said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
     values = {key: {row.get(key) for row in rows} for key in said}
     shared = [f"{word} {next(iter(values[key]))}" for key, word in said.items() if len(values[key]) == 1]
@@ -185,6 +200,7 @@ def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format) -> str:
         labels.append(f"notes: {', '.join(common)}")
     live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
     lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
+    lines += [seeds] if seeds else []
     if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
     separator = "\n\n" if form is Format.MD else "\n"

@@ -14,6 +14,7 @@ from typing import Any
 from moesim.errors import ConfigError
 
 SUMMARY = "summary.json"
+DATASET, RECORDS = "dataset", "records"  # what grows while runs are done, and stays when the rest is replaced
 
 
 def check_folder(folder: Path) -> None:
@@ -41,7 +42,7 @@ def check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder}: expected a folder for the results, got a file; choose another with --out")
-    if any(folder.iterdir()) and not (folder / SUMMARY).is_file():
+    if any(folder.iterdir()) and not (folder / SUMMARY).is_file() and not (folder / DATASET).is_dir():
         raise ConfigError(
             f"{folder}: expected a new folder or an earlier result, got a folder with other files; choose another with --out"
         )
@@ -77,6 +78,40 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(made, ignore_errors=True)
 
 
+@contextmanager
+def replace_files(folder: Path) -> Iterator[Path]:
+    """Write the files of a result, but for what grows run by run, so that a reader hardly ever sees old and new ones together.
+
+    Parameters
+    ----------
+    folder : Path
+        The result folder; what is in it beside `DATASET` and `RECORDS` is replaced at the end.
+
+    Yields
+    ------
+    Path
+        An empty folder inside it, to be filled. If that fails, nothing changes. The summary is put in place last.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder, prefix=".new."))
+    try:
+        yield made
+        old = Path(tempfile.mkdtemp(dir=folder, prefix=".old."))
+        names = {path.name for path in made.iterdir()}
+        try:
+            for path in folder.iterdir():
+                if path.name not in (*names, DATASET, RECORDS) and not path.name.startswith("."):
+                    os.replace(path, old / path.name)
+            for name in sorted(names, key=lambda name: name == SUMMARY):
+                if (folder / name).is_dir():
+                    os.replace(folder / name, old / name)
+                os.replace(made / name, folder / name)
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """Read ``summary.json`` of a result folder.
 
@@ -96,8 +131,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
         If there is none.
     """
     path = folder / SUMMARY
+    if not path.is_file() and (folder / DATASET).is_dir():
+        raise ConfigError(f"{path}: expected a summary, got an unfinished sweep; run the same command again to go on")
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict) or not isinstance(summary.get("runs"), list):
+            raise ValueError("no runs in it")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: expected the summary of a result, got: {' '.join(str(error).split())}") from None
     return summary

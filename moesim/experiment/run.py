@@ -1,18 +1,25 @@
-"""Run an experiment: all its runs, one after another or in several processes."""
+"""Run an experiment: what has been run before is read, the rest is carried out here, in processes or on a cluster."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moesim.errors import InputError
-from moesim.experiment.config import parse_config
-from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one
+from moesim.errors import ConfigError, InputError
+from moesim.experiment.estimate import worth_processes
+from moesim.experiment.keys import run_keys
+from moesim.experiment.pool import Pool, make_pool, usable_cores
+from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one, settings
+from moesim.experiment.store import Store
+from moesim.experiment.submit import outcomes_of
+from moesim.experiment.work import work_of
+from moesim.metrics.breakdown import breakdown
+from moesim.metrics.machine import Machine
 from moesim.progress import Progress
+from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from moesim.metrics import Value
@@ -28,15 +35,23 @@ class Results:
         What was run.
     outcomes : list of Outcome
         One a run, in the experiment's order.
+    n_found : int
+        How many of them had been run before.
     """
 
     experiment: Experiment
     outcomes: list[Outcome] = field(default_factory=list)
+    n_found: int = 0
 
     @property
     def rows(self) -> list[dict[str, Value]]:
         """One row a run."""
         return [outcome.row for outcome in self.outcomes]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run was carried out, with or without success; not so if it was stopped at the first failure."""
+        return len(self.outcomes) == len(self.experiment.specs)
 
     @property
     def failures(self) -> list[str]:
@@ -45,23 +60,29 @@ class Results:
 
 
 def run_experiment(
-    experiment: Experiment, *, jobs: int = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False,
-    execution: Execution = SIMULATED,
+    experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False,
+    execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None, fail_fast: bool = False,
 ) -> Results:  # fmt: skip
-    """Run all runs of an experiment.
+    """Run all runs of an experiment that have not been run.
 
     Parameters
     ----------
     experiment : Experiment
         Resolved.
-    jobs : int
-        Processes; the results do not depend on it.
+    jobs : int or None
+        Processes, None: all cores if that is worth while; the results do not depend on it.
     keep : callable
-        Whether to keep the records of a run, by its index.
+        Whether the records of a run are wanted, by its index.
     progress : bool
         Show a bar on the terminal once it has taken two seconds.
     execution : Execution
-        Simulated, or live: then one after another, in this process.
+        Simulated, or live: then one after another, in this process, whatever has been run before.
+    folder : Path, optional
+        Result folder: runs that it holds are not repeated, and each run is kept there as soon as it is done.
+    scheduler : str, optional
+        Address of a Dask scheduler, whose workers carry out the runs.
+    fail_fast : bool
+        Stop at the first failed run; those in flight are finished, those behind are not begun.
 
     Returns
     -------
@@ -73,54 +94,116 @@ def run_experiment(
     InputError
         If every run failed with one: then what was asked for is wrong.
     """
-    kept = [spec.index for spec in experiment.specs if keep(spec.index)]
-    total = sum(len(experiment.workload(spec).steps) for spec in experiment.specs)
-    with Progress(total, enabled=progress) as bar:
-        if jobs > 1 and len(experiment.specs) > 1 and execution is SIMULATED:
-            outcomes = list(_parallel(experiment, jobs, kept, bar))
+    if execution is not SIMULATED and (scheduler is not None or (jobs or 1) > 1):
+        raise ConfigError("replay: expected one run after another on this machine, got several processes; leave them out")
+    keys = run_keys(experiment)
+    store = Store(folder) if folder is not None and execution is SIMULATED else None
+    kept = {spec.index for spec in experiment.specs if keep(spec.index)}
+    found = {} if store is None else _found(experiment, keys, kept, store)
+    missing = [spec for spec in experiment.specs if spec.index not in found]
+    done = list(found.values())
+    n_steps = sum(len(experiment.workload(spec).steps) for spec in missing)
+    pool = make_pool(jobs, scheduler, lambda: worth_processes(experiment, missing, usable_cores())) if missing else None
+    with Progress(n_steps, enabled=progress) as bar:
+        told = _Told(bar, len(missing))
+        if pool is None:
+            new = _here(experiment, missing, kept, told, execution)
         else:
-            outcomes = list(_sequential(experiment, kept, bar, execution))
-    outcomes.sort(key=lambda outcome: int(outcome.row["run"] or 0))
-    failures = [outcome.failure for outcome in outcomes]
-    if all(isinstance(failure, InputError) for failure in failures):
+            new = _elsewhere(experiment, missing, kept, told, pool, _Known(store, keys, kept), folder)
+        try:
+            for spec, outcome in new:
+                outcome.row["key"] = keys[spec.index]
+                if store is not None and outcome.failure is None:
+                    if outcome.records is not None:
+                        store.add_records(keys[spec.index], outcome.records)
+                    store.add(keys[spec.index], outcome.row)
+                done.append(outcome)
+                if fail_fast and outcome.failure is not None:
+                    break
+        finally:
+            if pool is not None:
+                pool.close()
+    if store is not None and missing:
+        store.merge()
+    done.sort(key=lambda outcome: int(outcome.row["run"] or 0))
+    failures = [outcome.failure for outcome in done]
+    if failures and all(isinstance(failure, InputError) for failure in failures):
         assert failures[0] is not None
         raise type(failures[0])(f"{experiment.place}: {failures[0]}")
-    return Results(experiment, outcomes)
+    return Results(experiment, done, len(found))
 
 
-def _sequential(experiment: Experiment, kept: Sequence[int], bar: Progress, execution: Execution) -> Iterator[Outcome]:
+def _found(experiment: Experiment, keys: Sequence[str], kept: set[int], store: Store) -> dict[int, Outcome]:
+    rows = store.read()
+    known = _Known(store, keys, kept)
+    found = {}
     for spec in experiment.specs:
-        bar.describe(spec.policy_name)
-        done = bar.done
-        yield run_one(experiment, spec, keep=spec.index in kept, progress=lambda step: bar.advance(1), execution=execution)
-        bar.advance(done + len(experiment.workload(spec).steps) - bar.done)  # a failed run has not told all its steps
+        if (row := rows.get(keys[spec.index])) is not None and (outcome := known.outcome(spec, row)) is not None:
+            found[spec.index] = outcome
+    return found
 
 
-def _parallel(experiment: Experiment, jobs: int, kept: Sequence[int], bar: Progress) -> Iterator[Outcome]:
-    written = experiment.config.model_dump(mode="json")
-    # Spawned, not forked: the parent may have threads, and every process reads its own view of the trace.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(experiment.specs)), context, initializer=_start_worker, initargs=(written, experiment.place)
-    ) as pool:
-        running = {pool.submit(_work, spec.index, spec.index in kept): spec for spec in experiment.specs}
-        for future in as_completed(running):
-            spec = running[future]
-            bar.describe(spec.policy_name)
-            bar.advance(len(experiment.workload(spec).steps))
-            yield future.result()
+@dataclass(frozen=True)
+class _Known:
+    """Outcomes of runs that are in a result folder."""
+
+    store: Store | None
+    keys: Sequence[str]
+    kept: set[int]
+
+    def now(self, spec: RunSpec) -> Outcome | None:
+        """Look whether another sweep in the same folder has finished a run meanwhile."""
+        row = self.store.find(self.keys[spec.index]) if self.store is not None else None
+        return self.outcome(spec, row) if row is not None else None
+
+    def outcome(self, spec: RunSpec, row: Mapping[str, Value]) -> Outcome | None:
+        """Make an outcome of a row; None if records are wanted and not there."""
+        machine = Machine.of(spec.hardware)
+        row = {**row, **settings(spec)}  # its place in this experiment, and the names that this experiment has for things
+        if spec.index not in self.kept:
+            return Outcome(row, machine)
+        assert self.store is not None
+        records = self.store.records(self.keys[spec.index])
+        return None if records is None else Outcome(row, machine, records, breakdown(records, machine.kinds, machine.media))
 
 
-_worker: list[Experiment] = []  # the experiment of a worker process
+class _Told:
+    """Tells the progress of runs: done, failed, which."""
+
+    def __init__(self, bar: Progress, n_runs: int) -> None:
+        self.bar, self._n_runs, self._n_done, self._n_failed = bar, n_runs, 0, 0
+
+    def doing(self, spec: RunSpec) -> None:
+        failed = f", {self._n_failed} failed" if self._n_failed else ""
+        self.bar.describe(f"{self._n_done}/{self._n_runs} runs{failed}: {spec.policy_name}")
+
+    def done(self, spec: RunSpec, outcome: Outcome, n_steps: int) -> None:
+        self._n_done += 1
+        self._n_failed += outcome.failure is not None
+        self.doing(spec)
+        self.bar.advance(n_steps)
 
 
-def _start_worker(written: dict[str, object], place: str) -> None:
-    _worker[:] = [Experiment(parse_config(written, place), place)]
+def _here(
+    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, execution: Execution
+) -> Iterator[tuple[RunSpec, Outcome]]:
+    for spec in specs:
+        told.doing(spec)
+        begun, n_steps = told.bar.done, len(experiment.workload(spec).steps)
+        outcome = run_one(
+            experiment, spec, keep=spec.index in kept, progress=lambda step: told.bar.advance(1), execution=execution
+        )
+        told.done(spec, outcome, begun + n_steps - told.bar.done)  # a failed run has not told all its steps
+        yield spec, outcome
 
 
-def _work(index: int, keep: bool) -> Outcome:
-    experiment = _worker[0]
-    return run_one(experiment, experiment.specs[index], keep=keep)
+def _elsewhere(
+    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, pool: Pool, known: _Known, folder: Path | None
+) -> Iterator[tuple[RunSpec, Outcome]]:
+    with work_of(experiment, folder) as make:
+        for spec, outcome in outcomes_of(specs, lambda spec: make(spec, spec.index in kept), pool, known.now):
+            told.done(spec, outcome, len(experiment.workload(spec).steps))
+            yield spec, outcome
 
 
 def describe_run(row: Mapping[str, Value]) -> str:
@@ -130,5 +213,5 @@ def describe_run(row: Mapping[str, Value]) -> str:
     'run 3 (lru, cache 0.5, batch 4)'
     """
     ratio, budget = row["cache_ratio"], row["cache_budget_bytes"]
-    cache = f"{ratio:g}" if isinstance(ratio, float) else f"{budget} B"
+    cache = f"{ratio:g}" if isinstance(ratio, float) else format_bytes(int(budget or 0))
     return f"run {row['run']} ({row['policy']}, cache {cache}, batch {row['batch_size']})"

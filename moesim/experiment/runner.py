@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim import collector
 from moesim.costs import CostModel
@@ -26,9 +26,19 @@ from moesim.records import Records, activities
 from moesim.units import format_bytes
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import Experiment, RunSpec
+    from moesim.experiment.resolve import RunSpec
     from moesim.trace import Trace
     from moesim.workload import Workload
+
+
+class Inputs(Protocol):
+    """What runs share: an experiment, or what a worker process holds of one."""
+
+    @property
+    def place(self) -> str: ...
+    def trace(self, spec: RunSpec) -> Trace: ...
+    def workload(self, spec: RunSpec) -> Workload: ...
+    def signals(self, spec: RunSpec) -> frozenset[str]: ...
 
 
 def _nothing() -> list[str]:
@@ -86,7 +96,7 @@ class Outcome:
 
 
 def run_one(
-    experiment: Experiment,
+    inputs: Inputs,
     spec: RunSpec,
     *,
     keep: bool = False,
@@ -97,8 +107,8 @@ def run_one(
 
     Parameters
     ----------
-    experiment : Experiment
-        Holds what runs share.
+    inputs : Inputs
+        What runs share.
     spec : RunSpec
         Which.
     keep : bool
@@ -117,7 +127,7 @@ def run_one(
     failure: MoesimError
     try:
         with collector.paused():
-            return _run(experiment, spec, machine, keep, progress, execution)
+            return _run(inputs, spec, machine, keep, progress, execution)
     except MoesimError as error:
         failure = error
     except Exception as error:
@@ -127,15 +137,15 @@ def run_one(
 
 
 def _run(
-    experiment: Experiment,
+    inputs: Inputs,
     spec: RunSpec,
     machine: Machine,
     keep: bool,
     progress: Callable[[int], None] | None,
     execution: Execution,
 ) -> Outcome:
-    trace, workload = experiment.trace(spec), experiment.workload(spec)
-    policy: Any = make_policy(spec.point.policy, experiment.place)
+    trace, workload = inputs.trace(spec), inputs.workload(spec)
+    policy: Any = make_policy(spec.point.policy, inputs.place)
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
     oracle = "oracle:routing" in policy.needs
     if oracle:
@@ -144,11 +154,11 @@ def _run(
     if slots is None:
         budget = spec.point.budget_bytes
         assert budget is not None
-        slots = slots_within(budget, spec.model, _costs(experiment, spec, policy), workload, policy, tables, spec.policy_name)
+        slots = slots_within(budget, spec.model, _costs(spec, policy), workload, policy, tables, spec.policy_name)
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
-    placement = initial_placement(spec.model, _costs(experiment, spec, policy), workload, policy, per_device, tables)
+    placement = initial_placement(spec.model, _costs(spec, policy), workload, policy, per_device, tables)
     predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
-    costs = _costs(experiment, spec, policy)
+    costs = _costs(spec, policy)
     records = execution.call(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
         tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
@@ -161,7 +171,7 @@ def _run(
     labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.decision_ns else []
-    notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=experiment.signals(spec))
+    notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=inputs.signals(spec))
     if own := _own_transfer(spec, costs):
         notes.append(f"transfers of its own: {own}")
     notes += execution.notes()
@@ -175,6 +185,7 @@ def _run(
         "source_label": weakest(label for label in labels if label in LABELS),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
+        "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),
         "error": None,
         "own_transfer": _own_transfer(spec, costs),
         **metrics,
@@ -183,7 +194,7 @@ def _run(
     return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
 
 
-def _costs(experiment: Experiment, spec: RunSpec, policy: Any) -> CostModel:
+def _costs(spec: RunSpec, policy: Any) -> CostModel:
     """A cost model of its own for each use: it remembers the numbers it was asked for."""
     point = spec.point
     own = policy.transfer(spec.model) if hasattr(policy, "transfer") else None

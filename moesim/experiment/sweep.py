@@ -142,7 +142,7 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _check_repeat(config: Config, place: str) -> None:
-    seeds = [("workload.seed", config.workload.seed)]
+    seeds: list[tuple[str, Any]] = [("workload.seed", config.workload.seed)]
     seeds += [("trace.seed", trace.get("seed")) for trace in _listed(config.trace) if isinstance(trace, Mapping)]
     for field, seed in seeds:
         if config.repeat > 1 and isinstance(seed, list):

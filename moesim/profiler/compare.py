@@ -201,7 +201,7 @@ def table(rows: Sequence[Row], a: str, b: str, form: Format = Format.TABLE) -> s
     str
         Ends with a newline.
     """
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         records: list[dict[str, Any]] = [{**row._asdict(), "ratio": row.ratio} for row in rows]
         return render_records(records, form)
     cells = [

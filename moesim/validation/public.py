@@ -246,7 +246,7 @@ def table(frame: pd.DataFrame, form: Format) -> str:
         Ends with a newline.
     """
     records = _plain(frame)
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         return render_records(records, form)
     return render(HEADINGS, [_cells(record) for record in records], form, HEADINGS[5:8])
 

@@ -173,7 +173,7 @@ class Report:
         str
             Ends with a newline.
         """
-        if form in (Format.CSV, Format.JSON):
+        if form.for_programs:
             return render_records(self.results(), form)
         head = ["policy", "runs", "decode step |error| %", "worst %", "mean %", "no decisions %", "repeat error %", "spread %",
                 "makespan |error| %", "hits and bytes", "largest residual"]  # fmt: skip

@@ -1,0 +1,80 @@
+"""One run of a result folder with its records: as they were kept, or simulated once more from what the folder says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moesim.errors import ConfigError
+from moesim.experiment.config import parse_config
+from moesim.experiment.report import LIVE
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.result import read_summary
+from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.store import Store
+from moesim.metrics.breakdown import breakdown
+from moesim.metrics.machine import Machine
+
+RESOLVED = "config.resolved.yaml"
+
+
+def outcome_of(folder: Path, run: int) -> Outcome:
+    """Give a run of a result folder with its records.
+
+    Parameters
+    ----------
+    folder : Path
+        A result.
+    run : int
+        Its number there.
+
+    Returns
+    -------
+    Outcome
+        With the row of the folder, records and time by cause.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such run, it failed or was a replay, or its inputs (or moesim) have changed since, so that simulating it
+        once more gives another result.
+    """
+    rows = read_summary(folder)["runs"]
+    if not 0 <= run < len(rows):
+        raise ConfigError(f"{folder}: expected a run from 0 to {len(rows) - 1}, got {run}")
+    row = rows[run]
+    if row["error"]:
+        raise ConfigError(f"{folder}: run {run} ({row['policy']}): expected a run that succeeded, got: {row['error']}")
+    if LIVE in str(row.get("notes")):
+        raise ConfigError(f"{folder}: run {run} ({row['policy']}): expected a simulated run, got a replay without records")
+    experiment = _experiment(folder)
+    if len(experiment.specs) != len(rows):
+        n = len(experiment.specs)
+        raise ConfigError(f"{folder}/{RESOLVED}: expected {len(rows)} runs as in the summary, got {n}; run the experiment again")
+    spec = experiment.specs[run]
+    records = Store(folder).records(str(row.get("key")))
+    if records is None:
+        outcome = run_one(experiment, spec, keep=True)
+        changed = [key for key, value in outcome.row.items() if key in row and row[key] != value]
+        if changed:
+            raise ConfigError(
+                f"{folder}: run {run} ({row['policy']}): expected the same result when simulated again, got another "
+                f"{changed[0]}: {row[changed[0]]} before, {outcome.row[changed[0]]} now; an input or moesim changed; run it again"
+            )
+        records = outcome.records
+        assert records is not None
+    machine = Machine.of(spec.hardware)
+    return Outcome(row, machine, records, breakdown(records, machine.kinds, machine.media))
+
+
+def _experiment(folder: Path) -> Experiment:
+    path = folder / RESOLVED
+    try:
+        resolved: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        written = resolved["experiment"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: expected the configuration of a result, got: {reason}; run the experiment again") from None
+    return Experiment(parse_config(written, str(path)), str(path))

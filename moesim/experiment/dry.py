@@ -1,0 +1,79 @@
+"""What a sweep would do: its grid, how much of it is there already, and about how long the rest takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from moesim.experiment.estimate import seconds, worth_processes
+from moesim.experiment.keys import run_keys
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.runner import settings
+from moesim.experiment.store import Store
+from moesim.units import format_bytes
+
+
+def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None, cores: int) -> str:
+    """Describe an experiment without running it, but for a few seconds of trying how fast it is.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved.
+    folder : Path or None
+        Where results would go; what is there counts as done.
+    jobs : int or None
+        Processes; None: as many as are worth it, at most `cores`.
+    cores : int
+        That can be used.
+
+    Returns
+    -------
+    str
+        Lines: each setting that varies with its values, the size of the grid, what is done, and the estimated time.
+    """
+    rows = [settings(spec) for spec in experiment.specs]
+    lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
+    there = Store(folder).read() if folder is not None else {}
+    missing = [spec for spec, key in zip(experiment.specs, run_keys(experiment), strict=True) if key not in there]
+    n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
+    n_policies = len({spec.policy_name for spec in experiment.specs})
+    of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""
+    lines.append(f"{_counted(len(rows), 'run')}{of}, {len(rows) - len(missing)} of them done, {len(missing)} to do")
+    if missing:
+        took, n_tried = seconds(experiment, missing)
+        n = jobs or worth_processes(experiment, missing, cores)
+        n = min(n, cores, len(missing))
+        basis = f"from short runs of {_counted(n_tried, 'policy')}" if n_tried else "no policy could be tried"
+        lines.append(f"estimated time: {_time(took / n)} on {_counted(n, 'process')} ({basis})")
+    return "\n".join(lines) + "\n"
+
+
+def _varying(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    found = []
+    for name in ("policy", *SETTINGS, *CACHE_SETTINGS):
+        values = list(dict.fromkeys(_written(name, row[name]) for row in rows if row[name] is not None))
+        if len(values) > 1 or name == "policy":
+            found.append((name, values))
+    return found
+
+
+def _written(name: str, value: Any) -> str:
+    return format_bytes(value) if name == "cache_budget_bytes" else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _counted(n: int, what: str) -> str:
+    many = {"policy": "policies", "process": "processes"}.get(what, f"{what}s")
+    return f"{n} {what if n == 1 else many}"
+
+
+def _time(seconds: float) -> str:
+    """Write a time in the unit that fits.
+
+    >>> _time(0.4), _time(75), _time(8000)
+    ('less than 1 s', '75 s', '2.2 h')
+    """
+    if seconds < 1:
+        return "less than 1 s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,84 @@
+"""How long a sweep will take: what each run has to do, times what a little of it took here and now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from moesim.errors import WorkloadError
+from moesim.experiment.runner import run_one
+
+if TYPE_CHECKING:
+    from moesim.experiment.resolve import Experiment, RunSpec
+
+_S_PER_LOOKUP = 50e-6  # order of magnitude, only to decide whether processes are worth starting
+_TRIED_TOKENS = 8
+_START_S = 2.0  # of a process: interpreter, imports, traces
+
+
+def lookups(experiment: Experiment, spec: RunSpec) -> int:
+    """Count at most how many experts a run has to see to: distinct ones a layer visit, all experts at the most."""
+    model = spec.model
+    rows = [min(model.n_experts, len(step.rows) * model.top_k) for step in experiment.workload(spec).steps]
+    return model.n_layers * sum(rows)
+
+
+def worth_processes(experiment: Experiment, specs: Sequence[RunSpec], cores: int) -> int:
+    """Say how many processes are worth starting for some runs: 1 if they are done sooner than those have begun."""
+    took = _S_PER_LOOKUP * sum(lookups(experiment, spec) for spec in specs)
+    return min(cores, len(specs)) if took > _START_S else 1
+
+
+def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float = 10.0) -> tuple[float, int]:
+    """Estimate how long some runs take one after another.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved.
+    specs : sequence of RunSpec
+        Of it.
+    limit_s : float, s
+        Time after which no more policies are tried.
+
+    Returns
+    -------
+    seconds : float, s
+        From short runs of each policy (few decode tokens, one batch), scaled by what the others have to do; policies that
+        were not tried, or failed, count as the mean of the others.
+    n_tried : int
+        Policies that were.
+    """
+    firsts: dict[str, RunSpec] = {}
+    for spec in specs:
+        firsts.setdefault(spec.policy_name, spec)
+    began = time.perf_counter()
+    paces: dict[str, float] = {}  # s a lookup
+    for name, spec in firsts.items():
+        if time.perf_counter() - began > limit_s:
+            break
+        if (pace := _pace(experiment, spec)) is not None:
+            paces[name] = pace
+    if not paces:
+        return 0.0, 0
+    return _scaled(experiment, specs, paces), len(paces)
+
+
+def _pace(experiment: Experiment, spec: RunSpec) -> float | None:
+    tokens = spec.workload.decode_tokens
+    short = replace(spec.workload, n_batches=1, decode_tokens=_TRIED_TOKENS if tokens is None else min(tokens, _TRIED_TOKENS))
+    try:
+        tried = replace(spec, workload=short)
+        work = lookups(experiment, tried)
+    except WorkloadError:  # requests that short are not in the trace: try the whole
+        tried, work = spec, lookups(experiment, spec)
+    began = time.perf_counter()
+    outcome = run_one(experiment, tried)
+    return None if outcome.failure is not None else (time.perf_counter() - began) / work
+
+
+def _scaled(experiment: Experiment, specs: Sequence[RunSpec], paces: Mapping[str, float]) -> float:
+    mean = sum(paces.values()) / len(paces)
+    return sum(paces.get(spec.policy_name, mean) * lookups(experiment, spec) for spec in specs)

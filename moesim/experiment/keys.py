@@ -1,0 +1,72 @@
+"""What a run's result depends on, as one hash: results of another trace, profile, option or version are never taken for it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moesim.experiment.naming import fingerprint
+from moesim.policies.registry import source_digest
+
+if TYPE_CHECKING:
+    from moesim.experiment.resolve import Experiment, RunSpec
+
+CODE = (
+    "__init__.py", "collector.py", "colours.py", "data.py", "errors.py", "policy.py", "records.py", "units.py", "yaml_reader.py",
+    "costs", "engine", "experiment/naming.py", "experiment/runner.py", "experiment/traces.py", "hardware", "metrics", "model",
+    "policies", "predictors", "stats", "synthesis", "trace", "workload",
+)  # fmt: skip
+"""Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
+_PACKAGES = ("numpy", "scipy", "simpy")
+
+
+@cache
+def code_digest() -> str:
+    """Hash the source of all that a run goes through (`CODE`), and the versions of the packages that it computes with."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256(" ".join(f"{name} {version(name)}" for name in _PACKAGES).encode())
+    for name in CODE:
+        for path in sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]:
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def run_keys(experiment: Experiment) -> list[str]:
+    """Give the key of every run.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved.
+
+    Returns
+    -------
+    list of str
+        A sha256 each, of the contents of model, machine and trace, all settings, the policy with its options (and its source,
+        if it is not moesim's own), and the code; neither names of files nor the run's place in the experiment count.
+    """
+    hashes: dict[int, str] = {}  # by identity: runs share models and machines
+
+    def content(thing: object) -> str:
+        if id(thing) not in hashes:
+            hashes[id(thing)] = fingerprint({k: v for k, v in vars(thing).items() if k != "path"})
+        return hashes[id(thing)]
+
+    def key(spec: RunSpec) -> str:
+        point = spec.point
+        settings = {name: v for name, v in vars(point).items() if name not in ("model", "hardware", "trace", "repeat")}
+        inputs = {
+            "code": code_digest(),
+            "model": content(spec.model),
+            "hardware": content(spec.hardware),
+            "trace": experiment.trace(spec).digest,
+            "signals": sorted(experiment.signals(spec)),
+            "policy_source": source_digest(point.policy["name"]),
+        }
+        return fingerprint({**inputs, **settings, "workload": asdict(spec.workload)})
+
+    return [key(spec) for spec in experiment.specs]

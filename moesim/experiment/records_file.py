@@ -1,0 +1,105 @@
+"""Records of a run in one Arrow file: what a timeline, a Gantt chart or a table by layer is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pyarrow as pa
+
+from moesim.atomic import write_bytes
+from moesim.errors import InputError
+from moesim.records import Records
+
+_LISTS = {f.name: get_args(get_type_hints(Records)[f.name])[0] for f in fields(Records) if f.name not in (
+    "used_fetches", "peak_bytes", "pool_peak_bytes", "makespan_ns",
+)}  # fmt: skip
+_REST = b"moesim"  # key of the schema's metadata that holds what is no list
+
+
+def write_records(path: Path, records: Records) -> Path:
+    """Write the records of a run, atomically; the same records give the same bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The file: Arrow IPC with one row, a list of structs for each kind of record.
+    records : Records
+        Of one run.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    rest = {
+        "used_fetches": sorted(records.used_fetches),
+        "peak_bytes": records.peak_bytes,
+        "pool_peak_bytes": [[*key, n] for key, n in records.pool_peak_bytes.items()],
+        "makespan_ns": records.makespan_ns,
+    }
+    columns = {name: _column(kind, getattr(records, name)) for name, kind in _LISTS.items()}
+    table = pa.table(columns).replace_schema_metadata({_REST: json.dumps(rest)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def _column(kind: Any, records: list[Any]) -> Any:
+    values = list(zip(*records, strict=True)) if records else [()] * len(kind._fields)
+    hints = get_type_hints(kind)
+    arrays = [pa.array(column, _type(hints[name])) for name, column in zip(kind._fields, values, strict=True)]
+    structs = pa.StructArray.from_arrays(arrays, names=list(kind._fields))
+    return pa.ListArray.from_arrays(pa.array([0, len(records)], pa.int32()), structs)
+
+
+def _type(hint: Any) -> Any:
+    simple = {int: pa.int64(), float: pa.float64(), float | None: pa.float64(), str: pa.string(), bool: pa.bool_()}
+    return simple[hint] if hint in simple else pa.list_(pa.int64())
+
+
+def read_records(path: Path) -> Records:
+    """Read the records of a run.
+
+    Parameters
+    ----------
+    path : Path
+        As written by `write_records`.
+
+    Returns
+    -------
+    Records
+        Equal to those that were written.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read.
+    """
+    try:
+        with pa.OSFile(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        rest = json.loads(table.schema.metadata[_REST])
+        lists = {name: _records(kind, table[name].chunk(0).flatten()) for name, kind in _LISTS.items()}
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: expected the records of a run, got: {reason}; remove the file and run again") from None
+    return Records(
+        **lists,
+        used_fetches=set(rest["used_fetches"]),
+        peak_bytes=rest["peak_bytes"],
+        pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
+        makespan_ns=rest["makespan_ns"],
+    )
+
+
+def _records(kind: Any, structs: Any) -> list[Any]:
+    hints = get_type_hints(kind)
+    columns = []
+    for name in kind._fields:
+        values = structs.field(name).to_pylist()
+        columns.append([tuple(v) for v in values] if _type(hints[name]) == pa.list_(pa.int64()) else values)
+    return [kind(*values) for values in zip(*columns, strict=True)]

@@ -1,0 +1,108 @@
+"""Repeats of one run with other seeds, as one row: the mean of each metric and its 95 % interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+
+Row = Mapping[str, Any]
+
+CI: Final = "ci95."
+"""Beginning of the name of a column that holds half the width of an interval."""
+_SEEDED = ("seed", "trace")  # what differs between repeats; of a trace only if it is made up
+_DRAWN = ("trace", "requests_drawn")  # two repeats with the same ones are no two draws
+_APART = ("run", "repeat", "key", "workload_digest", "requests_drawn", *_SEEDED)
+
+
+def repeated(rows: Sequence[Row]) -> bool:
+    """Whether there are repeats among rows."""
+    return any(row.get("repeat") for row in rows)
+
+
+def aggregate(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Put the repeats of each run together.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        Result rows.
+
+    Returns
+    -------
+    list of dict
+        In the order of the first repeats: settings and labels as in the first one, ``repeats`` (how many succeeded), and for
+        every metric its mean and, under its name with `CI` before it, half the width of the 95 % interval by Student's t. That is
+        None for fewer than two repeats, or if all of them drew the same requests from a trace: then they are one. If any repeat
+        failed, ``error`` says how many did.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_identity(row), []).append(row)
+    return [_together(group) for group in groups.values()]
+
+
+def _identity(row: Row) -> str:
+    names = [name for name in (*SETTINGS, *CACHE_SETTINGS) if name not in _SEEDED]
+    trace = str(row.get("trace"))
+    made_up = trace.rpartition("-seed")[0] if trace.startswith("synthetic-") else trace
+    return json.dumps([row["policy"], made_up, *(row.get(name) for name in names)], default=str)
+
+
+def _together(group: Sequence[Row]) -> dict[str, Any]:
+    done = [row for row in group if not row.get("error")]
+    first = (done or group)[0]
+    n_failed = len(group) - len(done)
+    whole: dict[str, Any] = {"repeats": len(done)}
+    n_draws = len({tuple(row.get(name) for name in _DRAWN) for row in done})
+    settings = {*SETTINGS, *CACHE_SETTINGS, *_APART, "decision_ns", "requests"}
+    for name in dict.fromkeys(name for row in done or group for name in row):
+        values = [row.get(name) for row in done]
+        if name in settings or name.startswith("policy") or not values or not all(_is_number(v) for v in values):
+            whole[name] = first.get(name)
+        else:
+            whole[name] = fmean(values)  # type: ignore[arg-type]
+            whole[CI + name] = half_width(values) if n_draws > 1 else None  # type: ignore[arg-type]
+    if 0 < n_draws < len(done):
+        sets = "the same requests" if n_draws == 1 else f"{n_draws} different sets of requests"
+        whole["notes"] = ", ".join(part for part in (str(whole.get("notes") or ""), f"{len(done)} seeds drew {sets}") if part)
+    whole["error"] = f"{n_failed} of {len(group)} repeats failed" if n_failed else None
+    return whole
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Give half the width of the 95 % interval of a mean, by Student's t.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Independent repeats.
+
+    Returns
+    -------
+    float or None
+        None of fewer than two.
+
+    Examples
+    --------
+    >>> round(half_width([1.0, 2.0, 3.0]), 3)
+    2.484
+    """
+    n = len(values)
+    return None if n < 2 else _quantile(n - 1) * stdev(values) / sqrt(n)
+
+
+@cache
+def _quantile(degrees: int) -> float:
+    from scipy.stats import t  # takes most of a second to import
+
+    return float(t.ppf(0.975, degrees))
