@@ -39,7 +39,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable ".[dev,record]"
+	$(BIN)/python -m pip install --quiet --editable ".[dev,record,cluster,gguf]"
 	touch $@ $(VENV)/.installed
 
 clean:

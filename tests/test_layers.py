@@ -31,7 +31,7 @@ LEVELS: list[dict[str, str]] = [
         "result": "experiment.result",
     },
     {
-        "experiment": "experiment experiment.* bench plots plots.* testing testing.*",
+        "experiment": "experiment experiment.* bench bench_sweeps plots plots.* testing testing.*",
         "live": "live live.*",
     },
     {"studies": "studies studies.*", "profiler": "profiler profiler.*", "validation": "validation validation.*"},
@@ -50,6 +50,9 @@ ONLY = {  # who may import what
     "rich": ["table", "progress", "recorder.*"],
     "safetensors": ["recorder.*"],
     "pydantic": ["experiment.config", "experiment.config_errors", "experiment.quick", "hardware.*"],
+    "distributed": ["experiment.pool"],
+    "gguf": ["advice.gguf"],
+    "jinja2": ["report.*"],
     "pickle": [],
     "requests": [],
     "urllib": [],

@@ -31,6 +31,8 @@ def assignments(
     """Execute assignment rules on random layers of 3 to 64 active experts, and divide by the best execution.
 
     The costs are made up, in three regimes and a mixture of them; the best is exact.
+
+    Example: moesim assignments --instances 2
     """
     from moesim.studies.assignments import REGIMES, SIZES, study
 

@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 
 from moesim.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_deciding
+from moesim.bench_sweeps import measure_sweep
+from moesim.errors import ConfigError
+from moesim.experiment.pool import usable_cores
 from moesim.table import Format, render, render_records
+
+SWEEP_RUNS = 64
 
 
 def bench(
@@ -17,13 +22,24 @@ def bench(
         int | None, typer.Option(min=1, help="Decode tokens of each run.", show_default="64; 16 with --policies")
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
+    sweeps: Annotated[
+        bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")
+    ] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
     """Measure simulated expert runs per second beside bare SimPy timeouts per second, in turns in this process.
 
     A figure of one machine says nothing about another; the ratio does. The routing is made up. With --policies instead: the
-    time in `decide` and `evict` of each policy for an expert run, beside that of dali, whose split is greedy.
+    time in `decide` and `evict` of each policy for an expert run, beside that of dali, whose split is greedy. With --sweeps: the
+    time that a sweep takes for each run beside simulating it, and how much faster all cores are than one.
+
+    Example: moesim bench --repeats 1 --tokens 2
     """
+    if policies and sweeps:
+        raise ConfigError("bench: expected --policies or --sweeps, got both")
+    if sweeps:
+        _sweeping(repeats, tokens or 64, form)
+        return
     if policies:
         _deciding(repeats, tokens or 16, form)
         return
@@ -43,6 +59,24 @@ def bench(
     ]
     sys.stdout.write(render(columns, [row.cells() for row in rows], form, columns[1:]))
     sys.stdout.write("\nrouting: synthetic; batch 1, half of the experts cached\n")
+
+
+def _sweeping(repeats: int, tokens: int, form: Format) -> None:
+    cost = measure_sweep(SWEEP_RUNS, usable_cores(), repeats, tokens)
+    if form.for_programs:
+        sys.stdout.write(render_records([cost.record()], form))
+        return
+    columns = ["runs", "one run", "one process", f"{cost.processes} processes", "speed-up", "overhead a run"]
+    cells = [
+        str(cost.n_runs),
+        f"{cost.run_s * 1e3:.0f} ms",
+        f"{cost.one_s:.1f} s",
+        f"{cost.several_s:.1f} s",
+        f"{cost.speedup:.2f}",
+        f"{cost.overhead_ms:.1f} ms",
+    ]
+    sys.stdout.write(render(columns, [cells], form, columns))
+    sys.stdout.write("\nrouting: synthetic; starting the processes included\n")
 
 
 def _deciding(repeats: int, tokens: int, form: Format) -> None:

@@ -41,7 +41,10 @@ def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
-    """List policies, their parts, models, hardware profiles, traces, predictors, or formats of traces that can be imported."""
+    """List policies, their parts, models, hardware profiles, traces, predictors, or formats of traces that can be imported.
+
+    Example: moesim list policies
+    """
     rows = _LISTS[kind]()
     if form in (Format.JSON, Format.JSONL):
         sys.stdout.write(render_records(rows, form))

@@ -63,6 +63,8 @@ def measure(
 
     Random weights take as long as trained ones. No setting of the machine is changed. After a kill, the same command goes
     on where it was.
+
+    Example: moesim profile measure my-machine --mode quick --memory 2GB --dry-run
     """
     for what, both in (("disk", disk is not None and no_disk), ("gpu", gpu is not None and no_gpu)):
         if both:
@@ -102,7 +104,10 @@ def show(
     profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help="A profile.")],
     model: Annotated[list[str] | None, typer.Option(help="Whose experts are sent over the links; several times.")] = None,
 ) -> None:
-    """Print what a profile says, and how well that is founded."""
+    """Print what a profile says, and how well that is founded.
+
+    Example: moesim profile show rtx3090-epyc7532
+    """
     models = [load_model(each, "--model") for each in model or ()]
     sys.stdout.write(page(load_hardware(profile, "profile show"), models))
 
@@ -114,7 +119,10 @@ def compare(
     model: Annotated[str, typer.Option(help="Whose experts and dense part are costed.")] = "mixtral-8x7b",
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
-    """Print two profiles side by side."""
+    """Print two profiles side by side.
+
+    Example: moesim profile compare rtx3090-epyc7532 zen5-2core
+    """
     one, two = load_hardware(a, "profile compare"), load_hardware(b, "profile compare")
     rows = compare_profiles(one, two, load_model(model, "--model"))
     sys.stdout.write(comparison_table(rows, one.name, two.name, form))

@@ -38,6 +38,8 @@ def regret(
 
     In that order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. A negative
     share means that the run takes longer with the oracle.
+
+    Example: moesim regret experiments/quickstart.yaml --policies dali --quick
     """
     from moesim.studies.regret import regrets
 

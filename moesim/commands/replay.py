@@ -38,7 +38,10 @@ def replay(
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
     form: As = Format.TABLE,
 ) -> int:
-    """Carry out an experiment for real: same policies, same rules, same metrics, on the clock of the wall."""
+    """Carry out an experiment for real: same policies, same rules, same metrics, on the clock of the wall.
+
+    Example: moesim replay experiments/replay.yaml --memory 2GB
+    """
     config = load_config(file, overrides)
     if small:
         config = quick(config, str(file))

@@ -6,5 +6,8 @@ from moesim.experiment.config import json_schema
 
 
 def schema() -> None:
-    """Print the JSON Schema of experiment files."""
+    """Print the JSON Schema of experiment files.
+
+    Example: moesim schema
+    """
     print(json_schema())

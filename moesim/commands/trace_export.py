@@ -39,7 +39,10 @@ def trace_export(
     object_size: Annotated[int | None, typer.Option(min=1, help="Bytes of every object instead (oracleGeneral).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Write the routing of a trace for other programs."""
+    """Write the routing of a trace for other programs.
+
+    Example: moesim trace export mini-mixtral --format csv --out mini-mixtral.csv
+    """
     check_out(out, overwrite=overwrite)
     if form is ExportFormat.CSV:
         check_out(facts_path(out), overwrite=overwrite)

@@ -55,6 +55,8 @@ def trace_import(
     """Make a trace from routing recorded by vLLM, SGLang, llama.cpp or BigMoeOnEdge, or in JSON Lines, NPZ, CSV or Parquet.
 
     What a source does not record stays absent; docs/importing.md describes the formats.
+
+    Example: moesim trace import routes.npz --model qwen3-30b-a3b --out theirs.safetensors
     """
     check_out(out, suffix=SUFFIX, overwrite=overwrite)
     if model is not None:

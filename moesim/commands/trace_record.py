@@ -97,6 +97,8 @@ def trace_record(
     """Record which experts a model's routers choose, while it reads prompts and generates.
 
     What is finished is kept in OUT.parts: after a kill, the same command goes on where it was.
+
+    Example: moesim trace record MODEL --prompts prompts.txt --out mine.safetensors
     """
     if load_in_4bit and load_in_8bit:
         raise ConfigError("--load-in-4bit and --load-in-8bit: expected one of them, got both")

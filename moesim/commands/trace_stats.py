@@ -28,7 +28,10 @@ def trace_stats(
     ] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Describe the routing of a trace: balance, locality, prediction, caches, batching."""
+    """Describe the routing of a trace: balance, locality, prediction, caches, batching.
+
+    Example: moesim trace stats mini-mixtral --max-rows 200
+    """
     from moesim.stats.report import report
 
     if plot is not None:

@@ -40,6 +40,8 @@ def validate(
 
     Hits and bytes must be the same wherever no clock has a say in a policy's decisions; if they are not, the exit code is 1. A
     missed goal is only reported.
+
+    Example: moesim validate --public
     """
     if out is not None:
         check_out_folder(out, option="--out")
