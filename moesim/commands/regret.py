@@ -11,6 +11,7 @@ import typer
 
 from moesim.atomic import write_bytes
 from moesim.commands.outputs import check_out_folder
+from moesim.commands.runs import Jobs
 from moesim.experiment.config import load_config
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
@@ -30,7 +31,7 @@ def regret(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
     ] = [],  # noqa: B006  (typer copies it)
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
+    jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for a CSV and the figures.")] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:

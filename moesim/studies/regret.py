@@ -9,19 +9,20 @@ before, hence the two orders; and it may save less than nothing, because a run i
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moesim.costs import CostModel
 from moesim.engine.budget import initial_placement
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.config import parse_config
+from moesim.experiment.estimate import worth_processes
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.experiment.pool import make_pool, usable_cores
 from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.experiment.runner import run_one, settings
+from moesim.experiment.submit import outcomes_of
+from moesim.experiment.work import work_of
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
@@ -140,7 +141,9 @@ ASKED = (*SETTINGS, *CACHE_SETTINGS)
 # -------------------------------------------------------------------------------------------------------------------- runs
 
 
-def regrets(experiment: Experiment, policies: Sequence[str] = (), *, jobs: int = 1, progress: bool = False) -> list[Regret]:
+def regrets(
+    experiment: Experiment, policies: Sequence[str] = (), *, jobs: int | None = 1, progress: bool = False
+) -> list[Regret]:
     """Replace the decisions of each run of an experiment by their oracles.
 
     Parameters
@@ -149,8 +152,8 @@ def regrets(experiment: Experiment, policies: Sequence[str] = (), *, jobs: int =
         Resolved.
     policies : sequence of str
         Names, with or without options, of those to study; empty: all. The requests are the whole experiment's all the same.
-    jobs : int
-        Processes; the results do not depend on it.
+    jobs : int or None
+        Processes, None: all cores if that is worth while; the results do not depend on it.
     progress : bool
         Show a bar on the terminal once it has taken two seconds.
 
@@ -189,35 +192,21 @@ def _chosen(experiment: Experiment, policies: Sequence[str]) -> list[RunSpec]:
 
 
 def _run_all(
-    experiment: Experiment, tasks: Sequence[tuple[int, Decisions]], jobs: int
+    experiment: Experiment, tasks: Sequence[tuple[int, Decisions]], jobs: int | None
 ) -> Iterator[tuple[int, Decisions, Mapping[str, Value]]]:
-    if jobs == 1 or len(tasks) == 1:
-        for index, decisions in tasks:
-            yield index, decisions, _run(experiment, index, decisions)
+    specs = [derive(experiment.specs[index], decisions) for index, decisions in tasks]
+    task_of = {id(spec): task for spec, task in zip(specs, tasks, strict=True)}
+    pool = make_pool(jobs, None, lambda: worth_processes(experiment, specs, usable_cores()))
+    if pool is None:
+        for spec in specs:
+            yield *task_of[id(spec)], run_one(experiment, spec).row
         return
-    written = experiment.config.model_dump(mode="json")
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        min(jobs, len(tasks)), context, initializer=_start_worker, initargs=(written, experiment.place)
-    ) as pool:
-        running = {pool.submit(_work, *task): task for task in tasks}
-        for future in as_completed(running):
-            yield *running[future], future.result()
-
-
-_worker: list[Experiment] = []  # the experiment of a worker process
-
-
-def _start_worker(written: dict[str, object], place: str) -> None:
-    _worker[:] = [Experiment(parse_config(written, place), place)]
-
-
-def _work(index: int, decisions: Decisions) -> Mapping[str, Value]:
-    return _run(_worker[0], index, decisions)
-
-
-def _run(experiment: Experiment, index: int, decisions: Decisions) -> Mapping[str, Value]:
-    return run_one(experiment, derive(experiment.specs[index], decisions)).row
+    try:
+        with work_of(experiment, None) as make:
+            for spec, outcome in outcomes_of(specs, lambda spec: make(spec, False), pool, lambda spec: None):
+                yield *task_of[id(spec)], outcome.row
+    finally:
+        pool.close()
 
 
 def _regret(
