@@ -1,0 +1,298 @@
+"""Where the time went: two runs side by side, by cause, phase and layer, in integer nanoseconds that add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.again import outcome_of
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.experiment.result import read_summary
+from moesim.metrics.causes import CAUSES
+
+if TYPE_CHECKING:
+    from moesim.experiment.runner import Outcome
+    from moesim.metrics import Value
+    from moesim.metrics.breakdown import Breakdown
+
+PHASES: Final = ("prefill", "decode", "between steps")
+OUTSIDE: Final = -1
+"""The layer of what is outside the layers: embedding, leading dense layers, LM head, and time between steps."""
+
+_SETTINGS: Final = (
+    "policy",
+    *SETTINGS,
+    *CACHE_SETTINGS,
+    "cache_slots",
+    "own_transfer",
+    "workload_digest",
+    "source_label",
+    "notes",
+)
+_BYTES: Final = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message", "activation")
+_COUNTS: Final = ("n_gpu_runs", "n_cpu_runs", "n_demand_fetches", "n_prefetches", "n_evictions")
+_RATES: Final = (
+    "hit_rate", "hit_rate_prefill", "hit_rate_decode", "in_flight_share", "prefetch_used_share", "gpu_run_share",
+    "fidelity_fresh_decode",
+)  # fmt: skip
+_SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns", "decode_tokens_per_s", "prefill_tokens_per_s")
+
+
+def find_run(text: str) -> Outcome:
+    """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names.
+
+    Parameters
+    ----------
+    text : str
+        A result folder, and which of its runs: its number, or a policy with its options if it has one run only.
+
+    Returns
+    -------
+    Outcome
+        With records.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such run, or several.
+    """
+    folder, which = (Path(text), "") if Path(text).is_dir() else (Path(text.rpartition(":")[0]), text.rpartition(":")[2])
+    if not folder.is_dir() or not (which or Path(text).is_dir()) or folder == Path():
+        raise ConfigError(f"{text}: expected a result folder, or one with a run such as results/quickstart:3, got no such folder")
+    rows = read_summary(folder)["runs"]
+    if which.isdecimal():
+        return outcome_of(folder, int(which))
+    named = {name for row in rows for name in (row["policy"], row["policy_name"])}
+    if which and which not in named:
+        raise ConfigError(f"{text}: {unknown_name('policy of this result', which, named)}; or give the number of a run")
+    found = [row for row in rows if not which or which == row["policy"]]
+    found = found or [row for row in rows if which == row["policy_name"]]
+    if len(found) != 1:
+        numbers = ", ".join(str(row["run"]) for row in found[:8]) + (", ..." if len(found) > 8 else "")
+        of = f" of {which}" if which else ""
+        raise ConfigError(
+            f"{text}: expected one run{of}, got {len(found)} ({numbers}); say which, such as {folder}:{found[0]['run']}"
+        )
+    return outcome_of(folder, int(found[0]["run"]))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs.
+
+    Attributes
+    ----------
+    row : mapping
+        Its result.
+    times : dict
+        Time by phase, layer and cause, ns; layer `OUTSIDE` is what is in none. All of them add up to the makespan.
+    n_layers : int
+        Layers with experts.
+    """
+
+    row: Mapping[str, Value]
+    times: Mapping[tuple[str, int, str], int]
+    n_layers: int
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> Side:
+        """Take what is compared from an outcome with records."""
+        records, split = outcome.records, outcome.split
+        assert records is not None and split is not None
+        phases = {step.step: step.phase for step in records.steps}
+        return cls(outcome.row, _times(split, phases), 1 + max((layer.layer for layer in records.layers), default=-1))
+
+    def ns(self, phase: str | None = None, layer: int | None = None, cause: str | None = None) -> int:
+        """Add up the time of a phase, a layer, a cause, or of whichever of them are given."""
+        wanted = (phase, layer, cause)
+        return sum(ns for key, ns in self.times.items() if all(w in (None, k) for w, k in zip(wanted, key, strict=True)))
+
+    def tokens(self, phase: str | None) -> int:
+        """Count the tokens that a time is divided by: decoded ones, those of prompts, or all that were generated."""
+        key = {"prefill": "n_prefill_tokens", "decode": "n_decode_tokens"}.get(phase or "", "n_generated_tokens")
+        value = self.row.get(key)
+        return value if isinstance(value, int) else 0
+
+
+def _times(split: Breakdown, phases: Mapping[int, str]) -> dict[tuple[str, int, str], int]:
+    times: dict[tuple[str, int, str], int] = {}
+    for window, ns in zip(split.windows, np.asarray(split.ns).tolist(), strict=True):
+        phase = phases.get(window.step, PHASES[-1])
+        for cause, amount in zip(CAUSES, ns, strict=True):
+            if amount:
+                key = phase, window.layer, cause
+                times[key] = times.get(key, 0) + amount
+    return times
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compared figure.
+
+    Attributes
+    ----------
+    section : str
+        ``"setting"``, ``"speed"``, ``"time"``, ``"layer"``, ``"bytes"`` or ``"rate"``.
+    key : str
+        Of the row of a result, or the cause.
+    unit : str
+        ``"ns"``, ``"bytes"``, ...
+    a, b : value
+        Of the two runs.
+    phase : str or None
+        None: of the whole run.
+    layer : int or None
+        `OUTSIDE`: none of the layers.
+    per_token : bool
+        Whether it is divided by the tokens of each run.
+    """
+
+    section: str
+    key: str
+    unit: str
+    a: Any
+    b: Any
+    phase: str | None = None
+    layer: int | None = None
+    per_token: bool = False
+
+    @property
+    def difference(self) -> Any:
+        """B less A; None for words and where one is missing."""
+        if any(isinstance(v, bool) or not isinstance(v, int | float) for v in (self.a, self.b)) or self.section == "setting":
+            return None
+        return self.b - self.a
+
+    def record(self) -> dict[str, Any]:
+        """Give it by name."""
+        return {
+            "section": self.section, "phase": self.phase, "layer": self.layer, "key": self.key, "per_token": self.per_token,
+            "unit": self.unit, "a": self.a, "b": self.b, "difference": self.difference,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Two runs compared.
+
+    Attributes
+    ----------
+    a, b : Side
+        The runs.
+    """
+
+    a: Side
+    b: Side
+
+    @classmethod
+    def of(cls, a: Outcome, b: Outcome) -> Diff:
+        """Compare two outcomes with records."""
+        return cls(Side.of(a), Side.of(b))
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether layers can be compared: there are as many."""
+        return self.a.n_layers == self.b.n_layers
+
+    def settings(self) -> list[Entry]:
+        """List the settings that differ, digests and labels included."""
+        pairs = [(key, self.a.row.get(key), self.b.row.get(key)) for key in _SETTINGS]
+        return [Entry("setting", key, "", a, b) for key, a, b in pairs if a != b]
+
+    def speeds(self) -> list[Entry]:
+        """List makespan, latencies, time lost to contention, and rates."""
+        return [
+            Entry("speed", k, "ns" if k.endswith("_ns") else "tokens/s", self.a.row.get(k), self.b.row.get(k)) for k in _SPEEDS
+        ]
+
+    def times(self, phase: str | None = None, *, per_token: bool = False) -> list[Entry]:
+        """List the time by cause.
+
+        Parameters
+        ----------
+        phase : str, optional
+            One of `PHASES`; by default the whole run.
+        per_token : bool
+            For each token of the phase: decoded, of the prompt, or generated.
+
+        Returns
+        -------
+        list of Entry
+            One a cause that took time in either run, and ``"total"``. Without ``per_token`` they are whole and add up.
+        """
+        causes = [c for c in CAUSES if self.a.ns(phase, cause=c) or self.b.ns(phase, cause=c)]
+        rows = [(c, self.a.ns(phase, cause=c), self.b.ns(phase, cause=c)) for c in causes]
+        rows.append(("total", self.a.ns(phase), self.b.ns(phase)))
+        if not per_token:
+            return [Entry("time", cause, "ns", a, b, phase) for cause, a, b in rows]
+        tokens = self.a.tokens(phase), self.b.tokens(phase)
+        if not all(tokens):
+            return []
+        return [Entry("time", cause, "ns", a / tokens[0], b / tokens[1], phase, per_token=True) for cause, a, b in rows]
+
+    def layers(self) -> list[Entry]:
+        """List the time by layer and cause where it differs, what is in no layer last; nothing without `by_layer`."""
+        if not self.by_layer:
+            return []
+        rows = []
+        for layer in (*range(self.a.n_layers), OUTSIDE):
+            entries = [
+                Entry("layer", c, "ns", self.a.ns(layer=layer, cause=c), self.b.ns(layer=layer, cause=c), None, layer)
+                for c in CAUSES
+            ]
+            rows += [entry for entry in entries if entry.difference]
+        return rows
+
+    def bytes(self) -> list[Entry]:
+        """List the bytes over links by cause of the transfer, for the whole run and for each generated token."""
+        keys = [f"bytes_{cause}" for cause in _BYTES]
+        rows = [(key, self.a.row.get(key), self.b.row.get(key)) for key in keys]
+        whole = [Entry("bytes", key, "bytes", a, b) for key, a, b in rows if a or b]
+        key = "bytes_per_token"
+        return [*whole, Entry("bytes", key, "bytes", self.a.row.get(key), self.b.row.get(key))]
+
+    def rates(self) -> list[Entry]:
+        """List hit rates, other shares and counts that either run has."""
+        rows = [(key, self.a.row.get(key), self.b.row.get(key)) for key in (*_RATES, *_COUNTS)]
+        return [Entry("rate", key, "", a, b) for key, a, b in rows if a is not None or b is not None]
+
+    def entries(self) -> Iterator[Entry]:
+        """Give everything, for other programs."""
+        yield from self.settings()
+        yield from self.speeds()
+        for phase in (None, *PHASES):
+            yield from self.times(phase)
+            yield from self.times(phase, per_token=True) if phase != PHASES[-1] else ()
+        yield from self.layers()
+        yield from self.bytes()
+        yield from self.rates()
+
+
+def most_different(entries: Sequence[Entry], n: int) -> list[tuple[int, int, list[Entry]]]:
+    """Find the layers where most of a difference arises.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+        From `Diff.layers`.
+    n : int
+        How many.
+
+    Returns
+    -------
+    list of (int, int, list of Entry)
+        Layer, difference in ns, and its causes, largest first; of equals the first layer comes first.
+    """
+    by_layer: dict[int, list[Entry]] = {}
+    for entry in entries:
+        by_layer.setdefault(entry.layer if entry.layer is not None else OUTSIDE, []).append(entry)
+    found = [
+        (layer, sum(e.difference for e in several), sorted(several, key=lambda e: -abs(e.difference)))
+        for layer, several in by_layer.items()
+    ]
+    return sorted(found, key=lambda one: -abs(one[1]))[:n]

@@ -1,0 +1,192 @@
+"""What limits a run: the time by cause of its decode steps, told by the part of the machine that would have to be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+from moesim.costs import CostModel
+from moesim.metrics.causes import CAUSES, task_cause
+from moesim.records import TaskRecord
+from moesim.studies.scaling import ONE, faster_device
+
+if TYPE_CHECKING:
+    from moesim.experiment.resolve import RunSpec
+    from moesim.experiment.runner import Inputs, Outcome
+    from moesim.hardware import HardwareProfile
+
+RESOURCES: Final = {
+    "link": "link",
+    "CPU memory": "CPU",
+    "CPU compute": "CPU",
+    "CPU start-up": "CPU",
+    "GPU memory": "GPU",
+    "GPU compute": "GPU",
+    "GPU launches": "GPU",
+    "activations": "activations",
+    "decisions": "decisions",
+    "predictor": "predictor",
+    "waiting": "waiting",
+}
+"""What time is charged to, and the part of the machine that it belongs to."""
+
+_OF_CAUSE: Final = {
+    "exposed_demand": "link",
+    "exposed_prefetch": "link",
+    "exposed_other_transfer": "link",
+    "activation": "activations",
+    "decision": "decisions",
+    "predict": "predictor",
+    "idle": "waiting",
+}
+"""Causes that are one resource; the others are tasks of devices, which are split."""
+
+_FASTER = Fraction(10**9)
+_REST = {"CPU": "CPU start-up", "GPU": "GPU launches"}
+_PARTS = ("memory", "compute")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the time of decoding went into.
+
+    Attributes
+    ----------
+    shares : dict of str to float
+        Share of the time by resource, in the order of `RESOURCES`; they add up to 1.
+    """
+
+    shares: Mapping[str, float]
+
+    @property
+    def limit(self) -> str:
+        """The largest resource of the part of the machine with the largest share; of equals the first."""
+        parts: dict[str, float] = {}
+        for resource, share in self.shares.items():
+            parts[RESOURCES[resource]] = parts.get(RESOURCES[resource], 0.0) + share
+        largest = max(parts, key=lambda part: parts[part])
+        return max((r for r in self.shares if RESOURCES[r] == largest), key=lambda r: self.shares[r])
+
+    def text(self, least: float = 0.05, most: int = 3) -> str:
+        """Write the largest shares.
+
+        >>> Limits({"link": 0.7, "GPU memory": 0.26, "GPU launches": 0.04}).text()
+        'link 70 %, GPU memory 26 %'
+        """
+        chosen = sorted((r for r in self.shares if self.shares[r] >= least), key=lambda r: -self.shares[r])[:most]
+        return ", ".join(f"{resource} {100 * self.shares[resource]:.0f} %" for resource in chosen)
+
+
+def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
+    """Find out what limits a run.
+
+    Parameters
+    ----------
+    inputs : Inputs
+        What the run shares with others.
+    spec : RunSpec
+        The run.
+    outcome : Outcome
+        With records.
+
+    Returns
+    -------
+    Limits
+        Of its decode steps, or of all if it decodes nothing.
+
+    Notes
+    -----
+    The time by cause is that of `moesim.metrics.breakdown`: one critical path. Transfers, activations, decisions and
+    predictors are resources as they are. The time of tasks is divided among the devices by how long each worked for that cause,
+    and on a device between memory and compute in proportion to what a task would save if that took no time; where neither saves
+    anything, launches and the router's way bound it.
+    """
+    records, split = outcome.records, outcome.split
+    assert records is not None and split is not None
+    steps = {step.step for step in records.steps if step.phase == "decode"} or {step.step for step in records.steps}
+    times = split.select(steps)
+    found = dict.fromkeys(RESOURCES, 0.0)
+    whole = sum(times.values())
+    tasks = _Tasks(inputs, spec)
+    worked: dict[str, dict[str, float]] = {}
+    for task in records.tasks:
+        if task.step in steps and task.kind != "predict" and task.end > task.start:
+            by_resource = worked.setdefault(task_cause(task, outcome.machine.kinds), {})
+            for resource, share in tasks.split(task, outcome.machine.kinds[task.device]).items():
+                by_resource[resource] = by_resource.get(resource, 0.0) + share * (task.end - task.start)
+    for cause in CAUSES:
+        if not times[cause]:
+            continue
+        # A task of a step before may reach into these; then nothing of its kind was begun in them.
+        by_resource = {_OF_CAUSE[cause]: 1.0} if cause in _OF_CAUSE else worked.get(cause, {"waiting": 1.0})
+        total = sum(by_resource.values())
+        for resource, ns in by_resource.items():
+            found[resource] += times[cause] * ns / total
+    return Limits({resource: ns / whole if whole else 0.0 for resource, ns in found.items()})
+
+
+class _Tasks:
+    """What bounds a task: its cost on the machine as it is, and where memory or compute take no time."""
+
+    def __init__(self, inputs: Inputs, spec: RunSpec) -> None:
+        self._steps = inputs.workload(spec).steps
+        self._costs = {
+            "whole": self._model(spec, ONE, ONE),
+            "memory": self._model(spec, _FASTER, ONE),
+            "compute": self._model(spec, ONE, _FASTER),
+        }
+        self._known: dict[tuple[Any, ...], dict[str, float]] = {}
+
+    def _model(self, spec: RunSpec, memory: Fraction, compute: Fraction) -> CostModel:
+        return CostModel(spec.model, _faster(spec.hardware, memory, compute), transfer=spec.point.curve, extrapolate=True)
+
+    def split(self, task: TaskRecord, kind: str) -> dict[str, float]:
+        """Give the shares of a task's time by resource; they add up to 1."""
+        by_context = task.kind in ("attention", "dense", "leading")
+        key = task.device, task.kind, task.rows, task.work, (task.step, task.mb) if by_context else None
+        if key not in self._known:
+            self._known[key] = self._compute(task, kind.upper())
+        return self._known[key]
+
+    def _compute(self, task: TaskRecord, part: str) -> dict[str, float]:
+        whole = self._ns(self._costs["whole"], task, task.work)
+        saved = {name: max(0, whole - self._ns(self._costs[name], task, task.work)) for name in _PARTS}
+        total = sum(saved.values())
+        if not total:
+            return {_REST[part]: 1.0}
+        return {f"{part} {name}": ns / total for name, ns in saved.items() if ns}
+
+    def _ns(self, costs: CostModel, task: TaskRecord, work: int) -> int:
+        device, rows = task.device, task.rows
+        if task.expert >= 0:
+            return costs.expert_ns(device, rows)
+        if task.kind in ("embedding", "head", "shared"):
+            cost = {"embedding": costs.embedding_ns, "head": costs.head_ns, "shared": costs.shared_ns}[task.kind]
+            return cost(device, rows)
+        context = self._context(task)
+        if task.kind == "leading":
+            return costs.leading_ns(device, rows, *context)
+        if task.kind == "attention":
+            return costs.attention_ns(device, rows, *context)
+        # A dense task is the rest of the layer, or that and the attention, if both are on one device.
+        rest = costs.dense_ns(device, rows)
+        alone = work == self._costs["whole"].dense_ns(device, rows)
+        return rest if alone else rest + costs.attention_ns(device, rows, *context)
+
+    def _context(self, task: TaskRecord) -> tuple[int, int]:
+        """Query-key pairs and requests of the rows of a task, as the engine counts them."""
+        step = self._steps[task.step]
+        if task.kind == "leading":
+            return step.work2, len(set(step.requests.tolist()))
+        micro = step.micro[task.mb]
+        return micro.work2, len(set(step.requests[micro.first_row : micro.first_row + micro.n_rows].tolist()))
+
+
+def _faster(hardware: HardwareProfile, memory: Fraction, compute: Fraction) -> HardwareProfile:
+    devices = {
+        name: device if device.role == "storage" else faster_device(device, memory, compute)
+        for name, device in hardware.devices.items()
+    }
+    return replace(hardware, devices=devices)

@@ -1,0 +1,260 @@
+"""What ``--vary`` says: which knob, and which values; and one setting of an experiment that can be changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from moesim.errors import ConfigError
+from moesim.experiment.config import Config, apply_override
+from moesim.experiment.sweep import Point, expand
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.model import ModelSpec, load_model
+
+JOINED = " & "
+_SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")
+_PERCENT = re.compile(r"([+-])\s*([0-9.]+)\s*%")
+_LEFT_OUT = ("zip", "include", "exclude", "repeat")  # say how settings are combined, and there is one only
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of one knob, as written.
+
+    Attributes
+    ----------
+    knob : str
+        Its name, or a key of the experiment or the profile.
+    text : str
+        The value: ``x2``, ``+50%``, or anything the knob knows.
+    """
+
+    knob: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.knob} {self.text}"
+
+    def factor(self) -> Fraction | None:
+        """Return what to multiply by, for ``xF`` and a percentage; None for a value."""
+        if match := _SCALE.fullmatch(self.text):
+            found = _fraction(match[1], self) / (_fraction(match[2], self) if match[2] else 1)
+        elif match := _PERCENT.fullmatch(self.text):
+            found = 1 + (-1 if match[1] == "-" else 1) * _fraction(match[2], self) / 100
+        else:
+            return None
+        if found <= 0:
+            raise ConfigError(f"--vary {self}: expected a factor above 0, got {self.text}")
+        return found
+
+    def number(self) -> Fraction:
+        """Read the value as a number. Raises `ConfigError`."""
+        return _fraction(self.text, self)
+
+
+def shown(factor: Fraction) -> str:
+    """Write a factor, such as ``x1.5``."""
+    return f"x{float(factor):.6g}"
+
+
+def _fraction(text: str, setting: Setting) -> Fraction:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"--vary {setting}: expected xF, +P%, -P% or a number, got '{text}'") from None
+
+
+def parse_vary(text: str) -> list[tuple[Setting, ...]]:
+    """Read one ``--vary``.
+
+    Parameters
+    ----------
+    text : str
+        ``"KNOB VALUE,VALUE"``; ``&`` joins knobs that change together.
+
+    Returns
+    -------
+    list of tuple of Setting
+        All combinations, each of one value of every knob in it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no value, or no knob.
+
+    Examples
+    --------
+    >>> [[str(one) for one in together] for together in parse_vary("link.bytes_per_s x0.5,x2 & batch =4")]
+    [['link.bytes_per_s x0.5', 'batch 4'], ['link.bytes_per_s x2', 'batch 4']]
+    """
+    found: list[tuple[Setting, ...]] = [()]
+    for part in text.split("&"):
+        match = re.fullmatch(r"\s*([^\s=]+)\s*(?:\s|(?==))\s*(.*\S)\s*", part)
+        values = [value.strip().removeprefix("=").strip() for value in match[2].split(",")] if match else []
+        if match is None or not all(values):
+            raise ConfigError(f"--vary '{text}': expected a knob and values, such as 'link.bytes_per_s x0.5,x2', got '{part}'")
+        found = [(*before, Setting(match[1], value)) for before in found for value in values]
+    return found
+
+
+@dataclass(frozen=True)
+class Base:
+    """An experiment with one value of everything but the policies.
+
+    Attributes
+    ----------
+    raw : mapping
+        As a file holds it.
+    place : str
+        The file, for messages.
+    """
+
+    raw: Mapping[str, Any]
+    place: str
+
+    @cached_property
+    def profile(self) -> HardwareProfile:
+        """The machine."""
+        return load_hardware(self.raw["hardware"], f"{self.place}: hardware")
+
+    @cached_property
+    def model(self) -> ModelSpec:
+        """The model."""
+        return load_model(self.raw["model"], f"{self.place}: model")
+
+    def machine(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the experiment with other numbers of its machine, by dotted key."""
+        hardware = self.raw["hardware"]
+        return {**self.raw, "hardware": {**(hardware if isinstance(hardware, Mapping) else {"base": hardware}), **overrides}}
+
+    def set(self, key: str, value: Any) -> dict[str, Any]:
+        """Give the experiment with another value of one key, as ``--set`` does."""
+        raw: dict[str, Any] = json.loads(json.dumps(self.raw))
+        apply_override(raw, f"{key}={json.dumps(value)}")
+        return raw
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A varied experiment.
+
+    Attributes
+    ----------
+    raw : mapping
+        As a file holds it.
+    factor : Fraction or None
+        By what a number was multiplied; None where there is no such thing.
+    keys : tuple of str
+        Keys of the profile that have another number.
+    note : str
+        What was done, where the knob's name does not say it.
+    """
+
+    raw: Mapping[str, Any]
+    factor: Fraction | None
+    keys: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """Something that can be varied.
+
+    Attributes
+    ----------
+    name : str
+        As in ``--vary``.
+    values : str
+        Which values it takes, for the table of knobs.
+    changes : str
+        What it changes in the profile or the experiment.
+    apply : callable ``(base, setting)``
+        To a `Changed`. Raises `InputError` where the profile cannot express it.
+    scale : callable ``(base, factor)``, optional
+        Likewise for any factor, to find where the limit changes.
+    read : callable ``(base)``, optional
+        To the number at factor 1, in ``unit``.
+    unit : str
+        Of that number.
+    highest : callable ``(base)``, optional
+        To the largest factor that makes sense.
+    """
+
+    name: str
+    values: str
+    changes: str
+    apply: Callable[[Base, Setting], Changed]
+    scale: Callable[[Base, Fraction], Changed] | None = None
+    read: Callable[[Base], Fraction] | None = None
+    unit: str = ""
+    highest: Callable[[Base], Fraction] | None = None
+
+
+def single(config: Config, place: str) -> Base:
+    """Take an experiment that sweeps nothing but its policies.
+
+    Parameters
+    ----------
+    config : Config
+        The experiment.
+    place : str
+        The file, for messages.
+
+    Returns
+    -------
+    Base
+        With all its policies.
+
+    Raises
+    ------
+    ConfigError
+        If it sweeps anything else: the message names it.
+    """
+    points = expand(config, place)
+    swept = {
+        key: values
+        for one in fields(Point)
+        if one.name != "policy"
+        for key, values in _spread(one.name, [getattr(point, one.name) for point in points]).items()
+        if len(values) > 1
+    }
+    if "repeat" in swept:
+        swept = {key: values for key, values in swept.items() if not key.endswith(".seed")} | {"repeat": ["1", "..."]}
+    if swept:
+        told = " and ".join(f"{key} ({', '.join(values)})" for key, values in swept.items())
+        fix = " ".join(f"--set {key}={values[0]}" for key, values in swept.items())
+        raise ConfigError(f"{place}: expected one setting for each policy, got sweeps of {told}; fix with {fix}, or take --quick")
+    first = points[0]
+    raw: dict[str, Any] = {k: v for k, v in config.model_dump(mode="json").items() if k not in _LEFT_OUT}
+    memory = {"ratio": first.ratio} if first.ratio is not None else {"budget": first.budget_bytes}
+    raw |= {key: getattr(first, key) for key in raw if hasattr(first, key)}
+    raw |= {
+        "workload": dict(first.workload),
+        "cache": memory,
+        "transfer": {"curve": first.curve, "chunk": first.chunk_bytes},
+        "policies": [dict(point.policy) for point in points],
+        "plots": [],
+        "timeline": None,
+        "frames": False,
+    }
+    return Base(json.loads(json.dumps(raw)), place)
+
+
+_KEYS = {"ratio": "cache.ratio", "budget_bytes": "cache.budget", "curve": "transfer.curve", "chunk_bytes": "transfer.chunk"}
+
+
+def _spread(name: str, values: list[Any]) -> dict[str, list[str]]:
+    """List the distinct values of a field of points, by the key that sets it."""
+    if isinstance(values[0], Mapping):
+        keys = dict.fromkeys(key for value in values if isinstance(value, Mapping) for key in value)
+        named = {f"{name}.{key}": [value.get(key) for value in values if isinstance(value, Mapping)] for key in keys}
+    else:
+        named = {_KEYS.get(name, name): values}
+    return {
+        key: list(dict.fromkeys(json.dumps(v) if not isinstance(v, str) else v for v in found)) for key, found in named.items()
+    }

@@ -1,0 +1,293 @@
+"""What another machine, model or setting would change: one thing varied, the speed, what limits it, and what would next."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from moesim.errors import InputError, MoesimError
+from moesim.experiment.config import parse_config
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.experiment.resolve import Experiment
+from moesim.studies.crossing import REACH, Answer, Crossing, search
+from moesim.studies.knobs import change, knob_of
+from moesim.studies.limits import RESOURCES, Limits
+from moesim.studies.settings import JOINED, Base, Changed, Setting
+from moesim.studies.shots import METRICS, Runs, Shot
+
+RATES = ("link.bytes_per_s", "cpu.memory_bandwidth", "cpu.compute", "gpu.memory_bandwidth", "gpu.compute")
+"""Knobs of the machine of which more should be better."""
+_NOISE = 0.005
+
+
+@dataclass(frozen=True)
+class Line:
+    """One varied setting under one policy.
+
+    Attributes
+    ----------
+    policy : str
+        With its options.
+    settings : tuple of Setting
+        What was varied; empty for the experiment as it is.
+    changed : Changed
+        What came of it.
+    base, shot : Shot
+        The run as it is, and this one.
+    crossing : Crossing or None
+        Where along the knob the limit changes; None where that was not looked for.
+    at : Fraction or None
+        The knob's number there.
+    """
+
+    policy: str
+    settings: tuple[Setting, ...]
+    changed: Changed
+    base: Shot
+    shot: Shot
+    crossing: Crossing | None = None
+    at: Fraction | None = None
+
+    @property
+    def name(self) -> str:
+        """What was varied, in words."""
+        return JOINED.join(str(one) for one in self.settings) or "as it is"
+
+    @property
+    def effect(self) -> str:
+        """Say whether anything changed: ``changed``, ``not limiting``, ``not used``, ``same`` or ``failed``."""
+        if self.shot.error is not None:
+            return "failed"
+        if self.shot is self.base:
+            return "same"
+        if any(self.shot.row[key] != self.base.row[key] for key in METRICS if key != "contention_ns"):
+            return "changed"
+        return "not limiting" if self._is_used() else "not used"
+
+    def _is_used(self) -> bool:
+        contended = any(key.startswith("contention.") for key in self.changed.keys) and self.base.row["contention_ns"]
+        keys = self.changed.keys
+        return bool(not keys or contended or any(u == key or u.startswith(f"{key}.") for u in self.shot.used for key in keys))
+
+    @property
+    def anomalous(self) -> bool:
+        """Whether a faster part of the machine made it slower, or a slower one faster, by more than 0.5 %."""
+        factor = self.changed.factor
+        if len(self.settings) != 1 or self.settings[0].knob not in (*RATES, "pcie", "cpu.memory") or factor in (None, 1):
+            return False
+        assert factor is not None
+        towards = 1 if factor > 1 else -1
+        gains = self.change("decode_tokens_per_s") or 0.0, -(self.change("ttft_mean_ns") or 0.0)
+        return any(towards * gain < -_NOISE for gain in gains)
+
+    @property
+    def uneven(self) -> tuple[str, ...]:
+        """Costs that came of a curve and come of a roofline now, or the other way: they differ by more than what was varied."""
+        one, two = self.base, self.shot
+        return tuple(sorted((one.curves & two.rooflines) | (one.rooflines & two.curves)))
+
+    def change(self, key: str) -> float | None:
+        """Give the change of a metric against the run as it is, as a share of that; None where it has no meaning."""
+        before, after = self.base.row.get(key), self.shot.row.get(key)
+        if not isinstance(before, int | float) or not isinstance(after, int | float) or not before:
+            return None
+        return after / before - 1
+
+    def record(self) -> dict[str, Any]:
+        """Give everything by name; the columns of ``whatif.parquet``."""
+        limits, before, crossing = self.shot.limits, self.base.limits, self.crossing
+        assert before is not None
+        row, base = self.shot.row, self.base.row
+        factor = self.changed.factor
+        return {
+            "policy": self.policy,
+            "knob": JOINED.join(one.knob for one in self.settings),
+            "setting": JOINED.join(one.text for one in self.settings),
+            "factor": None if factor is None else float(factor),
+            "decode_tokens_per_s": row.get("decode_tokens_per_s"),
+            "base_decode_tokens_per_s": base["decode_tokens_per_s"],
+            "decode_change": self.change("decode_tokens_per_s"),
+            "ttft_mean_ns": row.get("ttft_mean_ns"),
+            "base_ttft_mean_ns": base["ttft_mean_ns"],
+            "ttft_change": self.change("ttft_mean_ns"),
+            "effect": self.effect,
+            "limit": limits.limit if limits else None,
+            "limit_share": limits.shares[limits.limit] if limits else None,
+            "base_limit": before.limit,
+            "base_limit_share": before.shares[before.limit],
+            "next_limit": crossing.limit if crossing else None,
+            "next_factor": float(crossing.factor) if crossing and crossing.limit else None,
+            "next_value": float(self.at) if self.at is not None else None,
+            "searched_to": float(crossing.factor) if crossing and not crossing.limit else None,
+            "search_error": crossing.error or None if crossing else None,
+            **{f"share.{name}": limits.shares[name] if limits else None for name in RESOURCES},
+            **{f"base_share.{name}": before.shares[name] for name in RESOURCES},
+            "source_label": row.get("source_label"),
+            "base_source_label": base["source_label"],
+            "changed": self.changed.note or None,
+            "uneven_costs": ", ".join(self.uneven) or None,
+            "error": None if self.shot.error is None else str(self.shot.error),
+            **{key: base.get(key) for key in (*SETTINGS, *CACHE_SETTINGS, "cache_slots", "hit_rate", "routing", "notes")},
+        }  # fmt: skip
+
+
+def whatif(
+    base: Base, variations: Sequence[tuple[Setting, ...]], *, look: bool = True, jobs: int | None = 1, progress: bool = False
+) -> list[Line]:
+    """Vary an experiment, one thing at a time.
+
+    Parameters
+    ----------
+    base : Base
+        One setting, and the policies to study.
+    variations : sequence of tuple of Setting
+        What to vary; the settings of one tuple together.
+    look : bool
+        Whether to look where along each knob the limit changes.
+    jobs : int or None
+        Processes; None: all cores if that is worth while. The results do not depend on it.
+    progress : bool
+        Show a bar on the terminal once it has taken two seconds.
+
+    Returns
+    -------
+    list of Line
+        For each policy, in the experiment's order: as it is, and each variation. Runs that failed are among them.
+
+    Raises
+    ------
+    InputError
+        If a knob or a value is unknown, the profile cannot express it, or the experiment itself is wrong.
+    MoesimError
+        If a policy fails as it is.
+    """
+    changes = {together: change(base, together) for together in dict.fromkeys(variations)}
+    names = [spec.policy_name for spec in Experiment(parse_config(base.raw, base.place), base.place).specs]
+    n_searches = sum(_axis(together, changed) is not None for together, changed in changes.items()) if look else 0
+    with Runs(base.place, jobs, len(names) * (1 + len(changes) + 7 * n_searches), progress) as runs:
+        as_is = runs.shots([(base.raw, i) for i in range(len(names))])
+        for name, shot in zip(names, as_is, strict=True):
+            if shot.error is not None:
+                raise type(shot.error)(f"{base.place}: {name}: {shot.error}")
+        runs.shots([(changed.raw, i) for i in range(len(names)) for changed in changes.values()])
+        lines = []
+        for i, name in enumerate(names):
+            lines.append(Line(name, (), Changed(base.raw, Fraction(1)), as_is[i], as_is[i]))
+            for together, changed in changes.items():
+                lines.append(Line(name, together, changed, as_is[i], runs.shots([(changed.raw, i)])[0]))
+        return _with_crossings(base, lines, names, runs) if look else lines
+
+
+def _axis(together: Sequence[Setting], changed: Changed) -> tuple[str, bool] | None:
+    """Name the knob along which to look for another limit, and whether upwards; None if there is no such direction."""
+    if len(together) != 1 or changed.factor in (None, 1) or knob_of(together[0].knob).scale is None:
+        return None
+    assert changed.factor is not None
+    return together[0].knob, changed.factor > 1
+
+
+def _with_crossings(base: Base, lines: Sequence[Line], names: Sequence[str], runs: Runs) -> list[Line]:
+    wanted: dict[tuple[str, str, bool], Fraction] = {}
+    axes = {id(line): _axis(line.settings, line.changed) for line in lines}
+    for line in lines:
+        if (axis := axes[id(line)]) is not None and line.effect in ("changed", "not limiting"):
+            assert line.changed.factor is not None
+            key, far = (line.policy, *axis), max(line.changed.factor, 1 / line.changed.factor)
+            wanted[key] = max(wanted.get(key, REACH), far)
+    limits = {line.policy: line.base.limits for line in lines}
+    found = _search(base, wanted, {name: i for i, name in enumerate(names)}, limits, runs)
+    complete = []
+    for line in lines:
+        axis = axes[id(line)]
+        crossing = found.get((line.policy, *axis)) if axis else None
+        if crossing is None or axis is None:
+            complete.append(line)
+            continue
+        read = knob_of(axis[0]).read
+        at = read(base) * crossing.factor if read is not None and crossing.limit else None
+        complete.append(replace(line, crossing=crossing, at=at))
+    return complete
+
+
+def _search(
+    base: Base,
+    wanted: Mapping[tuple[str, str, bool], Fraction],
+    index: Mapping[str, int],
+    limits: Mapping[str, Limits | None],
+    runs: Runs,
+) -> dict[tuple[str, str, bool], Crossing]:
+    """Carry out all searches side by side: each round simulates the next factor of every one."""
+    found: dict[tuple[str, str, bool], Crossing] = {}
+    going: dict[tuple[str, str, bool], Generator[Fraction, Answer, Crossing]] = {}
+    asked: dict[tuple[str, str, bool], Fraction] = {}
+    for key, reach in wanted.items():
+        policy, name, up = key
+        highest, before = knob_of(name).highest, limits[policy]
+        assert before is not None
+        if up and highest is not None:
+            reach = min(reach, highest(base))
+        if reach <= 1:
+            found[key] = Crossing(None, Fraction(1))
+            continue
+        going[key] = search(before.limit, up, reach)
+        asked[key] = next(going[key])
+    while going:
+        changes: dict[tuple[str, str, bool], Changed | MoesimError] = {}
+        for key in going:
+            scale = knob_of(key[1]).scale
+            assert scale is not None
+            try:
+                changes[key] = scale(base, asked[key])
+            except InputError as error:
+                changes[key] = error
+        works = {key: (c.raw, index[key[0]]) for key, c in changes.items() if isinstance(c, Changed)}
+        shots = dict(zip(works, runs.shots(list(works.values())), strict=True))
+        for key in list(going):
+            changed = changes[key]
+            if isinstance(changed, Changed):
+                shot = shots[key]
+                actual = changed.factor if changed.factor is not None else asked[key]
+                answer = Answer(shot.limits.limit if shot.limits else None, actual, str(shot.error or ""))
+            else:
+                answer = Answer(None, asked[key], str(changed))
+            try:
+                asked[key] = going[key].send(answer)
+            except StopIteration as end:
+                found[key] = end.value
+                del going[key]
+    return found
+
+
+def records(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """Give the records of all varied settings, without the lines of experiments as they are."""
+    return [line.record() for line in lines if line.settings]
+
+
+def variations_of(base: Base, knobs: Iterable[str]) -> tuple[list[tuple[Setting, ...]], list[str]]:
+    """Halve and double some knobs.
+
+    Parameters
+    ----------
+    base : Base
+        The experiment.
+    knobs : iterable of str
+        Names.
+
+    Returns
+    -------
+    list of tuple of Setting, list of str
+        Those that the machine has, and one line for each that it does not.
+    """
+    variations: list[tuple[Setting, ...]] = []
+    left_out = []
+    for knob in knobs:
+        both = [(Setting(knob, "x0.5"),), (Setting(knob, "x2"),)]
+        try:
+            change(base, both[0])
+        except InputError as error:
+            left_out.append(str(error))
+        else:
+            variations += both
+    return variations, left_out
