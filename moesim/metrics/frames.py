@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from moesim.atomic import write_bytes
 from moesim.metrics.causes import CAUSES
+from moesim.metrics.columns import columns_of
+from moesim.metrics.hits import flatten_lookups
 
 if TYPE_CHECKING:
     from moesim.experiment.runner import Outcome
+    from moesim.metrics.breakdown import Breakdown
+    from moesim.metrics.critical_path import Window
+    from moesim.records import Records
+
+IDENTITY: Final = (
+    "run", "key", "policy", "model", "hardware", "trace", "routing", "source_label", "cache_ratio", "cache_budget_bytes",
+    "cache_share", "batch_size", "prompt_tokens", "decode_tokens", "n_batches", "seed", "repeat", "micro_batches",
+    "prefill_chunk", "refill", "reuse", "requests", "transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate",
+    "notes", "fidelity_fresh_decode",
+)  # fmt: skip
+"""Columns of a run's row, as far as it has them, that stand in every row of its frames: which run it is, what qualifies it."""
+
+_Ints = NDArray[np.int64]
 
 
 def write_frame(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
@@ -32,21 +49,13 @@ def write_frame(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     Path
         The file.
     """
-    columns = dict.fromkeys(key for row in rows for key in row)
-    arrays = {key: _column([row.get(key) for row in rows]) for key in columns}
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(arrays), sink, compression="zstd")
+    pq.write_table(pa.table(columns_of(rows)), sink, compression="zstd")
     return write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def _column(values: list[Any]) -> Any:
-    if any(isinstance(value, float) for value in values):
-        return pa.array([None if value is None else float(value) for value in values], pa.float64())
-    return pa.array(values)
-
-
 def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Give one row a step: times, tokens, and time by cause.
+    """Give one row a step: times, tokens, lookups and hits, and time by cause.
 
     Parameters
     ----------
@@ -56,44 +65,141 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     Yields
     ------
     dict
-        ``run``, ``policy``, the fields of `StepRecord` (ns), and ``time_<cause>_ns``.
+        Of `IDENTITY` what the run's row has, the fields of `StepRecord` (ns), ``token`` (number of the decode step within its
+        batch, from 1; None in prefill, and under ``refill``, where the sequences of a step are at different tokens),
+        ``lookups`` and ``hits``, and ``time_<cause>_ns``.
     """
-    records, split = outcome.records, outcome.split
-    assert records is not None and split is not None
+    records, split = _kept(outcome)
+    looked = flatten_lookups(records)
+    n = 1 + max((s.step for s in records.steps), default=-1)
+    counted = looked.step[looked.first]
+    lookups, hits = (np.bincount(steps, minlength=n).tolist() for steps in (counted, counted[looked.hit[looked.first]]))
+    causes = np.zeros((n, len(CAUSES)), np.int64)
+    inside = np.array([w.step for w in split.windows], np.int64)
+    np.add.at(causes, inside[inside >= 0], split.ns[inside >= 0])
+    identity, tokens = _identity(outcome), _tokens(records, bool(outcome.row.get("refill")))
     for step in sorted(records.steps, key=lambda s: s.step):
-        causes = split.select({step.step})
-        yield {**_run(outcome), **step._asdict(), **{f"time_{cause}_ns": causes[cause] for cause in CAUSES}}
-
-
-def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """Give one row a layer visit: times, lookups, hits, and time by cause.
-
-    Parameters
-    ----------
-    outcome : Outcome
-        With records.
-
-    Yields
-    ------
-    dict
-        ``run``, ``policy``, ``step``, ``layer``, ``begin`` and ``end`` (ns), ``n_active`` and ``n_hits`` (lookups of all
-        micro-batches), and ``time_<cause>_ns``.
-    """
-    records, split = outcome.records, outcome.split
-    assert records is not None and split is not None
-    lookups: dict[tuple[int, int], tuple[int, int]] = {}
-    for lookup in records.lookups:
-        active, hits = lookups.get((lookup.step, lookup.layer), (0, 0))
-        lookups[lookup.step, lookup.layer] = (active + len(lookup.active), hits + sum(lookup.hits))
-    for window, ns in zip(split.windows, split.ns.tolist(), strict=True):
-        if window.layer < 0:
-            continue
-        active, hits = lookups.get((window.step, window.layer), (0, 0))
         yield {
-            **_run(outcome), "step": window.step, "layer": window.layer, "begin": window.begin, "end": window.end,
-            "n_active": active, "n_hits": hits, **{f"time_{cause}_ns": n for cause, n in zip(CAUSES, ns, strict=True)},
+            **identity, **step._asdict(), "token": tokens[step.step], "lookups": lookups[step.step], "hits": hits[step.step],
+            **_times(causes[step.step]),
         }  # fmt: skip
 
 
-def _run(outcome: Outcome) -> dict[str, Any]:
-    return {"run": outcome.row["run"], "policy": outcome.row["policy"]}
+def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """Give one row a layer visit: times, lookups, hits, what experts and links did, and time by cause.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        With records.
+
+    Yields
+    ------
+    dict
+        Of `IDENTITY` what the run's row has; ``step``, ``layer``, ``phase``, ``token``; ``begin`` and ``end`` (ns);
+        ``n_active`` and ``n_hits`` (of all micro-batches, each by itself), ``lookups`` and ``hits`` (an expert once a visit);
+        ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts on GPUs (``gpu``) and CPUs (``cpu``),
+        ``link_busy_ns``, as `docs/metrics.md` defines them; and ``time_<cause>_ns``.
+    """
+    records, split = _kept(outcome)
+    active = _lookups(records)
+    sides = _Sides(records, outcome.machine.kinds)
+    visits = [(window, ns) for window, ns in zip(split.windows, split.ns, strict=True) if window.layer >= 0]
+    moving = _link_busy(records, [window for window, _ in visits]).tolist()
+    phases = {s.step: s.phase for s in records.steps}
+    identity, tokens = _identity(outcome), _tokens(records, bool(outcome.row.get("refill")))
+    for (window, ns), link_ns in zip(visits, moving, strict=True):
+        place = window.step, window.layer
+        yield {
+            **identity, "step": window.step, "layer": window.layer, "phase": phases[window.step], "token": tokens[window.step],
+            "begin": window.begin, "end": window.end, **active.get(place, dict.fromkeys(_COUNTS, 0)), **sides.of(place),
+            "link_busy_ns": link_ns, **_times(ns),
+        }  # fmt: skip
+
+
+_COUNTS: Final = ("n_active", "n_hits", "lookups", "hits")
+
+
+def _kept(outcome: Outcome) -> tuple[Records, Breakdown]:
+    assert outcome.records is not None and outcome.split is not None
+    return outcome.records, outcome.split
+
+
+def _identity(outcome: Outcome) -> dict[str, Any]:
+    return {column: outcome.row[column] for column in IDENTITY if column in outcome.row}
+
+
+def _times(ns: _Ints) -> dict[str, int]:
+    return {f"time_{cause}_ns": n for cause, n in zip(CAUSES, ns.tolist(), strict=True)}
+
+
+def _tokens(records: Records, refill: bool) -> dict[int, int | None]:
+    """Number the decode steps of each batch from 1."""
+    found: dict[int, int | None] = {}
+    before: dict[int, int] = {}
+    for step in sorted(records.steps, key=lambda s: s.step):
+        found[step.step] = None
+        if step.phase == "decode" and not refill:
+            found[step.step] = before[step.batch] = before.get(step.batch, 0) + 1
+    return found
+
+
+def _lookups(records: Records) -> dict[tuple[int, int], dict[str, int]]:
+    """Count the lookups of each visit: of each micro-batch by itself, and each expert once."""
+    looked = flatten_lookups(records)
+    found: dict[tuple[int, int], dict[str, int]] = {}
+    fields = (looked.step, looked.layer, looked.hit, looked.first)
+    for step, layer, hit, first in zip(*(field.tolist() for field in fields), strict=True):
+        counts = found.setdefault((step, layer), dict.fromkeys(_COUNTS, 0))
+        counts["n_active"] += 1
+        counts["n_hits"] += hit
+        counts["lookups"] += first
+        counts["hits"] += first and hit
+    return found
+
+
+class _Sides:
+    """What the experts of each visit did on the GPUs and on the CPUs."""
+
+    def __init__(self, records: Records, kinds: Mapping[str, str]) -> None:
+        self._busy: dict[tuple[int, int], dict[str, dict[str, int]]] = {}
+        self._end: dict[tuple[int, int], dict[str, int]] = {}
+        self._routed: dict[tuple[int, int], int] = {}
+        for lookup in records.lookups:  # in order of time
+            self._routed.setdefault((lookup.step, lookup.layer), lookup.time)
+        for task in records.tasks:
+            if task.expert < 0:
+                continue
+            place, kind = (task.step, task.layer), kinds[task.device]
+            devices = self._busy.setdefault(place, {}).setdefault(kind, {})
+            devices[task.device] = devices.get(task.device, 0) + task.end - task.start
+            ends = self._end.setdefault(place, {})
+            ends[kind] = max(ends.get(kind, 0), task.end)
+
+    def of(self, place: tuple[int, int]) -> dict[str, int]:
+        row = {}
+        for kind in ("gpu", "cpu"):
+            devices = self._busy.get(place, {}).get(kind, {})
+            end = self._end.get(place, {}).get(kind, 0)
+            row[f"{kind}_busy_ns"] = sum(devices.values())
+            row[f"{kind}_longest_ns"] = max(devices.values(), default=0)
+            row[f"{kind}_done_ns"] = max(0, end - self._routed[place]) if place in self._routed else 0
+        return row
+
+
+def _link_busy(records: Records, windows: Sequence[Window]) -> _Ints:
+    """Add up over links the time of transfers within each window."""
+    ends = [np.sort(np.array(times, np.int64)) for times in zip(*((t.start, t.end) for t in records.transfers), strict=True)]
+    if not ends:
+        return np.zeros(len(windows), np.int64)
+
+    def until(t: _Ints) -> _Ints:
+        """Busy time before t: of each transfer t - start, less t - end once it is over."""
+        total = np.zeros(len(t), np.int64)
+        for times, sign in zip(ends, (1, -1), strict=True):
+            n = np.searchsorted(times, t)
+            total += sign * (n * t - np.append(0, np.cumsum(times))[n])
+        return total
+
+    begin, end = (np.array(times, np.int64) for times in ([w.begin for w in windows], [w.end for w in windows]))
+    return until(end) - until(begin)
