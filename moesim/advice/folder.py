@@ -1,0 +1,48 @@
+"""The folder that an advice leaves behind: the advice, its runs, and the best placement as an experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import yaml
+
+from moesim import __version__
+from moesim.advice.candidates import STAND_INS
+from moesim.advice.recommend import Advice
+from moesim.advice.setting import model_yaml
+from moesim.advice.show import document, rows_of, text
+from moesim.advice.written import experiment_of
+from moesim.atomic import write_bytes
+from moesim.experiment.result import SUMMARY, check_folder, replace_folder
+from moesim.table import Format, render_records
+
+__all__ = ["check_folder", "write_folder"]
+
+
+def write_folder(advice: Advice, out: Path) -> None:
+    """Write an advice; an earlier result in the folder is replaced at the end.
+
+    Parameters
+    ----------
+    advice : Advice
+        The answer.
+    out : Path
+        Gets ``recommendation.json``, ``recommendation.md``, ``runs.csv`` and ``summary.json`` (the runs of the finalists),
+        ``best.yaml`` (the best as an experiment) and, with a GGUF file, ``model.yaml``.
+    """
+    rows = rows_of(advice)
+    raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
+    raw.pop("timeline")
+    raw["workload"]["n_batches"] = len(advice.routing.groups)
+    if advice.best.candidate.note:
+        raw["predictors"] = dict(STAND_INS)
+    with replace_folder(out) as folder:
+        if advice.setting.asked.gguf is not None:
+            write_bytes(folder / "model.yaml", model_yaml(advice.setting.model).encode())
+            raw["model"] = str(out / "model.yaml")
+        write_bytes(folder / "best.yaml", yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode())
+        write_bytes(folder / "recommendation.json", (json.dumps(document(advice), indent=2) + "\n").encode())
+        write_bytes(folder / "recommendation.md", text(advice, Format.MD).encode())
+        write_bytes(folder / "runs.csv", render_records(rows, Format.CSV).encode())
+        write_bytes(folder / SUMMARY, (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode())

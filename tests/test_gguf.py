@@ -1,0 +1,240 @@
+"""Small GGUF files of several architectures, written with the library and read back as model specifications."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+from moesim.advice.gguf import read_gguf  # noqa: E402
+from moesim.advice.setting import model_yaml  # noqa: E402
+from moesim.errors import ModelError  # noqa: E402
+from moesim.model import load_model  # noqa: E402
+
+Q8_0, F16, F32, Q4_K = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q8_0", "F16", "F32", "Q4_K"))
+
+
+class Writer:
+    """Writes tensors of zeros, of given shapes (width of a row last, as NumPy has it) and types."""
+
+    def __init__(self, path: Path, architecture: str, **metadata: Any) -> None:
+        self.writer = gguf.GGUFWriter(path, architecture)
+        self.architecture = architecture
+        self.bytes: dict[str, int] = {}
+        for key, value in metadata.items():
+            self.writer.add_uint32(f"{architecture}.{key.replace('__', '.')}", value)
+
+    def add(self, name: str, *shape: int, kind: Any = F16) -> Writer:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        raw = np.zeros((*shape[:-1], shape[-1] // block * size), np.uint8)
+        if kind in (F16, F32):
+            self.writer.add_tensor(name, np.zeros(shape, np.float16 if kind == F16 else np.float32))
+        else:
+            self.writer.add_tensor(name, raw, raw_dtype=kind)
+        self.bytes[name] = raw.nbytes
+        return self
+
+    def close(self) -> None:
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+
+HIDDEN, HEADS, KV, HEAD, VOCAB = 256, 4, 2, 64, 96
+
+
+def attention(w: Writer, layer: int) -> None:
+    w.add(f"blk.{layer}.attn_q.weight", HEADS * HEAD, HIDDEN).add(f"blk.{layer}.attn_k.weight", KV * HEAD, HIDDEN)
+    w.add(f"blk.{layer}.attn_v.weight", KV * HEAD, HIDDEN).add(f"blk.{layer}.attn_output.weight", HIDDEN, HEADS * HEAD)
+    w.add(f"blk.{layer}.attn_norm.weight", HIDDEN, kind=F32).add(f"blk.{layer}.ffn_norm.weight", HIDDEN, kind=F32)
+
+
+def experts(w: Writer, layer: int, n: int, width: int, kind: Any = Q8_0, down: Any = None) -> None:
+    w.add(f"blk.{layer}.ffn_gate_inp.weight", n, HIDDEN, kind=F32)
+    w.add(f"blk.{layer}.ffn_gate_exps.weight", n, width, HIDDEN, kind=kind)
+    w.add(f"blk.{layer}.ffn_up_exps.weight", n, width, HIDDEN, kind=kind)
+    w.add(f"blk.{layer}.ffn_down_exps.weight", n, HIDDEN, width, kind=down or kind)
+
+
+def ends(w: Writer, output: bool = True) -> None:
+    w.add("token_embd.weight", VOCAB, HIDDEN).add("output_norm.weight", HIDDEN, kind=F32)
+    if output:
+        w.add("output.weight", VOCAB, HIDDEN, kind=Q8_0)
+
+
+def basic(path: Path, architecture: str, n_layers: int, **more: int) -> Writer:
+    facts = {
+        "block_count": n_layers, "embedding_length": HIDDEN, "feed_forward_length": 512,
+        "expert_count": 8, "expert_used_count": 2,
+        "attention__head_count": HEADS, "attention__head_count_kv": KV,
+    }  # fmt: skip
+    return Writer(path, architecture, **facts | more)
+
+
+def check_bytes(w: Writer, path: Path, n_experts: int) -> Any:
+    """What the specification weighs is what was written."""
+    spec = read_gguf(path)
+    of_experts = {name: n for name, n in w.bytes.items() if "_exps" in name}
+    assert spec.expert_bytes_by_layer is not None
+    assert sum(spec.expert_bytes_by_layer) * n_experts == sum(of_experts.values())
+    rest = sum(w.bytes.values()) - sum(of_experts.values())
+    assert spec.non_expert_bytes == pytest.approx(rest, rel=1e-3)
+    return spec
+
+
+def test_mixtral_with_layers_of_different_bits(tmp_path: Path):
+    path = tmp_path / "mixtral.gguf"
+    w = basic(path, "llama", 3)
+    for layer in range(3):
+        attention(w, layer)
+        experts(w, layer, 8, 512, Q4_K, Q8_0 if layer == 0 else Q4_K)
+    ends(w)
+    w.close()
+    spec = check_bytes(w, path, 8)
+    matrix = HIDDEN * 512
+    q4, q8 = matrix // 256 * 144, matrix // 32 * 34
+    assert spec.expert_bytes_by_layer == (2 * q4 + q8, 3 * q4, 3 * q4)
+    assert (spec.n_layers, spec.n_experts, spec.top_k, spec.hidden, spec.expert_intermediate) == (3, 8, 2, HIDDEN, 512)
+    assert (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.vocab, spec.qk_norm) == (HEADS, KV, HEAD, VOCAB, "none")
+    assert (spec.n_dense_layers, spec.n_shared, spec.tie_embeddings, spec.name) == (0, 0, False, "mixtral")
+
+
+def test_qwen3moe_with_head_norms_and_a_tied_head(tmp_path: Path):
+    path = tmp_path / "q.gguf"
+    w = basic(path, "qwen3moe", 2, expert_feed_forward_length=128, attention__key_length=32, attention__value_length=32)
+    w.writer.add_name("Qwen3 Small\tA1B")
+    for layer in range(2):
+        w.add(f"blk.{layer}.attn_q.weight", HEADS * 32, HIDDEN).add(f"blk.{layer}.attn_k.weight", KV * 32, HIDDEN)
+        w.add(f"blk.{layer}.attn_v.weight", KV * 32, HIDDEN).add(f"blk.{layer}.attn_output.weight", HIDDEN, HEADS * 32)
+        w.add(f"blk.{layer}.attn_norm.weight", HIDDEN, kind=F32).add(f"blk.{layer}.ffn_norm.weight", HIDDEN, kind=F32)
+        w.add(f"blk.{layer}.attn_q_norm.weight", 32, kind=F32).add(f"blk.{layer}.attn_k_norm.weight", 32, kind=F32)
+        experts(w, layer, 16, 128)
+    ends(w, output=False)
+    w.close()
+    spec = check_bytes(w, path, 16)
+    assert (spec.name, spec.qk_norm, spec.head_dim, spec.tie_embeddings) == ("qwen3-small-a1b", "head", 32, True)
+    assert (spec.n_experts, spec.expert_intermediate) == (16, 128)  # of the tensors, whatever the metadata says
+
+
+def test_deepseek2_with_latent_attention_a_dense_layer_and_shared_experts(tmp_path: Path):
+    path = tmp_path / "d.gguf"
+    latent = {
+        "attention__kv_lora_rank": 64, "rope__dimension_count": 16, "attention__key_length": 80, "attention__value_length": 64,
+        "attention__key_length_mla": 48, "attention__value_length_mla": 32,
+        "leading_dense_block_count": 1, "expert_shared_count": 2,
+    }  # fmt: skip
+    w = basic(path, "deepseek2", 3, **latent)
+    for layer in range(3):
+        w.add(f"blk.{layer}.attn_q.weight", HEADS * 48, HIDDEN).add(f"blk.{layer}.attn_kv_a_mqa.weight", 80, HIDDEN)
+        w.add(f"blk.{layer}.attn_kv_a_norm.weight", 64, kind=F32).add(f"blk.{layer}.attn_k_b.weight", HEADS, 64, 32)
+        w.add(f"blk.{layer}.attn_v_b.weight", HEADS, 32, 64).add(f"blk.{layer}.attn_output.weight", HIDDEN, HEADS * 32)
+        w.add(f"blk.{layer}.attn_norm.weight", HIDDEN, kind=F32).add(f"blk.{layer}.ffn_norm.weight", HIDDEN, kind=F32)
+        if layer == 0:
+            for name, shape in (("gate", (512, HIDDEN)), ("up", (512, HIDDEN)), ("down", (HIDDEN, 512))):
+                w.add(f"blk.0.ffn_{name}.weight", *shape)
+            continue
+        experts(w, layer, 8, 64)
+        for name, shape in (("gate", (128, HIDDEN)), ("up", (128, HIDDEN)), ("down", (HIDDEN, 128))):
+            w.add(f"blk.{layer}.ffn_{name}_shexp.weight", *shape)
+    ends(w)
+    w.close()
+    spec = check_bytes(w, path, 8)
+    assert (spec.n_layers, spec.n_dense_layers, spec.dense_intermediate) == (2, 1, 512)
+    assert (spec.n_shared, spec.shared_intermediate, spec.shared_gate) == (2, 128, False)
+    assert (spec.kv_lora_rank, spec.rope_head_dim, spec.nope_head_dim, spec.v_head_dim) == (64, 16, 32, 32)
+
+
+def test_gpt_oss_with_biases_and_sinks(tmp_path: Path):
+    path = tmp_path / "g.gguf"
+    w = basic(path, "gpt-oss", 2)
+    for layer in range(2):
+        attention(w, layer)
+        for name, n in (("attn_q", HEADS * HEAD), ("attn_k", KV * HEAD), ("attn_v", KV * HEAD), ("attn_output", HIDDEN)):
+            w.add(f"blk.{layer}.{name}.bias", n, kind=F32)
+        w.add(f"blk.{layer}.attn_sinks.weight", HEADS, kind=F32).add(f"blk.{layer}.ffn_gate_inp.bias", 8, kind=F32)
+        experts(w, layer, 8, 128)
+        for name, n in (("gate", 128), ("up", 128), ("down", HIDDEN)):
+            w.add(f"blk.{layer}.ffn_{name}_exps.bias", 8, n, kind=F32)
+    ends(w)
+    w.close()
+    spec = check_bytes(w, path, 8)
+    assert spec.expert_bias and spec.qkv_bias and spec.out_bias and spec.router_bias and spec.attention_sinks
+    # A whole model, which an experiment can name.
+    written = tmp_path / "model.yaml"
+    written.write_text(model_yaml(spec))
+    again = load_model(written)
+    assert again.expert_bytes_by_layer == spec.expert_bytes_by_layer
+    assert again.non_expert_bytes == spec.non_expert_bytes and again.active_params == spec.active_params
+
+
+def test_a_split_model_is_read_from_any_of_its_parts(tmp_path: Path):
+    first, second = (tmp_path / f"m-0000{n}-of-00002.gguf" for n in (1, 2))
+    w = basic(first, "llama", 2)
+    attention(w, 0)
+    experts(w, 0, 8, 64)
+    ends(w)
+    w.close()
+    more = Writer(second, "llama")
+    attention(more, 1)
+    experts(more, 1, 8, 64)
+    more.close()
+    for part in (first, second):
+        spec = read_gguf(part)
+        assert (spec.name, spec.n_layers) == ("m", 2)
+    second.unlink()
+    with pytest.raises(ModelError, match=r"m-00002-of-00002\.gguf: expected 2 parts of a split GGUF file, got nothing there"):
+        read_gguf(first)
+
+
+def whole(path: Path, architecture: str = "llama") -> bytes:
+    w = basic(path, architecture, 1)
+    attention(w, 0)
+    experts(w, 0, 8, 64)
+    ends(w)
+    w.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0005, 0.01, 0.2, 0.9, 0.9999])
+def test_a_truncated_file_is_one_line(tmp_path: Path, share: float):
+    path = tmp_path / "m.gguf"
+    content = whole(path)
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ModelError) as caught:
+        read_gguf(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value) and "truncated" in str(caught.value)
+
+
+def test_other_files_are_one_line(tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"PK\x03\x04" + bytes(4096))
+    with pytest.raises(ModelError, match="expected a whole GGUF file"):
+        read_gguf(path)
+    with pytest.raises(ModelError, match="expected a GGUF file, got a folder"):
+        read_gguf(tmp_path)
+    whole(path, "mamba")
+    with pytest.raises(ModelError, match="unknown architecture 'mamba'"):
+        read_gguf(path)
+
+
+def test_a_dense_model_and_one_of_old_form_say_so(tmp_path: Path):
+    path = tmp_path / "m.gguf"
+    w = basic(path, "llama", 1)
+    attention(w, 0)
+    w.add("blk.0.ffn_up.weight", 64, HIDDEN)
+    ends(w)
+    w.close()
+    with pytest.raises(ModelError, match="got none; choose another model"):
+        read_gguf(path)
+    w = basic(path, "llama", 1)
+    attention(w, 0)
+    w.add("blk.0.ffn_up.0.weight", 64, HIDDEN)
+    ends(w)
+    w.close()
+    with pytest.raises(ModelError, match="convert the model anew"):
+        read_gguf(path)
