@@ -72,7 +72,7 @@ def measure_sweep(n_runs: int, processes: int, repeats: int, tokens: int) -> Swe
     SweepCost
     """
     long, short = _experiment(n_runs, tokens), _experiment(n_runs, 1)
-    run_s = median(_timed(lambda spec=spec: run_one(long, spec)) for spec in long.specs[:5])  # type: ignore[misc]
+    run_s = median(_timed(lambda spec=spec: run_one(long, spec)) for spec in long.specs[:5])
     one, several, extra = [], [], []
     for _ in range(repeats):
         one.append(_sweep(long, 1))

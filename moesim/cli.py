@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from moesim import __version__
-from moesim.commands import assignments, bench, listing, papers, profile, regret, replay, runs, schema, traces, validate
+from moesim.commands import (
+    assignments, bench, diff, listing, papers, plot, profile, recommend, regret, replay, report, runs, schema, traces, validate, whatif,
+)  # fmt: skip
 from moesim.errors import InputError, MoesimError
 
 _app = typer.Typer(
@@ -39,6 +41,11 @@ def _options(
 
 _app.command("run")(runs.run)
 _app.command("compare")(runs.compare)
+_app.command("whatif")(whatif.whatif)
+_app.command("recommend")(recommend.recommend)
+_app.command("diff")(diff.diff)
+_app.command("plot")(plot.plot)
+_app.command("report")(report.report)
 _app.command("replay")(replay.replay)
 _app.command("validate")(validate.validate)
 _app.command("list")(listing.listing)

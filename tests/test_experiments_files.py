@@ -10,12 +10,12 @@ import yaml
 
 from moesim.cli import main
 from moesim.data import data_dirs
-from moesim.experiment.config import parse_config
+from moesim.experiment.config import load_config, parse_config
 from moesim.trace import trace_names
 from tests.experiment_kit import write_trace
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted((ROOT / "experiments").rglob("*.yaml"))
+FILES = sorted(path for path in (ROOT / "experiments").rglob("*.yaml") if not path.name.startswith("_"))  # shared parts
 
 
 def test_there_are_experiments():
@@ -23,10 +23,9 @@ def test_there_are_experiments():
     assert ROOT / "experiments" in data_dirs("experiments")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT / "experiments").with_suffix("").as_posix())
 def test_quick(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    config = parse_config(raw, path.name)
+    config = load_config(path)
     monkeypatch.chdir(tmp_path)
     named = [t for t in (config.trace if isinstance(config.trace, list) else [config.trace]) if isinstance(t, str)]
     missing = {t for t in named if t not in trace_names()}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from fractions import Fraction
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.cli import main
 from moesim.engine.build import required_bytes
 from moesim.errors import CapacityError, HardwareError, PolicyError
-from moesim.experiment.config import load_config
-from moesim.experiment.sweep import expand
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due, longest_hidden_load, steady_period
@@ -29,7 +23,6 @@ from moesim.policy import Placement
 from moesim.predictors.chosen import PredictorSet
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_workload
-from moesim.trace import trace_names
 from tests.engine_kit import both, cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 EXPERTS = list(range(8))
@@ -427,40 +420,6 @@ def test_all_experts_on_several_gpus() -> None:
     ]
     assert not records.transfers
     assert records.pool_peak_bytes == {("gpu0", "cache"): 4000, ("gpu1", "cache"): 4000}
-
-
-# -------------------------------------------------------------------------------------------------------- the experiments
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "odmoe"
-FILES = sorted(FOLDER.glob("*.yaml"))
-
-
-def recalls() -> dict[str, float]:
-    """Source to recall, as measured."""
-    with (FOLDER / "alignment_recall.csv").open(encoding="utf-8") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return {f"shadow-int8:T{row['token_period']}:KV{row['kv_period']}": float(row["recall"]) for row in rows}
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_experiments_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    if "mini-mixtral" not in trace_names():
-        pytest.skip("the trace mini-mixtral is not there")
-    monkeypatch.chdir(tmp_path)
-    few = ["--set", "plots=[]"] + (
-        ["--set", "policies=[od-moe]"] if path.stem in ("ablation", "alignment", "slow_workers") else []
-    )
-    assert main(["run", str(path), "--quick", "--out", "out", "-o", "json", *few]) == 0, capsys.readouterr().err
-    assert all(row["error"] is None for row in json.loads(capsys.readouterr().out))
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_recalls_of_experiments_are_those_measured(path: Path) -> None:
-    """And every pair of periods that is run has one."""
-    config = load_config(path)
-    measured = recalls()
-    assert config.predictors == {source: f"synthetic:{measured[source]:g}" for source in config.predictors}
-    needs = {need for point in expand(config, path.name) for need in make_policy(point.policy).needs}
-    assert {need.removeprefix("signal:") for need in needs} == set(config.predictors)
 
 
 # ------------------------------------------------------------------------------------------------------ the paper's cluster

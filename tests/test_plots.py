@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from moesim import plots
 from moesim.colours import BLACK, FILL, LABEL, SERIES, text_on
 from moesim.errors import ConfigError
-from moesim.experiment import figures
 from moesim.experiment.naming import SETTINGS
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine
+from moesim.plots.catalogue import figures_of
 from moesim.plots.chart import chart
 from moesim.plots.style import add_corner
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
@@ -46,6 +46,10 @@ def results():
     return pd.DataFrame(rows)
 
 
+def with_oracle(frame):
+    return frame.assign(source_label=["oracle" if p == "belady" else s for p, s in zip(frame.policy, frame.source_label)])
+
+
 def texts(figure):
     """All texts of a figure, drawn first so that tick labels are there."""
     figure.canvas.draw()
@@ -60,12 +64,11 @@ def legend(figure):
 def test_decode_speed():
     figure = plots.decode_speed(results())
     (axes,) = figure.axes
-    assert [round(bar.get_height(), 6) for bar in axes.patches] == [12.5, 15, 25, 30, 37.5, 45]
-    assert [bar.get_hatch() for bar in axes.patches] == [None, None, "//", "//", None, None]
-    assert legend(figure) == ["lru", "daop", "belady"]
+    assert [round(bar.get_height(), 6) for bar in axes.patches] == [12.5, 25, 37.5, 15, 30, 45]
+    assert legend(figure) == ["lru", "daop*", "belady"]
     found = texts(figure)
-    assert "decode speed (tokens/s, whole batch)" in found
-    assert "25\n95.6%*" in found  # speed never stands without fidelity
+    assert "decode speed\n(tokens/s, whole batch)" in found
+    assert {"25\n95.6%*", "25 · 95.6%*"} & set(found)  # speed never stands without fidelity
     corner = next(t for t in found if "rtx3090" in t)
     assert "replayed as recorded" in corner.replace("\n", " ")
     assert "mixtral-8x7b · rtx3090-epyc7532 · mini-mixtral" in corner
@@ -77,21 +80,26 @@ def test_exact_policies_carry_no_fidelity_note():
     assert not any("*" in t for t in texts(plots.decode_speed(frame[frame["policy"] != "daop"])))
 
 
-def test_decode_speed_by_batch_says_over_what_it_averages():
+def test_what_else_is_swept_becomes_panels_and_is_not_averaged():
     figure = plots.decode_speed(results(), "batch_size")
-    (axes,) = figure.axes
-    assert [round(bar.get_height(), 6) for bar in axes.patches] == [13.75, 27.5, 41.25]
-    assert any("mean over cache ratio 0.25, 0.5" in t for t in texts(figure))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["cache 0.25", "cache 0.5"]
+    assert [[round(bar.get_height(), 6) for bar in axes.patches] for axes in figure.axes] == [[12.5, 25, 37.5], [15, 30, 45]]
+    assert not any("mean over" in t for t in texts(figure))
+
+
+def test_a_figure_says_over_what_it_averages():
+    frame = pd.concat([results(), results().assign(prompt_tokens=[8, 8, 16, 16, 8, 16], batch_size=8)])
+    assert any("mean over batch 4, 8" in t.replace("\n", " ") for t in texts(plots.hit_rate(frame)))
 
 
 def test_hit_rate_has_belady_and_the_null():
-    figure = plots.hit_rate(results())
+    figure = plots.hit_rate(with_oracle(results()))
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.lines}
-    assert list(lines) == ["lru", "daop", "belady (oracle)", "chance (cached share)"]
+    assert list(lines) == ["lru", "daop*", "belady (oracle)", "chance (cached share)"]
     assert lines["belady (oracle)"].get_color() == BLACK
     assert lines["belady (oracle)"].get_linewidth() > lines["lru"].get_linewidth()
-    assert np.allclose(lines["daop"].get_xydata(), [(25, 35), (50, 60)])
+    assert np.allclose(lines["daop*"].get_xydata(), [(25, 35), (50, 60)])
     assert np.allclose(lines["chance (cached share)"].get_xydata(), [(0, 0), (100, 100)])
     assert legend(figure)[0] == "belady (oracle)"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("cache ratio (% of all experts)", "decode hit rate (%)")
@@ -114,40 +122,39 @@ def test_a_sweep_of_budgets_is_grouped_by_budget():
     figure = plots.decode_speed(with_budgets(results()), "cache_budget_bytes")
     (axes,) = figure.axes
     assert len(axes.patches) == 6
-    assert legend(figure) == ["lru", "daop", "belady"]
+    assert legend(figure) == ["lru", "daop*", "belady"]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["8 GiB", "12 GiB"]
     assert axes.get_xlabel() == "GPU memory budget"
     assert not any("mean over" in t for t in texts(figure))
 
 
 def test_a_policy_without_the_first_group_is_in_the_legend():
-    assert legend(plots.decode_speed(results().iloc[1:])) == ["lru", "daop", "belady"]
+    assert legend(plots.decode_speed(results().iloc[1:])) == ["lru", "daop*", "belady"]
 
 
 def test_experiments_with_budgets_have_one_bar_a_budget_and_one_figure_of_hit_rates():
     frame = with_budgets(results()).assign(**{c: 1 for c in SETTINGS if c not in results()})
-    for group in (None, "cache_ratio"):
-        expected = group or "cache_budget_bytes"
-        assert list(figures._by_panel("x", frame, lambda part, by: (len(part), by), group)) == [("x", (6, expected))]
+    for name in ("decode_speed", "hit_rate"):
+        assert [(file, len(part)) for file, part in figures_of(name, frame, {})] == [(name, 6)]
 
 
 def test_policies_keep_their_colours_from_figure_to_figure():
     bars = plots.decode_speed(results()).axes[0].patches
     lines = {line.get_label(): line for line in plots.hit_rate(results()).axes[0].lines}
     assert matplotlib.colors.same_color(bars[0].get_facecolor(), lines["lru"].get_color())
-    assert matplotlib.colors.same_color(bars[2].get_facecolor(), lines["daop"].get_color())
+    assert matplotlib.colors.same_color(bars[1].get_facecolor(), lines["daop*"].get_color())
     assert lines["lru"].get_color() == SERIES[0]
 
 
 def test_breakdown_stacks_all_causes():
-    figure = plots.breakdown(results(), group="cache_ratio")
+    figure = plots.breakdown(results(), "time", "cache_ratio")
     (axes,) = figure.axes
     total = sum(range(len(CAUSES)))
     ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
     assert max(ends) == pytest.approx(total)
     widths = {}
     for bar in axes.patches:
-        widths.setdefault(round(bar.get_y() + bar.get_height() / 2), []).append(bar.get_width())
+        widths.setdefault(round(bar.get_y() + bar.get_height() / 2, 1), []).append(bar.get_width())
     assert len(widths) == 6
     assert all(sum(row) == pytest.approx(total) for row in widths.values())
     found = texts(figure)
@@ -159,14 +166,14 @@ def test_breakdown_stacks_all_causes():
 
 def test_the_legend_leaves_out_what_no_bar_shows():
     frame = results().assign(time_predict_ns=10)
-    assert LABEL["predict"] not in legend(plots.breakdown(frame))
+    assert LABEL["predict"] not in legend(plots.breakdown(frame, "time"))
     frame.loc[0, "time_predict_ns"] = 1_000_000
-    assert LABEL["predict"] in legend(plots.breakdown(frame))
+    assert LABEL["predict"] in legend(plots.breakdown(frame, "time"))
 
 
 def test_breakdown_of_decoding_is_per_token():
     frame = results()
-    figure = plots.breakdown(frame[frame["cache_ratio"] == 0.5], prefix="decode_time")
+    figure = plots.breakdown(frame[frame["cache_ratio"] == 0.5], "decode_time")
     assert max(bar.get_x() + bar.get_width() for bar in figure.axes[0].patches) == pytest.approx(9.0)
     assert "time per decode token of the batch (ms)" in texts(figure)
 

@@ -59,7 +59,7 @@ def test_the_experiment_of_the_readme_is_valid():
 def test_the_readme_shows_the_main_commands():
     assert {c[0] for c in commands()} == {
         "run", "compare", "list", "trace", "schema", "bench", "regret", "assignments", "papers", "profile", "replay",
-        "validate",
+        "validate", "recommend", "whatif", "diff", "plot", "report",
     }  # fmt: skip
 
 

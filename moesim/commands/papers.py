@@ -8,117 +8,80 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.atomic import write_bytes
 from moesim.commands.outputs import check_out_folder
-from moesim.errors import ConfigError, unknown_name
 from moesim.experiment import run_experiment
-from moesim.experiment.config import load_config
+from moesim.experiment.config import Config, load_config
+from moesim.experiment.output import Output
 from moesim.experiment.quick import quick
-from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
-from moesim.studies.papers import PUBLISHED, Compared, Variant, compare, paper_folder, read_published, variants
-from moesim.table import Format, render, render_records
-
-HEADINGS = ["paper", "what", "published", "simulated", "range", "runs", "ratio", "label", "remark"]
+from moesim.experiment.sweep import expand
+from moesim.studies.decision_time import run_clocked
+from moesim.studies.paper_figures import choose, figures
+from moesim.studies.papers import compare, variants
+from moesim.studies.papers_check import check_answers
+from moesim.studies.papers_report import listing, report
+from moesim.studies.published import PUBLISHED, paper_folder, read_published
+from moesim.studies.rank_agreement import agreements
+from moesim.table import Format
 
 
 def papers(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[PAPER]...", help="Which papers; default: all.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[PAPER[/FIGURE]]...", help="Which papers or figures; default: all.")
+    ] = None,
+    shown: Annotated[bool, typer.Option("--list", help="List the figures and what is run for them; run nothing.")] = False,
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results of every run, as CSV.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: all cores.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:
     """Run the experiments of the papers and print each published figure beside the simulated one.
 
-    A report, not a test: nothing is tuned to a published figure. What has no counterpart is listed with the reason.
+    A report, not a test: nothing is tuned to a published figure. Each row carries the labels of its inputs, and a remark where
+    the figures differ; below, whether systems are in the printed order. What has no counterpart is listed with the reason.
+
+    With --out every experiment leaves a result folder, OUT/PAPER/EXPERIMENT, and what has been run there is not run again
+    (but for decisions, which are timed anew).
+
+    Example: moesim papers hybrimoe/fig9 --quick
     """
     folder = paper_folder()
-    figures = read_published(folder / PUBLISHED)
-    known = list(dict.fromkeys(figure.paper for figure in figures))
-    for name in names or ():
-        if name not in known:
-            raise ConfigError(f"papers: {unknown_name('paper', name, known)}")
-    figures = [figure for figure in figures if not names or figure.paper in names]
-    files = dict.fromkeys(f for figure in figures for f in (figure.experiment, figure.baseline_experiment) if f)
-    files |= dict.fromkeys(path.stem for name in names or known for path in sorted(folder.glob(f"{name}-*.yaml")))
+    chosen = choose(figures(read_published(folder / PUBLISHED), folder), names or ())
+    configs = {name: load_config(folder / f"{name}.yaml") for one in chosen for name in one.experiments}
+    check_answers((row for one in chosen for row in one.rows), configs, str(folder / PUBLISHED))
+    if small:
+        configs = {name: quick(config) for name, config in configs.items()}
+    if shown:
+        sys.stdout.write(listing(chosen, {name: len(expand(config, name)) for name, config in configs.items()}, form))
+        return 0
     if out is not None:
         check_out_folder(out, option="--out")
-    results: dict[str, list[Any]] = {}
+    clocked = {row.experiment for one in chosen for row in one.rows if row.source == "decisions"}
+    results: dict[str, list[dict[str, Any]]] = {}
     failures: list[str] = []
-    for file in files:
-        config = load_config(folder / f"{file}.yaml")
-        found = run_experiment(Experiment(quick(config) if small else config, f"{file}.yaml"), jobs=jobs, progress=True)
-        results[file] = found.rows
-        failures += [f"{file}: {line}" for line in found.failures]
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-            write_bytes(out / f"{file}.csv", result_table(found.rows, Format.CSV).encode())
-    sys.stdout.write(table([compare(figure, results) for figure in figures], form))
-    if form not in (Format.CSV, Format.JSON):
-        sys.stdout.write("\n" + variant_table([one for file, rows in results.items() for one in variants(file, rows)], form))
+    for name, config in configs.items():
+        if name in clocked:
+            results[name] = run_clocked(Experiment(config, f"{name}.yaml"))
+            failures += [f"{name}: {row['policy']}: {row['error']}" for row in results[name] if row["error"] is not None]
+        else:
+            results[name], failed = _run(config, name, jobs, out)
+            failures += [f"{name}: {line}" for line in failed]
+    compared = [compare(row, results, str(folder / PUBLISHED)) for one in chosen for row in one.rows]
+    beside = [one for name, rows in results.items() for one in variants(name, rows)]
+    sys.stdout.write(report(compared, agreements(compared), beside, form, small=small))
     for line in failures:
         print(f"moesim: {line}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def table(compared: list[Compared], form: Format) -> str:
-    """Write published beside simulated.
-
-    Parameters
-    ----------
-    compared : list of Compared
-        One a figure.
-    form : Format
-        How.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
-    if form in (Format.CSV, Format.JSON):
-        return render_records([one.record() for one in compared], form)
-    return render(HEADINGS, [_cells(one) for one in compared], form, HEADINGS[2:7])
-
-
-def variant_table(found: list[Variant], form: Format) -> str:
-    """Write the policies of each experiment beside its first.
-
-    Parameters
-    ----------
-    found : list of Variant
-        Of all experiments.
-    form : Format
-        How.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
-    columns = ["experiment", "policy", "settings", "decode speed", "range", "prefill speed", "fresh %"]
-    rows = [
-        [one.experiment, one.policy, str(one.n_settings), _share(one.decode),
-         "" if one.low is None else f"{_share(one.low)} to {_share(one.high)}", _share(one.prefill),
-         "" if one.fidelity is None else f"{100 * one.fidelity:.1f}"]
-        for one in found
-    ]  # fmt: skip
-    note = "decode and prefill speed: as shares of the first policy of the experiment, geometric mean over its settings\n"
-    return render(columns, rows, form, columns[2:]) + "\n" + note
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _cells(one: Compared) -> list[str]:
-    figure = one.published
-    printed = f"{figure.published:g} {figure.unit}"
-    if one.simulated is None or one.low is None or one.high is None or one.ratio is None:
-        return [figure.paper, figure.what, printed, "not yet comparable", "", "", "", "", figure.remark]
-    span = f"{one.low:.3g} to {one.high:.3g}" if one.n_runs > 1 else ""
-    return [
-        figure.paper, figure.what, printed, f"{one.simulated:.3g}", span, str(one.n_runs), f"{one.ratio:.2f}", one.label,
-        figure.remark,
-    ]  # fmt: skip
+def _run(config: Config, name: str, jobs: int | None, out: Path | None) -> tuple[list[dict[str, Any]], list[str]]:
+    experiment = Experiment(config, f"{name}.yaml")
+    if out is None:
+        found = run_experiment(experiment, jobs=jobs, progress=True)
+        return found.rows, found.failures
+    output = Output(experiment, out / name)
+    found = run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept, progress=True, folder=output.folder)
+    output.write(found)
+    if found.n_found:
+        print(f"{found.n_found} of {len(found.outcomes)} runs were in {out / name} already", file=sys.stderr)
+    return found.rows, found.failures

@@ -1,124 +1,120 @@
-"""Which figures an experiment asks for, and what each of them shows."""
+"""Which figures an experiment asks for, and drawing them into its folder."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from moesim.atomic import write_bytes
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.naming import SETTINGS
+from moesim.metrics.frames import layer_frame, step_frame
 
 if TYPE_CHECKING:
     from moesim.experiment.runner import Outcome
 
-PLOTS = ("decode_speed", "hit_rate", "breakdown", "gantt")
-"""Names for ``plots:`` in an experiment."""
+_FRAMES = {"steps": step_frame, "layers": layer_frame}
 
 
-def check_plots(names: Sequence[str], place: str) -> None:
-    """Check the names of plots before anything runs; raises `ConfigError`."""
-    for i, name in enumerate(names):
-        if name not in PLOTS:
-            raise ConfigError(f"{place}: plots[{i}]: {unknown_name('plot', name, PLOTS)}")
-
-
-def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path) -> None:
-    """Draw the figures of an experiment into a folder, each as PNG and PDF.
+def check_plots(names: Sequence[str], place: str, *, frames: bool = True) -> None:
+    """Check the names of plots before anything runs.
 
     Parameters
     ----------
     names : sequence of str
-        Of `PLOTS`.
+        Of ``plots:`` in the experiment.
+    place : str
+        The file, for messages.
+    frames : bool
+        Whether the experiment has ``frames: true``.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name, for a figure that is not drawn from runs, or from frames that are not kept.
+    """
+    if not names:
+        return
+    from moesim.plots.catalogue import IN_EXPERIMENTS, KINDS, SOURCES  # Matplotlib takes most of a second to import
+
+    known = [name for name, kind in KINDS.items() if kind.source in IN_EXPERIMENTS]
+    for i, name in enumerate(names):
+        if name in KINDS and name not in known:
+            needs = SOURCES[KINDS[name].source]
+            raise ConfigError(f"{place}: plots[{i}]: expected a figure of runs, got '{name}'; `moesim plot {name}` draws {needs}")
+        if name not in known:
+            raise ConfigError(f"{place}: plots[{i}]: {unknown_name('plot', name, known)}")
+        if KINDS[name].source in _FRAMES and not frames:
+            raise ConfigError(f"{place}: plots[{i}]: expected frames for '{name}', got none; set `frames: true`")
+
+
+def needs_records(names: Sequence[str]) -> bool:
+    """Whether a figure is drawn from records, those of all policies at the first setting."""
+    if not names:
+        return False
+    from moesim.plots.catalogue import KINDS
+
+    return any(KINDS[name].source == "records" for name in names if name in KINDS)
+
+
+def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path) -> list[str]:
+    """Draw the figures of an experiment into a folder, each as PNG and PDF, with its data as CSV and its caption as text.
+
+    Parameters
+    ----------
+    names : sequence of str
+        That `check_plots` has passed.
     outcomes : sequence of Outcome
         All runs; the failed ones are left out.
     runs : mapping of str to Outcome
         Policy -> its run with records, all at the same setting.
     folder : Path
         Where to.
+
+    Returns
+    -------
+    list of str
+        A line for each figure that cannot be drawn of these runs, and why: no reason to lose their results.
     """
-    from moesim import plots  # Matplotlib takes most of a second to import
+    if not names:
+        return []
+    from moesim.plots.drawing import files_of
 
-    frame = frame_of(outcomes)
-    made: dict[str, Callable[[str], Iterator[tuple[str, Any]]]] = {
-        "decode_speed": lambda name: _by_panel(name, frame, lambda part, group: plots.decode_speed(part, group)),
-        "breakdown": lambda name: _by_panel(name, frame, lambda part, group: _breakdown(part, group)),
-        "hit_rate": lambda name: _by_panel(name, frame, lambda part, group: _hit_rate(part), group="cache_ratio"),
-        "gantt": lambda name: _gantt(name, frame, runs),
-    }
+    left_out = []
     for name in dict.fromkeys(names):
-        for file, figure in made[name](name):
-            plots.save(figure, folder / file)
+        try:
+            for figure, arguments, options in _figures(name, outcomes, runs):
+                for file, data in files_of(name, figure, arguments, options).items():
+                    write_bytes(folder / file, data)
+        except ConfigError as error:
+            left_out.append(f"plots: {name} is left out: {error}")
+    return left_out
 
 
-def frame_of(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Put the rows of the runs that succeeded into one frame; ``cache_ratio`` is filled in where a budget was given."""
-    rows = [dict(o.row) for o in outcomes if o.failure is None]
-    for row in rows:
-        if row["cache_ratio"] is None:
-            row["cache_ratio"] = row["cache_share"]
-    return pd.DataFrame(rows)
+def _figures(
+    name: str, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
+) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+    """Give each figure of a kind: its name, what it draws, and its options."""
+    from moesim.plots.captions import corner_label
+    from moesim.plots.catalogue import figures_of, kind_of
 
-
-def _varying(frame: pd.DataFrame) -> list[str]:
-    """List the columns that are swept; where budgets are, the cache ratio follows from them and the policy."""
-    from moesim.plots.style import cache_column
-
-    columns = [*SETTINGS, cache_column(frame)]
-    return [column for column in columns if frame[column].astype(str).nunique() > 1]
-
-
-def _by_panel(
-    name: str, frame: pd.DataFrame, make: Callable[[pd.DataFrame, str], Any], group: str | None = None
-) -> Iterator[tuple[str, Any]]:
-    """One figure for each combination of what is swept beside the group, so that nothing is averaged away."""
-    from moesim.plots.style import cache_column
-
-    varying = _varying(frame)
-    cache = cache_column(frame)
-    if group is None:
-        group = "batch_size" if "batch_size" in varying and cache not in varying else cache
-    others = [column for column in varying if column != group and column != (cache if group == "cache_ratio" else "")]
-    if not others:
-        yield name, make(frame, group)
+    source = kind_of(name).source
+    if source == "records":
+        kept = {policy: outcome for policy, outcome in runs.items() if outcome.records is not None}
+        if not kept:
+            raise ConfigError("expected a run with records, got none")
+        rows = pd.DataFrame([dict(outcome.row) for outcome in kept.values()])
+        records = {policy: outcome.records for policy, outcome in kept.items()}
+        yield name, [records, next(iter(kept.values())).machine], {"label": corner_label(rows)}
         return
-    for values, part in frame.groupby([frame[column].astype(str) for column in others], sort=False):
-        parts = [f"{column}={value}" for column, value in zip(others, values, strict=True)]
-        yield f"{name}.{_safe('.'.join(parts))}", make(part, group)
+    for figure, part in figures_of(name, _frame(source, outcomes), {}):
+        yield figure, [part], {}
 
 
-def _safe(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9=._-]+", "-", text)
-
-
-def _breakdown(part: pd.DataFrame, group: str) -> Any:
-    from moesim import plots
-
-    prefix = "decode_time" if (part["n_decode_tokens"] > 0).all() else "time"
-    return plots.breakdown(part, prefix, group if part[group].nunique() > 1 else None)
-
-
-def _hit_rate(part: pd.DataFrame) -> Any:
-    from moesim import plots
-
-    return plots.hit_rate(part, "hit_rate_decode" if (part["n_decode_tokens"] > 0).all() else "hit_rate")
-
-
-def _gantt(name: str, frame: pd.DataFrame, runs: Mapping[str, Outcome]) -> Iterator[tuple[str, Any]]:
-    """Two layers in the middle of a decode step in the middle of the run, for all policies at the first setting."""
-    from moesim import plots
-
-    records = {policy: o.records for policy, o in runs.items() if o.records is not None}
-    if not records:
-        return
-    first = next(iter(records.values()))
-    steps = [s.step for s in first.steps if s.phase == "decode"] or [s.step for s in first.steps]
-    n_layers = 1 + max(layer.layer for layer in first.layers)
-    low = max(0, n_layers // 2 - 1)
-    shown = frame[frame["run"].isin([o.row["run"] for o in runs.values()])]
-    machine = next(iter(runs.values())).machine
-    layers = (low, min(low + 1, n_layers - 1))
-    yield name, plots.gantt(records, machine, steps[len(steps) // 2], layers, plots.corner_label(shown))
+def _frame(source: str, outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    done = [outcome for outcome in outcomes if outcome.failure is None]
+    if source == "rows":
+        return pd.DataFrame([dict(outcome.row) for outcome in done], columns=None if done else ["policy"])
+    return pd.DataFrame([row for outcome in done if outcome.records is not None for row in _FRAMES[source](outcome)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -12,7 +13,7 @@ import yaml
 
 from moesim import __version__, collector
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.figures import check_plots, draw
+from moesim.experiment.figures import check_plots, draw, needs_records
 from moesim.experiment.naming import fingerprint
 from moesim.experiment.repeats import aggregate, repeated
 from moesim.experiment.result import check_folder, replace_files
@@ -55,7 +56,7 @@ class Output:
         self.folder = folder
         config, place = experiment.config, experiment.place
         check_folder(folder)
-        check_plots(config.plots, place)
+        check_plots(config.plots, place, frames=config.frames)
         first = experiment.specs[0].point.setting
         self._first = [s for s in experiment.specs if s.point.setting == first]  # all policies at the first setting
         known = [spec.policy_name for spec in self._first]
@@ -64,7 +65,7 @@ class Output:
             if name not in known:
                 raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown_name('policy of this experiment', name, known)}")
         self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
-        self._in_gantt = [s.index for s in self._first] if "gantt" in config.plots else []
+        self._in_gantt = [s.index for s in self._first] if needs_records(config.plots) else []
         every = [s.index for s in experiment.specs] if config.frames else []
         self.kept = {*self._in_timeline, *self._in_gantt, *every}
 
@@ -91,7 +92,8 @@ class Output:
                 write_frame(folder / "repeats.parquet", aggregate(results.rows))
             self._write_timeline(folder, results)
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-            draw(self.experiment.config.plots, results.outcomes, by_policy, folder / "plots")
+            for line in draw(self.experiment.config.plots, results.outcomes, by_policy, folder / "plots"):
+                print(f"moesim: {line}", file=sys.stderr)
             if self.experiment.config.frames:
                 self._write_frames(folder / "frames", results)
         Store(self.folder).keep_records([str(results.outcomes[i].row["key"]) for i in self.kept])

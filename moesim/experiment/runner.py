@@ -183,6 +183,7 @@ def _run(
         "cache_share": slots / (spec.model.n_layers * spec.model.n_experts),
         "routing": trace.origin,
         "source_label": weakest(label for label in labels if label in LABELS),
+        "cost_label": "measured" if execution.measured else weakest(costs.labels(activities(records))),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
         "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),

@@ -1,168 +1,234 @@
-"""Bars of decode speed, and stacked bars of time by cause."""
+"""Bars of speed and energy by policy: means of rows, grouped by one setting and divided into panels by another."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, FILL, HATCH, LABEL
-from moesim.metrics.causes import CAUSES
-from moesim.plots.style import (
-    CONDITIONED,
-    add_corner,
-    averaged,
-    colours_of,
-    corner_label,
+from moesim.errors import ConfigError, unknown_name
+from moesim.hardware import weakest
+from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.grouped import Bar, Words, grouped_bars
+from moesim.plots.rows import (
+    WORDS,
+    cache_column,
+    fresh_mark,
     group_name,
-    legend_beside,
-    lossy_mark,
-    mean,
-    need,
-    new_figure,
+    levels,
+    named,
     policies_of,
-    short,
-    styled,
+    prepared,
+    settings_in,
+    summarised,
+    varying,
 )
-from moesim.units import NS_PER_MS
+from moesim.plots.style import CONDITIONED, add_corner, need, short, styled
 
-AXIS: Final = {
-    "cache_ratio": "share of all experts that the GPU cache holds",
-    "cache_budget_bytes": "GPU memory budget",
-    "batch_size": "batch size (requests)",
+AXES: Final = {
+    "decode_tokens_per_s": "decode speed\n(tokens/s, whole batch)",
+    "prefill_tokens_per_s": "prefill speed\n(tokens/s, whole batch)",
+    "decode_tokens_per_s_request": "decode speed\n(tokens/s, one request)",
+    "tokens_per_kj": "tokens per kJ",
+    "speedup": "speed-up",
 }
-"""Words for the columns by which results are grouped."""
-
-_WORD: Final = {"cache_ratio": "cache", "cache_budget_bytes": "cache", "batch_size": "batch"}
-_VISIBLE: Final = 0.0005  # of a bar; less is 0.0%, and has no entry in the legend
+"""Words at the axis of a metric; other metrics go by their names."""
+_PANELS: Final = ("model", "hardware")  # what rather divides a figure than its axis
 
 
-@styled
-def decode_speed(frame: pd.DataFrame, group: str = "cache_ratio") -> Figure:
-    """Decode speed by policy, grouped by cache ratio, memory budget or batch size.
+class Means(NamedTuple):
+    """Means of rows, and what arranges their bars."""
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows with ``policy``, ``decode_tokens_per_s`` and the column of groups. Several rows
-        of a bar are averaged.
-    group : str
-        ``"cache_ratio"``, ``"cache_budget_bytes"`` or ``"batch_size"``.
+    rows: pd.DataFrame  # prepared
+    data: pd.DataFrame  # one row a bar, in the order of panels, groups and policies
+    metric: str
+    x: str  # column of groups; "policy" if nothing groups
+    panel: str | None  # column of panels
 
-    Returns
-    -------
-    Figure
-        Bars; one that computed anything else than the model asked for is hatched and carries its fresh
-        share of gate mass.
-    """
-    need(frame, ("policy", group, "decode_tokens_per_s"), "decode_speed")
-    policies, groups = policies_of(frame), sorted(frame[group].unique())
-    colours = colours_of(policies)
-    n_bars = len(policies) * len(groups)
-    figure, axes = new_figure(max(4.5, 1.9 + 0.33 * n_bars), 3.6)
-    width = 0.84 / len(policies)
-    notes = averaged(frame, group)
-    for i, policy in enumerate(policies):
-        label: str | None = policy  # of the first of its bars
-        for j, value in enumerate(groups):
-            rows = frame[(frame["policy"] == policy) & (frame[group] == value)]
-            speed = mean(rows, "decode_tokens_per_s")
-            if speed is None:
-                continue
-            mark = lossy_mark(rows)
-            x = j + (i - (len(policies) - 1) / 2) * width
-            axes.bar(
-                x,
-                speed,
-                width * 0.94,
-                color=colours[policy],
-                edgecolor=BLACK,
-                linewidth=0.6,
-                hatch="//" if mark else None,
-                label=label,
-            )
-            label = None
-            text = short(speed)
-            if mark:
-                text += f"\n{mark}"
-                notes = [*averaged(frame, group), CONDITIONED]
-            axes.annotate(text, (x, speed), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
-    axes.set_xticks(range(len(groups)), [group_name(value, group) for value in groups])
-    axes.tick_params(axis="x", length=0)
-    axes.margins(y=0.15)
-    axes.set_xlabel(AXIS.get(group, group))
-    axes.set_ylabel("decode speed (tokens/s, whole batch)")
-    axes.set_title("Decode speed by policy")
-    legend_beside(axes, policies)
-    add_corner(figure, corner_label(frame, group), notes)
-    return figure
+    @property
+    def shown(self) -> list[str]:
+        """Columns that the figure itself tells."""
+        return [name for name in (self.x, self.panel) if name is not None]
 
 
-@styled
-def breakdown(frame: pd.DataFrame, prefix: str = "time", group: str | None = None) -> Figure:
-    """Time by cause, one stacked bar a run.
+def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]:
+    """Choose what groups bars and what divides them into panels; one figure shows no more than these two.
 
     Parameters
     ----------
     frame : DataFrame
-        Result rows with ``policy`` and ``<prefix>_<cause>_ns``.
-    prefix : str
-        ``"time"`` for the whole run, ``"decode_time"`` for its decode steps (then per decode token, if
-        the frame has ``n_decode_tokens``).
-    group : str, optional
-        A column that is added to the names of the bars, such as ``"cache_ratio"``.
+        Prepared rows.
+    x : str, optional
+        The setting that groups; None: the batch size, the cache, or whatever else varies.
 
     Returns
     -------
-    Figure
-        Horizontal bars in ms with the causes in the order of `CAUSES`. The legend leaves out those that are
-        0.0% of every bar.
+    str, str or None
+        Column of groups, and of panels.
     """
-    columns = [f"{prefix}_{cause}_ns" for cause in CAUSES]
-    need(frame, ("policy", *columns), "breakdown")
-    per_token = prefix == "decode_time" and "n_decode_tokens" in frame
-    names: list[str] = []
-    bars: list[list[float]] = []
-    lossy = False
-    keys = ["policy"] if group is None else ["policy", group]
-    for key, rows in frame.groupby(keys, sort=False):
-        times = [mean(rows, column) or 0.0 for column in columns]
-        scale = (mean(rows, "n_decode_tokens") or 1.0) if per_token else 1.0
-        bars.append([t / scale / NS_PER_MS for t in times])
-        mark = lossy_mark(rows)
-        lossy = lossy or bool(mark)
-        name = str(key[0])
-        if group is not None:
-            name += f", {_WORD.get(group, group)} {group_name(key[1], group)}"
-        names.append(name + (f" ({mark})" if mark else ""))
-    figure, axes = new_figure(7.2, 1.7 + 0.36 * len(names))
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
-    left = np.zeros(len(names))
-    totals = np.maximum(np.sum(bars, axis=1), 1e-9)
-    for cause, values in zip(CAUSES, np.array(bars).T, strict=True):
-        if values.any():
-            axes.barh(
-                range(len(names)),
-                values,
-                left=left,
-                height=0.68,
-                color=FILL[cause],
-                hatch=HATCH[cause],
-                edgecolor=BLACK,
-                linewidth=0.5,
-                label=LABEL[cause] if (values / totals >= _VISIBLE).any() else None,
-            )
-            left += values
-    for i, total in enumerate(left):
-        axes.annotate(short(total), (total, i), (3, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, 1.09 * max(left.max(), 1e-9))  # room for the totals; no margin is kept beyond a bar of no width
-    axes.set_xlabel("time per decode token of the batch (ms)" if per_token else "time (ms)")
-    axes.set_title("Time by what was waited for")
-    legend_beside(axes, [LABEL[cause] for cause in CAUSES])
-    add_corner(figure, corner_label(frame, group), [*averaged(frame, group), *([CONDITIONED] if lossy else [])])
+    known = settings_in(frame)
+    if x is not None and x not in known:
+        raise ConfigError(f"plot: x: {unknown_name('setting', x, known)}")
+    if x is None:
+        found = varying(frame)
+        order = ["batch_size", cache_column(frame), *(name for name in found if name not in _PANELS), *found]
+        fallback = next((name for name in (cache_column(frame), *known) if name in known), "policy")
+        x = next((name for name in order if name in found), fallback)
+    rest = varying(frame, [x])
+    panels = [name for name in (*_PANELS, cache_column(frame), *rest) if name in rest]
+    return x, panels[0] if panels else None
+
+
+def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Means:
+    """Average a metric of prepared rows by policy, group and panel.
+
+    Raises
+    ------
+    ConfigError
+        If no run has a value.
+    """
+    need(frame, [metric], what)
+    x, panel = axes_of(frame, x)
+    by = [name for name in (panel, x) if name is not None and name != "policy"]
+    data = summarised(frame, [*by, "policy"], metric)
+    if data.empty:
+        raise ConfigError(f"plot {what}: expected a run with a value of {metric}, got none; docs/metrics.md says which have one")
+    orders = [{group_name(value): i for i, value in enumerate(levels(frame, name))} for name in by]
+    places = [[order[group_name(value)] for value in data[name]] for name, order in zip(by, orders, strict=True)]
+    policies = policies_of(frame)
+    ranks = list(zip(*places, [policies.index(name) for name in data["policy"]], strict=True))
+    data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
+    return Means(frame, data, metric, x, panel)
+
+
+def legend_names(data: pd.DataFrame, policies: Sequence[str]) -> dict[str, str]:
+    """Name policies for a legend: a star marks those that are not exact somewhere, and oracles are said to be."""
+    names = {}
+    for policy in policies:
+        rows = data[data["policy"] == policy]
+        oracle = " (oracle)" if (rows["source_label"] == "oracle").any() else ""
+        names[policy] = f"{policy}{oracle}" + ("*" if any(fresh_mark(fresh) for fresh in rows["fresh"]) else "")
+    return {policy: name for policy, name in names.items() if (data["policy"] == policy).any()}
+
+
+def value_texts(data: pd.DataFrame, metric: str) -> list[tuple[str, ...]]:
+    """Write above each bar its value, and the share computed as routed where that is not all."""
+    marks = [fresh_mark(fresh) for fresh in data["fresh"]]
+    return [tuple(text for text in (short(value), mark) if text) for value, mark in zip(data[metric], marks, strict=True)]
+
+
+def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes: Sequence[str] = ()) -> Figure:
+    """Draw the bars of means, with texts above them."""
+    bars = [
+        Bar(
+            named(row[means.panel], means.panel) if means.panel else "",
+            group_name(row[means.x], means.x) if means.x != "policy" else "",
+            str(row["policy"]), float(row[means.metric]), float(row["low"]), float(row["high"]), text,
+        )
+        for (_, row), text in zip(means.data.iterrows(), texts, strict=True)
+    ]  # fmt: skip
+    words = Words(title, WORDS.get(means.x, means.x) if means.x != "policy" else "", AXES.get(means.metric, means.metric))
+    figure = grouped_bars(bars, words, legend_names(means.data, policies_of(means.rows)))
+    marked = [CONDITIONED] if any(fresh_mark(fresh) for fresh in means.data["fresh"]) else []
+    add_corner(figure, corner_label(means.rows, means.x), [*averaged(means.rows, means.shown), *notes, *marked])
     return figure
+
+
+def caption_of(means: Means, what: str, *sentences: str) -> str:
+    """Write the caption of bars of means."""
+    return caption(what, means.rows, means.shown, repeats_sentence(means.rows), *sentences)
+
+
+# ------------------------------------------------------------------------------------------------------------------- speed
+def decode_speed_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
+    """Average decode speed by policy, group and panel.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows.
+    x : str, optional
+        The setting that groups bars; None: the batch size if it varies, else the cache, else what varies. What varies besides
+        becomes panels, the model first.
+
+    Returns
+    -------
+    DataFrame
+        The columns of panels and groups, ``policy``, ``decode_tokens_per_s``, and what `moesim.plots.rows.summarised` adds.
+    """
+    return _speed(frame, "decode", x).data
+
+
+@styled
+def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Figure:
+    """Bars of decode speed, with 95 % intervals where rows differ only in their seed; arguments as of `decode_speed_data`."""
+    return _draw_speed(frame, "decode", x)
+
+
+def decode_speed_caption(frame: pd.DataFrame, x: str | None = None) -> str:
+    """Write the caption of `decode_speed`."""
+    return caption_of(_speed(frame, "decode", x), "Decode speed of the whole batch by policy.")
+
+
+def prefill_speed_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
+    """Average prefill speed; arguments and result as of `decode_speed_data`."""
+    return _speed(frame, "prefill", x).data
+
+
+@styled
+def prefill_speed(frame: pd.DataFrame, x: str | None = None) -> Figure:
+    """Bars of prefill speed; arguments as of `decode_speed_data`."""
+    return _draw_speed(frame, "prefill", x)
+
+
+def prefill_speed_caption(frame: pd.DataFrame, x: str | None = None) -> str:
+    """Write the caption of `prefill_speed`."""
+    return caption_of(_speed(frame, "prefill", x), "Prefill speed of the whole batch by policy.")
+
+
+def _speed(frame: pd.DataFrame, phase: str, x: str | None) -> Means:
+    return means_of(prepared(frame, f"{phase}_speed"), f"{phase}_speed", f"{phase}_tokens_per_s", x)
+
+
+def _draw_speed(frame: pd.DataFrame, phase: str, x: str | None) -> Figure:
+    means = _speed(frame, phase, x)
+    return draw_means(means, value_texts(means.data, means.metric), f"{phase.capitalize()} speed by policy")
+
+
+# ------------------------------------------------------------------------------------------------------------------ energy
+def energy_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
+    """Average tokens per kilojoule (1000 / ``energy_j_per_token``); arguments and result as of `decode_speed_data`."""
+    return _energy(frame, x).data
+
+
+@styled
+def energy(frame: pd.DataFrame, x: str | None = None) -> Figure:
+    """Bars of tokens per kilojoule; arguments as of `decode_speed_data`."""
+    means = _energy(frame, x)
+    labels = ", ".join(sorted({str(label) for label in means.rows["energy_label"].dropna()}))
+    return draw_means(means, value_texts(means.data, means.metric), "Tokens per kilojoule by policy", [f"power: {labels}"])
+
+
+def energy_caption(frame: pd.DataFrame, x: str | None = None) -> str:
+    """Write the caption of `energy`."""
+    means = _energy(frame, x)
+    labels = ", ".join(sorted({str(label) for label in means.rows["energy_label"].dropna()}))
+    told = f"Power figures: {labels}; a device draws its busy power whenever it is busy, links none of their own."
+    return caption_of(means, "Generated tokens per kilojoule, prefill included, by policy.", told)
+
+
+def _energy(frame: pd.DataFrame, x: str | None) -> Means:
+    frame = prepared(frame, "energy", ["energy_j_per_token", "energy_label"])
+    joules = pd.to_numeric(frame["energy_j_per_token"], errors="coerce")
+    if joules.isna().all():
+        raise ConfigError(
+            "plot energy: expected runs on hardware whose profile has idle and busy power of every device, got none; "
+            "docs/metrics.md says what a profile needs"
+        )
+    frame = frame.assign(tokens_per_kj=1000 / joules)
+    if "source_label" in frame:
+        pairs = zip(frame["source_label"], frame["energy_label"], strict=True)
+        frame = frame.assign(source_label=[weakest(str(one) for one in pair if isinstance(one, str)) for pair in pairs])
+    return means_of(frame, "energy", "tokens_per_kj", x)

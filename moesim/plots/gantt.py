@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from moesim.colours import BLACK, FILL, LABEL, text_on
+from moesim.colours import BLACK, FILL, HATCH, LABEL, text_on
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine, machine_of
+from moesim.metrics.summary import fidelity_fresh_decode
 from moesim.plots.chart import Chart, chart
-from moesim.plots.style import add_corner, styled
+from moesim.plots.rows import fresh_mark
+from moesim.plots.style import CONDITIONED, SMALL, TEXT, add_corner, legend_above, styled, text_width
 from moesim.records import Records
 from moesim.units import NS_PER_MS
 
@@ -30,101 +33,196 @@ _GANTT_LABEL: Final = {
 
 _EDGE: Final = 0.3  # points: short boxes keep their colour
 _LAYER_END: Final[Any] = {"color": BLACK, "linewidth": 0.8, "linestyle": "--"}
+_LANE: Final = 0.19  # inches
+_HATCHED: Final = ("exposed_demand", "exposed_prefetch", "exposed_other_transfer", "cpu_experts")  # alike in grey without
+_LAYERS: Final = 2
+
+Runs = Mapping[str, Records]
 
 
-@styled
-def gantt(
-    runs: Mapping[str, Records],
-    hardware: HardwareProfile | Machine,
-    step: int,
-    layers: tuple[int, int],
-    label: str = "",
-) -> Figure:
-    """Gantt charts of a few layers, one above another on the same axis of time.
+def gantt_window(runs: Runs, step: int | None = None, layers: Sequence[int] | int | None = None) -> tuple[int, tuple[int, int]]:
+    """Choose what a chart shows: a step, and its first and last layer.
 
     Parameters
     ----------
     runs : mapping of str to Records
-        Records of each policy.
-    hardware : HardwareProfile or Machine
-        What they ran on.
-    step : int
-        Number of the step.
-    layers : (int, int)
-        First and last layer; two fit well.
-    label : str
-        The corner label, as from `corner_label`.
+        Records of each policy, all of the same workload.
+    step : int, optional
+        None: a decode step in the middle of the run, or any in the middle if none decodes.
+    layers : int or sequence of int, optional
+        One layer, or the first and the last; None: two in the middle.
 
     Returns
     -------
-    Figure
-        For each policy the CPU, GPU and link lanes that it uses, with expert ids in the boxes (layer/id on links).
+    int, (int, int)
+
+    Raises
+    ------
+    ConfigError
+        If there is no run, or `layers` are not one or two numbers in ascending order.
+    """
+    if not runs:
+        raise ConfigError("plot gantt: expected at least one run, got none")
+    first = next(iter(runs.values()))
+    if step is None:
+        steps = [s.step for s in first.steps if s.phase == "decode"] or [s.step for s in first.steps]
+        step = steps[len(steps) // 2]
+    if layers is None:
+        n_layers = 1 + max(visit.layer for visit in first.layers)
+        low = max(0, n_layers // 2 - _LAYERS // 2)
+        return step, (low, min(low + _LAYERS, n_layers) - 1)
+    asked = [layers] if isinstance(layers, int) else list(layers)
+    if len(asked) not in (1, 2) or asked != sorted(asked):
+        raise ConfigError(f"plot gantt: layers: expected one layer, or the first and the last, got {asked}")
+    return step, (asked[0], asked[-1])
+
+
+def _charts(
+    runs: Runs, hardware: HardwareProfile | Machine, step: int | None, layers: Sequence[int] | int | None
+) -> tuple[dict[str, Chart], int, tuple[int, int]]:
+    step, window = gantt_window(runs, step, layers)
+    machine = machine_of(hardware)
+    return {policy: chart(records, machine, step, window) for policy, records in runs.items()}, step, window
+
+
+def gantt_data(
+    runs: Runs,
+    hardware: HardwareProfile | Machine,
+    step: int | None = None,
+    layers: Sequence[int] | int | None = None,
+    label: str = "",
+) -> pd.DataFrame:
+    """Lay out Gantt charts of a few layers.
+
+    Parameters
+    ----------
+    runs : mapping of str to Records
+        Records of each policy, all of the same workload.
+    hardware : HardwareProfile or Machine
+        What they ran on.
+    step, layers
+        As for `gantt_window`.
+    label : str
+        For the figure and its caption: what was run, and the weakest source label.
+
+    Returns
+    -------
+    DataFrame
+        A row a box: ``policy``, ``step``, ``lane``, ``start_ns`` and ``end_ns`` (since the first layer began), ``cause`` and
+        ``text``; the visits of layers are boxes of the lane ``layer``, with their numbers as text.
 
     Raises
     ------
     ConfigError
         If a run lacks the step or the layers.
     """
-    machine = machine_of(hardware)
-    charts = {policy: chart(records, machine, step, layers) for policy, records in runs.items()}
-    if not charts:
-        raise ConfigError("plot gantt: expected at least one run, got none")
+    charts, step, _ = _charts(runs, hardware, step, layers)
+    rows = []
+    for policy, drawn in charts.items():
+        visits = [("layer", begin, end, "layer", str(number)) for begin, end, number in drawn.layers]
+        rows += [(policy, step, *box) for box in [*visits, *drawn.boxes]]
+    return pd.DataFrame(rows, columns=["policy", "step", "lane", "start_ns", "end_ns", "cause", "text"])
+
+
+@styled
+def gantt(
+    runs: Runs,
+    hardware: HardwareProfile | Machine,
+    step: int | None = None,
+    layers: Sequence[int] | int | None = None,
+    label: str = "",
+) -> Figure:
+    """Gantt charts of a few layers, one above another on the same axis of time; arguments as for `gantt_data`.
+
+    For each policy there are the CPU, GPU and link lanes that it uses, with expert ids in the boxes (layer/id on links of several
+    layers).
+    """
+    charts, step, window = _charts(runs, hardware, step, layers)
+    marks = _marks(runs)
     heights = [len(c.lanes) for c in charts.values()]
-    figure = Figure(figsize=(9, 1.2 + 0.34 * sum(heights) + 0.3 * len(heights)), layout="constrained")
+    figure = Figure(figsize=(TEXT, 0.45 + _LANE * sum(heights) + 0.24 * len(heights)), layout="constrained")
     grid = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
     longest = max(c.length for c in charts.values()) / NS_PER_MS
+    inches = TEXT - 0.25 - max(text_width(lane, 7.0) for c in charts.values() for lane in c.lanes)
     for axes, (policy, drawn) in zip(grid[:, 0], charts.items(), strict=True):
         axes.set_xlim(0, longest)
-        _draw_chart(axes, drawn, longest)
-        axes.set_title(f"{policy}: {drawn.length / NS_PER_MS:.3g} ms")
-    grid[-1, 0].set_xlabel(f"time since layer {layers[0]} of step {step} started (ms)")
+        _draw_chart(axes, drawn, longest / inches)
+        axes.set_title(_name(policy, drawn, marks[policy]), fontsize=7.5, fontweight="normal", pad=2.5)
+    grid[-1, 0].set_xlabel(f"time since layer {window[0]} of step {step} started (ms)")
     shown = {box.cause for c in charts.values() for box in c.boxes}
     handles: list[Artist] = [
         Patch(
-            facecolor=FILL[cause],
-            edgecolor=BLACK,
-            linewidth=_EDGE,
+            facecolor=FILL[cause], hatch=_hatch(cause), edgecolor=BLACK, linewidth=_EDGE,
             label=_GANTT_LABEL.get(cause, LABEL[cause]),
         )
         for cause in CAUSES
         if cause in shown
-    ]
+    ]  # fmt: skip
     handles.append(Line2D([], [], **_LAYER_END, label="layer end"))
-    figure.legend(handles=handles, loc="outside right upper")
-    on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
-    add_corner(figure, label, ["numbers: expert; layer/expert on links" if on_links else "numbers: expert"])
+    legend_above(figure, handles, "What each device and link did")
+    add_corner(figure, label, [_numbers(charts), CONDITIONED if any(marks.values()) else ""])
     return figure
 
 
-def _draw_chart(axes: Axes, drawn: Chart, longest_ms: float) -> None:
+def _marks(runs: Runs) -> dict[str, str]:
+    """Say of each run which share of its decoding was computed as routed; empty if all of it was."""
+    shares = {policy: fidelity_fresh_decode(records) for policy, records in runs.items()}
+    return {
+        policy: ("*" if share is None else fresh_mark(share)) if runs[policy].inexact else "" for policy, share in shares.items()
+    }
+
+
+def _name(policy: str, drawn: Chart, mark: str) -> str:
+    return f"{policy}: {drawn.length / NS_PER_MS:.3g} ms" + (f" ({mark})" if mark else "")
+
+
+def _hatch(cause: str) -> str:
+    return HATCH[cause] * 2 if cause in _HATCHED else ""
+
+
+def _numbers(charts: Mapping[str, Chart]) -> str:
+    on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
+    return "numbers: expert; layer/expert on links" if on_links else "numbers: expert"
+
+
+def _draw_chart(axes: Axes, drawn: Chart, ms_per_inch: float) -> None:
     """Draw lanes from the top; text only in boxes wide enough for it."""
-    per_character = longest_ms / 110  # ms that one character of a box takes, as wide as these axes are
     for box in drawn.boxes:
         start, width = box.start / NS_PER_MS, (box.end - box.start) / NS_PER_MS
         lane = drawn.lanes.index(box.lane)
-        axes.barh(
-            lane,
-            width,
-            left=start,
-            height=0.8,
-            color=FILL[box.cause],
-            edgecolor=BLACK,
-            linewidth=_EDGE,
-        )
-        if box.text and width >= per_character * (len(box.text) + 0.6):
+        fill = FILL[box.cause]
+        axes.barh(lane, width, left=start, height=0.84, color=fill, hatch=_hatch(box.cause), edgecolor=BLACK, linewidth=_EDGE)
+        if box.text and width >= ms_per_inch * (text_width(box.text) + 0.04):
             axes.text(
-                start + width / 2,
-                lane,
-                box.text,
-                ha="center",
-                va="center",
-                fontsize=6.5,
-                color=text_on(FILL[box.cause]),
-                clip_on=True,
-            )
+                start + width / 2, lane, box.text, ha="center", va="center_baseline", fontsize=SMALL, color=text_on(fill),
+                clip_on=True, bbox={"facecolor": fill, "edgecolor": "none", "pad": 0.6} if _hatch(box.cause) else None,
+            )  # fmt: skip
     for _, end, _ in drawn.layers:
         axes.axvline(end / NS_PER_MS, **_LAYER_END)
     axes.set_yticks(range(len(drawn.lanes)), drawn.lanes)
     axes.set_ylim(len(drawn.lanes) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
+
+
+def gantt_caption(
+    runs: Runs,
+    hardware: HardwareProfile | Machine,
+    step: int | None = None,
+    layers: Sequence[int] | int | None = None,
+    label: str = "",
+) -> str:
+    """Write the caption of `gantt`."""
+    charts, step, (first, last) = _charts(runs, hardware, step, layers)
+    where = f"layer {first}" if first == last else f"layers {first} to {last}"
+    phase = next(s.phase for s in next(iter(runs.values())).steps if s.step == step)
+    marks = _marks(runs)
+    lengths = ", ".join(_name(policy, drawn, marks[policy]).replace(":", "", 1) for policy, drawn in charts.items())
+    sentences = [
+        f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
+        f"{_numbers(charts).capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
+        "the window is cut off.",
+        f"{CONDITIONED}." if any(marks.values()) else "",
+        f"{label[0].upper()}{label[1:]}." if label else "",
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -3,104 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, GREY, SERIES
-from moesim.plots.style import (
-    OPTIMUM,
-    add_corner,
-    averaged,
-    colours_of,
-    corner_label,
-    legend_beside,
-    mean,
-    need,
-    new_figure,
-    policies_of,
-    styled,
-)
+from moesim.colours import BLACK, GREY
+from moesim.plots.bars import legend_names
+from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.looks import looks_of
+from moesim.plots.rows import cache_column, policies_of, prepared, summarised
+from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure, styled
 
 CHANCE: Final = "chance (cached share)"
 """Legend of what a cache with random content hits."""
 
-_MARKERS: Final = "osD^vPX<>"
 _WORDS: Final = {"hit_rate_decode": "decode hit rate", "hit_rate_prefill": "prefill hit rate"}
 _MARGIN: Final = 5.0  # percentage points
 
 
-@styled
-def hit_rate(frame: pd.DataFrame, metric: str = "hit_rate_decode") -> Figure:
-    """Hit rate against the cache ratio.
+def hit_rate_data(frame: pd.DataFrame, metric: str | None = None) -> pd.DataFrame:
+    """Average the hit rate by policy and cache ratio.
 
     Parameters
     ----------
     frame : DataFrame
         Result rows with ``policy``, ``cache_ratio`` and the metric.
-    metric : str
-        Any of the hit rates of `moesim.metrics.hits.hit_rates`.
+    metric : str, optional
+        Any of the hit rates of `moesim.metrics.hits.hit_rates`; None: of decoding if all runs decode.
 
     Returns
     -------
-    Figure
-        A line a policy, Belady's emphasised, and chance: what a cache with random content hits. Where the cache
-        ratios span less than half of the axis, it shows no more than them.
+    DataFrame
+        ``policy``, ``cache_ratio``, the metric, and what `moesim.plots.rows.summarised` adds; then chance, from 0 to 1: what a
+        cache with random content hits.
     """
-    need(frame, ("policy", "cache_ratio", metric), "hit_rate")
-    figure, axes = new_figure(5.6, 3.8)
-    policies = policies_of(frame)
-    colours = colours_of(policies)
+    rows, metric = _asked(frame, metric)
+    data = summarised(rows, ["policy", "cache_ratio"], metric)
+    order = policies_of(rows)
+    rank = data["policy"].map(order.index)
+    data = data.assign(rank=rank).sort_values(["rank", "cache_ratio"], kind="stable").drop(columns="rank")
+    chance = pd.DataFrame({"policy": CHANCE, "cache_ratio": [0.0, 1.0], metric: [0.0, 1.0], "n": 0})
+    return pd.concat([data, chance], ignore_index=True)
+
+
+def _asked(frame: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, str]:
+    if metric is None:
+        decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
+        metric = "hit_rate_decode" if decodes else "hit_rate"
+    return prepared(frame, "hit_rate", ["cache_ratio", metric]), metric
+
+
+@styled
+def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Figure:
+    """Lines of the hit rate against the cache ratio, with Belady's emphasised and chance; arguments as of `hit_rate_data`.
+
+    Where the cache ratios span less than half of the axis, it shows no more than them.
+    """
+    data = hit_rate_data(frame, metric)
+    rows, metric = _asked(frame, metric)
     words = _WORDS.get(metric, metric.replace("_", " "))
-    shown: list[float] = []
-    for policy in policies:
-        rows = frame[frame["policy"] == policy]
-        ratios = sorted(rows["cache_ratio"].unique())
-        points = [(r, mean(rows[rows["cache_ratio"] == r], metric)) for r in ratios]
-        x, y = (
-            [100 * float(r) for r, v in points if v is not None],
-            [100 * v for _, v in points if v is not None],
-        )
-        shown += x
-        if policy == OPTIMUM:
-            axes.plot(
-                x,
-                y,
-                color=BLACK,
-                linewidth=2.4,
-                marker="*",
-                markersize=9,
-                label=f"{policy} (oracle)",
-                zorder=4,
-            )
-        else:
-            i = list(colours).index(policy) - 1  # the optimum is first
-            axes.plot(
-                x,
-                y,
-                color=colours[policy],
-                linewidth=1.4,
-                marker=_MARKERS[i % len(_MARKERS)],
-                markersize=5,
-                markeredgecolor=BLACK,
-                markeredgewidth=0.4,
-                linestyle=("-", "--", "-.")[i // len(SERIES) % 3],
-                label=policy,
-            )
-    axes.plot([0, 100], [0, 100], color=GREY, linestyle=":", linewidth=1.2, label=CHANCE, zorder=1)
-    axes.set_xlim(*_limits(shown))
+    policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
+    names = legend_names(data.iloc[:-2], policies)
+    figure, axes = new_figure(COLUMN, 2.2)
+    axes.grid(visible=True, axis="both")
+    for policy, look in looks_of(policies).items():
+        part = data[data["policy"] == policy]
+        x, y = 100 * part["cache_ratio"], 100 * part[metric]
+        best = policy == OPTIMUM
+        style: dict[str, Any] = {
+            "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
+            "linewidth": 1.9 if best else 1.1, "zorder": 4 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
+        }  # fmt: skip
+        axes.plot(x, y, label=names[policy], **style)
+        if part["low"].notna().any():
+            spread = [y - 100 * part["low"], 100 * part["high"] - y]
+            axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
+    chance = data[data["policy"] == CHANCE]
+    axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], color=GREY, linestyle=":", linewidth=1.2, label=CHANCE, zorder=1)
+    axes.set_xlim(*_limits((100 * data.iloc[:-2]["cache_ratio"]).tolist()))
     axes.set_ylim(0, 103)
     axes.set_xlabel("cache ratio (% of all experts)")
     axes.set_ylabel(f"{words} (%)")
-    axes.set_title(f"{words[0].upper()}{words[1:]} by cache ratio")
-    legend_beside(axes, [f"{OPTIMUM} (oracle)", *policies])
-    add_corner(
-        figure,
-        corner_label(frame, "cache_ratio"),
-        [*averaged(frame, "cache_ratio"), "one lookup per layer visit and distinct routed expert"],
-    )
+    handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
+    first = [names[OPTIMUM]] if OPTIMUM in names else []
+    order = [*first, *(name for name in names.values() if name not in first), CHANCE]
+    legend_above(figure, [handles[name] for name in order], f"{words[0].upper()}{words[1:]} by cache ratio")
+    notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
+    notes += [CONDITIONED] if any(name.endswith("*") for name in names.values()) else []
+    add_corner(figure, corner_label(rows, "cache_ratio"), notes)
     return figure
+
+
+def hit_rate_caption(frame: pd.DataFrame, metric: str | None = None) -> str:
+    """Write the caption of `hit_rate`."""
+    rows, metric = _asked(frame, metric)
+    words = _WORDS.get(metric, metric.replace("_", " "))
+    sentences = [
+        "One lookup per layer visit and distinct routed expert; dotted: a cache with random content.",
+        f"{OPTIMUM} knows the future." if OPTIMUM in policies_of(rows) else "",
+        "Cache ratios are those that fit into the budgets." if cache_column(rows) != "cache_ratio" else "",
+    ]
+    what = f"{words[0].upper()}{words[1:]} against the share of all experts that the GPU caches."
+    return caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences, repeats_sentence(rows))
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:

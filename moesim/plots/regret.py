@@ -8,36 +8,71 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moesim.colours import BLACK, BLUE, GREEN, ORANGE, VERMILION
-from moesim.plots.style import add_corner, corner_label, legend_beside, need, new_figure, policies_of, short, styled
+from moesim.plots.captions import caption, corner_label
+from moesim.plots.rows import policies_of
+from moesim.plots.style import SMALL, TEXT, add_corner, legend_beside, need, new_figure, short, styled, title
 from moesim.units import NS_PER_S
 
 _COLOUR: Final = {"prediction": ORANGE, "replacement": GREEN, "assignment": BLUE, "bandwidth": VERMILION}
+_HATCH: Final = {"prediction": "", "replacement": "....", "assignment": "\\\\\\\\", "bandwidth": "----"}
 _ORDERS: Final = {"forward": "predictions first", "reversed": "links first"}
 _BOUND: Final = "lower bound, links as they are"
 _HEIGHT: Final = 0.2  # of a bar, in rows
 
 
+_COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", "before_ns", "after_ns")
+
+
+def regret_data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give the makespan before and after each decision is given to its oracle, in both orders.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Records of `moesim.studies.regret.Regret`, of one setting: what ``moesim regret --out`` writes.
+
+    Returns
+    -------
+    DataFrame
+        ``policy``, ``order`` (``forward`` or ``reversed``), ``decision``, ``replaced``, ``base_s``, ``before_s``, ``after_s``,
+        ``saved_s`` (negative: slower with the oracle; empty where there is none) and ``lower_bound_s``, in seconds.
+    """
+    rows = _of_orders(frame)
+    data = rows[["policy", "order", "decision", "replaced"]].copy()
+    for name in ("base", "before", "after"):
+        data[f"{name}_s"] = rows[f"{name}_ns"].astype(float) / NS_PER_S
+    data["saved_s"] = data["before_s"] - data["after_s"]
+    bounds = rows["lower_bound_ns"].astype(float) if "lower_bound_ns" in rows else float("nan")
+    data["lower_bound_s"] = bounds / NS_PER_S
+    return data.reset_index(drop=True)
+
+
+def _of_orders(frame: pd.DataFrame) -> pd.DataFrame:
+    need(frame, _COLUMNS, "regret")
+    frame = frame[frame["order"].isin(_ORDERS) & frame["base_ns"].notna()]
+    need(frame, ("policy",), "regret")
+    return frame
+
+
 @styled
-def regret_waterfall(frame: pd.DataFrame) -> Figure:
+def regret(frame: pd.DataFrame) -> Figure:
     """Makespan while one decision after the other is given to its oracle, in both orders.
 
     Parameters
     ----------
     frame : DataFrame
-        Records of `moesim.studies.regret.Regret`, of one setting.
+        As of `regret_data`.
 
     Returns
     -------
     Figure
-        Two rows a policy. A bar spans what an oracle saves; it is hatched if the run takes longer with it. A line marks the lower
-        bound, and a dot the makespan with all oracles.
+        Two rows a policy. A bar spans what an oracle saves; its edge is thick if the run takes longer with it. A line marks the
+        lower bound, and a dot the makespan with all oracles.
     """
-    need(frame, ("policy", "order", "decision", "replaced", "base_ns", "before_ns", "after_ns"), "regret_waterfall")
-    frame = frame[frame["order"].isin(_ORDERS) & frame["base_ns"].notna()]
-    need(frame, ("policy",), "regret_waterfall")
+    frame = _of_orders(frame)
     rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]
-    figure, axes = new_figure(7.4, 1.6 + 0.62 * len(rows))
-    axes.grid(axis="x")
+    figure, axes = new_figure(TEXT, 0.5 + 0.42 * len(rows))
+    axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     seen: set[str] = set()
     for place, (policy, order) in enumerate(rows):
@@ -46,7 +81,7 @@ def regret_waterfall(frame: pd.DataFrame) -> Figure:
         top = place - 0.42
         axes.plot([base, base], [top, top + 4.2 * _HEIGHT], color=BLACK, linewidth=1.2)
         far = max(base, float(steps["after_ns"].max()) / NS_PER_S) if steps["after_ns"].notna().any() else base
-        axes.annotate(short(base), (far, place), (4, 0), textcoords="offset points", va="center", fontsize=7)
+        axes.annotate(short(base), (far, place), (4, 0), textcoords="offset points", va="center", fontsize=SMALL)
         last = base
         done = steps["replaced"] & steps["after_ns"].notna() & steps["before_ns"].notna()
         for i, name in enumerate(steps["decision"]):
@@ -56,7 +91,8 @@ def regret_waterfall(frame: pd.DataFrame) -> Figure:
             if before != last:
                 axes.barh(
                     top + (i + 0.55) * _HEIGHT, abs(before - last), _HEIGHT, min(before, last), color=_COLOUR[name],
-                    edgecolor=BLACK, linewidth=0.5, hatch="//////" if last > before else None,
+                    hatch=_HATCH[name],
+                    edgecolor=BLACK, linewidth=1.8 if last > before else 0.5,
                 )  # fmt: skip
                 seen.add(name)
         axes.plot(last, place, "o", color=BLACK, markersize=3.5, label=None if place else "all oracles")
@@ -66,15 +102,29 @@ def regret_waterfall(frame: pd.DataFrame) -> Figure:
             seen.add("bound")
             axes.plot([bound / NS_PER_S] * 2, [top, top + 4.2 * _HEIGHT], color=BLACK, linestyle=":", linewidth=1.4, label=label)
     for name in [name for name in _COLOUR if name in seen]:
-        axes.barh(0, 0, color=_COLOUR[name], edgecolor=BLACK, linewidth=0.5, label=name)  # for the legend, never hatched
-    axes.set_yticks(range(len(rows)), [f"{policy}\n{_ORDERS[order]}" for policy, order in rows], fontsize=7.5)
+        axes.barh(0, 0, color=_COLOUR[name], hatch=_HATCH[name], edgecolor=BLACK, linewidth=0.5, label=name)  # for the legend
+    axes.set_yticks(range(len(rows)), [f"{policy}\n{_ORDERS[order]}" for policy, order in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.1)
+    axes.set_xlim(0, 1.12 * frame[["base_ns", "after_ns"]].astype(float).max().max() / NS_PER_S)
     axes.set_xlabel("makespan (s)")
-    axes.set_title("What each decision would save if an oracle made it")
+    title(axes, "What each decision would save if an oracle made it")
     legend_beside(axes, list(_COLOUR))
     add_corner(
-        figure, corner_label(frame), ["hatched: slower with the oracle · a decision without a bar has no oracle, or saves 0"]
+        figure, corner_label(frame), ["thick edge: slower with the oracle · a decision without a bar has no oracle, or saves 0"]
     )
     return figure
+
+
+regret_waterfall = regret
+
+
+def regret_caption(frame: pd.DataFrame) -> str:
+    """Write the caption of `regret`."""
+    rows = _of_orders(frame)
+    labels = sorted({str(v) for v in rows["base_label"].dropna()}) if "base_label" in rows else []
+    rest = f" The runs as they are rest on: {', '.join(labels)}." if labels else ""
+    return caption(
+        "Makespan while one decision after the other is given to its oracle, predictions first and links first; a bar spans what "
+        "an oracle saves, a thick edge: the run is slower with it. Dot: all oracles; dotted line: lower bound with links as they "
+        f"are; no bar: no oracle, or it saves nothing.{rest}", rows,
+    )  # fmt: skip

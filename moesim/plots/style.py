@@ -1,61 +1,108 @@
-"""What all figures have in common: style, colours of policies, legends, corner labels, and saving."""
+"""What all figures have in common: style, widths, where they are shown, legends, corner labels, and saving.
+
+A figure is drawn for the screen, with a title and with where its numbers come from, or for a paper, where the caption says both.
+Which of the two is one setting (`drawn_for`), read by `title`, `legend_above` and `add_corner`; no figure asks for it.
+"""
 
 from __future__ import annotations
 
 import io
-import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from moesim.atomic import write_bytes
-from moesim.colours import BLACK, SERIES
 from moesim.errors import ConfigError
-from moesim.hardware import weakest
-from moesim.units import format_bytes
 
 STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
+    "font.size": 7.5,
+    "axes.titlesize": 8.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "axes.linewidth": 0.6,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "hatch.linewidth": 0.6,
+    "grid.linewidth": 0.5,
+    "hatch.linewidth": 0.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 7,
     "figure.dpi": 100,
-    "savefig.dpi": 200,
+    "savefig.dpi": 240,
     "pdf.fonttype": 42,  # TrueType: text stays text, and the font comes with the file
     "ps.fonttype": 42,
 }
+
+COLUMN: Final = 3.35
+"""Width of a figure for one column of a paper, in inches."""
+TEXT: Final = 7.0
+"""Width of a figure for both columns, in inches."""
+SMALL: Final = 6.5
+"""The smallest text, in points."""
+_CHARACTER: Final = 0.0082  # inches that a character is wide, for each point of its size; a cautious mean
+_LINE: Final = 0.115  # inches that a line of the smallest text is high
+
+Medium = Literal["screen", "paper"]
+_medium: ContextVar[Medium] = ContextVar("medium", default="screen")
 
 CONDITIONED: Final = (
     "* share of decoding's gate mass computed as routed, on fresh inputs; the rest was not, yet routing is replayed as recorded"
 )
 """What must stand beside the speed of a policy that is not exact."""
 
+_CONDITIONED_BRIEFLY: Final = "* not exact: share of gate mass computed as routed"
+
 OPTIMUM: Final = "belady"
 """The policy that is drawn in black."""
 
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
-_ROUNDING: Final = 1e-9  # of sums of gate weights
 _P = ParamSpec("_P")
+
+
+@contextmanager
+def drawn_for(medium: Medium) -> Iterator[None]:
+    """Draw the figures of a block for the screen, or for a paper: without title, provenance and notes, which its caption has."""
+    token = _medium.set(medium)
+    try:
+        yield
+    finally:
+        _medium.reset(token)
+
+
+def for_paper() -> bool:
+    """Whether figures are drawn for a paper."""
+    return _medium.get() == "paper"
+
+
+def title(axes: Axes, text: str) -> None:
+    """Give a figure of one panel its title; on paper it has none. What names a panel among others is no title."""
+    if not for_paper():
+        axes.set_title(text)
+
+
+def text_width(text: str, size: float = SMALL) -> float:
+    """Estimate the width of a line of text, in inches."""
+    return len(text) * size * _CHARACTER
 
 
 def styled(make: Callable[_P, Figure]) -> Callable[_P, Figure]:
@@ -74,50 +121,24 @@ def styled(make: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Make a figure with one axes, laid out so that nothing is cut off; sizes in inches."""
+    """Make a figure with one axes, laid out so that nothing is cut off; sizes in inches, without legend above and corner."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
-    """Say what a figure is about: model, hardware, trace and the weakest source label of all its numbers.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows.
-    group : str, optional
-        The column that is on an axis, and so not repeated here.
-
-    Returns
-    -------
-    str
-        One line, with batch size and cache ratio or budget where all rows have the same; the columns that the
-        frame lacks are left out.
-    """
-    parts = []
-    for column in ("model", "hardware", "trace"):
-        if column in frame:
-            parts.append(", ".join(sorted({str(v) for v in frame[column].dropna()})))
-    if "routing" in frame:
-        origins = sorted({str(v) for v in frame["routing"].dropna()} - {"recorded"})
-        parts += [f"{' and '.join(origins)} routing"] if origins else []
-    for column, words in (("batch_size", "batch"), (cache_column(frame), "cache")):
-        if column != group and column in frame and frame[column].nunique() == 1:
-            parts.append(f"{words} {group_name(frame[column].dropna().iloc[0], column)}")
-    if "source_label" in frame:
-        labels = [str(v) for v in frame["source_label"].dropna()]
-        if labels:
-            parts.append(f"simulated, weakest source: {weakest(labels)}")
-    return " · ".join(part for part in parts if part)
-
-
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
-    """Write the corner label, and notes below it, under a figure."""
-    width = int(figure.get_figwidth() * 18)  # characters of this size in the width
-    lines = [line for part in (*notes, text) if part for line in _wrapped(part, width)]
+    """Write the corner label, and notes above it, under a figure; on paper only what marks mean that no reader may miss."""
+    width = int(figure.get_figwidth() / text_width("n"))
+    said = [_CONDITIONED_BRIEFLY] if CONDITIONED in notes else []
+    lines = [line for part in (said if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
     if lines:
-        figure.supxlabel("\n".join(lines), x=0.99, ha="right", fontsize=7, color="#555555")
+        figure.supxlabel("\n".join(lines), x=0.99, ha="right", fontsize=SMALL, color="#555555")
+        _add_height(figure, _LINE * len(lines))
+
+
+def _add_height(figure: Figure, inches: float) -> None:
+    """Make room for what stands beside the axes, so that they keep their size."""
+    figure.set_figheight(figure.get_figheight() + inches)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
@@ -136,68 +157,9 @@ def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:
         raise ConfigError(f"plot {what}: expected at least one result, got none")
 
 
-def averaged(frame: pd.DataFrame, group: str | None) -> list[str]:
-    """Say over what a figure averages: the swept columns that it does not show."""
-    found = []
-    cache = cache_column(frame)
-    for column, words in ((cache, "cache ratio" if cache == "cache_ratio" else "budget"), ("batch_size", "batch size")):
-        shown = column == group or (column == cache and group == "cache_ratio")  # each budget has its own ratio
-        if not shown and column in frame and frame[column].nunique() > 1:
-            values = ", ".join(group_name(value, column) for value in sorted(frame[column].dropna().unique()))
-            found.append(f"mean over {words} {values}")
-    return found
-
-
-def cache_column(frame: pd.DataFrame) -> str:
-    """Name the column that says how large the cache was asked to be: a budget if all rows have one, else the ratio."""
-    has_budgets = "cache_budget_bytes" in frame and frame["cache_budget_bytes"].notna().all()
-    return "cache_budget_bytes" if has_budgets else "cache_ratio"
-
-
-def policies_of(frame: pd.DataFrame) -> list[str]:
-    """List the policies in the order in which they first appear."""
-    return [str(name) for name in frame["policy"].unique()]
-
-
-def mean(frame: pd.DataFrame, column: str) -> float | None:
-    """Average a column, without the rows where it has no value; None if none has."""
-    values = pd.to_numeric(frame[column], errors="coerce").dropna()
-    return float(values.mean()) if len(values) else None
-
-
-def lossy_mark(frame: pd.DataFrame) -> str:
-    """Say which share of the decoding was computed as the model asked for; empty if all of it was."""
-    column = "fidelity_fresh_decode"
-    fresh = mean(frame, column) if column in frame else None
-    if fresh is None or fresh >= 1 - _ROUNDING:
-        return ""
-    return f"{math.floor(1000 * fresh) / 10:g}%*"  # down: never 100% of what is not exact
-
-
-def colours_of(policies: Sequence[str]) -> dict[str, str]:
-    """Give every policy its colour, the same in all figures of one set of policies."""
-    others = [policy for policy in policies if policy != OPTIMUM]
-    return {OPTIMUM: BLACK, **{policy: SERIES[i % len(SERIES)] for i, policy in enumerate(others)}}
-
-
 def short(value: float) -> str:
     """Write a number beside a bar: three figures, never with an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def group_name(value: Any, column: str = "") -> str:
-    """Write the value of a group as it would be typed; bytes with a unit."""
-    if column == "cache_budget_bytes":
-        return _bytes(int(value))
-    return f"{value:g}" if isinstance(value, (int, float, np.number)) else str(value)
-
-
-def _bytes(value: int) -> str:
-    """Write a budget in the binary unit in which it was probably typed, else in decimal ones."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if value >= size and value * 4 % size == 0:
-            return f"{value / size:g} {unit}"
-    return format_bytes(value)
 
 
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
@@ -211,6 +173,33 @@ def legend_beside(axes: Axes, names: Sequence[str]) -> None:
         bbox_to_anchor=(1.0, 1.0),
         borderaxespad=0.5,
     )
+
+
+def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> None:
+    """Put the legend above a figure, in as many columns as its width has room for, under the title.
+
+    Parameters
+    ----------
+    figure : Figure
+    handles : sequence of Artist
+        With labels, in their order.
+    text : str
+        The title; not written on paper.
+    """
+    labels = [str(handle.get_label()) for handle in handles]
+
+    def needed(n_columns: int) -> float:  # as Matplotlib fills columns
+        columns = np.array_split(np.array([text_width(label, 7.0) for label in labels]), n_columns)
+        return sum(0.36 + float(column.max()) for column in columns)
+
+    room = figure.get_figwidth() - 0.1
+    n_columns = next((n for n in range(len(labels), 1, -1) if needed(n) <= room), 1)
+    figure.legend(
+        handles=list(handles), loc="outside upper left", ncols=n_columns, alignment="left", borderaxespad=0.2,
+        columnspacing=1.0, handlelength=1.7, handletextpad=0.5, labelspacing=0.35,
+        title=None if for_paper() or not text else text, title_fontproperties={"weight": "bold", "size": 8.5},
+    )  # fmt: skip
+    _add_height(figure, 1.2 * _LINE * (-(-len(labels) // n_columns) + (0 if for_paper() or not text else 1.5)))
 
 
 def save(figure: Figure, path_base: str | Path) -> list[Path]:
@@ -228,12 +217,19 @@ def save(figure: Figure, path_base: str | Path) -> list[Path]:
     list of Path
         The PNG and the PDF.
     """
-    written = []
+    return [write_bytes(Path(f"{path_base}.{suffix}"), data) for suffix, data in rendered(figure).items()]
+
+
+def rendered(figure: Figure) -> dict[str, bytes]:
+    """Give the bytes of a figure as ``png`` and ``pdf``; the same figure gives the same bytes."""
+    found, engine = {}, figure.get_layout_engine()
     for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
         buffer = io.BytesIO()
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(STYLE)
             figure.savefig(buffer, format=suffix, metadata=metadata)
-        written.append(write_bytes(Path(f"{path_base}.{suffix}"), buffer.getvalue()))
-    return written
+        found[suffix] = buffer.getvalue()
+        figure.set_layout_engine("none")  # it has been laid out, which takes longer than drawing
+    figure.set_layout_engine(engine)
+    return found

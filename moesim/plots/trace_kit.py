@@ -6,13 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from typing import Any, Final
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from moesim.colours import BLACK, GREY, SERIES
+from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, styled
+from moesim.stats.sample import PHASES, main_phase, phase_rows
+from moesim.trace import Trace
 
 _MARKERS: Final = "osD^vPX<>"
 _DASHES: Final = ("-", "--", "-.", ":")
@@ -137,6 +142,48 @@ def source(figure: Figure, report: Mapping[str, Any], *notes: str) -> None:
     tokens = f"{report['n_rows']:,} {report['phase']} tokens of {n_requests} request{'' if n_requests == 1 else 's'}"
     parts = [str(report["trace"]), f"routing of {report['model']}", str(report["label"]), tokens]
     add_corner(figure, " · ".join(parts), [note for note in notes if note])
+
+
+def phase_of(trace: Trace, phase: str | None) -> str:
+    """Choose the phase to draw: the one asked for, else decode, unless the trace has none.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such phase, or the trace has no tokens of it.
+    """
+    if phase is None:
+        return main_phase(trace)
+    if phase not in PHASES:
+        raise ConfigError(f"plot: {unknown_name('phase', phase, list(PHASES))}")
+    if not len(phase_rows(trace, phase)):
+        raise ConfigError(f"plot: expected a trace with {phase} tokens, got none in {trace.model}; choose the other phase")
+    return phase
+
+
+def trace_corner(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
+    """Say in one line which routing a figure shows; `rows` of the trace, or all of the phase."""
+    return f"routing of {trace.model} · {_origin(trace)} · {_tokens(trace, phase, rows)}"
+
+
+def trace_words(trace: Trace, phase: str, rows: NDArray[Any] | None = None) -> str:
+    """Say in a caption which routing a figure shows, and how far it can be trusted; `rows` as for `trace_corner`."""
+    warning = {"miniature": " A miniature has a large model's routing shape and is easier to predict.",
+               "synthetic": " No model was run: the routing is made up."}  # fmt: skip
+    return (
+        f"Routing of {trace.model} ({_origin(trace)}): {_tokens(trace, phase, rows)}, {trace.n_layers} MoE layers of "
+        f"{trace.n_experts} experts, top {trace.top_k}.{warning.get(trace.origin, '')}"
+    )
+
+
+def _tokens(trace: Trace, phase: str, rows: NDArray[Any] | None) -> str:
+    rows = phase_rows(trace, phase) if rows is None else rows
+    n_requests = len(np.unique(trace.request[rows]))
+    return f"{len(rows):,} {phase} tokens of {n_requests} request{'' if n_requests == 1 else 's'}"
+
+
+def _origin(trace: Trace) -> str:
+    return trace.label if trace.origin in ("recorded", trace.label) else f"{trace.label}, {trace.origin}"
 
 
 def doubling_axis(axes: Axes, values: Sequence[int], label: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moesim.plots.style import legend_beside, new_figure
+from moesim.plots.style import TEXT, legend_above, legend_beside, new_figure
 from moesim.plots.trace_kit import doubling_axis, drawn, level, line, signal_numbers, source, whole_numbers
 
 
@@ -37,8 +37,7 @@ def signal_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure
 def workload_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
     """Share of the busiest experts of a batch that each signal named, by batch size."""
     counts = sorted({entry["n"] for entries in found.values() for entry in entries})
-    figure, _ = new_figure(2.6 * len(counts) + 2.2, 3.4)
-    figure.clear()
+    figure = Figure(figsize=(TEXT, 2.0), layout="constrained")
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     for axes, n in zip(panels, counts, strict=True):
         for name, number in signal_numbers(found).items():
@@ -49,9 +48,9 @@ def workload_recall(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figu
         axes.plot(sizes, [e["chance"] for e in longest], color="#555555", linestyle=":", linewidth=1.4, label="chance")
         doubling_axis(axes, sizes, "batch size (requests)")
         axes.set_ylim(0, 1.03)
-        axes.set_title(f"top {n} by workload")
+        axes.set_title(f"top {n} by workload", fontsize=7.5, fontweight="normal")
     panels[0].set_ylabel("recall of the busiest experts")
-    legend_beside(panels[-1], [])
+    legend_above(figure, panels[0].get_legend_handles_labels()[0], "How well signals tell the busiest experts")
     source(figure, report, "mean over layers; ties for the last place of the true ones count as right")
     return figure
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from moesim.colours import BLACK, FILL, GREY, HATCH, LABEL, SERIES, WHITE
-from moesim.plots.style import add_corner, legend_beside, mean, need, new_figure, policies_of, styled
+from moesim.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
+from moesim.hardware import weakest
+from moesim.plots.looks import look
+from moesim.plots.rows import mean, policies_of
+from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, legend_beside, need, new_figure, styled, title
 from moesim.units import NS_PER_MS
 
-_MARKERS: Final = "osD^vP*"  # as many as are prime to the number of colours
+_SIDES: Final = {"predicted": "simulated_ms", "measured": "measured_ms", "low": "low_ms", "high": "high_ms"}
 _BAND: Final = 0.1
 _MARGIN: Final = 1.25  # of a logarithmic axis
 _LABEL: Final = LABEL | {
@@ -27,6 +32,59 @@ _HATCH: Final = HATCH | {"waiting": "oo", "gap": ""}
 _VISIBLE: Final = 0.0005  # of a step
 
 
+def validation_data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give simulated and measured times of each run in ms.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows of ``results.csv`` of a validation: of `moesim.validation.compare.Compared`.
+
+    Returns
+    -------
+    DataFrame
+        ``policy``, the batch size and cache where they are known, ``figure`` (``decode_step_ns``, or ``makespan_ns`` if nothing
+        decodes), ``simulated_ms``, ``measured_ms`` (median of the replays), ``low_ms`` and ``high_ms`` (shortest and longest).
+    """
+    need(frame, ("policy", "decode_step_ns_predicted", "decode_step_ns_measured"), "validation")
+    what = "decode_step_ns" if frame["decode_step_ns_measured"].notna().any() else "makespan_ns"
+    columns = {f"{what}_{side}": name for side, name in _SIDES.items()}
+    need(frame, list(columns), "validation")
+    rows = frame[frame[f"{what}_measured"].notna()]
+    kept = [name for name in ("policy", "batch_size", "cache_ratio", "cache_budget_bytes") if name in rows]
+    data = rows[kept].assign(figure=what)
+    for column, name in columns.items():
+        data[name] = rows[column].astype(float) / NS_PER_MS
+    return data.reset_index(drop=True)
+
+
+def validation(frame: pd.DataFrame) -> Figure:
+    """Measured against simulated times of the runs of a validation; argument as of `validation_data`."""
+    return scatter(frame, _about(frame))
+
+
+def validation_caption(frame: pd.DataFrame) -> str:
+    """Write the caption of `validation`."""
+    data = validation_data(frame)
+    error = (data["simulated_ms"] / data["measured_ms"] - 1).abs()
+    what = "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
+    return (
+        f"Simulated against measured {what} of {len(data)} runs: marker, median of the replays; bar, shortest to longest; "
+        f"grey, 10 % to either side. Median absolute error {100 * error.median():.1f} %, largest {100 * error.max():.1f} %. "
+        f"{_about(frame)}."
+    )
+
+
+def _about(frame: pd.DataFrame) -> str:
+    about = [name for name in ("model", "hardware", "trace") if name in frame]
+    parts = [", ".join(sorted({str(v) for v in frame[name].dropna()})) for name in about]
+    if "repeats" in frame:
+        parts.append(f"{' or '.join(str(n) for n in sorted(set(frame['repeats'])))} replays a run")
+    if "source_label" in frame and frame["source_label"].notna().any():
+        parts.append(f"measured; simulated, weakest source: {weakest(str(v) for v in frame['source_label'].dropna())}")
+    return " · ".join(parts)
+
+
 @styled
 def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     """Measured against predicted decode step, both logarithmic.
@@ -34,7 +92,7 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     Parameters
     ----------
     frame : DataFrame
-        Rows of `moesim.validation.compare.Compared`; if none decodes, the makespan is shown.
+        As of `validation_data`.
     corner : str
         What the figure is about.
 
@@ -43,37 +101,34 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     Figure
         A marker a run, its bar from the shortest replay to the longest; the band is 10 % to either side.
     """
-    need(frame, ("policy", "decode_step_ns_predicted", "decode_step_ns_measured"), "scatter")
-    figure_of = "decode_step_ns" if frame["decode_step_ns_measured"].notna().any() else "makespan_ns"
-    columns = [f"{figure_of}_{side}" for side in ("predicted", "measured", "low", "high")]
-    need(frame, columns, "scatter")
-    frame = frame[frame[columns[1]].notna()]
-    figure, axes = new_figure(6.6, 4.4)
-    axes.grid(axis="both")
-    ms = frame[columns].astype(float) / NS_PER_MS
+    data = validation_data(frame)
+    ms = data[list(_SIDES.values())]
     least, most = float(ms.min().min()) / _MARGIN, float(ms.max().max()) * _MARGIN
     ends = [least, most]
     below, above = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
-    axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label="± 10 %")
-    axes.plot(ends, ends, color=BLACK, linewidth=0.8)
-    names = policies_of(frame)
+    figure, axes = new_figure(COLUMN, 3.1)
+    axes.grid(visible=True, axis="both")
+    handles: list[Artist] = []
+    names = policies_of(data)
     for i, name in enumerate(names):
-        x, y, low, high = (ms[frame["policy"] == name][column] for column in columns)
-        axes.errorbar(
-            x, y, yerr=[y - low, high - y], fmt=_MARKERS[i % len(_MARKERS)], color=SERIES[i % len(SERIES)], markersize=5,
-            markeredgecolor=BLACK, markeredgewidth=0.4, elinewidth=0.8, capsize=1.5, label=name,
-        )  # fmt: skip
+        x, y, low, high = (data.loc[data["policy"] == name, column] for column in _SIDES.values())
+        style: dict[str, Any] = {
+            "marker": look(i).marker, "color": look(i).colour, "markersize": 4.2, "markeredgecolor": BLACK, "markeredgewidth": 0.4
+        }  # fmt: skip
+        axes.errorbar(x, y, yerr=[y - low, high - y], linestyle="none", elinewidth=0.7, capsize=1.5, **style)
+        handles.append(Line2D([], [], linestyle="none", label=name, **style))
+    handles.append(axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label="± 10 %"))
+    axes.plot(ends, ends, color=BLACK, linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator(_ticks(least, most)))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_aspect("equal")
-    what = "decode step" if figure_of == "decode_step_ns" else "makespan"
+    what = "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
     axes.set_xlabel(f"simulated {what} (ms)")
     axes.set_ylabel(f"measured {what} (ms)")
-    axes.set_title(f"Measured against simulated {what}")
-    legend_beside(axes, [*names, "± 10 %"])
+    legend_above(figure, handles, f"Measured against simulated {what}")
     add_corner(figure, corner, ["marker: median of the replays · bar: smallest to largest"])
     return figure
 
@@ -105,8 +160,8 @@ def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
     causes = [column.removesuffix("_share") for column in map(str, frame) if column.endswith("_share")]
     need(frame, ("policy", "difference_ns", "measured_ns", *(f"{cause}_share" for cause in causes)), "residual_bars")
     names = policies_of(frame)
-    figure, axes = new_figure(7.4, 1.5 + 0.34 * max(3, len(names)))
-    axes.grid(axis="x")
+    figure, axes = new_figure(TEXT, 0.5 + 0.26 * max(3, len(names)))
+    axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     means = {name: {cause: mean(frame[frame["policy"] == name], f"{cause}_share") or 0.0 for cause in causes} for name in names}
@@ -128,7 +183,7 @@ def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel("measured less simulated, % of the measured decode step")
-    axes.set_title("What the simulation misses")
+    title(axes, "What the simulation misses")
     legend_beside(axes, [_LABEL[cause] for cause in causes])
     add_corner(figure, corner, ["bar: mean over the policy's runs · right of 0: longer than simulated"])
     return figure

@@ -1,77 +1,30 @@
 """Published results beside simulated ones: every printed figure that the simulator can speak to, and those it cannot.
 
-``experiments/papers/published.csv`` holds the printed figures, one a row, and says which runs of which experiment in that
-folder answer it. Nothing is fitted to a figure: this is a report, whatever comes out.
+Which they are is data (`moesim.studies.published`). Nothing is fitted to a figure: this is a report, whatever comes out.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from moesim.data import data_dirs
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.studies.cost_figures import machine_cost
+from moesim.studies.decision_time import decision_share
+from moesim.studies.published import BOUNDS, RATIOS, RUNS, Published
+from moesim.studies.routing_figures import routing_figure
 
 Row = Mapping[str, Any]
-FOLDER = "papers"  # below experiments
-PUBLISHED = "published.csv"
-COLUMNS = (
-    "paper", "ref", "what", "kind", "unit", "published", "experiment", "policy", "baseline_experiment", "baseline",
-    "metric", "where", "remark",
-)  # fmt: skip
-KINDS = ("value", "speedup", "gain")
-"""A figure as it is; a ratio of two systems; a ratio given as the percentage gained."""
+NEAR = 0.1
+"""Figures whose ratio is within this share of 1 need no reason why they differ."""
 
 # What makes two runs the same setting, so that a ratio compares like with like: a baseline may have a machine of its own, with
 # what belongs to it.
 _SETTING = (*(key for key in SETTINGS if key not in ("hardware", "trace", "predictors")), *CACHE_SETTINGS)
 _NS_PER_S = 1e9
-
-
-@dataclass(frozen=True)
-class Published:
-    """One printed figure, and where its simulated counterpart is found.
-
-    Attributes
-    ----------
-    paper, ref, what : str
-        Name, place in the paper, and what the figure says.
-    kind : {"value", "speedup", "gain"}
-        See `KINDS`.
-    unit : str
-        ``"tokens/s"``, ``"x"``, ``"%"`` and so on.
-    published : float
-        As printed.
-    experiment, policy : str
-        File name without suffix, and the policy's name with its options as in result tables; empty: not yet comparable.
-    baseline_experiment, baseline : str
-        The same for the other side of a ratio; the experiment is the same one if empty.
-    metric : str
-        Column of the results, or one of `DERIVED`; ``"1/"`` before it turns "less is better" into a speed.
-    where : str
-        Settings of the runs that count: ``"model=mixtral-8x7b;batch_size=4|16"``; empty: all.
-    remark : str
-        What differs from the paper, or why there is no counterpart.
-    """
-
-    paper: str
-    ref: str
-    what: str
-    kind: str
-    unit: str
-    published: float
-    experiment: str
-    policy: str
-    baseline_experiment: str
-    baseline: str
-    metric: str
-    where: str
-    remark: str
 
 
 @dataclass(frozen=True)
@@ -86,17 +39,27 @@ class Compared:
     low, high : float or None
         The smallest and the largest among those runs.
     n_runs : int
-        How many.
+        How many; 1 for a statistic or a cost.
+    costs, routing : str
+        Labels of the inputs: the weakest source of the costs that were used, and where the routing comes from.
     label : str
-        Weakest source labels of the runs, joined.
+        Weakest source labels of the results, joined.
+    policies : tuple of str
+        Registered names of the policies that were run.
+    notes : str
+        What the results carry beside their labels.
     """
 
     published: Published
-    simulated: float | None
-    low: float | None
-    high: float | None
-    n_runs: int
-    label: str
+    simulated: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n_runs: int = 0
+    costs: str = ""
+    routing: str = ""
+    label: str = ""
+    policies: tuple[str, ...] = ()
+    notes: str = ""
 
     @property
     def ratio(self) -> float | None:
@@ -107,128 +70,137 @@ class Compared:
             return (100 + self.simulated) / (100 + self.published.published)
         return self.simulated / self.published.published
 
+    @property
+    def agrees(self) -> bool | None:
+        """Whether a bound holds, or the ratio is within `NEAR` of 1; None without a counterpart."""
+        if self.simulated is None or self.ratio is None:
+            return None
+        if self.published.kind in BOUNDS:
+            return self.simulated < self.published.published if self.published.kind == "below" else (
+                self.simulated > self.published.published
+            )  # fmt: skip
+        return abs(self.ratio - 1) <= NEAR
+
     def record(self) -> dict[str, Any]:
         """Give everything by name."""
-        found = asdict(self.published) | {"simulated": self.simulated, "low": self.low, "high": self.high}
-        return found | {"ratio": self.ratio, "n_runs": self.n_runs, "label": self.label}
-
-
-def _throughput(row: Row) -> float:
-    return float(row["n_generated_tokens"]) * _NS_PER_S / float(row["makespan_ns"])
+        found = self.published.record() | {"simulated": self.simulated, "low": self.low, "high": self.high}
+        found |= {"ratio": self.ratio, "agrees": self.agrees, "n_runs": self.n_runs}
+        found |= {"costs": self.costs, "routing": self.routing, "label": self.label}
+        return found | {"policies": ", ".join(self.policies), "notes": self.notes}
 
 
 def _moe_time(row: Row) -> float:
     return float(row["makespan_ns"]) - float(row["time_dense_ns"])
 
 
-def _gpu_memory(row: Row) -> float:
-    return float(sum(v for k, v in row.items() if k.startswith("peak_memory_bytes.") and "gpu" in k and v is not None)) / 1e9
+DERIVED: dict[str, Callable[[Row], float]] = {
+    "throughput": lambda row: float(row["n_generated_tokens"]) * _NS_PER_S / float(row["makespan_ns"]),
+    "moe_time_ns": _moe_time,
+    "moe_time_s": lambda row: _moe_time(row) / _NS_PER_S,
+    "gpu_memory_gb": lambda row: sum(v for k, v in row.items() if k.startswith("peak_memory_bytes.") and "gpu" in k and v) / 1e9,
+    "ttft_ms": lambda row: float(row["ttft_mean_ns"]) / 1e6,
+    "decision_share": decision_share,
+}
+"""Tokens generated over the whole time, prefill included; the time that is not the dense part's, in ns and s; peak memory of all
+GPUs together; time to the first token; share of the time that decisions take (of runs with a clock around them)."""
 
 
-def _ttft_ms(row: Row) -> float:
-    return float(row["ttft_mean_ns"]) / 1e6
-
-
-DERIVED = {"throughput": _throughput, "moe_time_ns": _moe_time, "gpu_memory_gb": _gpu_memory, "ttft_ms": _ttft_ms}
-"""Tokens generated over the whole time, prefill included; the time that is not the dense part's; peak memory of all GPUs
-together; time to the first token."""
-
-
-def paper_folder() -> Path:
-    """Return the folder of the papers' experiments.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
-    for folder in data_dirs("experiments"):
-        if (folder / FOLDER / PUBLISHED).is_file():
-            return folder / FOLDER
-    raise ConfigError(f"experiments/{FOLDER}/{PUBLISHED}: expected the table of published results, got no such file")
-
-
-def read_published(path: Path) -> list[Published]:
-    """Read the printed figures.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file with the columns of `COLUMNS`.
-
-    Returns
-    -------
-    list of Published
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If a column, a kind or a number is wrong.
-    """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ConfigError(f"{path}: expected the columns {','.join(COLUMNS)}, got {','.join(reader.fieldnames or ())}")
-        return [_published(row, f"{path}:{reader.line_num}") for row in reader]
-
-
-def _published(row: dict[str, str | None], place: str) -> Published:
-    if None in row or None in row.values():
-        raise ConfigError(f"{place}: expected {len(COLUMNS)} fields, got another number; quote fields that contain a comma")
-    texts = {key: value or "" for key, value in row.items()}
-    if texts["kind"] not in KINDS:
-        raise ConfigError(f"{place}: {unknown_name('kind', texts['kind'], KINDS)}")
-    try:
-        number = float(texts.pop("published"))
-    except ValueError:
-        raise ConfigError(f"{place}: published: expected a number, got {row['published']!r}") from None
-    return Published(published=number, **texts)
-
-
-def compare(published: Published, results: Mapping[str, Sequence[Row]]) -> Compared:
-    """Find what was simulated for a printed figure.
+def compare(published: Published, results: Mapping[str, Sequence[Row]], place: str = "papers") -> Compared:
+    """Find what answers a printed figure.
 
     Parameters
     ----------
     published : Published
         The figure.
     results : mapping of str to sequence of mapping
-        Result rows of each experiment that was run.
+        Result rows of each experiment that was run, by paper and file name (`Published.experiment`).
+    place : str
+        The table, for messages about statistics and costs.
 
     Returns
     -------
     Compared
+
+    Raises
+    ------
+    InputError
+        If a metric, statistic or cost is unknown, or the trace or the profile cannot tell it.
     """
-    mine = _select(results.get(published.experiment, ()), published.policy, published.where)
-    if published.kind == "value":
-        pairs: list[tuple[Row, Row | None]] = [(row, None) for row in mine]
+    if published.source not in RUNS:
+        return _told(published, f"{place}: {published.name}") if published.source else Compared(published)
+    place = f"{place}: {published.name}"
+    mine = select(results.get(published.experiment, ()), published.policy, published.where, place)
+    if published.kind in RATIOS:
+        rows = select(results.get(published.baseline_experiment, ()), published.baseline, published.where, place)
+        others = {_setting(row): row for row in rows}
+        pairs: list[tuple[Row, ...]] = [(row, others[_setting(row)]) for row in mine if _setting(row) in others]
+        figures = [_figure(a, published.metric, place) / _figure(b, published.metric, place) for a, b in pairs]
     else:
-        other = published.baseline_experiment or published.experiment
-        others = {_setting(r): r for r in _select(results.get(other, ()), published.baseline, published.where)}
-        pairs = [(row, others[_setting(row)]) for row in mine if _setting(row) in others]
+        pairs = [(row,) for row in mine]
+        figures = [_figure(row, published.metric, place) for row in mine]
     if not pairs:
-        return Compared(published, None, None, None, 0, "")
-    figures = [_figure(row, base, published.metric) for row, base in pairs]
-    mean = fmean(figures) if published.kind == "value" else geometric_mean(figures)
+        return Compared(published)
+    if published.kind == "place":
+        every = [row for row in results[published.experiment] if row["error"] is None]
+        figures = [float(_place(row, every, published.metric)) for row in mine]
+    mean = geometric_mean(figures) if published.kind in RATIOS else fmean(figures)
     low, high = min(figures), max(figures)
     if published.kind == "gain":
         mean, low, high = (100 * (figure - 1) for figure in (mean, low, high))
-    labels = sorted({str(r["source_label"]) for pair in pairs for r in pair if r is not None})
-    return Compared(published, mean, low, high, len(pairs), ", ".join(labels))
+    used = [row for pair in pairs for row in pair]
+    costs, routing, label = (_joined(row.get(key) for row in used) for key in ("cost_label", "routing", "source_label"))
+    policies = tuple(dict.fromkeys(str(row["policy_name"]) for row in used))
+    notes = "; ".join(dict.fromkeys(str(row["notes"]) for row in used))
+    return Compared(published, mean, low, high, len(pairs), costs, routing, label, policies, notes)
 
 
-def _select(rows: Iterable[Row], policy: str, where: str) -> list[Row]:
-    if not policy:
-        return []
-    wanted = dict(part.split("=", 1) for part in where.split(";") if part)
-    return [
-        row
-        for row in rows
-        if row["policy"] == policy
-        and row["error"] is None
-        and all(_written(row[key]) in values.split("|") for key, values in wanted.items())
-    ]
+def _told(row: Published, place: str) -> Compared:
+    """Answer from a trace or a hardware profile, without a run."""
+    if row.source == "trace":
+        value, label = routing_figure(row.input, row.metric, row.arguments(), place)
+        return Compared(row, value, value, value, 1, "none", label, label)
+    value, label = machine_cost(row.input, row.metric, row.arguments(), place)
+    return Compared(row, value, value, value, 1, label, "none", label)
+
+
+def _joined(values: Iterable[Any]) -> str:
+    return ", ".join(sorted({str(value) for value in values if value}))
+
+
+def select(rows: Iterable[Row], policy: str, where: str, place: str = "papers") -> list[Row]:
+    """Choose runs.
+
+    Parameters
+    ----------
+    rows : iterable of mapping
+        Result rows.
+    policy : str
+        Label of the policy.
+    where : str
+        As of `Published`.
+    place : str
+        For messages.
+
+    Returns
+    -------
+    list of mapping
+        Those that did not fail.
+
+    Raises
+    ------
+    ConfigError
+        If ``where`` names a setting that results do not have.
+    """
+    wanted = {key: values.split("|") for key, values in (part.split("=", 1) for part in where.split(";") if part)}
+    found = []
+    for row in rows:
+        for key in wanted:
+            if key not in row:
+                raise ConfigError(f"{place}: where: {unknown_name('setting', key, [*SETTINGS, *CACHE_SETTINGS])}")
+        right = row["policy"] == policy and row.get("error") is None
+        if right and all(_written(row[key]) in values for key, values in wanted.items()):
+            found.append(row)
+    return found
 
 
 def _written(value: Any) -> str:
@@ -237,17 +209,21 @@ def _written(value: Any) -> str:
 
 
 def _setting(row: Row) -> tuple[Any, ...]:
-    return tuple(_written(row[key]) if key == "model" else row[key] for key in _SETTING)
+    return tuple(_written(row[key]) if key == "model" else row.get(key) for key in _SETTING)
 
 
-def _figure(row: Row, base: Row | None, metric: str) -> float:
+def _figure(row: Row, metric: str, place: str = "papers") -> float:
     name = metric.removeprefix("1/")
+    if name not in DERIVED and row.get(name) is None:
+        numbers = [key for key, value in row.items() if isinstance(value, int | float) and "." not in key]
+        raise ConfigError(f"{place}: {unknown_name('metric', name, [*DERIVED, *numbers])}")
+    found = DERIVED[name](row) if name in DERIVED else float(row[name])
+    return 1 / found if metric.startswith("1/") else found
 
-    def value(of: Row) -> float:
-        found = DERIVED[name](of) if name in DERIVED else float(of[name])
-        return 1 / found if metric.startswith("1/") else found
 
-    return value(row) if base is None else value(row) / value(base)
+def _place(row: Row, every: Sequence[Row], metric: str) -> int:
+    mine = _figure(row, metric)
+    return 1 + sum(_figure(other, metric) > mine for other in every if _setting(other) == _setting(row))
 
 
 @dataclass(frozen=True)
@@ -294,7 +270,7 @@ def variants(experiment: str, rows: Sequence[Row]) -> list[Variant]:
         In the experiment's order.
     """
     names = list(dict.fromkeys(str(row["policy"]) for row in rows))
-    done = {name: {_setting(row): row for row in _select(rows, name, "")} for name in names}
+    done = {name: {_setting(row): row for row in select(rows, name, "")} for name in names}
     return [_variant(experiment, name, done[name], done[names[0]]) for name in names]
 
 
@@ -317,4 +293,4 @@ def _variant(experiment: str, policy: str, mine: Mapping[Any, Row], first: Mappi
 
 def _shares(pairs: Sequence[tuple[Row, Row]], metric: str) -> list[float]:
     column = metric.removeprefix("1/")
-    return [_figure(a, b, metric) for a, b in pairs if a.get(column) and b.get(column)]
+    return [_figure(a, metric) / _figure(b, metric) for a, b in pairs if a.get(column) and b.get(column)]

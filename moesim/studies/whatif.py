@@ -115,6 +115,7 @@ class Line:
             "effect": self.effect,
             "limit": limits.limit if limits else None,
             "limit_share": limits.shares[limits.limit] if limits else None,
+            "fidelity_fresh_decode": base.get("fidelity_fresh_decode"),
             "base_limit": before.limit,
             "base_limit_share": before.shares[before.limit],
             "next_limit": crossing.limit if crossing else None,

@@ -1,0 +1,161 @@
+"""Where the numbers of a figure come from: one line below it on the screen, sentences of its caption on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+
+from moesim.experiment.report import LIVE
+from moesim.hardware import weakest
+from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying
+
+_WHERE: Final = ("model", "hardware", "trace")
+_ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
+_USUAL: Final = {"micro_batches": "1", "refill": "False", "transfer_curve": "pinned", "decision_ns": "0", "extrapolate": "False"}
+"""Values of settings that go without saying; others are said."""
+
+
+def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
+    """Say what a figure is about: model, hardware, trace and the weakest source label of all its numbers.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows.
+    group : str, optional
+        The column that is on an axis, and so not repeated here.
+
+    Returns
+    -------
+    str
+        One line, with batch size and cache ratio or budget where all rows have the same; the columns that the
+        frame lacks are left out.
+    """
+    parts = []
+    for column in _WHERE:
+        if column in frame:
+            parts.append(_listed(frame, column))
+    if "routing" in frame:
+        origins = sorted({str(v) for v in frame["routing"].dropna()} - {"recorded"})
+        parts += [f"{' and '.join(origins)} routing"] if origins else []
+    for column in ("batch_size", cache_column(frame)):
+        if column != group and column in frame and frame[column].nunique() == 1:
+            parts.append(named(frame[column].dropna().iloc[0], column))
+    if "source_label" in frame:
+        labels = [str(v) for v in frame["source_label"].dropna()]
+        if labels:
+            parts.append(f"{how(frame)}, weakest source: {weakest(labels)}")
+    return " · ".join(part for part in parts if part)
+
+
+def how(frame: pd.DataFrame) -> str:
+    """Say whether the numbers come from simulation, from a replay, or from both."""
+    live = frame["notes"].astype(str).str.contains(LIVE, regex=False) if "notes" in frame else pd.Series([False])
+    return "replayed" if live.all() else "simulated and replayed" if live.any() else "simulated"
+
+
+def averaged(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
+    """Say over what a figure averages: swept columns that it does not show, and repeats."""
+    found = []
+    for column in varying(frame, shown):
+        values = ", ".join(group_name(value, column) for value in sorted(frame[column].dropna().unique()))
+        found.append(f"mean over {named('', column).strip() or column} {values}")
+    if n := n_repeats(frame):
+        found.append(f"mean of {n} seeds")
+    return found
+
+
+def n_repeats(frame: pd.DataFrame) -> int:
+    """Count the repeats of each setting; 0 if there is one only."""
+    most = max((frame[column].nunique() for column in REPEATS if column in frame), default=0)
+    return most if most > 1 else 0
+
+
+def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentences: str) -> str:
+    """Write the caption of a figure of result rows.
+
+    Parameters
+    ----------
+    what : str
+        First sentence.
+    frame : DataFrame
+        Prepared rows, all that are drawn.
+    shown : sequence of str
+        Columns that the figure itself tells.
+    *sentences : str
+        What else a reader must know; empty ones are left out.
+
+    Returns
+    -------
+    str
+        One paragraph: what is shown, on what, the source labels of the numbers, and which policies are not exact.
+    """
+    parts = [what, *sentences, *_settings(frame, shown)]
+    parts += [f"{text[0].upper()}{text[1:]}." for text in averaged(frame, shown) if not text.endswith("seeds")]
+    return " ".join(part for part in [*parts, *_labels(frame), *_exactness(frame)] if part)
+
+
+def repeats_sentence(frame: pd.DataFrame) -> str:
+    """Say what an error bar is; empty without repeats."""
+    n = n_repeats(frame)
+    return f"Means over {n} seeds; error bars: 95 % interval of the mean (Student's t)." if n else ""
+
+
+def _listed(frame: pd.DataFrame, column: str) -> str:
+    return ", ".join(sorted({str(v) for v in frame[column].dropna()}))
+
+
+def _settings(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
+    said = []
+    words = {"model": "Model: {}", "hardware": "machine: {}", "trace": "routing: {}"}
+    for column in _WHERE:
+        if column in frame:
+            text = words[column].format(_listed(frame, column))
+            if column == "trace" and "routing" in frame:
+                text += f" ({' and '.join(sorted({str(v) for v in frame['routing'].dropna()}))})"
+            said.append(text)
+    for column in settings_in(frame):
+        values = frame[column].dropna().unique()
+        if column in _WHERE or column in shown or len(values) != 1:
+            continue
+        if column in _ALWAYS or column == cache_column(frame) or str(values[0]) != _USUAL.get(column, "None"):
+            said.append(named(values[0], column))
+    return ["; ".join(said) + "."] if said else []
+
+
+def _labels(frame: pd.DataFrame) -> list[str]:
+    """Name the weakest source of each policy's numbers, and the notes."""
+    sentences = []
+    if "source_label" in frame:
+        by_label: dict[str, list[str]] = {}
+        for policy in policies_of(frame):
+            labels = [str(v) for v in frame.loc[frame["policy"] == policy, "source_label"].dropna()]
+            if labels:
+                by_label.setdefault(weakest(labels), []).append(policy)
+        several = len(by_label) > 1
+        parts = [label + (f" ({', '.join(names)})" if several else "") for label, names in by_label.items()]
+        if parts:
+            word = how(frame)
+            sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
+    if "notes" in frame:
+        notes = dict.fromkeys(note for text in frame["notes"].dropna() for note in str(text).split(", ") if note)
+        kept = [note for note in notes if " of the " not in note and not note[:1].isdigit()]
+        if kept:
+            sentences.append(f"Notes: {', '.join(kept)}.")
+    return sentences
+
+
+def _exactness(frame: pd.DataFrame) -> list[str]:
+    """Say which policies are not exact, and what they compute; never left out."""
+    names = lossy(frame)
+    if not names:
+        return []
+    shares = frame.loc[frame["policy"].isin(names), FRESH].astype(float)
+    low, high = (f"{100 * share:.0f}" for share in (shares.min(), shares.max()))
+    between = f"{low} %" if low == high else f"{low} to {high} %"
+    return [
+        f"* {', '.join(names)}: not exact, {between} of decoding's gate mass is computed as routed on fresh inputs; the routing "
+        "is replayed as recorded all the same."
+    ]

@@ -1,0 +1,150 @@
+"""All kinds of figures by name, what each needs, and which figures a kind makes of a sweep."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pandas as pd
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.plots import bars, heatmap, ladder, lines, pareto, regret, speedup, stacks, tornado, validation
+from moesim.plots.kinds import Kind
+from moesim.plots.kinds_frames import FRAME_KINDS
+from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
+
+KINDS: Final[Mapping[str, Kind]] = {
+    "decode_speed": Kind("decode speed by policy, in groups and panels", "rows", bars.decode_speed_data, bars.decode_speed,
+                         bars.decode_speed_caption),
+    "prefill_speed": Kind(
+        "prefill speed by policy, in groups and panels", "rows", bars.prefill_speed_data, bars.prefill_speed,
+        bars.prefill_speed_caption,
+    ),
+    "speedup": Kind(
+        "speed-up over a baseline policy, with the geometric mean", "rows", speedup.speedup_data, speedup.speedup,
+        speedup.speedup_caption,
+    ),
+    "hit_rate": Kind(
+        "hit rate against cache size, with Belady and chance", "rows", lines.hit_rate_data, lines.hit_rate, lines.hit_rate_caption
+    ),
+    "breakdown": Kind(
+        "time by what was waited for", "rows", stacks.breakdown_data, stacks.breakdown, stacks.breakdown_caption
+    ),
+    "ladder": Kind("ablation: what each variant gains over the one before", "rows", ladder.ladder_data, ladder.ladder,
+                   ladder.ladder_caption),
+    "heatmap": Kind("a metric over two options of a policy, or two settings", "rows", heatmap.heatmap_data, heatmap.heatmap,
+                    heatmap.heatmap_caption),
+    "energy": Kind("tokens per kilojoule by policy", "rows", bars.energy_data, bars.energy, bars.energy_caption),
+    "vram": Kind("GPU memory against decode speed, with the Pareto front", "rows", pareto.vram_data, pareto.vram,
+                 pareto.vram_caption),
+    "tornado": Kind("sensitivity to link, memory, CPU and GPU, largest first", "whatif", tornado.tornado_data, tornado.tornado,
+                    tornado.tornado_caption),
+    "regret": Kind("what each decision would save if an oracle made it", "regret", regret.regret_data, regret.regret,
+                   regret.regret_caption),
+    "validation": Kind("simulated against measured times", "validation", validation.validation_data, validation.validation,
+                       validation.validation_caption),
+    **FRAME_KINDS,
+}  # fmt: skip
+"""Name -> kind."""
+
+SOURCES: Final[Mapping[str, str]] = {
+    "rows": "a folder of `moesim run --out`",
+    "steps": "a folder of `moesim run --out` of an experiment with `frames: true`",
+    "layers": "a folder of `moesim run --out` of an experiment with `frames: true`",
+    "records": "a folder of `moesim run --out`",
+    "trace": "the name or path of a trace",
+    "validation": "a folder of `moesim validate --out`",
+    "regret": "a folder of `moesim regret --out`",
+    "whatif": "a folder of `moesim whatif --out`",
+}
+"""What a kind draws, by its source, in words."""
+
+IN_EXPERIMENTS: Final = ("rows", "steps", "layers", "records")
+"""Sources of the figures that an experiment may ask for."""
+
+
+def kind_of(name: str) -> Kind:
+    """Find a kind; raises `ConfigError` for an unknown name."""
+    if name not in KINDS:
+        raise ConfigError(f"plot: {unknown_name('kind of figure', name, KINDS)}")
+    return KINDS[name]
+
+
+def options_of(kind: Kind) -> list[str]:
+    """List the options of a kind: its arguments beside what it draws and where that comes from."""
+    names = list(inspect.signature(kind.data).parameters)
+    return [name for name in names[2 if kind.source == "records" else 1 :] if name != "label"]
+
+
+def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Divide a frame into those of single figures, one for each combination of what is swept and not shown.
+
+    Parameters
+    ----------
+    name : str
+        Of a kind that draws a frame.
+    frame : DataFrame
+        Of its source.
+    options : mapping
+        Of the kind, as its functions take them.
+
+    Yields
+    ------
+    str, DataFrame
+        The name of the figure, which tells the combination if there are several, and its part of the frame.
+    """
+    kind = kind_of(name)
+    if name in _WHOLE:
+        yield name, frame
+        return
+    if kind.source in IN_EXPERIMENTS:
+        frame = prepared(frame, name)
+    aside = frame.iloc[:0]
+    if name == "heatmap":
+        rows = _as_one_policy(frame, options)
+        frame, aside = rows, frame[frame["policy"].isin(heatmap.left_out(frame, rows))]  # the caption names them
+    shown = _SHOWN[name](frame, options) if name in _SHOWN else ()
+    for values, part in split(frame, shown):
+        told = ".".join(f"{column.replace(RUNS_OF, 'policy')}={group_name(value, column)}" for column, value in values.items())
+        part = part.drop(columns=RUNS_OF, errors="ignore")
+        safe = re.sub(r"[^A-Za-z0-9=._-]+", "-", told)
+        yield (f"{name}.{safe}" if told else name), part if aside.empty else pd.concat([part, aside])
+
+
+_WHOLE: Final = ("speedup", "validation")  # they show all settings
+
+
+def _axes(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:
+    x, panel = bars.axes_of(frame, options.get("x"))
+    return [x] if panel is None else [x, panel]
+
+
+_SHOWN: Final[Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[str]]]] = {
+    "decode_speed": _axes,
+    "prefill_speed": _axes,
+    "energy": _axes,
+    "ladder": _axes,
+    "breakdown": lambda frame, options: _axes(frame, options)[:1],
+    "hit_rate": lambda frame, options: ["cache_ratio", cache_column(frame)],
+    "vram": lambda frame, options: [cache_column(frame)],
+    "heatmap": lambda frame, options: [str(name) for name in (options.get("x"), options.get("y")) if name in frame],
+}
+"""Columns that a kind shows beside the policy; no other may vary in one figure."""
+
+
+def _as_one_policy(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
+    """Tell runs of one policy whose other options differ apart from each other."""
+    defaults = inspect.signature(heatmap.heatmap_data).parameters
+    asked = {name: options.get(name, defaults[name].default) for name in ("x", "y", "metric")}
+    rows, x, y = heatmap.asked(frame, **asked)
+    columns = [name for name in rows.columns.astype(str) if name.startswith(heatmap.OPTION)]
+    others = [name for name in columns if name not in (x, y)]
+    told = []
+    for policy, *values in rows[["policy_name", *others]].astype(object).itertuples(index=False):
+        given = [
+            f"{name.removeprefix(heatmap.OPTION)}={group_name(v)}" for name, v in zip(others, values, strict=True) if pd.notna(v)
+        ]
+        told.append(",".join([str(policy), *given]))
+    return rows.drop(columns=columns).assign(**{RUNS_OF: told})

@@ -1,0 +1,147 @@
+"""Figures on request: what to draw, from where, for which medium, and the four files of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from moesim.atomic import write_bytes
+from moesim.errors import ConfigError
+from moesim.experiment.again import outcome_of
+from moesim.plots.captions import corner_label
+from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
+from moesim.plots.options import parse_option
+from moesim.plots.rows import first_setting
+from moesim.plots.sources import chosen, read_frames
+from moesim.plots.style import Medium, drawn_for, rendered
+from moesim.trace import Trace, find_trace
+
+OPTIONS: Final = ("baseline", "x", "y", "metric")
+"""Options of kinds that the command line has by their own names."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to draw.
+
+    Attributes
+    ----------
+    kinds : sequence of str
+        Names of the catalogue.
+    paths : sequence of str
+        Folders, files, or names of traces, as the kinds need them.
+    options : mapping of str to str
+        Of the kinds, as they are typed; every kind must take all of them.
+    policies : sequence of str
+        Names in their order; empty: all.
+    where : sequence of (str, str)
+        Columns and the values that they must have.
+    medium : {"screen", "paper"}
+        What it is for.
+    """
+
+    kinds: Sequence[str]
+    paths: Sequence[str]
+    options: Mapping[str, str] = field(default_factory=dict)
+    policies: Sequence[str] = ()
+    where: Sequence[tuple[str, str]] = ()
+    medium: Medium = "screen"
+
+
+def draw(request: Request, folder: Path) -> list[Path]:
+    """Draw the figures of a request; all files are written at the end, or none.
+
+    Parameters
+    ----------
+    request : Request
+    folder : Path
+        Where to.
+
+    Returns
+    -------
+    list of Path
+        Of each figure the picture as PNG and PDF, its data as CSV and its caption as text.
+
+    Raises
+    ------
+    ConfigError
+        If a kind or an option is unknown or of no use, or what it needs is missing.
+    """
+    options = {name: _checked(request, name) for name in request.kinds}
+    made: dict[str, bytes] = {}
+    with drawn_for(request.medium):
+        for name in dict.fromkeys(request.kinds):
+            for figure, arguments, more in _arguments(request, name, options[name]):
+                made |= files_of(name, figure, arguments, {**options[name], **more})
+    return [write_bytes(folder / file, data) for file, data in made.items()]
+
+
+def files_of(name: str, figure: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> dict[str, bytes]:
+    """Draw one figure.
+
+    Parameters
+    ----------
+    name : str
+        Its kind.
+    figure : str
+        Its name, without a suffix.
+    arguments : sequence
+        What the kind draws.
+    options : mapping
+        Of the kind.
+
+    Returns
+    -------
+    dict of str to bytes
+        File name -> content: PNG, PDF, CSV and text.
+    """
+    kind = kind_of(name)
+    data = kind.data(*arguments, **options)
+    files = {f"{figure}.{suffix}": content for suffix, content in rendered(kind.draw(*arguments, **options)).items()}
+    files[f"{figure}.csv"] = data.to_csv(index=False, lineterminator="\n").encode()
+    files[f"{figure}.txt"] = (kind.caption(*arguments, **options).strip() + "\n").encode()
+    return files
+
+
+def _checked(request: Request, name: str) -> dict[str, Any]:
+    """Read the options of a kind, and refuse what it has no use for."""
+    kind = kind_of(name)
+    known = options_of(kind)
+    for option in request.options:
+        if option not in known:
+            uses = ", ".join(known) or "none"
+            raise ConfigError(f"plot {name}: expected no option {option}, which changes nothing in it; its options: {uses}")
+    if kind.source == "trace" and (request.policies or request.where):
+        raise ConfigError(f"plot {name}: expected no --policies and no --where, which change nothing in a figure of a trace")
+    if not request.paths:
+        raise ConfigError(f"plot {name}: expected {SOURCES[kind.source]}, got nothing; name one after the kind")
+    if kind.source in ("trace", "records") and len(request.paths) > 1:
+        raise ConfigError(f"plot {name}: expected one result, {SOURCES[kind.source]}, got {len(request.paths)}")
+    return {option: parse_option(kind, option, text) for option, text in request.options.items()}
+
+
+def _arguments(request: Request, name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+    """Give what each figure of a kind draws, and options that follow from it."""
+    kind = kind_of(name)
+    if kind.source == "trace":
+        yield name, [Trace.read(find_trace(request.paths[0]))], {}
+        return
+    source = "rows" if kind.source == "records" else kind.source
+    paths = [Path(path) for path in request.paths]
+    frame = chosen(read_frames(source, paths, name), request.policies, request.where, name)
+    if kind.source == "records":
+        rows = first_setting(frame, name)
+        yield name, _records(paths[0], rows), {"label": corner_label(rows)}
+        return
+    for figure, part in figures_of(name, frame, options):
+        yield figure, [part], {}
+
+
+def _records(folder: Path, rows: pd.DataFrame) -> Sequence[Any]:
+    """Records of runs by policy, and their machine."""
+    outcomes = {str(row["policy"]): outcome_of(folder, int(row["run"])) for _, row in rows.iterrows()}
+    return [{name: outcome.records for name, outcome in outcomes.items()}, next(iter(outcomes.values())).machine]

@@ -1,0 +1,183 @@
+"""A metric over two options of a policy, or any two settings, as a heat map."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import Normalize, to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from moesim.colours import BLACK, WHITE, text_on
+from moesim.errors import ConfigError, unknown_name
+from moesim.plots.bars import AXES
+from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.rows import fresh_mark, group_name, levels, policies_of, prepared, settings_in, summarised
+from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, styled, text_width, title
+from moesim.policies.base import option_parameters
+from moesim.policies.registry import policy_class
+
+OPTION: Final = "option "
+"""What the columns of policy options begin with, so that none hides a setting."""
+_MAP: Final = "cividis"  # even in lightness, so that it reads the same in grey
+_CELL: Final = 0.2  # inches that a cell is high
+
+
+def with_options(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add a column for each option in ``policy_options``, with its default where a run does not give it; empty if it has none."""
+    need(frame, ["policy_name", "policy_options"], "heatmap")
+    options = [json.loads(text) if isinstance(text, str) else {} for text in frame["policy_options"]]
+    defaults = {str(name): _defaults(str(name)) for name in frame["policy_name"].unique()}
+    found = [defaults[str(name)] | given for name, given in zip(frame["policy_name"], options, strict=True)]
+    names = dict.fromkeys(name for given in options for name in given)
+    return frame.assign(**{f"{OPTION}{name}": [_plain(one.get(name)) for one in found] for name in names})
+
+
+def _defaults(policy: str) -> dict[str, Any]:
+    try:
+        parameters = option_parameters(policy_class(policy))
+    except ConfigError:  # results of a policy that is not installed here
+        return {}
+    return {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def heatmap_data(
+    frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s"
+) -> pd.DataFrame:
+    """Average a metric over two options or settings.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows of one policy by name.
+    x, y : str, optional
+        Options of the policy, or settings. None: those two options that vary.
+    metric : str
+        Any number of a row.
+
+    Returns
+    -------
+    DataFrame
+        ``x`` and ``y`` by name, the metric, and what `moesim.plots.rows.summarised` adds.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such option or setting, no two that vary, or no run with both.
+    """
+    rows, x, y = asked(frame, x, y, metric)
+    data = summarised(rows, [y, x], metric)
+    return data.rename(columns={x: x.removeprefix(OPTION), y: y.removeprefix(OPTION)})
+
+
+def asked(frame: pd.DataFrame, x: str | None, y: str | None, metric: str) -> tuple[pd.DataFrame, str, str]:
+    """Find the columns of two options or settings, and the rows that have both."""
+    rows = with_options(prepared(frame, "heatmap", [metric, "policy_name"]))
+    options = _options(rows)
+    if x is None or y is None:
+        several = [name for name in options if rows[name].dropna().nunique() > 1 and name.removeprefix(OPTION) not in (x, y)]
+        missing = (x is None) + (y is None)
+        if len(several) != missing:
+            found = ", ".join(name.removeprefix(OPTION) for name in several) or "none"
+            raise ConfigError(f"plot heatmap: expected two options that vary, got {found}; name them with --x and --y")
+        x, y = (several.pop(0) if x is None else x), (several.pop(0) if y is None else y)
+    assert x is not None and y is not None
+    columns = [_column(rows, name, options) for name in (x, y)]
+    if columns[0] == columns[1]:
+        raise ConfigError(f"plot heatmap: expected two different options, got '{x}' twice; name two with --x and --y")
+    whole = rows[columns].notna().all(axis=1)
+    if not whole.any():
+        raise ConfigError(f"plot heatmap: expected runs with both {x} and {y}, got none; give both in the experiment's policies")
+    rows = rows[whole]
+    return rows, columns[0], columns[1]
+
+
+def _column(rows: pd.DataFrame, name: str, options: Sequence[str]) -> str:
+    known = {option.removeprefix(OPTION): option for option in options} | {setting: setting for setting in settings_in(rows)}
+    if name in options:
+        return name
+    if name not in known:
+        raise ConfigError(f"plot heatmap: {unknown_name('option or setting', name, known)}")
+    return known[name]
+
+
+@styled
+def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s") -> Figure:
+    """Cells with their values, the best one framed; arguments as of `heatmap_data`."""
+    data = heatmap_data(frame, x, y, metric)
+    rows, across, up = asked(frame, x, y, metric)
+    names = across.removeprefix(OPTION), up.removeprefix(OPTION)
+    columns, lines = levels(data, names[0]), levels(data, names[1])
+    marks = [fresh_mark(fresh) for fresh in data["fresh"]]
+    texts = [short(value) + ("*" if mark else "") for value, mark in zip(data[metric], marks, strict=True)]
+    longest = max(max(text_width(text) for text in texts), max(text_width(group_name(v, names[0]), 7.0) for v in columns)) + 0.08
+    wide = 1.2 + longest * len(columns)
+    figure, axes = new_figure(COLUMN if wide <= COLUMN else TEXT, 0.6 + max(_CELL * len(lines), 1.25))
+    values = np.full((len(lines), len(columns)), math.nan)
+    places = [(lines.index(row[names[1]]), columns.index(row[names[0]])) for _, row in data.iterrows()]
+    for place, value in zip(places, data[metric], strict=True):
+        values[place] = value
+    axes.grid(visible=False)
+    norm = Normalize(float(np.nanmin(values)), float(np.nanmax(values)))
+    shown = np.ma.masked_invalid(values)
+    image = axes.imshow(shown, cmap=_MAP, norm=norm, origin="lower", aspect="auto", interpolation="nearest")
+    axes.set_facecolor(WHITE)
+    for (line, column), value, text in zip(places, data[metric], texts, strict=True):
+        colour = text_on(to_hex(image.cmap(norm(value))))
+        axes.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=colour)
+    best = places[int(data[metric].to_numpy(float).argmax())]
+    axes.add_patch(Rectangle((best[1] - 0.5, best[0] - 0.5), 1, 1, fill=False, edgecolor=BLACK, linewidth=1.6, zorder=3))
+    axes.set_xticks(range(len(columns)), [group_name(value, names[0]) for value in columns])
+    axes.set_yticks(range(len(lines)), [group_name(value, names[1]) for value in lines])
+    axes.set_xlabel(names[0])
+    axes.set_ylabel(names[1])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0)
+    figure.colorbar(image, ax=axes, label=AXES.get(metric, metric), aspect=15, pad=0.02)
+    title(axes, f"{_policy(rows)}: {names[0]} and {names[1]}")
+    missing = [f"not shown: {name}, which chooses them itself" for name in left_out(frame, rows)]
+    shares = ", ".join(dict.fromkeys(mark for mark in marks if mark))
+    marked = [f"share computed as routed: {shares}", CONDITIONED] if shares else []
+    add_corner(
+        figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), *marked]
+    )
+    return figure
+
+
+def left_out(frame: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Name the runs of the same policy that are not shown, since one of the two options is at a default that it works out."""
+    same = frame[frame["policy_name"].isin(rows["policy_name"])]
+    return [name for name in policies_of(same) if name not in set(rows["policy"])]
+
+
+def _policy(rows: pd.DataFrame) -> str:
+    return ", ".join(str(name) for name in rows["policy_name"].unique())
+
+
+def _options(rows: pd.DataFrame) -> list[str]:
+    return [name for name in rows.columns.astype(str) if name.startswith(OPTION)]
+
+
+def heatmap_caption(frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s") -> str:
+    """Write the caption of `heatmap`."""
+    rows, across, up = asked(frame, x, y, metric)
+    names = across.removeprefix(OPTION), up.removeprefix(OPTION)
+    words = AXES.get(metric, metric).replace("\n", " ")
+    sentences = [
+        "The largest value is framed.",
+        f"Means over {n_repeats(rows)} seeds." if n_repeats(rows) else "",
+    ]
+    sentences += [f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)]
+    whole = rows.assign(policy=rows["policy_name"])
+    what = words[0].upper() + words[1:]
+    return caption(f"{what} of {_policy(rows)} over {names[0]} and {names[1]}.", whole, [across, up], *sentences)

@@ -1,0 +1,54 @@
+"""Options of kinds of figures as they are typed: ``layers=15,16``, ``smooth=9``, ``phase=prefill``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.plots.kinds import Kind
+
+
+def parse_option(kind: Kind, name: str, text: str) -> Any:
+    """Read the value of an option by what the kind's functions take.
+
+    Parameters
+    ----------
+    kind : Kind
+    name : str
+        Of an argument of its `data`, beside what it draws.
+    text : str
+        As typed; several numbers or names are separated by commas.
+
+    Returns
+    -------
+    int, str, or list of int or str
+
+    Raises
+    ------
+    ConfigError
+        If the kind has no such option, or the text is no number where it takes one.
+
+    Examples
+    --------
+    >>> from moesim.plots.kinds_frames import FRAME_KINDS
+    >>> parse_option(FRAME_KINDS["gantt"], "layers", "15,16"), parse_option(FRAME_KINDS["hit_rate_by_token"], "smooth", "9")
+    ([15, 16], 9)
+    """
+    known = {key: str(p.annotation) for key, p in list(inspect.signature(kind.data).parameters.items())[1:]}
+    if name not in known:
+        raise ConfigError(f"plot: {unknown_name('option', name, known)}")
+    takes = known[name]
+    parts = [part.strip() for part in text.split(",")]
+    if "Sequence[int]" in takes:
+        return [_whole(name, part) for part in parts]
+    if "Sequence[str]" in takes:
+        return parts
+    return _whole(name, text) if takes.startswith("int") else text
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"plot: {name}: expected a whole number, got '{text}'") from None

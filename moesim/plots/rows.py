@@ -1,0 +1,291 @@
+"""What figures of result rows have in common: which rows belong together, means with intervals, marks and names of values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from scipy.stats import t as student
+
+from moesim.errors import ConfigError
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.plots.style import need
+from moesim.units import format_bytes
+
+REPEATS: Final = ("repeat", "seed")
+"""Columns in which rows differ that repeat one setting."""
+CACHE: Final = "cache"
+"""Column made for results of which some have a ratio and others a budget."""
+WARM_UP: Final = "warm_up"
+"""Column made for results that differ in nothing but the steps that count as cold."""
+RUNS_OF: Final = "policy_and_options"
+"""Column made for heat maps: the policy, and its options but the two that are shown."""
+FRESH: Final = "fidelity_fresh_decode"
+"""Column of the share of decoding's gate mass that was computed as routed, on fresh inputs."""
+WORDS: Final = {
+    "cache_ratio": "cache ratio", "cache_budget_bytes": "GPU memory budget", "cache": "cache", "batch_size": "batch",
+    "prompt_tokens": "prompt", "decode_tokens": "decode", "n_batches": "batches", "micro_batches": "micro-batches",
+    "prefill_chunk": "prefill chunk", "transfer_curve": "transfer", "chunk_bytes": "chunk", "decision_ns": "decision ns",
+}  # fmt: skip
+"""Words for the columns of settings."""
+
+_ROUNDING: Final = 1e-9  # of sums of gate weights
+_CONFIDENCE: Final = 0.95
+_MADE: Final = re.compile(r"(synthetic-.*-seed)(\d+)")
+_CACHES: Final = (*CACHE_SETTINGS, CACHE)
+
+
+def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Make result rows ready for a figure: without those that failed, and with one column that says how large the cache is.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows; what is prepared already stays as it is.
+    what : str
+        The kind of figure, for messages.
+    columns : sequence of str
+        That must be there.
+
+    Returns
+    -------
+    DataFrame
+        ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and others a
+        budget, a column ``cache`` has either in words.
+
+    Raises
+    ------
+    ConfigError
+        If a column is missing, no run succeeded, or two rows of one setting have different inputs.
+    """
+    need(frame, ("policy", *columns), what)
+    if "error" in frame:
+        frame = frame[frame["error"].isna()]
+    if frame.empty:
+        raise ConfigError(f"plot {what}: expected at least one run that succeeded, got none; `error` in runs.parquet says why")
+    frame = frame.reset_index(drop=True)
+    if "cache_budget_bytes" in frame and "cache_ratio" in frame:
+        budgets = frame["cache_budget_bytes"].notna()
+        if CACHE not in frame and budgets.any() and not budgets.all():
+            asked = [
+                group_name(budget, "cache_budget_bytes") if has else group_name(ratio)
+                for has, budget, ratio in zip(budgets, frame["cache_budget_bytes"], frame["cache_ratio"], strict=True)
+            ]
+            frame = frame.assign(**{CACHE: asked})
+        if "cache_share" in frame:
+            frame = frame.assign(cache_ratio=frame["cache_ratio"].astype(float).fillna(frame["cache_share"].astype(float)))
+    if "repeat" in frame and "trace" in frame:
+        frame = frame.assign(trace=[_first(str(name), n) for name, n in zip(frame["trace"], frame["repeat"], strict=True)])
+    return _unambiguous(frame, what)
+
+
+def _first(trace: str, repeat: Any) -> str:
+    """Name made-up routing of a repeat as that of the first, of which it is a repeat."""
+    made = _MADE.fullmatch(trace)
+    return trace if made is None or _missing(repeat) else f"{made[1]}{max(0, int(made[2]) - int(repeat))}"
+
+
+def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Refuse two results of one run with other inputs: they are no repeats of each other."""
+    if "workload_digest" not in frame:  # no whole rows of results
+        return frame
+    same = [column for column in ("policy", *settings_in(frame), *REPEATS) if column in frame]
+    twice = pd.DataFrame({name: _texts(frame, name) for name in same}).duplicated().to_numpy()
+    if twice.any() and WARM_UP not in frame and "warm_up_steps" in frame:  # mostly it follows from the workload
+        return _unambiguous(frame.assign(**{WARM_UP: frame["warm_up_steps"]}), what)
+    if twice.any():
+        row = frame[twice].iloc[0]
+        where = ", ".join(f"{WORDS.get(c, c)} {group_name(row[c], c)}" for c in ("batch_size", cache_column(frame)) if c in frame)
+        raise ConfigError(
+            f"plot {what}: expected one result a setting, got two of {row['policy']} ({where}) with other inputs; draw one folder"
+        )
+    return frame
+
+
+def cache_column(frame: pd.DataFrame) -> str:
+    """Name the column that says how large the cache was asked to be: a ratio, a budget, or either in words."""
+    if CACHE in frame:
+        return CACHE
+    has_budgets = "cache_budget_bytes" in frame and frame["cache_budget_bytes"].notna().all()
+    return "cache_budget_bytes" if has_budgets else "cache_ratio"
+
+
+def settings_in(frame: pd.DataFrame) -> list[str]:
+    """List the columns of settings, without the policy and without what only repeats."""
+    names = [*(name for name in SETTINGS if name not in REPEATS), cache_column(frame), "requests", WARM_UP, RUNS_OF]
+    return [name for name in names if name in frame]
+
+
+def varying(frame: pd.DataFrame, given: Sequence[str] = ()) -> list[str]:
+    """List the settings that have several values though the given columns have one; those that vary together are named once."""
+    found: list[str] = []
+    written: dict[str, list[str]] = {}
+
+    def texts(name: str) -> list[str]:
+        if name not in written:
+            written[name] = _texts(frame, name)
+        return written[name]
+
+    for name in settings_in(frame):
+        fixed = list(dict.fromkeys([*given, *found]))
+        if name in fixed or (name in _CACHES and any(g in _CACHES for g in fixed)):  # a budget has its own ratio for each policy
+            continue
+        first: dict[tuple[str, ...], str] = {}
+        for value, *place in zip(*(texts(one) for one in (name, *fixed)), strict=True):
+            if first.setdefault(tuple(place), value) != value:
+                found.append(name)
+                break
+    return found
+
+
+def split(frame: pd.DataFrame, shown: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Divide rows into one part for each combination of what varies and is not shown, so that nothing is averaged away."""
+    others = varying(frame, shown)
+    if not others:
+        yield {}, frame
+        return
+    for _, part in frame.groupby([pd.Series(_texts(frame, name), frame.index) for name in others], sort=False):
+        yield {name: part[name].iloc[0] for name in others}, part
+
+
+def first_setting(frame: pd.DataFrame, what: str) -> pd.DataFrame:
+    """Keep the runs of all policies at the first setting, and the first of its repeats."""
+    frame = prepared(frame, what)
+    _, rows = next(split(frame, []))
+    for name in REPEATS:
+        if name in rows:
+            rows = rows[rows[name] == rows[name].iloc[0]]
+    return rows
+
+
+def _texts(frame: pd.DataFrame, column: str) -> list[str]:
+    """Make values comparable where some are missing."""
+    return ["-" if _missing(value) else str(value) for value in frame[column].tolist()]
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value)) or value is pd.NA
+
+
+def levels(frame: pd.DataFrame, column: str) -> list[Any]:
+    """List the values of a column: numbers by size, names in the order in which they first appear."""
+    values = list(dict.fromkeys(frame[column].dropna()))
+    return sorted(values) if all(isinstance(v, int | float | np.number) for v in values) else values
+
+
+def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
+    """Average a metric over the rows of each combination of columns.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows with the columns and the metric.
+    by : sequence of str
+        Columns; their combinations keep the order in which they first appear.
+    metric : str
+        Rows without a value are left out.
+
+    Returns
+    -------
+    DataFrame
+        The columns, the metric, ``low`` and ``high`` (95 % interval of the mean, Student's t; nan for one row, or for
+        rows that are no repeats), ``n`` (rows), and
+        ``fresh`` (mean share of decoding's gate mass computed as routed; nan if unknown) and ``source_label`` (the weakest).
+    """
+    frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
+    rows = []
+    for key, part in frame.groupby(list(by), sort=False, dropna=False):
+        value, low, high = interval(part[metric].astype(float).tolist())
+        if len(part) > 1 and varying(part):  # a mean over settings is no estimate of one of them
+            low = high = math.nan
+        rows.append(
+            {**dict(zip(by, key, strict=True)), metric: value, "low": low, "high": high, "n": len(part), **qualified(part)}
+        )
+    return pd.DataFrame(rows, columns=[*by, metric, "low", "high", "n", "fresh", "source_label"])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Give the mean and its 95 % interval by Student's t; nan for the bounds of one value.
+
+    Examples
+    --------
+    >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    n, mean = len(values), float(np.mean(values))
+    if n < 2:
+        return mean, math.nan, math.nan
+    half = float(student.ppf((1 + _CONFIDENCE) / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def qualified(frame: pd.DataFrame) -> dict[str, Any]:
+    """Say what qualifies the mean of rows: the share computed as routed, and the weakest label of their numbers."""
+    from moesim.hardware import weakest
+
+    labels = [str(v) for v in frame["source_label"].dropna()] if "source_label" in frame else []
+    fresh = mean(frame, FRESH) if FRESH in frame else None
+    return {"fresh": math.nan if fresh is None else fresh, "source_label": weakest(labels) if labels else None}
+
+
+def mean(frame: pd.DataFrame, column: str) -> float | None:
+    """Average a column, without the rows where it has no value; None if none has."""
+    values = pd.to_numeric(frame[column], errors="coerce").dropna()
+    return float(values.mean()) if len(values) else None
+
+
+def is_exact(fresh: float) -> bool:
+    """Whether all of the decoding was computed as routed, as far as is known."""
+    return math.isnan(fresh) or fresh >= 1 - _ROUNDING
+
+
+def fresh_mark(fresh: float) -> str:
+    """Write the share of the decoding that was computed as the model asked for; empty if all of it was.
+
+    Examples
+    --------
+    >>> fresh_mark(0.99999), fresh_mark(1.0)
+    ('99.9%*', '')
+    """
+    return "" if is_exact(fresh) else f"{math.floor(1000 * fresh) / 10:g}%*"  # down: never 100% of what is not exact
+
+
+def lossy(frame: pd.DataFrame) -> list[str]:
+    """List the policies that do not compute all that the model asked for."""
+    if FRESH not in frame:
+        return []
+    return [str(name) for name, rows in frame.groupby("policy", sort=False) if not is_exact(float(qualified(rows)["fresh"]))]
+
+
+def policies_of(frame: pd.DataFrame) -> list[str]:
+    """List the policies in the order in which they first appear."""
+    return [str(name) for name in frame["policy"].unique()]
+
+
+def group_name(value: Any, column: str = "") -> str:
+    """Write the value of a group as it would be typed; bytes with a unit."""
+    if column in ("cache_budget_bytes", "chunk_bytes") and not _missing(value):
+        return _bytes(int(value))
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    return "-" if _missing(value) else f"{value:g}" if isinstance(value, int | float | np.number) else str(value)
+
+
+def named(value: Any, column: str) -> str:
+    """Write a setting and its value: ``batch 4``, ``cache 0.25``; a model, machine or trace by its name alone."""
+    if column in ("model", "hardware", "trace"):
+        return str(value)
+    word = "cache" if column in _CACHES else WORDS.get(column, column)
+    return f"{word} {group_name(value, column)}"
+
+
+def _bytes(value: int) -> str:
+    """Write a budget in the binary unit in which it was probably typed, else in decimal ones."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if value >= size and value * 4 % size == 0:
+            return f"{value / size:g} {unit}"
+    return format_bytes(value)

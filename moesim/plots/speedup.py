@@ -1,0 +1,164 @@
+"""Speed-up over a baseline policy, setting by setting and in geometric mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.plots.bars import AXES, legend_names, value_texts
+from moesim.plots.captions import caption, corner_label, n_repeats
+from moesim.plots.grouped import Bar, Words, grouped_bars
+from moesim.plots.rows import REPEATS, group_name, interval, named, policies_of, prepared, qualified, settings_in, varying
+from moesim.plots.style import CONDITIONED, add_corner, styled
+
+MEAN: Final = "geo. mean"
+"""Group at the end: the geometric mean over all settings."""
+_ALL: Final = "all settings"
+_ROW: Final = 34  # bars that stand side by side
+_LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
+
+
+def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> pd.DataFrame:
+    """Compare every policy with a baseline, in those settings in which both ran.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows.
+    baseline : str, optional
+        A policy; None: the first.
+    metric : str
+        A rate, or a time or energy, of which less is better.
+
+    Returns
+    -------
+    DataFrame
+        ``panel`` and ``group`` (settings in words), ``policy``, ``speedup``, ``low`` and ``high`` (95 % interval over repeats of
+        one setting), ``n`` (repeats; for the geometric mean: settings), ``fresh`` and ``source_label``. The baseline itself is 1
+        and left out.
+
+    Raises
+    ------
+    ConfigError
+        If the baseline did not run, or no other policy ran at its settings.
+    """
+    rows = prepared(frame, "speedup", [metric])
+    baseline = _baseline(rows, baseline)
+    found = varying(rows)
+    rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0]
+    same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
+    keys = [tuple(group_name(value) for value in values) for values in rows[same].itertuples(index=False)]
+    base = {key: row for key, (_, row) in zip(keys, rows.iterrows(), strict=True) if row["policy"] == baseline}
+    both = [(key, row) for key, (_, row) in zip(keys, rows.iterrows(), strict=True) if row["policy"] != baseline and key in base]
+    if not both:
+        raise ConfigError(f"plot speedup: expected another policy at a setting of {baseline}, got none; name another --baseline")
+    ratios = pd.DataFrame([row for _, row in both])
+    ratios["speedup"] = [_ratio(float(row[metric]), float(base[key][metric]), metric) for key, row in both]
+    if "source_label" in ratios:
+        pairs = [pd.DataFrame([row, base[key]]) for key, row in both]
+        ratios["source_label"] = [qualified(pair)["source_label"] for pair in pairs]
+    panels, groups = _arranged(found, ratios)
+    ratios["panel"] = [", ".join(named(row[name], name) for name in panels) for _, row in ratios.iterrows()]
+    ratios["group"] = [", ".join(named(row[name], name) for name in groups) for _, row in ratios.iterrows()]
+    settings = [_geometric(part, {"panel": p, "group": g, "policy": name})
+                for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip
+    table = pd.DataFrame(settings)
+    last = _ALL if panels else ""
+    for name, part in table.groupby("policy", sort=False):
+        whole = _geometric(part, {"panel": last, "group": MEAN, "policy": name})
+        settings.append({**whole, "low": math.nan, "high": math.nan})
+    return _sorted(pd.DataFrame(settings), policies_of(rows))
+
+
+def _baseline(rows: pd.DataFrame, baseline: str | None) -> str:
+    known = policies_of(rows)
+    if baseline is not None and baseline not in known:
+        raise ConfigError(f"plot speedup: --baseline: {unknown_name('policy of these results', baseline, known)}")
+    return known[0] if baseline is None else baseline
+
+
+def _ratio(value: float, base: float, metric: str) -> float:
+    return base / value if metric.endswith(_LESS_IS_BETTER) else value / base
+
+
+def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Choose which settings divide the figure into panels, so that no row of bars gets too long."""
+    panels = [name for name in found if name in ("model", "hardware")]
+    groups = [name for name in found if name not in panels]
+    while groups:
+        texts = ratios[[*panels, *groups]].astype(str).drop_duplicates()
+        most = texts.groupby(panels).size().max() if panels else len(texts)
+        if most * ratios["policy"].nunique() <= _ROW:
+            break
+        panels.append(groups.pop(0))
+    return panels, groups
+
+
+def _geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
+    """Geometric mean with the interval of the mean logarithm."""
+    logs = [math.log(value) for value in part["speedup"]]
+    mean, low, high = (float(np.exp(value)) for value in interval(logs))
+    told = qualified(part)
+    if "fresh" in part:
+        told["fresh"] = float(part["fresh"].mean())
+    return {**names, "speedup": mean, "low": low, "high": high, "n": len(part), **told}
+
+
+def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
+    order = {name: list(dict.fromkeys(data[name])) for name in ("panel", "group")} | {"policy": list(policies)}
+    ranks = [[order[name].index(value) for value in data[name]] for name in order]
+    places = sorted(range(len(data)), key=list(zip(*ranks, strict=True)).__getitem__)
+    return data.iloc[places].reset_index(drop=True)
+
+
+@styled
+def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Figure:
+    """Bars of speed-ups, the geometric mean at the end; arguments as of `speedup_data`."""
+    data = speedup_data(frame, baseline, metric)
+    rows = prepared(frame, "speedup", [metric])
+    baseline = _baseline(rows, baseline)
+    whole = data[data["group"] == MEAN]
+    counts = set(whole["n"])
+    differ = len(counts) > 1  # then each bar says of how many
+    texts = value_texts(data, "speedup")
+    bars = []
+    for (_, row), text in zip(data.iterrows(), texts, strict=True):
+        group, of = str(row["group"]).replace(", ", "\n"), ""
+        if group == MEAN:
+            group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof {row['n']}", "")
+        bars.append(Bar(row["panel"], group, row["policy"], row["speedup"], row["low"], row["high"], (*text, of) if of else text))
+    words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}")
+    figure = grouped_bars(bars, words, legend_names(data, policies_of(rows)), level=1.0)
+    marked = [CONDITIONED] if any("*" in line for bar in bars for line in bar.text) else []
+    repeats = n_repeats(rows)
+    add_corner(figure, corner_label(rows), [*([f"geometric mean of {repeats} seeds"] if repeats else []), *marked])
+    return figure
+
+
+def speedup_caption(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> str:
+    """Write the caption of `speedup`."""
+    data = speedup_data(frame, baseline, metric)
+    rows = prepared(frame, "speedup", [metric])
+    baseline = _baseline(rows, baseline)
+    whole = data[data["group"] == MEAN]
+    counts = sorted(set(whole["n"]))
+    if len(counts) == 1:
+        settings = f"{counts[0]} setting{'s' if counts[0] > 1 else ''} in which both ran"
+    else:
+        each = ", ".join(f"{row['policy']} {row['n']}" for _, row in whole.iterrows())
+        settings = f"the settings in which both ran ({each}); means over different settings do not compare"
+    repeats = n_repeats(rows)
+    sentences = [
+        f"The last group is the geometric mean over {settings}.",
+        f"Geometric means over {repeats} seeds; error bars: 95 % interval of the mean (Student's t, logarithms)."
+        if repeats
+        else "",
+    ]
+    words = AXES.get(metric, metric).replace("\n", " ")
+    return caption(f"Speed-up over {baseline} ({words}), like with like.", rows, varying(rows), *sentences)

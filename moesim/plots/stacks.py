@@ -1,0 +1,139 @@
+"""Stacked bars of time by cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from moesim.colours import BLACK, FILL, HATCH, LABEL
+from moesim.errors import ConfigError, unknown_name
+from moesim.metrics.causes import CAUSES
+from moesim.plots.bars import axes_of
+from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.rows import fresh_mark, levels, mean, named, policies_of, prepared, qualified
+from moesim.plots.style import (
+    COLUMN,
+    CONDITIONED,
+    SMALL,
+    TEXT,
+    add_corner,
+    legend_above,
+    need,
+    new_figure,
+    short,
+    styled,
+    text_width,
+)
+from moesim.units import NS_PER_MS
+
+METRICS: Final = ("time", "decode_time")
+_VISIBLE: Final = 0.0005  # of a bar; less is 0.0%, and has no entry in the legend
+_BAR: Final = 0.15  # inches
+_NAMES: Final = 1.35  # inches that names of bars may take of a column
+
+
+def breakdown_data(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> pd.DataFrame:
+    """Average the time by cause of each policy and setting.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Result rows with ``<metric>_<cause>_ns``.
+    metric : str, optional
+        ``"time"`` for the whole run, ``"decode_time"`` for each decode token of the batch; None: the latter if all runs decode.
+    x : str, optional
+        The setting that is added to the names of the bars; None: as for `moesim.plots.bars.decode_speed_data`.
+
+    Returns
+    -------
+    DataFrame
+        One row a bar and cause: ``bar`` (its name), ``policy``, the setting, ``cause``, ``ms``, ``share`` (of the bar), ``fresh``
+        and ``source_label``.
+
+    Raises
+    ------
+    ConfigError
+        If the rows lack these columns.
+    """
+    rows, metric, x = _asked(frame, metric, x)
+    columns = [f"{metric}_{cause}_ns" for cause in CAUSES]
+    by = [] if x == "policy" else [x]
+    found = []
+    for value in levels(rows, x) if by else [None]:
+        for policy in policies_of(rows):
+            part = rows[(rows["policy"] == policy) & ((rows[x] == value) if by else True)]
+            if part.empty:
+                continue
+            tokens = (mean(part, "n_decode_tokens") or 1.0) if metric == "decode_time" else 1.0
+            times = [(mean(part, column) or 0.0) / tokens / NS_PER_MS for column in columns]
+            told, whole = qualified(part), max(sum(times), 1e-12)
+            name = policy + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
+            mark = fresh_mark(told["fresh"])
+            head = {"bar": name + (f" ({mark})" if mark else ""), "policy": policy, **({x: value} if by else {})}
+            found += [{**head, "cause": c, "ms": t, "share": t / whole, **told} for c, t in zip(CAUSES, times, strict=True)]
+    return pd.DataFrame(found)
+
+
+def _asked(frame: pd.DataFrame, metric: str | None, x: str | None) -> tuple[pd.DataFrame, str, str]:
+    if metric is not None and metric not in METRICS:
+        raise ConfigError(f"plot breakdown: {unknown_name('metric', metric, METRICS)}")
+    rows = prepared(frame, "breakdown")
+    if metric is None:
+        decodes = "n_decode_tokens" in rows and (rows["n_decode_tokens"] > 0).all()
+        metric = "decode_time" if decodes else "time"
+    need(rows, [f"{metric}_{cause}_ns" for cause in CAUSES], "breakdown")
+    return rows, metric, axes_of(rows, x)[0]
+
+
+@styled
+def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> Figure:
+    """Horizontal bars of time, the causes in the order of `CAUSES`; arguments as of `breakdown_data`."""
+    data = breakdown_data(frame, metric, x)
+    rows, metric, x = _asked(frame, metric, x)
+    names = list(dict.fromkeys(data["bar"]))
+    first = data.drop_duplicates("bar")
+    groups = first[x].astype(str).tolist() if x in first else [""] * len(first)
+    places = np.arange(len(names)) + 0.5 * np.array([len(dict.fromkeys(groups[: i + 1])) - 1 for i in range(len(groups))])
+    width = COLUMN if max(text_width(name, 7.0) for name in names) <= _NAMES else TEXT
+    seen = [cause for cause in CAUSES if (data.loc[data["cause"] == cause, "share"] >= _VISIBLE).any()]
+    figure, axes = new_figure(width, 0.5 + _BAR * (places[-1] + 1))
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    left = np.zeros(len(names))
+    for cause in CAUSES:
+        values = data.loc[data["cause"] == cause, "ms"].to_numpy(float)
+        if values.any():
+            axes.barh(
+                places, values, left=left, height=0.76, color=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4
+            )
+            left += values
+    for place, total in zip(places, left, strict=True):
+        axes.annotate(short(total), (total, place), (2, 0), textcoords="offset points", va="center", fontsize=SMALL)
+    axes.set_yticks(places, names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(places[-1] + 0.6, -0.6)
+    axes.set_xlim(0, 1.12 * max(left.max(), 1e-9))  # room for the totals; no margin is kept beyond a bar of no width
+    axes.set_xlabel("time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)")
+    handles: list[Artist] = [
+        Patch(facecolor=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4, label=LABEL[cause]) for cause in seen
+    ]
+    legend_above(figure, handles, "Time by what was waited for")
+    marked = [CONDITIONED] if data["bar"].str.contains("*", regex=False).any() else []
+    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *marked])
+    return figure
+
+
+def breakdown_caption(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> str:
+    """Write the caption of `breakdown`."""
+    rows, metric, x = _asked(frame, metric, x)
+    what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
+    repeats = n_repeats(rows)
+    return caption(
+        f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
+        f"Means over {repeats} seeds." if repeats else "",
+    )  # fmt: skip

@@ -1,0 +1,153 @@
+"""What a change of link, memory, CPU or GPU does to the speed, the largest swing on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from moesim.colours import BLACK, BLUE, GREY, ORANGE
+from moesim.hardware import weakest
+from moesim.plots.rows import fresh_mark, policies_of, qualified
+from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, legend_above, need, styled, text_width
+
+_COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
+_SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
+_WORDS: Final = {"less": "less of it", "more": "more of it", "other": "something else"}
+_ABOUT: Final = ("model", "hardware", "trace")
+
+
+def tornado_data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Compare the speed at each varied setting with the speed as it is.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows of ``whatif.parquet``.
+
+    Returns
+    -------
+    DataFrame
+        ``policy``, ``knob``, ``setting``, ``factor``, ``change`` (share of the speed as it is; negative: slower), ``side``
+        (``less`` or ``more`` of what the knob is, or ``other``), ``swing`` (of the knob: largest change less smallest, no change
+        included), and ``limit`` and ``source_label`` where they are known. The knobs of a policy are sorted by their swing.
+    """
+    need(frame, _COLUMNS, "tornado")
+    rows = frame[frame["decode_tokens_per_s"].notna() & (frame["base_decode_tokens_per_s"] > 0)]
+    need(rows, ("policy",), "tornado")
+    change = rows["decode_tokens_per_s"] / rows["base_decode_tokens_per_s"] - 1
+    factor = pd.to_numeric(rows["factor"], errors="coerce")
+    side = ["other" if pd.isna(f) or f == 1 else "more" if f > 1 else "less" for f in factor]
+    kept = [name for name in (*_COLUMNS[:4], "limit", "base_limit", "source_label") if name in rows]
+    data = rows[kept].assign(change=change, side=side)
+    by = [data["policy"], data["knob"]]
+    grouped = data["change"].groupby(by)
+    data["swing"] = grouped.transform("max").clip(lower=0) - grouped.transform("min").clip(upper=0)
+    order = {name: i for i, name in enumerate(policies_of(data))}
+    ranks = data.assign(_rank=data["policy"].map(order), _swing=-data["swing"])
+    return data.loc[ranks.sort_values(["_rank", "_swing", "knob", "change"], kind="stable").index].reset_index(drop=True)
+
+
+@styled
+def tornado(frame: pd.DataFrame) -> Figure:
+    """Horizontal bars from the speed as it is, a panel for each policy; argument as of `tornado_data`."""
+    data = tornado_data(frame)
+    policies = policies_of(data)
+    knobs = {policy: list(dict.fromkeys(data.loc[data["policy"] == policy, "knob"])) for policy in policies}
+    longest = max(text_width(end.text) for _, rows in data.groupby(["policy", "knob"]) for end in _ends(rows))
+    names = max(text_width(str(knob), 7.0) for found in knobs.values() for knob in found)
+    width = COLUMN if names + 2 * longest + 0.8 <= COLUMN else TEXT
+    heights = [0.25 + 0.24 * len(knobs[policy]) for policy in policies]
+    figure = Figure(figsize=(width, 0.35 + sum(heights)), layout="constrained")
+    grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+    marks, ends = _marks(frame), list[_End]()
+    for axes, policy in zip(grid[:, 0], policies, strict=True):
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+        axes.axvline(0, color=BLACK, linewidth=0.8)
+        for place, knob in enumerate(knobs[policy]):
+            rows = data[(data["policy"] == policy) & (data["knob"] == knob)]
+            for _, row in rows.sort_values("change", key=lambda c: -c.abs(), kind="stable").iterrows():  # the shorter on top
+                colour, hatch = _SIDES[row["side"]]
+                axes.barh(place, 100 * row["change"], 0.66, color=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5)
+            for end in _ends(rows):
+                axes.annotate(
+                    end.text, (end.x, place), (3 * end.ahead, 0), textcoords="offset points", va="center",
+                    ha="left" if end.ahead > 0 else "right", fontsize=SMALL,
+                )  # fmt: skip
+                ends.append(end)
+        axes.set_yticks(range(len(knobs[policy])), knobs[policy])
+        axes.set_ylim(len(knobs[policy]) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        base = float(frame.loc[frame["policy"] == policy, "base_decode_tokens_per_s"].iloc[0])
+        mark = marks[policy] and f" ({marks[policy]})"
+        axes.set_title(f"{policy}{mark}: {base:.3g} tokens/s as it is", fontsize=7.5, fontweight="normal")
+    grid[-1, 0].set_xlim(*_limits(ends, width - names - 0.35))
+    grid[-1, 0].set_xlabel("change of decode speed (%)")
+    handles: list[Artist] = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5, label=_WORDS[side])
+        for side, (colour, hatch) in _SIDES.items()
+        if (data["side"] == side).any()
+    ]
+    legend_above(figure, handles, "What a change of the machine would do")
+    add_corner(figure, _about(frame), [CONDITIONED] if any(marks.values()) else [])
+    return figure
+
+
+class _End(NamedTuple):
+    """What is written at the end of a bar, and on which side of it."""
+
+    x: float  # %
+    ahead: int
+    text: str
+
+
+def _ends(rows: pd.DataFrame) -> list[_End]:
+    """Name the extreme settings of a knob, each on its side of no change."""
+    found = []
+    changes = rows["change"].to_numpy(float)
+    for ahead, place in ((-1, int(changes.argmin())), (1, int(changes.argmax()))):
+        change = 100 * float(changes[place])
+        if change * ahead > 0 or (change == 0 and ahead > 0 and (changes <= 0).all()):
+            found.append(_End(change, ahead, f"{rows['setting'].iloc[place]} ({round(change):+d}%)".replace("+0%", "±0%")))
+    return found
+
+
+def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
+    """Choose what the axis shows, so that all bars and what is written at their ends have room in its width."""
+    low, high = min([0.0, *(end.x for end in ends)]), max([1.0, *(end.x for end in ends)])
+    for _ in range(50):
+        per_inch = (high - low) / inches
+        reach = [end.x + end.ahead * per_inch * (text_width(end.text) + 0.1) for end in ends]
+        low, high = min([0.0, *reach]), max([1.0, *reach])
+    return low, high
+
+
+def _marks(frame: pd.DataFrame) -> dict[str, str]:
+    """Shares computed as routed of the policies that are not exact."""
+    return {str(name): fresh_mark(float(qualified(rows)["fresh"])) for name, rows in frame.groupby("policy", sort=False)}
+
+
+def _about(frame: pd.DataFrame) -> str:
+    parts = [", ".join(dict.fromkeys(str(v) for v in frame[name].dropna())) for name in _ABOUT if name in frame]
+    if "source_label" in frame and frame["source_label"].notna().any():
+        parts.append(f"simulated, weakest source: {weakest(str(v) for v in frame['source_label'].dropna())}")
+    return " · ".join(part for part in parts if part)
+
+
+def tornado_caption(frame: pd.DataFrame) -> str:
+    """Write the caption of `tornado`."""
+    data = tornado_data(frame)
+    n_failed = int(frame["decode_tokens_per_s"].isna().sum())
+    missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
+    marked = [f"{name} {mark}" for name, mark in _marks(frame).items() if mark]
+    exact = f" Not exact: {', '.join(marked)}; {CONDITIONED.removeprefix('* ')}." if marked else ""
+    largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
+    return (
+        "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
+        f"largest is that of {'; '.join(largest)}.{missing} {_about(frame)}.{exact}"
+    )

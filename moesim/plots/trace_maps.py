@@ -1,0 +1,281 @@
+"""Heat maps of a trace's routing: reuse by layer, and which experts of the next layer follow those of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from moesim.errors import ConfigError
+from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
+from moesim.plots.style import COLUMN, TEXT, add_corner, styled
+from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
+from moesim.stats.locality import by_score, membership, reuse_baseline, reuse_by_lag, reuse_by_rank
+from moesim.stats.prediction import pair_counts
+from moesim.stats.sample import Sample, select
+from moesim.trace import Trace
+
+_PAIRS: Final = 3  # pairs of layers that are drawn unless they are named
+_RANKS: Final = 4  # ranks that are drawn, in multiples of k
+
+
+def reuse_map_data(trace: Trace, lags: int = 16, phase: str | None = None) -> pd.DataFrame:
+    """Compute how much of what a token needs the tokens before it needed, layer by layer.
+
+    Parameters
+    ----------
+    trace : Trace
+    lags : int
+        Largest distance in tokens.
+    phase : str, optional
+        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
+
+    Returns
+    -------
+    DataFrame
+        ``by`` (``"lag"`` or ``"rank"``), ``layer``, ``x`` (distance in tokens; rank in the token before, from 1) and
+        ``probability``: that an expert of a token was used so many tokens earlier; that the expert of this rank is used again.
+        Without full scores in the trace, ranks are those of the chosen experts only.
+
+    Raises
+    ------
+    ConfigError
+        If no request has two tokens of the phase, or `lags` is not from 1 to the longest request less one.
+    """
+    sample = select(trace, phase_of(trace, phase))
+    longest = int(np.unique(sample.request, return_counts=True)[1].max()) - 1
+    if not 1 <= lags <= max(longest, 1):
+        raise ConfigError(f"plot reuse_map: lags: expected 1 to {max(longest, 1)} tokens, got {lags}")
+    if longest < 1:
+        raise ConfigError(f"plot reuse_map: expected a request with two {sample.phase} tokens, got none ({trace.model})")
+    by_lag = reuse_by_lag(sample.experts, sample.request, range(1, lags + 1), trace.n_experts)
+    by_rank = reuse_by_rank(_ranked(sample), sample.experts, sample.request, trace.n_experts)
+    return pd.concat([_long(name, values) for name, values in (("lag", by_lag), ("rank", by_rank))], ignore_index=True)
+
+
+def _ranked(sample: Sample) -> NDArray[Any]:
+    """Order the experts of each row by score; without full scores only the chosen ones, as the router did."""
+    trace = sample.trace
+    if trace.scores is None:
+        return sample.experts
+    scores = np.asarray(trace.scores)
+    ranked = np.empty((len(sample.rows), trace.n_layers, trace.n_experts), np.uint16)
+    for layer in range(trace.n_layers):
+        ranked[:, layer] = by_score(scores[sample.rows, layer])
+    return ranked
+
+
+def _long(name: str, values: NDArray[np.float64]) -> pd.DataFrame:
+    x, layer = (index.ravel() for index in np.indices(values.shape))
+    return pd.DataFrame({"by": name, "layer": layer, "x": x + 1, "probability": values.ravel()})
+
+
+@styled
+def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Figure:
+    """Heat maps of reuse, layers by distance and by rank; arguments as for `reuse_map_data`."""
+    data = reuse_map_data(trace, lags, phase)
+    titles = {"lag": ("by distance", "distance (tokens)"), "rank": ("by rank in the token before", "rank (1: best)")}
+    panels = []
+    for name, (title, label) in titles.items():
+        values = data[data["by"] == name].pivot(index="layer", columns="x", values="probability").to_numpy(np.float64)
+        panels.append(Panel(title, values, (0.5, values.shape[1] + 0.5), _layers(trace.n_layers), label, "layer"))
+    figure = heat_maps(panels, Words("Reuse of experts", "P(used again)"), size=(TEXT, 2.1), n_columns=2, from_zero=False)
+    baseline, chance = _levels(trace, phase)
+    notes = [f"independent tokens: {baseline:.2f} · uniform router: {chance:.2f}"]
+    add_corner(figure, trace_corner(trace, phase_of(trace, phase)), notes)
+    return figure
+
+
+def _layers(n: int) -> tuple[float, float]:
+    return -0.5, n - 0.5
+
+
+def _levels(trace: Trace, phase: str | None) -> tuple[float, float]:
+    sample = select(trace, phase_of(trace, phase))
+    return reuse_baseline(sample.experts, trace.n_experts), trace.top_k / trace.n_experts
+
+
+def reuse_map_caption(trace: Trace, lags: int = 16, phase: str | None = None) -> str:
+    """Write the caption of `reuse_map`."""
+    baseline, chance = _levels(trace, phase)
+    ranks = "by its full score" if trace.scores is not None else "among the chosen experts (the trace has no other scores)"
+    return (
+        f"Reuse of experts by layer. Left: share of a token's experts that the token d positions earlier also used, d from 1 to "
+        f"{lags}. Right: probability that a token uses an expert, by that expert's rank in the token before, {ranks}. "
+        f"With independent tokens of the same popularity the left would be {baseline:.2f} everywhere, with a uniform router "
+        f"{chance:.2f}. Tokens of one request only. "
+        f"{NOT_FROM_ZERO} {trace_words(trace, phase_of(trace, phase))}"
+    )
+
+
+def coactivation_data(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> pd.DataFrame:
+    """Compute which experts of the next layer follow each expert of a layer.
+
+    Parameters
+    ----------
+    trace : Trace
+        With two layers or more.
+    layers : int or sequence of int, optional
+        The first layers of the pairs; None: the first, the middle and the last.
+    phase : str, optional
+        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
+
+    Returns
+    -------
+    DataFrame
+        ``layer``, ``expert``, ``next_expert``, their places by popularity in their layers (``place``, ``next_place``, from 1),
+        and ``probability``: share of the tokens with this expert in this layer that use the other one in the next; nan where no
+        token used the expert.
+
+    Raises
+    ------
+    ConfigError
+        If the trace has one layer only, or not those asked for.
+    """
+    sample = select(trace, phase_of(trace, phase))
+    parts = []
+    for layer in _pairs(trace, layers):
+        values = _conditional(sample.experts, layer, trace.n_experts)
+        here, there = (_places(sample.experts[:, at], trace.n_experts) for at in (layer, layer + 1))
+        expert, other = (index.ravel() for index in np.indices(values.shape))
+        columns = {"layer": layer, "expert": expert, "next_expert": other, "place": here[expert], "next_place": there[other],
+                   "probability": values.ravel()}  # fmt: skip
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _pairs(trace: Trace, layers: Sequence[int] | int | None) -> list[int]:
+    last = trace.n_layers - 2
+    if last < 0:
+        raise ConfigError(f"plot coactivation: expected a trace with two layers or more, got one ({trace.model})")
+    if layers is None:
+        return sorted({round(last * i / (_PAIRS - 1)) for i in range(_PAIRS)})
+    asked = [layers] if isinstance(layers, int) else list(layers)
+    for layer in asked:
+        if not 0 <= layer <= last:
+            raise ConfigError(f"plot coactivation: layers: expected layers from 0 to {last}, which have a next one, got {layer}")
+    return asked
+
+
+def _places(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
+    """Place of each expert of a layer by popularity, from 1; of equals the lower id is first."""
+    order = np.argsort(-np.bincount(experts.ravel(), minlength=n_experts), kind="stable")
+    places = np.empty(n_experts, np.int64)
+    places[order] = np.arange(1, n_experts + 1)
+    return places
+
+
+def _conditional(experts: NDArray[Any], layer: int, n_experts: int) -> NDArray[np.float64]:
+    """P(token uses j in the next layer | it uses i here), (n_experts, n_experts); nan in the rows of unused experts."""
+    counts = pair_counts(experts[:, layer], experts[:, layer + 1], n_experts)
+    tokens = counts.sum(axis=1, keepdims=True) / experts.shape[2]  # each token was counted with each of its k next experts
+    shares = np.full(counts.shape, np.nan)
+    np.divide(counts, tokens, out=shares, where=tokens > 0)
+    return shares
+
+
+@styled
+def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> Figure:
+    """Heat maps of P(expert of the next layer | expert of this one); arguments as for `coactivation_data`."""
+    data = coactivation_data(trace, layers, phase)
+    edges = (0.5, trace.n_experts + 0.5)
+    panels = []
+    for layer, part in data.groupby("layer", sort=False):
+        values = part.pivot(index="place", columns="next_place", values="probability").to_numpy(np.float64)
+        title = f"layer {layer} to {int(str(layer)) + 1}"
+        panels.append(Panel(title, values, edges, edges, "next layer's expert, by popularity", "expert, by popularity"))
+    size = (TEXT, 2.6) if len(panels) > 1 else (COLUMN, 2.8)
+    words = Words("Which experts follow which", "P(next | this)")
+    figure = heat_maps(panels, words, size=size, n_columns=3, power=0.5, square=True)
+    add_corner(figure, trace_corner(trace, phase_of(trace, phase)), [f"uniform router: {trace.top_k / trace.n_experts:.2f}"])
+    return figure
+
+
+def coactivation_caption(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> str:
+    """Write the caption of `coactivation`."""
+    pairs = ", ".join(f"{layer} and {layer + 1}" for layer in _pairs(trace, layers))
+    return (
+        f"Which experts follow which: probability that a token uses expert j of the next layer (horizontal), given that it uses "
+        f"expert i of this one (vertical), layers {pairs}; both by popularity, the most popular expert being 1. Each row adds up "
+        f"to k = {trace.top_k}; a uniform router would give {trace.top_k / trace.n_experts:.3f} everywhere. The scale "
+        "is that of square roots. Experts that no token used are crossed out; those that few used have noisy rows. "
+        f"{trace_words(trace, phase_of(trace, phase))}"
+    )
+
+
+def coactivation_ranks_data(trace: Trace, phase: str | None = None, ranks: int | None = None) -> pd.DataFrame:
+    """Compute how far an expert of a layer tells those of the next, for all layers.
+
+    Parameters
+    ----------
+    trace : Trace
+        With two layers and two requests or more.
+    phase : str, optional
+        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
+    ranks : int, optional
+        How many; None: 4 k, or all if there are fewer.
+
+    Returns
+    -------
+    DataFrame
+        ``by`` (``"expert"`` or ``"popularity"``), ``layer`` (the first of the pair), ``rank``, and ``probability``: that a token
+        uses the expert of the next layer which has this rank among those that follow one of its experts here (mean over its
+        experts), or among all by popularity. Ranks are counted on a random half of the requests (fixed seed), probabilities
+        on the rest, since ranks by the same tokens would look good by chance.
+
+    Raises
+    ------
+    ConfigError
+        If the trace has fewer than two layers, or requests of the phase.
+    """
+    sample = select(trace, phase_of(trace, phase))
+    n_experts = trace.n_experts
+    n_ranks = min(n_experts, _RANKS * trace.top_k) if ranks is None else ranks
+    if not 1 <= n_ranks <= n_experts:
+        raise ConfigError(f"plot coactivation_ranks: ranks: expected 1 to {n_experts}, got {n_ranks}")
+    if trace.n_layers < 2 or sample.n_requests < 2:
+        raise ConfigError(f"plot coactivation_ranks: expected two layers and two requests or more, got fewer ({trace.model})")
+    numbers, number = np.unique(sample.request, return_inverse=True)
+    is_seen = (np.random.default_rng(0).permutation(len(numbers)) < (len(numbers) + 1) // 2)[number]
+    seen, rest = sample.experts[is_seen], sample.experts[~is_seen]
+    parts = []
+    for layer in range(trace.n_layers - 1):
+        here, then = (pair_counts(rows[:, layer], rows[:, layer + 1], n_experts) for rows in (seen, rest))
+        order = np.argsort(-here, axis=1, kind="stable")
+        follows = np.take_along_axis(then, order, axis=1).sum(axis=0) / (len(rest) * trace.top_k)
+        before, after = (membership(rows[:, layer + 1 : layer + 2], n_experts)[:, 0].mean(axis=0) for rows in (seen, rest))
+        popular = after[np.argsort(-before, kind="stable")]
+        for name, values in (("expert", follows), ("popularity", popular)):
+            columns = {"by": name, "layer": layer, "rank": range(1, n_ranks + 1), "probability": values[:n_ranks]}
+            parts.append(pd.DataFrame(columns))
+    return pd.concat(parts, ignore_index=True)
+
+
+@styled
+def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None = None) -> Figure:
+    """Heat maps of how far an expert tells those of the next layer; arguments as for `coactivation_ranks_data`."""
+    data = coactivation_ranks_data(trace, phase, ranks)
+    panels = []
+    for name, title in (("expert", "by what follows an expert"), ("popularity", "by popularity alone")):
+        values = data[data["by"] == name].pivot(index="layer", columns="rank", values="probability").to_numpy(np.float64)
+        panels.append(Panel(title, values, (0.5, values.shape[1] + 0.5), _layers(trace.n_layers - 1), "rank", "layer"))
+    words = Words("What an expert tells of the next layer", "P(used in the next layer)")
+    figure = heat_maps(panels, words, size=(TEXT, 2.1), n_columns=2)
+    notes = ["ranks by one half of the requests, probabilities by the other"]
+    add_corner(figure, trace_corner(trace, phase_of(trace, phase)), notes)
+    return figure
+
+
+def coactivation_ranks_caption(trace: Trace, phase: str | None = None, ranks: int | None = None) -> str:
+    """Write the caption of `coactivation_ranks`."""
+    n_ranks = int(coactivation_ranks_data(trace, phase, ranks)["rank"].max())
+    return (
+        f"How far one expert of a token tells those of the next layer. Left: probability that the token uses the expert of the "
+        f"next layer which is r-th among those that follow it, mean over its experts; right: the r-th most popular expert of "
+        f"that layer. The first {n_ranks} of {trace.n_experts} ranks; all would add up to k = {trace.top_k}. Ranks were counted "
+        f"on a random half of the requests, probabilities on the rest. {trace_words(trace, phase_of(trace, phase))}"
+    )

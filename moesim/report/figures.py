@@ -1,0 +1,160 @@
+"""The figures of a report: those in the result folder, else those that the catalogue can draw from its rows."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from moesim.errors import ConfigError
+from moesim.progress import Progress
+from moesim.report.data_uris import csv_uri, data_uri
+from moesim.report.folder import ResultFolder
+
+MAX_BYTES: Final = 4_000_000
+"""Of all pictures together; a third more in the page. The first ones are kept."""
+
+MOST_OF_A_KIND: Final = 4
+"""Figures of each kind that are drawn for the page: a sweep over many settings has one for each combination."""
+
+_OF_VARIANTS: Final = ("ladder",)  # compare a policy with the one before it, which only says something of variants of one
+_DENSITY: Final = 2  # pixels of a picture for each pixel of the page
+_WIDE: Final = 750  # pixels of the page; wider figures get a row of their own
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure in the page.
+
+    Attributes
+    ----------
+    name : str
+        Of its file, without a suffix.
+    title, caption : str
+        What kind of figure it is, and the sentences below it; the latter may be empty.
+    uri : str
+        The picture.
+    csv_name, csv_uri : str
+        File with the data; both are empty if they were not written down.
+    width, height : int
+        In the page.
+    wide : bool
+        Whether it needs a row of its own.
+    """
+
+    name: str
+    title: str
+    caption: str
+    uri: str
+    csv_name: str
+    csv_uri: str
+    width: int
+    height: int
+    wide: bool
+
+
+def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[PageFigure], list[str]]:
+    """Collect the figures of a page.
+
+    Parameters
+    ----------
+    folder : ResultFolder
+        Its ``plots/`` is used if it holds any PNG; else the kinds of the catalogue that are drawn from rows.
+    progress : bool
+        Whether to show a progress bar while they are drawn.
+
+    Returns
+    -------
+    list of PageFigure, list of str
+        In the order of their names, or of the catalogue; and what was left out, a line each.
+
+    Raises
+    ------
+    ConfigError
+        If a picture or what belongs to it cannot be read.
+    """
+    from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
+
+    titles = {name: kind.title for name, kind in KINDS.items()}
+    pictures = sorted((folder.path / "plots").glob("*.png"))
+    notes: list[str] = []
+    found = _read(pictures) if pictures else _drawn(folder, notes, progress=progress)
+    figures: list[PageFigure] = []
+    left_out = []
+    n_bytes = 0
+    for name, files in found:
+        n_bytes += len(files["png"])
+        if n_bytes > MAX_BYTES:
+            left_out.append(name)
+            continue
+        figures.append(_figure(name, files, titles, folder.path / "plots"))
+    if left_out:
+        size = f"{MAX_BYTES / 1e6:g} MB"
+        notes.append(f"Left out, to keep the page small (pictures of {size} at most): {', '.join(left_out)}.")
+    return figures, notes
+
+
+def _figure(name: str, files: Files, titles: Mapping[str, str], place: Path) -> PageFigure:
+    kind, _, variant = name.partition(".")
+    title = titles.get(kind, kind.replace("_", " "))
+    told = re.sub(r"\.(?=[a-z_]+=)", ", ", variant).replace("=", " ").replace("_", " ")
+    png = files["png"]
+    if not png.startswith(b"\x89PNG\r\n\x1a\n") or len(png) < 24:
+        raise ConfigError(f"{place / name}.png: expected a picture, got something else; remove it or run the experiment again")
+    width, height = (n // _DENSITY for n in struct.unpack(">II", png[16:24]))
+    csv_name, data = csv_uri(name, files["csv"]) if "csv" in files else ("", "")
+    return PageFigure(
+        name=name,
+        title=f"{title[0].upper()}{title[1:]}" + (f" ({told})" if told else ""),
+        caption=" ".join(files.get("txt", b"").decode("utf-8", "replace").split()),
+        uri=data_uri(png, "image/png"),
+        csv_name=csv_name,
+        csv_uri=data,
+        width=width,
+        height=height,
+        wide=width > _WIDE,
+    )
+
+
+def _read(pictures: list[Path]) -> Iterator[tuple[str, Files]]:
+    """Read pictures, with the data and captions that lie beside them."""
+    for picture in pictures:
+        name = picture.name.removesuffix(".png")
+        beside = {suffix: picture.with_name(f"{name}.{suffix}") for suffix in ("png", "csv", "txt")}
+        try:
+            yield name, {suffix: path.read_bytes() for suffix, path in beside.items() if path.is_file()}
+        except OSError as error:
+            raise ConfigError(f"{picture}: expected a figure that can be read, got: {error.strerror}") from None
+
+
+def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterator[tuple[str, Files]]:
+    """Draw what the rows allow for; a kind that they do not is told in a note."""
+    from moesim.plots.catalogue import KINDS, figures_of
+    from moesim.plots.drawing import files_of
+
+    done = [row for row in folder.rows if not row.get("error")]
+    one_policy = len({row.get("policy_name", row["policy"]) for row in done}) == 1
+    kinds = [name for name, kind in KINDS.items() if kind.source == "rows" and (one_policy or name not in _OF_VARIANTS)]
+    kinds = kinds if done else []
+    frame = pd.DataFrame(done)
+    with Progress(len(kinds), enabled=progress) as bar:
+        for kind in kinds:
+            bar.describe(f"drawing {kind}")
+            n = 0
+            try:
+                for n, (name, part) in enumerate(figures_of(kind, frame, {}), start=1):
+                    if n <= MOST_OF_A_KIND:
+                        files = files_of(kind, name, [part], {})
+                        yield name, {file.removeprefix(f"{name}."): data for file, data in files.items()}
+            except ConfigError as error:
+                notes.append(f"Not drawn: {error}.")
+            if n > MOST_OF_A_KIND:
+                notes.append(f"Of {n} figures of the kind {kind} the first {MOST_OF_A_KIND} are shown; moesim plot draws all.")
+            bar.advance(1)

@@ -1,0 +1,89 @@
+// Sorting, filtering and paging of the table of results. Without it the table stands there whole.
+(() => {
+  "use strict";
+  const PAGE = 100;
+  const table = document.getElementById("runs");
+  const body = table.tBodies[0];
+  const heads = [...table.tHead.rows[0].cells];
+  const nSettings = heads.length - Math.max(0, ...[...body.querySelectorAll("td[colspan]")].map((cell) => cell.colSpan));
+  const rows = [...body.rows].map((element, order) => ({ element, order, text: element.textContent.toLowerCase() }));
+  const collator = new Intl.Collator("en", { numeric: true });
+  let shown = rows;
+  let page = 0;
+
+  // A failed run has cells for its settings only.
+  function value(row, column) {
+    const cell = row.element.classList.contains("failed") && column >= nSettings ? null : row.element.cells[column];
+    const text = cell ? cell.textContent.trim() : "";
+    if (heads[column].classList.contains("t") || column === 0) return text === "–" || !text ? null : text;
+    const number = Number.parseFloat(text);
+    return Number.isNaN(number) ? null : number;
+  }
+
+  function sort(column) {
+    const head = heads[column];
+    const up = head.getAttribute("aria-sort") !== "ascending";
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    const values = new Map(rows.map((row) => [row, value(row, column)]));
+    rows.sort((a, b) => {
+      const [x, y] = [values.get(a), values.get(b)];
+      if (x === null || y === null) return (x === null) - (y === null) || a.order - b.order; // what has no value comes last
+      const order = typeof x === "number" ? x - y : collator.compare(x, y);
+      return (up ? order : -order) || a.order - b.order;
+    });
+    body.append(...rows.map((row) => row.element));
+    filter();
+  }
+
+  function filter() {
+    const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
+    shown = rows.filter((row) => words.every((word) => row.text.includes(word)));
+    page = 0;
+    show();
+  }
+
+  function show() {
+    const pages = Math.max(1, Math.ceil(shown.length / PAGE));
+    page = Math.min(Math.max(page, 0), pages - 1);
+    const visible = new Set(shown.slice(page * PAGE, (page + 1) * PAGE));
+    for (const row of rows) row.element.hidden = !visible.has(row);
+    const first = shown.length ? page * PAGE + 1 : 0;
+    const last = Math.min((page + 1) * PAGE, shown.length);
+    const which = pages > 1 ? `runs ${first} to ${last} of ${shown.length}` : `${shown.length} runs`;
+    count.textContent = shown.length < rows.length ? `${which} (${rows.length} in all)` : which;
+    before.hidden = after.hidden = pages === 1;
+    before.disabled = page === 0;
+    after.disabled = page === pages - 1;
+  }
+
+  function button(text, act) {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.textContent = text;
+    made.addEventListener("click", act);
+    return made;
+  }
+
+  const box = document.createElement("input");
+  box.type = "search";
+  box.placeholder = "Filter: words that a run must hold";
+  box.setAttribute("aria-label", "Filter the runs by words");
+  box.addEventListener("input", filter);
+  const count = document.createElement("span");
+  count.setAttribute("role", "status");
+  const turn = (by) => () => {
+    page += by;
+    show();
+    table.parentElement.scrollTop = 0;
+  };
+  const before = button("‹ previous", turn(-1));
+  const after = button("next ›", turn(1));
+  document.querySelector("#results .tools").prepend(box, count, before, after);
+  heads.forEach((head, column) => {
+    const text = head.textContent;
+    head.textContent = "";
+    head.append(button(text, () => sort(column)));
+  });
+  show();
+})();

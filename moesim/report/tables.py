@@ -1,0 +1,306 @@
+"""The tables of a report: results for people, all values for programs, and what the notes say about which runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.experiment.repeats import CI, aggregate, repeated
+from moesim.units import NS_PER_MS
+
+Row = Mapping[str, Any]
+
+NOTHING: Final = "–"
+_EXACT: Final = 1 - 1e-9  # sums of gate weights are rounded
+_MOVED_OTHER: Final = ("update", "write_back", "message", "activation")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of results.
+
+    Attributes
+    ----------
+    heading, title : str
+        Heading with its unit, and what it means, shown where the mouse rests.
+    value : callable
+        Row -> number, or text, or None if it has none.
+    decimals : int or None
+        Of numbers; None: as many as are needed for three digits of the smallest.
+    half : callable or None
+        Row -> half the width of the 95 % interval of a mean over repeats.
+    short : bool
+        Whether to write numbers as short as they are, such as 0.5, and not all with the same decimals.
+    """
+
+    heading: str
+    title: str
+    value: Callable[[Row], Any]
+    decimals: int | None = None
+    half: Callable[[Row], float | None] | None = None
+    short: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text of a cell; `numeric` cells are aligned to the right."""
+
+    text: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table of results.
+
+    Attributes
+    ----------
+    cells : list of Cell
+        Of a failed run those of its settings only.
+    policy : str
+        Its first cell.
+    error : str or None
+        Why it failed.
+    lossy : bool
+        Whether it computed anything else than the model asked for.
+    """
+
+    policy: str
+    cells: list[Cell]
+    error: str | None
+    lossy: bool
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Headings (of the policy first) and lines; `n_settings` columns, the policy's included, are settings."""
+
+    headings: list[tuple[str, str, bool]]
+    lines: list[Line]
+    n_settings: int
+
+
+def number(row: Row, key: str, scale: float = 1.0) -> float | None:
+    """Give a value of a row times a scale; None if it is no finite number."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value * scale
+
+
+def fresh_share(row: Row) -> float | None:
+    """Give the share of gate weight served as routed while decoding (of the whole run if nothing was decoded)."""
+    share = number(row, "fidelity_fresh_decode")
+    return number(row, "fidelity_fresh") if share is None else share
+
+
+def is_lossy(row: Row) -> bool:
+    """Tell whether a run computed anything else than the model asked for, in prefill or decoding."""
+    shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
+    return any(share is not None and share < _EXACT for share in shares) or bool(number(row, "n_inexact_slots"))
+
+
+def _scaled(key: str, scale: float) -> Callable[[Row], float | None]:
+    return lambda row: number(row, key, scale)
+
+
+def _moved(*causes: str) -> Callable[[Row], float | None]:
+    """MB over the links for each generated token, by cause."""
+
+    def value(row: Row) -> float | None:
+        tokens = number(row, "n_generated_tokens")
+        parts = [number(row, f"bytes_{cause}") for cause in causes]
+        known = [part for part in parts if part is not None]
+        return sum(known) / tokens / 1e6 if tokens and known else None
+
+    return value
+
+
+def _busy(kind: str) -> Callable[[Row], float | None]:
+    """Mean busy share of the devices of a kind in percent."""
+
+    def value(row: Row) -> float | None:
+        names = [key for key in row if key.startswith(f"utilisation.{kind}") and "->" not in key]
+        shares = [share for name in names if (share := number(row, name, 100)) is not None]
+        return sum(shares) / len(shares) if shares else None
+
+    return value
+
+
+def _fresh(row: Row) -> float | None:
+    share = fresh_share(row)
+    if share is None:
+        return None
+    return 100.0 if share >= _EXACT else math.floor(1000 * share) / 10  # down: never 100 of what is not exact
+
+
+_CAUSES: Final = "megabytes over all links for each generated token, prefill included: "
+
+
+def _metric(heading: str, key: str, words: str, scale: float = 1.0, decimals: int | None = None) -> Column:
+    """Make the column of one key of the rows."""
+    return Column(heading, f"{key}: {words}", _scaled(key, scale), decimals, _scaled(CI + key, scale))
+
+
+METRICS: Final = (
+    _metric("TTFT (ms)", "ttft_mean_ns", "mean time to the first token", 1 / NS_PER_MS),
+    _metric("TPOT (ms)", "tpot_mean_ns", "mean time per output token", 1 / NS_PER_MS),
+    _metric("prefill tok/s", "prefill_tokens_per_s", "of the whole batch"),
+    _metric("decode tok/s", "decode_tokens_per_s", "of the whole batch"),
+    Column(
+        "fresh %",
+        "fidelity_fresh_decode: share of decoding's gate weight served by the routed expert on fresh inputs; "
+        "* not exact: routing is replayed as recorded, whatever the policy computed",
+        _fresh,
+        1,
+    ),
+    _metric("hit %", "hit_rate", "lookups whose expert was on a GPU when the router's result was known", 100, 1),
+    _metric("decode hit %", "hit_rate_decode", "the same, of decode steps only", 100, 1),
+    Column("MB/token demand", _CAUSES + "demand fetches", _moved("demand"), 1),
+    Column("MB/token prefetch", _CAUSES + "prefetches that were used", _moved("prefetch_used"), 1),
+    Column("MB/token wasted", _CAUSES + "prefetches that were not", _moved("prefetch_wasted"), 1),
+    Column("MB/token other", _CAUSES + "cache updates, write-backs, messages, activations", _moved(*_MOVED_OTHER), 1),
+    Column("GPU busy %", "utilisation.gpu*: mean over GPUs", _busy("gpu"), 1),
+    Column("CPU busy %", "utilisation.cpu*: mean over CPUs", _busy("cpu"), 1),
+    _metric("link busy %", "pcie_share", "busy share of the links to and from GPUs", 100, 1),
+    _metric("J/token", "energy_j_per_token", "energy for each generated token"),
+)
+"""Columns of metrics; docs/metrics.md defines them."""
+
+_CACHE: Final = (
+    Column("cache ratio", "cache_ratio: share of all experts that the GPU cache holds", _scaled("cache_ratio", 1), short=True),
+    Column(
+        "budget (GiB)",
+        "cache_budget_bytes: memory of a GPU for everything",
+        _scaled("cache_budget_bytes", 1 / (1 << 30)),
+        short=True,
+    ),
+)
+
+_REPEATS: Final = Column("repeats", "repeats: runs with other seeds that the line is the mean of", _scaled("repeats", 1), 0)
+
+
+def result_table(rows: Sequence[Row]) -> ResultTable:
+    """Make the table of results.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        One a run.
+
+    Returns
+    -------
+    ResultTable
+        A column for each setting that differs between runs, for the cache, and for each metric that any run has. Repeats that
+        succeeded are one line; those that failed have a line each.
+    """
+    several = repeated(rows)
+    if several:
+        rows = [*aggregate([row for row in rows if not row.get("error")]), *(row for row in rows if row.get("error"))]
+    done = [row for row in rows if not row.get("error")]
+    settings = [_setting_column(key) for key in SETTINGS if len({str(row.get(key)) for row in rows}) > 1]
+    settings += [column for column in _CACHE if any(column.value(row) is not None for row in rows)]
+    settings += [_REPEATS] if several else []
+    metrics = [column for column in METRICS if any(column.value(row) is not None for row in done)]
+    labels = [
+        Column("label", "source_label: the weakest source among the numbers used", lambda row: _text(row.get("source_label")))
+    ]
+    columns = [*settings, *metrics, *(labels if done else [])]
+    form = [_format(column, rows) for column in columns]
+    lines = []
+    for row in rows:
+        failed = bool(row.get("error"))
+        shown = form[: len(settings)] if failed else form
+        lines.append(Line(str(row["policy"]), [one(row) for one in shown], str(row["error"]) if failed else None, is_lossy(row)))
+    numeric = [any(isinstance(column.value(row), int | float) for row in rows) for column in columns]
+    headings = [(column.heading, column.title, right) for column, right in zip(columns, numeric, strict=True)]
+    if not done:
+        headings.append(("error", "why the run failed", False))
+    return ResultTable([("policy", "policy with the options that were given", False), *headings], lines, 1 + len(settings))
+
+
+def _setting_column(key: str) -> Column:
+    return Column(key.replace("_", " "), f"{key}: differs between runs", lambda row: _setting(row.get(key)), 0)
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value if value is None or isinstance(value, int) else str(value)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _format(column: Column, rows: Sequence[Row]) -> Callable[[Row], Cell]:
+    values = [column.value(row) for row in rows]
+    numbers = [abs(value) for value in values if isinstance(value, int | float) and value]
+    decimals = column.decimals
+    if decimals is None:
+        decimals = min(max(2 - math.floor(math.log10(min(numbers))), 0), 4) if numbers else 0
+
+    def cell(row: Row) -> Cell:
+        value = column.value(row)
+        if value is None:
+            return Cell(NOTHING)
+        if isinstance(value, str):
+            return Cell(value)
+        mark = "*" if column.value is _fresh and is_lossy(row) else ""
+        half = None if column.half is None else column.half(row)
+        interval = "" if half is None else f" ± {half:.{decimals}f}"
+        return Cell(f"{value:g}" if column.short else f"{value:.{decimals}f}{mark}{interval}", True)
+
+    return cell
+
+
+def notes_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """List what qualifies the results, with the runs that each note is about.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        One a run.
+
+    Returns
+    -------
+    list of (str, str)
+        Note, and ``"all runs"`` or the number of runs, with their policies unless there are runs of each; in the order of first
+        occurrence.
+    """
+    done = [row for row in rows if not row.get("error")]
+    found: dict[str, list[Row]] = {}
+    for row in done:
+        for note in dict.fromkeys(str(row.get("notes") or "").split(", ")):
+            if note:
+                found.setdefault(note, []).append(row)
+    listed = []
+    n_policies = len({str(row["policy"]) for row in done})
+    for note, about in found.items():
+        policies = list(dict.fromkeys(str(row["policy"]) for row in about))
+        who = "all runs" if len(about) == len(done) else f"{len(about)} of {len(done)} runs"
+        listed.append((note, f"{who}: {shortened(policies)}" if len(policies) < n_policies else who))
+    return listed
+
+
+def settings_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """List what was asked for: name of each setting and its values over all runs, without those that were left alone."""
+    listed = []
+    for key in dict.fromkeys(("policy", "model", "hardware", "trace", *CACHE_SETTINGS, *SETTINGS)):
+        values = list(dict.fromkeys(_plain(row[key]) for row in rows if row.get(key) is not None))
+        if values and values != ["false"]:
+            listed.append((key.replace("_", " "), shortened(values)))
+    return listed
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(_setting(value))
+
+
+def shortened(values: Sequence[str], most: int = 12) -> str:
+    """Join values with commas; of more than `most` the first, and how many there are."""
+    shown = ", ".join(values[:most])
+    return shown if len(values) <= most else f"{shown}, … ({len(values)} in all)"

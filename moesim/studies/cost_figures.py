@@ -1,0 +1,127 @@
+"""Printed costs beside what a hardware profile says: some are inputs of the profile, and then agree by construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from moesim.costs import CostModel
+from moesim.errors import ConfigError, unknown_name
+from moesim.hardware import load_hardware
+from moesim.model import load_model
+from moesim.yaml_reader import read_yaml_value
+
+_CONTEXT = 256  # tokens that the attention of a block looks back on; it is a small part of the block
+_NS_PER_MS = 1e6
+_DEFAULTS = {"model": "", "rows": "1", "device": "", "transfer": "pinned"}
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of which machine."""
+
+    costs: CostModel
+    rows: int
+    device: str
+
+    @property
+    def host(self) -> str:
+        return self.costs.hardware.backing[0]
+
+    @property
+    def gpu(self) -> str:
+        return self.costs.hardware.compute
+
+    def copy_ns(self) -> int:
+        return self.costs.fetch_ns(self.host, self.gpu)
+
+
+def machine_cost(hardware: str, name: str, arguments: Mapping[str, str], place: str) -> tuple[float, str]:
+    """Look up a cost.
+
+    Parameters
+    ----------
+    hardware : str
+        Name or path of a profile.
+    name : str
+        One of `COSTS`.
+    arguments : mapping of str to str
+        ``model`` (a name, or ``{base: ...}``), and optionally ``rows`` (1), ``device`` (the GPU) and ``transfer`` (``pinned``).
+    place : str
+        For messages.
+
+    Returns
+    -------
+    value : float
+    label : str
+        Weakest source among the numbers that were used.
+
+    Raises
+    ------
+    InputError
+        If there is no such cost, profile or model, an argument is wrong, or the profile lacks what it needs.
+    """
+    check_cost(name, arguments, place)
+    given = _DEFAULTS | dict(arguments)
+    profile = load_hardware(hardware, place)
+    device = given["device"] or profile.compute
+    if device not in profile.devices:
+        raise ConfigError(f"{place}: {name}: {unknown_name('device', device, profile.devices)}")
+    model = load_model(read_yaml_value(given["model"], place), place)
+    costs = CostModel(model, profile, transfer=given["transfer"], extrapolate=True)
+    value = COSTS[name](_Question(costs, int(given["rows"]), device))
+    return value, costs.label(()) if costs.provenance() else "published"
+
+
+def check_cost(name: str, arguments: Mapping[str, str], place: str) -> None:
+    """Check that a cost of this name takes these arguments; errors as of `machine_cost`."""
+    if name not in COSTS:
+        raise ConfigError(f"{place}: {unknown_name('cost', name, COSTS)}")
+    for key in arguments:
+        if key not in _DEFAULTS:
+            raise ConfigError(f"{place}: {name}: {unknown_name('argument', key, _DEFAULTS)}")
+    if "model" not in arguments:
+        raise ConfigError(f"{place}: {name}: expected the argument model, got none")
+    rows = arguments.get("rows", "1")
+    if not rows.isdecimal() or int(rows) < 1:
+        raise ConfigError(f"{place}: {name}: rows: expected an integer of at least 1, got '{rows}'")
+
+
+def _expert_ms(q: _Question) -> float:
+    return q.costs.expert_ns(q.device, q.rows) / _NS_PER_MS
+
+
+def _block_ms(q: _Question) -> float:
+    costs, n = q.costs, q.rows
+    work = n * (2 * _CONTEXT + n)
+    experts = costs.model.top_k * costs.expert_ns(q.device, n)
+    return (costs.attention_ns(q.device, n, work, 1) + costs.dense_ns(q.device, n) + experts) / _NS_PER_MS
+
+
+def _copy_ms(q: _Question) -> float:
+    return q.copy_ns() / _NS_PER_MS
+
+
+def _activation_ms(q: _Question) -> float:
+    return sum(q.costs.activation_ns(link, q.rows) for link in q.costs.path(q.gpu, q.host)) / _NS_PER_MS
+
+
+def _copied_over_cpu(q: _Question) -> float:
+    return (q.copy_ns() + q.costs.expert_ns(q.gpu, q.rows)) / q.costs.expert_ns(q.host, q.rows)
+
+
+def _expert_mib(q: _Question) -> float:
+    return q.costs.model.expert_bytes(0) / 2**20
+
+
+COSTS: dict[str, Callable[[_Question], float]] = {
+    "expert_ms": _expert_ms,
+    "block_ms": _block_ms,
+    "copy_ms": _copy_ms,
+    "activation_ms": _activation_ms,
+    "copied_over_cpu": _copied_over_cpu,
+    "expert_mib": _expert_mib,
+}
+"""Name -> how it is looked up: one expert with some rows on a device; attention, router and the top_k experts of a row; a copy
+of an expert to the GPU, and of its activations from there; an expert copied and computed there over the same on the CPU; its
+size."""

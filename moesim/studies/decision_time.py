@@ -1,0 +1,82 @@
+"""How much of the time an inference would take for its decisions, if they took as long as they take here, in Python."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moesim.engine import simulate
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.runner import Execution, run_one
+from moesim.policy import Action, Fetch, Placement, Policy, View
+from moesim.progress import Progress
+from moesim.records import Records
+
+COLUMN = "decision_cpu_ns"
+NOTE = "decisions measured on this machine, in Python"
+
+
+class _Clocked:
+    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.exact, self.listens, self.needs = policy.exact, policy.listens, policy.needs
+        self.spent_ns = 0
+
+    def place(self, view: View) -> Placement:
+        return self._policy.place(view)
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        began = time.process_time_ns()
+        answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
+        self.spent_ns += time.process_time_ns() - began
+        return answer
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        began = time.process_time_ns()
+        victim = self._policy.evict(fetch, view)
+        self.spent_ns += time.process_time_ns() - began
+        return victim
+
+
+def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
+    """Run an experiment with a clock around each policy's decisions, one run after another, in this process.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Resolved; its decisions should take no simulated time.
+
+    Returns
+    -------
+    list of dict
+        The rows of its results, with `COLUMN`: what the decisions took in ns of this process's time, other processes apart.
+    """
+    rows = []
+    with Progress(len(experiment.specs), enabled=True) as bar:
+        for spec in experiment.specs:
+            bar.describe(spec.policy_name)
+            clocks: list[_Clocked] = []
+
+            def clocked(*, policy: Policy, clocks: list[_Clocked] = clocks, **rest: Any) -> Records:
+                clocks.append(_Clocked(policy))
+                return simulate(policy=clocks[-1], **rest)
+
+            row = dict(run_one(experiment, spec, execution=Execution(clocked, notes=lambda: [NOTE])).row)
+            rows.append(row | {COLUMN: sum(clock.spent_ns for clock in clocks)})
+            bar.advance(1)
+    return rows
+
+
+def decision_share(row: Mapping[str, Any]) -> float:
+    """Compute the share of decisions in the sum of their time here and the simulated time, of a row of `run_clocked`.
+
+    Examples
+    --------
+    >>> decision_share({"makespan_ns": 3_000, "decision_cpu_ns": 1_000})
+    0.25
+    """
+    spent = float(row[COLUMN])
+    return spent / (spent + float(row["makespan_ns"]))

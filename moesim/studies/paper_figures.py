@@ -1,0 +1,97 @@
+"""Figures of the papers: the rows of the table that belong together, and the experiments that are run for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.studies.published import PUBLISHED, SHARED, Published
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table of a paper, or an experiment beside it that no printed number belongs to.
+
+    Attributes
+    ----------
+    paper, name, ref : str
+    rows : tuple of Published
+        Its printed numbers.
+    experiments : tuple of str
+        What is run for it, as paper and file name without suffix.
+    """
+
+    paper: str
+    name: str
+    ref: str
+    rows: tuple[Published, ...]
+    experiments: tuple[str, ...]
+
+
+def figures(rows: Sequence[Published], folder: Path) -> list[Figure]:
+    """List the figures of all papers, with the experiments in their folders that no printed number belongs to.
+
+    Parameters
+    ----------
+    rows : sequence of Published
+        The table.
+    folder : Path
+        Where the papers' folders are.
+
+    Returns
+    -------
+    list of Figure
+        Paper by paper in the order of the table; within each, figures in its order, then the other experiments.
+
+    Raises
+    ------
+    ConfigError
+        If a row names an experiment that is not there.
+    """
+    found = []
+    for paper in dict.fromkeys(row.paper for row in rows):
+        mine = [row for row in rows if row.paper == paper]
+        there = [f"{paper}/{path.stem}" for path in sorted((folder / paper).glob("*.yaml")) if path.stem[0] != SHARED]
+        for name in dict.fromkeys(row.figure for row in mine):
+            of = tuple(row for row in mine if row.figure == name)
+            runs = tuple(dict.fromkeys(e for row in of for e in (row.experiment, row.baseline_experiment) if e))
+            for experiment in runs:
+                if experiment not in there:
+                    known = unknown_name("experiment", experiment, there)
+                    raise ConfigError(f"{folder / PUBLISHED}: {paper}/{name}: input: {known}")
+            found.append(Figure(paper, name, next((row.ref for row in of if row.ref), ""), of, runs))
+        named = {experiment for figure in found for experiment in figure.experiments}
+        found += [Figure(paper, e.partition("/")[2], "", (), (e,)) for e in there if e not in named]
+    return found
+
+
+def choose(known: Sequence[Figure], names: Iterable[str]) -> list[Figure]:
+    """Choose figures by name.
+
+    Parameters
+    ----------
+    known : sequence of Figure
+        As by `figures`.
+    names : iterable of str
+        Papers, or ``"paper/figure"``; none: all.
+
+    Returns
+    -------
+    list of Figure
+        In their order.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such paper or figure.
+    """
+    wanted = list(names)
+    possible = {figure.paper for figure in known} | {f"{figure.paper}/{figure.name}" for figure in known}
+    for name in wanted:
+        if name not in possible:
+            paper = name.partition("/")[0]
+            near = {one for one in possible if one.startswith(f"{paper}/")} or {one for one in possible if "/" not in one}
+            raise ConfigError(f"papers: {unknown_name('figure' if '/' in name else 'paper', name, near)}")
+    return [one for one in known if not wanted or one.paper in wanted or f"{one.paper}/{one.name}" in wanted]

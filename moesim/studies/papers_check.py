@@ -1,0 +1,64 @@
+"""No dead rows: every row of the table of published figures selects something, which shows before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.config import Config
+from moesim.experiment.naming import policy_label
+from moesim.experiment.sweep import expand
+from moesim.model import load_model
+from moesim.studies.cost_figures import check_cost
+from moesim.studies.papers import select
+from moesim.studies.published import Published
+from moesim.studies.routing_figures import check_figure
+
+
+def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], place: str) -> None:
+    """Check that rows name policies and settings that their experiments have, and statistics and costs that there are.
+
+    Parameters
+    ----------
+    rows : iterable of Published
+        Of the table.
+    configs : mapping of str to Config
+        Every experiment that they name, whole.
+    place : str
+        The table, for messages.
+
+    Raises
+    ------
+    ConfigError
+        With the first row that selects nothing.
+    """
+    grids = {name: _grid(config, f"{name}.yaml") for name, config in configs.items()}
+    for row in rows:
+        where = f"{place}: {row.name}"
+        if row.source == "trace":
+            check_figure(row.metric, row.arguments(), where)
+        elif row.source == "costs":
+            check_cost(row.metric, row.arguments(), where)
+        for name, policy in ((row.experiment, row.policy), (row.baseline_experiment, row.baseline)):
+            if not name:
+                continue
+            known = {str(one["policy"]) for one in grids[name]}
+            if policy not in known:
+                raise ConfigError(f"{where}: {unknown_name(f'policy of {name}.yaml', policy, known)}")
+            if not select(grids[name], policy, row.where, where):
+                raise ConfigError(f"{where}: where: expected settings of some run of {name}.yaml, got '{row.where}'")
+
+
+def _grid(config: Config, place: str) -> list[dict[str, Any]]:
+    """Give what can be selected by, of every run."""
+    return [
+        {
+            "policy": policy_label(point.policy),
+            "model": load_model(point.model, f"{place}: model").name,
+            **point.workload,
+            "cache_ratio": point.ratio,
+            "cache_budget_bytes": point.budget_bytes,
+        }
+        for point in expand(config, place)
+    ]

@@ -1,0 +1,155 @@
+"""What `moesim papers` prints: figures, orders, policies beside the first of each experiment, and what those policies lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from moesim.policies.registry import policy_info
+from moesim.studies.paper_figures import Figure
+from moesim.studies.papers import Compared, Variant
+from moesim.studies.published import BOUNDS
+from moesim.studies.rank_agreement import Agreement
+from moesim.table import Format, render, render_records
+
+HEADINGS = [
+    "figure",
+    "what",
+    "printed",
+    "simulated",
+    "range",
+    "runs",
+    "ratio",
+    "costs",
+    "routing",
+    "remark",
+]
+RIGHT = HEADINGS[2:7]
+
+
+def report(
+    compared: Sequence[Compared], ranks: Sequence[Agreement], beside: Sequence[Variant], form: Format, *, small: bool = False
+) -> str:
+    """Write all that was found.
+
+    Parameters
+    ----------
+    compared : sequence of Compared
+        One a printed number.
+    ranks : sequence of Agreement
+        Their orders.
+    beside : sequence of Variant
+        Policies beside the first one of their experiment.
+    form : Format
+        For other programs (CSV, JSON and so on) one record a printed number and one an order, told apart by ``table``, with
+        every value unrounded; else tables for a reader.
+    small : bool
+        Whether experiments were made small, which is said.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+    """
+    if form not in (Format.TABLE, Format.MD):
+        records = [{"table": "figure", **one.record(), "quick": small} for one in compared]
+        return render_records([*records, *({"table": "rank", **one.record(), "quick": small} for one in ranks)], form)
+    parts = [render(HEADINGS, [_cells(one) for one in compared], form, RIGHT)] if compared else []
+    if ranks:
+        columns = ["figure", "order of", "as printed", "simulated", "in the wrong order"]
+        parts.append(render(columns, [_rank_cells(one) for one in ranks], form))
+    if beside:
+        parts.append(_variant_table(beside, form))
+    parts.append(_notes(compared, small, "\n\n" if form is Format.MD else "\n"))
+    return "\n".join(part for part in parts if part)
+
+
+def listing(known: Iterable[Figure], n_runs: Mapping[str, int], form: Format) -> str:
+    """List figures with what is run for them.
+
+    Parameters
+    ----------
+    known : iterable of Figure
+        Which.
+    n_runs : mapping of str to int
+        Runs of each experiment.
+    form : Format
+        How.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+    """
+    records: list[dict[str, Any]] = [
+        {
+            "figure": f"{one.paper}/{one.name}",
+            "ref": one.ref,
+            "printed": len(one.rows),
+            "comparable": sum(bool(row.source) for row in one.rows),
+            "experiments": ", ".join(f"{name}.yaml" for name in one.experiments),
+            "runs": sum(n_runs[name] for name in one.experiments),
+        }
+        for one in known
+    ]
+    if form not in (Format.TABLE, Format.MD):
+        return render_records(records, form)
+    columns = list(records[0])
+    rows = [[str(value) if value != "" else "-" for value in record.values()] for record in records]
+    note = "printed: numbers in the table; comparable: those that runs, a trace or a profile answers\n"
+    return render(columns, rows, form, ["printed", "comparable", "runs"]) + "\n" + note
+
+
+def _variant_table(found: Sequence[Variant], form: Format) -> str:
+    columns = ["experiment", "policy", "settings", "decode speed", "range", "prefill speed", "fresh %"]
+    rows = [
+        [one.experiment, one.policy, str(one.n_settings), _share(one.decode),
+         "" if one.low is None else f"{_share(one.low)} to {_share(one.high)}", _share(one.prefill),
+         "" if one.fidelity is None else f"{100 * one.fidelity:.1f}"]
+        for one in found
+    ]  # fmt: skip
+    note = "decode and prefill speed: as shares of the first policy of the experiment, geometric mean over its settings\n"
+    return render(columns, rows, form, columns[2:]) + "\n" + note
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _cells(one: Compared) -> list[str]:
+    row = one.published
+    bound = f"{row.kind} " if row.kind in BOUNDS else ""
+    printed = f"{bound}{row.published:g} {row.unit}"
+    head = [row.name + (f" ({row.ref})" if row.ref else ""), row.what, printed]
+    if one.simulated is None or one.low is None or one.high is None or one.ratio is None:
+        return [*head, "no run of it" if row.source else "not yet comparable", "", "", "", "", "", row.remark]
+    span = f"{_number(one.low)} to {_number(one.high)}" if one.n_runs > 1 else ""
+    ratio = ("holds" if one.agrees else "does not hold") if row.kind in BOUNDS else f"{one.ratio:.2f}"
+    why = f"differs: {row.why}" if row.why and not one.agrees else ""
+    remark = "; ".join(part for part in (row.remark, why) if part)
+    return [*head, _number(one.simulated), span, str(one.n_runs), ratio, one.costs, one.routing, remark]
+
+
+def _rank_cells(one: Agreement) -> list[str]:
+    what = one.quantity + (f", {one.setting}" if one.setting else "") + (f" [{one.reading}]" if one.reading else "")
+    return [f"{one.paper}/{one.figure}", what, one.order, f"{one.verdict} (n = {len(one.systems)})", one.amiss]
+
+
+def _notes(compared: Sequence[Compared], small: bool, separator: str) -> str:
+    """Say what the policies lack, and what the words of the tables mean."""
+    info = {one.name: one for one in policy_info()}
+    used = dict.fromkeys(name for one in compared for name in one.policies)
+    lines = [f"{name} lacks: {'; '.join(info[name].missing)}" for name in used if name in info and info[name].missing]
+    answered = [one for one in compared if one.simulated is not None]
+    if answered:
+        lines.append(
+            "costs: weakest source of the costs that were used; routing: where it comes from; ratio: simulated over printed "
+            "(of gains in %, of the factors); nothing is fitted to a printed figure"
+        )
+    if small:
+        lines.append("made small by --quick: these numbers say nothing about the figures")
+    return separator.join(lines) + "\n" if lines else ""

@@ -1,0 +1,218 @@
+"""The table of published figures: ``experiments/papers/published.csv``, one printed number a row.
+
+A row says what is printed where, and what answers it: runs of an experiment in the paper's folder, a statistic of a trace, a
+cost of a machine, or nothing yet, with the reason. More papers and figures are more rows and files, and no code.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from moesim.data import data_dirs
+from moesim.errors import ConfigError, unknown_name
+
+FOLDER = "papers"  # below experiments
+PUBLISHED = "published.csv"
+SHARED = "_"  # how the names of files begin that others include
+COLUMNS = (
+    "paper", "figure", "ref", "quantity", "setting", "system", "over", "reading", "kind", "unit", "published",
+    "source", "input", "policy", "baseline_input", "baseline", "metric", "where", "remark", "why",
+)  # fmt: skip
+RATIOS = ("speedup", "gain")
+BOUNDS = ("below", "above")
+KINDS = ("value", *RATIOS, *BOUNDS, "place")
+"""A figure as it is; a ratio of two systems; a ratio given as the percentage gained; an upper or a lower bound; the place of a
+policy among all of its experiment, 1 being the best."""
+RUNS = ("runs", "decisions")
+SOURCES = (*RUNS, "trace", "costs")
+"""Runs of an experiment; the same with a clock around each policy's decisions; a statistic of a trace; a cost of a machine."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """One printed number, and what answers it.
+
+    Attributes
+    ----------
+    paper, figure, ref : str
+        Folder of the paper, short name of the figure, and its place in the paper (empty where that is not known here).
+    quantity, setting : str
+        What is given, and for which model, batch and so on. Rows of a figure that agree in both may be ranked.
+    system, over : str
+        Whose figure, and of a ratio its baseline.
+    reading : str
+        What the row takes the paper to mean where it can mean several things; empty: any of them.
+    kind : {"value", "speedup", "gain", "below", "above", "place"}
+        See `KINDS`.
+    unit : str
+        ``"tokens/s"``, ``"x"``, ``"%"`` and so on.
+    published : float
+        As printed.
+    source : {"runs", "decisions", "trace", "costs", ""}
+        See `SOURCES`; empty: not comparable yet.
+    input : str
+        Experiment (file name without suffix, in the paper's folder), trace (as in an experiment), or hardware profile.
+    policy : str
+        Of runs: the policy with its options as in result tables.
+    baseline_input, baseline : str
+        The same for the other side of a ratio; the input is the same one if empty.
+    metric : str
+        Of runs: a column of the results, or one of `moesim.studies.papers.DERIVED`; ``"1/"`` before it turns "less is better"
+        into a speed. Else the name of a statistic or of a cost.
+    where : str
+        ``"model=mixtral-8x7b;batch_size=4|16"``: settings of the runs that count (empty: all), or arguments of the statistic or
+        cost.
+    remark, why : str
+        What differs from the paper's set-up, or why there is no counterpart; and why the figures differ, as far as it is known.
+    """
+
+    paper: str
+    figure: str
+    ref: str
+    quantity: str
+    setting: str
+    system: str
+    over: str
+    reading: str
+    kind: str
+    unit: str
+    published: float
+    source: str
+    input: str
+    policy: str
+    baseline_input: str
+    baseline: str
+    metric: str
+    where: str
+    remark: str
+    why: str
+
+    @property
+    def name(self) -> str:
+        """Paper and figure in one word."""
+        return f"{self.paper}/{self.figure}"
+
+    @property
+    def experiment(self) -> str:
+        """Paper and experiment in one word; empty if no runs answer this."""
+        return f"{self.paper}/{self.input}" if self.source in RUNS else ""
+
+    @property
+    def baseline_experiment(self) -> str:
+        """The same of the other side of a ratio."""
+        return f"{self.paper}/{self.baseline_input or self.input}" if self.source in RUNS and self.baseline else ""
+
+    @property
+    def what(self) -> str:
+        """What the number says, in words."""
+        words = f"{self.quantity}: {self.system}" + (f" over {self.over}" if self.over else "")
+        words += f", {self.setting}" if self.setting else ""
+        return words + (f" [{self.reading}]" if self.reading else "")
+
+    def arguments(self) -> dict[str, str]:
+        """Read `where`."""
+        return dict(part.split("=", 1) for part in self.where.split(";") if part)
+
+    def record(self) -> dict[str, Any]:
+        """Give everything by name."""
+        return asdict(self)
+
+
+def paper_folder() -> Path:
+    """Return the folder of the papers' experiments.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    for folder in data_dirs("experiments"):
+        if (folder / FOLDER / PUBLISHED).is_file():
+            return folder / FOLDER
+    raise ConfigError(f"experiments/{FOLDER}/{PUBLISHED}: expected the table of published results, got no such file")
+
+
+def read_published(path: Path) -> list[Published]:
+    """Read the printed figures.
+
+    Parameters
+    ----------
+    path : Path
+        A CSV file with the columns of `COLUMNS`.
+
+    Returns
+    -------
+    list of Published
+        In the order of the file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or a column, a name or a number is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: expected the table of published results, got: {reason}") from None
+    reader = csv.DictReader(text.splitlines())
+    if tuple(reader.fieldnames or ()) != COLUMNS:
+        raise ConfigError(f"{path}: expected the columns {','.join(COLUMNS)}, got {','.join(reader.fieldnames or ())}")
+    return [_published(row, f"{path}:{reader.line_num}") for row in reader]
+
+
+def _published(row: Mapping[Any, str | None], place: str) -> Published:
+    if None in row or None in row.values():
+        raise ConfigError(f"{place}: expected {len(COLUMNS)} fields, got another number; quote fields that contain a comma")
+    texts = {key: (value or "").strip() for key, value in row.items()}
+    try:
+        number = float(texts.pop("published"))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"{place}: published: expected a number, got {row['published']!r}")
+    found = Published(published=number, **texts)
+    _check_names(found, place)
+    _check_answer(found, place)
+    return found
+
+
+def _check_names(row: Published, place: str) -> None:
+    for key in ("paper", "figure", "quantity", "system"):
+        if not getattr(row, key):
+            raise ConfigError(f"{place}: {key}: expected a name, got nothing")
+    if row.kind not in KINDS:
+        raise ConfigError(f"{place}: {unknown_name('kind', row.kind, KINDS)}")
+    if row.source and row.source not in SOURCES:
+        raise ConfigError(f"{place}: {unknown_name('source', row.source, SOURCES)}")
+    least = -100 if row.kind == "gain" else 0
+    if row.published <= least:
+        raise ConfigError(f"{place}: published: expected more than {least}, got {row.published:g}")
+    if (row.kind in RATIOS) != bool(row.over):
+        expected = "the other system of the ratio" if row.kind in RATIOS else f"nothing for a {row.kind}"
+        raise ConfigError(f"{place}: over: expected {expected}, got '{row.over}'")
+
+
+def _check_answer(row: Published, place: str) -> None:
+    """Check that what answers a row is named as a whole, and nothing beside it that would have no effect."""
+    runs = row.source in RUNS
+    needed = {"input": bool(row.source), "metric": bool(row.source), "policy": runs, "baseline": runs and row.kind in RATIOS}
+    allowed = {**needed, "where": bool(row.source), "baseline_input": needed["baseline"], "remark": True}
+    needed["remark"] = not row.source
+    for key, may in allowed.items():
+        if needed.get(key, False) and not getattr(row, key):
+            raise ConfigError(f"{place}: {key}: expected it for source '{row.source}' and kind '{row.kind}', got nothing")
+        if not may and getattr(row, key):
+            raise ConfigError(
+                f"{place}: {key}: expected nothing for source '{row.source}' and kind '{row.kind}', got '{getattr(row, key)}'"
+            )
+    if row.source in ("trace", "costs") and row.kind in (*RATIOS, "place"):
+        raise ConfigError(f"{place}: kind: expected value, below or above for source '{row.source}', got {row.kind}")
+    for part in row.where.split(";"):
+        if part and not all(part.partition("=")):
+            raise ConfigError(f"{place}: where: expected key=value parts with ; between them, got '{part}'")

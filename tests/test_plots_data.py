@@ -1,0 +1,315 @@
+"""What figures of result rows draw, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import combinations
+
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+
+from moesim.errors import ConfigError
+from moesim.plots.bars import decode_speed_caption, decode_speed_data, energy_caption, energy_data
+from moesim.plots.catalogue import figures_of
+from moesim.plots.heatmap import heatmap, heatmap_caption, heatmap_data
+from moesim.plots.ladder import ladder, ladder_data
+from moesim.plots.lines import CHANCE, hit_rate_data
+from moesim.plots.looks import look, looks_of
+from moesim.plots.pareto import vram, vram_data
+from moesim.plots.regret import regret_data
+from moesim.plots.rows import cache_column, fresh_mark, prepared, varying
+from moesim.plots.speedup import MEAN, speedup, speedup_caption, speedup_data
+from moesim.plots.stacks import breakdown_data
+from moesim.plots.tornado import tornado, tornado_data
+from moesim.plots.validation import validation_caption, validation_data
+
+BASE = {
+    "model": "m", "hardware": "h", "trace": "t", "batch_size": 1, "cache_ratio": 0.25, "cache_budget_bytes": None, "seed": 0,
+    "repeat": 0, "prompt_tokens": 8, "source_label": "measured", "routing": "recorded", "notes": "", "error": None,
+    "n_decode_tokens": 4, "fidelity_fresh_decode": 1.0, "policy_options": "{}",
+}  # fmt: skip
+
+
+def rows(*changes):
+    """Rows that differ from the base in some values; one may name its speed first."""
+    found = []
+    for policy, speed, change in changes:
+        name = policy.partition("(")[0]
+        found.append({**BASE, "run": len(found), "policy": policy, "policy_name": name, "decode_tokens_per_s": speed} | change)
+    return pd.DataFrame(found)
+
+
+# ----------------------------------------------------------------------------------------------------------- means and repeats
+def test_repeats_become_means_with_the_interval_of_students_t():
+    frame = rows(*(("lru", speed, {"seed": i, "repeat": i}) for i, speed in enumerate((10.0, 12.0, 14.0))), ("dali", 20.0, {}))
+    lru, dali = decode_speed_data(frame).to_dict("records")
+    half = 4.302652729911275 * 2 / math.sqrt(3)  # t of 0.975 with 2 degrees of freedom, deviation 2
+    assert (lru["decode_tokens_per_s"], lru["n"]) == (12, 3)
+    assert (lru["low"], lru["high"]) == pytest.approx((12 - half, 12 + half))
+    assert dali["n"] == 1
+    assert math.isnan(dali["low"])
+    assert "Means over 3 seeds; error bars: 95 % interval of the mean (Student's t)." in decode_speed_caption(frame)
+
+
+def test_made_up_routing_of_a_repeat_is_a_repeat():
+    changes = [("lru", 10.0 + i, {"seed": i, "repeat": i, "trace": f"synthetic-x-4x8+8-seed{i + 3}"}) for i in range(2)]
+    assert decode_speed_data(rows(*changes))["n"].tolist() == [2]
+    assert varying(prepared(rows(*changes), "x")) == []
+
+
+def test_a_mean_over_settings_has_no_interval():
+    frame = rows(("lru", 10.0, {"hit_rate_decode": 0.2}), ("lru", 20.0, {"hit_rate_decode": 0.4, "batch_size": 4}))
+    data = hit_rate_data(frame)
+    assert data["hit_rate_decode"].tolist() == pytest.approx([0.3, 0, 1])
+    assert data["low"].isna().all()
+    assert data["policy"].tolist() == ["lru", CHANCE, CHANCE]
+
+
+def test_failed_runs_are_left_out_and_results_of_none_refused():
+    frame = rows(("lru", 10.0, {}), ("dali", None, {"error": "DeadlockError: x"}))
+    assert decode_speed_data(frame)["policy"].tolist() == ["lru"]
+    with pytest.raises(ConfigError, match="expected at least one run that succeeded, got none"):
+        decode_speed_data(frame[frame["policy"] == "dali"])
+
+
+def test_two_results_of_one_setting_are_no_repeats():
+    frame = rows(("lru", 10.0, {"workload_digest": "a"}), ("lru", 20.0, {"workload_digest": "b"}))
+    with pytest.raises(ConfigError, match=r"got two of lru .batch 1, cache ratio 0.25. with other inputs; draw one folder"):
+        decode_speed_data(frame)
+    cold = frame.assign(warm_up_steps=[0, 4], hit_rate_warm=[0.1, 0.2], hit_rate_decode=0.3, workload_digest="a")
+    assert [name for name, _ in figures_of("hit_rate", cold, {})] == ["hit_rate.warm_up=0", "hit_rate.warm_up=4"]
+
+
+def test_groups_are_batches_and_panels_models_and_nothing_else_is_averaged():
+    settings = [(m, b, c) for m in ("big", "small") for b in (4, 1) for c in (0.25, 0.5)]
+    frame = rows(*(("lru", 1.0 + i, {"model": m, "batch_size": b, "cache_ratio": c}) for i, (m, b, c) in enumerate(settings)))
+    parts = dict(figures_of("decode_speed", frame, {}))
+    assert list(parts) == ["decode_speed.cache_ratio=0.25", "decode_speed.cache_ratio=0.5"]
+    data = decode_speed_data(parts["decode_speed.cache_ratio=0.5"])
+    assert data[["model", "batch_size", "decode_tokens_per_s"]].to_numpy().tolist() == [
+        ["big", 1, 4], ["big", 4, 2], ["small", 1, 8], ["small", 4, 6],
+    ]  # fmt: skip
+    by_cache = dict(figures_of("decode_speed", frame, {"x": "cache_ratio"}))
+    assert list(by_cache) == ["decode_speed.batch_size=4", "decode_speed.batch_size=1"]
+
+
+def test_what_varies_together_is_one_setting():
+    frame = rows(("lru", 1.0, {"trace": "a"}), ("lru", 2.0, {"model": "n", "trace": "b"}))
+    assert varying(frame) == ["model"]
+    assert [name for name, _ in figures_of("breakdown", frame, {})] == ["breakdown"]
+
+
+def test_ratios_and_budgets_stand_side_by_side():
+    frame = rows(("lru", 1.0, {}), ("lru", 2.0, {"cache_ratio": None, "cache_budget_bytes": 4 << 30, "cache_share": 0.4}))
+    ready = prepared(frame, "x")
+    assert cache_column(ready) == "cache"
+    assert ready["cache_ratio"].tolist() == [0.25, 0.4]
+    assert decode_speed_data(frame)["cache"].tolist() == ["0.25", "4 GiB"]
+
+
+# ------------------------------------------------------------------------------------------------------------------- speed-up
+def sweep():
+    """Baseline, a policy at all four settings, and one at two of them."""
+    speeds = {"base": (1.0, 2.0, 4.0, 8.0), "fast": (2.0, 8.0, 8.0, 8.0), "half": (1.0, 1.0)}
+    settings = [(b, c) for b in (1, 4) for c in (0.25, 0.5)]
+    return rows(
+        *(
+            (name, speed, {"batch_size": b, "cache_ratio": c, "fidelity_fresh_decode": 0.5 if name == "half" else 1.0})
+            for name, found in speeds.items()
+            for speed, (b, c) in zip(found, settings, strict=False)
+        )
+    )
+
+
+def test_speedups_are_like_with_like_and_end_with_the_geometric_mean():
+    data = speedup_data(sweep(), "base")
+    fast = data[data["policy"] == "fast"]
+    assert fast["speedup"].tolist() == pytest.approx([2, 4, 2, 1, 2])  # (2 * 4 * 2 * 1) ** (1 / 4)
+    assert fast["group"].tolist()[-1] == MEAN
+    half = data[data["policy"] == "half"]
+    assert half["speedup"].tolist() == pytest.approx([1, 0.5, math.sqrt(0.5)])
+    assert half["n"].tolist() == [1, 1, 2]
+    assert "base" not in set(data["policy"])
+    shown = [text.get_text() for axes in speedup(sweep(), "base").axes for text in axes.texts]
+    assert any("n=4" in text for text in shown)
+    assert any("n=2" in text and "50%*" in text for text in shown)
+    assert "fast 4, half 2" in speedup_caption(sweep(), "base")
+    assert "half: not exact, 50 % of decoding's gate mass" in speedup_caption(sweep(), "base")
+
+
+def test_times_are_sped_up_by_being_short():
+    frame = rows(("base", 1.0, {"makespan_ns": 80}), ("fast", 1.0, {"makespan_ns": 20}))
+    assert speedup_data(frame, None, "makespan_ns")["speedup"].tolist() == pytest.approx([4, 4])
+
+
+def test_speedup_of_repeats_pairs_the_seeds():
+    pairs = ((10.0, 20.0), (5.0, 40.0))
+    changes = [
+        (name, pair[i], {"seed": s, "repeat": s}) for s, pair in enumerate(pairs) for i, name in enumerate(("base", "fast"))
+    ]
+    first = speedup_data(rows(*changes), "base").iloc[0]
+    assert first["speedup"] == pytest.approx(4)  # of 2 and 8
+    deviation = math.log(8 / 2) / math.sqrt(2)
+    assert first["high"] == pytest.approx(4 * math.exp(12.706204736432095 * deviation / math.sqrt(2)))
+
+
+def test_a_baseline_must_be_there_and_meet_others():
+    with pytest.raises(ConfigError, match="--baseline: unknown policy of these results 'bas'; did you mean 'base'"):
+        speedup_data(sweep(), "bas")
+    alone = rows(("base", 1.0, {}), ("fast", 1.0, {"batch_size": 2}))
+    with pytest.raises(ConfigError, match="expected another policy at a setting of base, got none"):
+        speedup_data(alone, "base")
+
+
+def test_many_settings_are_divided_into_panels():
+    settings = [(b, c) for b in range(1, 9) for c in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    names = [("base", 1.0), ("fast", 2.0)]
+    frame = rows(*((name, v, {"batch_size": b, "cache_ratio": c}) for b, c in settings for name, v in names))
+    data = speedup_data(frame, "base")
+    assert data["panel"].nunique() == 9
+    assert data["n"].max() == 40
+
+
+# ------------------------------------------------------------------------------------------------------------ ladder and energy
+def test_steps_of_a_ladder_compare_with_the_one_before_in_their_group():
+    variants = [(b, name, s) for b, speeds in ((1, (10.0, 15.0, 12.0)), (4, (20.0, 20.0))) for name, s in zip("abc", speeds)]
+    data = ladder_data(rows(*((name, speed, {"batch_size": b}) for b, name, speed in variants)))
+    assert data["gain"].fillna(0).tolist() == pytest.approx([0, 0.5, -0.2, 0, 0])
+    figure = ladder(rows(("a", 10.0, {}), ("b", 15.0, {"fidelity_fresh_decode": 0.9})))
+    assert [text.get_text().replace(" · ", "\n") for text in figure.axes[0].texts] == ["10", "15\n+50%\n90%*"]
+
+
+def test_energy_is_tokens_per_kilojoule_with_the_label_of_the_power():
+    frame = rows(
+        ("a", 1.0, {"energy_j_per_token": 4.0, "energy_label": "assumed"}),
+        ("b", 1.0, {"energy_j_per_token": None, "energy_label": None}),
+    )
+    data = energy_data(frame)
+    assert data[["policy", "tokens_per_kj", "source_label"]].to_numpy().tolist() == [["a", 250, "assumed"]]
+    assert "Power figures: assumed" in energy_caption(frame)
+    with pytest.raises(ConfigError, match="idle and busy power of every device, got none"):
+        energy_data(frame[frame["policy"] == "b"])
+
+
+def test_breakdown_is_per_token_and_adds_up():
+    from moesim.metrics.causes import CAUSES
+
+    times = {f"decode_time_{cause}_ns": 0 for cause in CAUSES} | {
+        "decode_time_dense_ns": 4e6,
+        "decode_time_exposed_demand_ns": 12e6,
+    }
+    data = breakdown_data(rows(("lru", 1.0, times | {"fidelity_fresh_decode": 0.5})))
+    assert data["ms"].sum() == pytest.approx(4)  # 16 ms for 4 tokens
+    assert dict(zip(data["cause"], data["share"], strict=True))["exposed_demand"] == pytest.approx(0.75)
+    assert set(data["bar"]) == {"lru (50%*)"}
+
+
+# ----------------------------------------------------------------------------------------------------------- heat map and Pareto
+def variants():
+    """A policy over w and u; one run leaves both at a default of its own, one has another third option."""
+    found = [(f"p(w={w},u={u})", 10.0 * w + u, {"policy_options": json.dumps({"w": w, "u": u})}) for w in (2, 1) for u in (0, 5)]
+    return rows(*found, ("p", 9.0, {}))
+
+
+def test_a_heat_map_of_two_options():
+    data = heatmap_data(variants(), "w", "u")
+    assert {(row["w"], row["u"]): row["decode_tokens_per_s"] for _, row in data.iterrows()} == {
+        (2, 0): 20, (2, 5): 25, (1, 0): 10, (1, 5): 15,
+    }  # fmt: skip
+    figure = heatmap(variants(), "w", "u")
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["0", "5"]
+    assert {(t.get_position(), t.get_text()) for t in axes.texts} == {
+        ((1, 0), "20"),
+        ((1, 1), "25"),
+        ((0, 0), "10"),
+        ((0, 1), "15"),
+    }
+    assert axes.patches[0].get_xy() == (0.5, 0.5)  # the largest is framed
+    (_, part), *others = figures_of("heatmap", variants(), {"x": "w", "y": "u"})
+    assert not others
+    assert "Not shown: p, which chooses them itself." in heatmap_caption(part, "w", "u")
+
+
+def test_a_heat_map_knows_defaults_and_settings_and_other_options():
+    found = [("dali(prefetch_size=0)", 1.0, {"policy_options": '{"prefetch_size": 0}', "batch_size": b}) for b in (1, 4)]
+    found += [("dali(prefetch_size=0,extra=true)", 3.0, {"policy_options": '{"prefetch_size": 0, "extra": true}'})]
+    names = [name for name, _ in figures_of("heatmap", rows(*found), {"x": "batch_size", "y": "prefetch_size"})]
+    assert names == ["heatmap.policy=dali", "heatmap.policy=dali-extra=true"]
+    fiddler = rows(("fiddler", 1.0, {}), ("fiddler", 2.0, {"batch_size": 4}))
+    with pytest.raises(ConfigError, match="unknown option or setting 'w'"):
+        heatmap_data(fiddler, "batch_size", "w")
+    with pytest.raises(ConfigError, match="expected two options that vary, got none; name them with --x and --y"):
+        heatmap_data(fiddler)
+    with pytest.raises(ConfigError, match="expected two different options"):
+        heatmap_data(fiddler, "batch_size", "batch_size")
+
+
+def test_the_front_has_what_no_other_beats_and_only_what_can_be_had():
+    gib = float(1 << 30)
+    points = {"a": (1, 10, {}), "b": (2, 20, {}), "c": (2, 15, {}), "d": (3, 20, {})}
+    points |= {"loose": (1, 99, {"fidelity_fresh_decode": 0.4}), "belady": (1, 50, {"source_label": "oracle"})}
+    frame = rows(*((name, v, {"peak_memory_bytes.gpu0": m * gib / 2, "peak_memory_bytes.gpu1": m * gib / 2} | more)
+                   for name, (m, v, more) in points.items()))  # fmt: skip
+    data = vram_data(frame).set_index("policy")
+    assert data.index[data["on_front"]].tolist() == ["a", "b"]
+    assert data["gpu_memory_gib"].tolist() == [1, 2, 2, 3, 1, 1]
+    assert data.index[~data["comparable"]].tolist() == ["loose", "belady"]
+    assert "40%*" in [text.get_text() for text in vram(frame).axes[0].texts]
+    with pytest.raises(ConfigError, match=r"expected columns peak_memory_bytes.gpu0"):
+        vram_data(rows(("a", 1.0, {})))
+
+
+# ------------------------------------------------------------------------------------------------- studies of other commands
+def test_a_tornado_is_sorted_by_swing():
+    settings = [("link", "x0.5", 0.5, 8.0), ("link", "x2", 2.0, 11.0), ("cpu", "x2", 2.0, 15.0), ("gpu", "h100", None, 10.0)]
+    frame = pd.DataFrame(
+        [{"policy": "p", "knob": k, "setting": s, "factor": f, "decode_tokens_per_s": v, "base_decode_tokens_per_s": 10.0}
+         for k, s, f, v in settings]
+    )  # fmt: skip
+    data = tornado_data(frame)
+    assert data["knob"].tolist() == ["cpu", "link", "link", "gpu"]
+    assert data["swing"].tolist() == pytest.approx([0.5, 0.3, 0.3, 0])
+    assert data["side"].tolist() == ["more", "less", "more", "other"]
+    axes = tornado(frame.assign(fidelity_fresh_decode=0.7)).axes[0]
+    assert [t.get_text() for t in axes.texts] == ["x2 (+50%)", "x0.5 (-20%)", "x2 (+10%)", "h100 (±0%)"]
+    assert axes.get_title(loc="left") == "p (70%*): 10 tokens/s as it is"
+
+
+def test_regret_in_seconds():
+    record = {"policy": "p", "decision": "prediction", "replaced": True, "base_ns": 4e9, "before_ns": 4e9, "after_ns": 3e9}
+    frame = pd.DataFrame([record | {"order": order} for order in ("forward", "reversed", "alone")])
+    data = regret_data(frame)
+    assert data["order"].tolist() == ["forward", "reversed"]
+    assert data["saved_s"].tolist() == [1, 1]
+
+
+def test_simulated_beside_measured_in_ms():
+    times = {"predicted": 9e6, "measured": 10e6, "low": 8e6, "high": 11e6}
+    frame = pd.DataFrame([{"policy": "p", "repeats": 3} | {f"decode_step_ns_{side}": ns for side, ns in times.items()}])
+    assert validation_data(frame)[["simulated_ms", "measured_ms", "low_ms", "high_ms"]].to_numpy().tolist() == [[9, 10, 8, 11]]
+    assert "Median absolute error 10.0 %" in validation_caption(frame)
+
+
+# ------------------------------------------------------------------------------------------------------------------------ looks
+def lightness(colour: str) -> float:
+    """CIE L*, 0 to 100: how light a colour is in grey."""
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour)]
+    return 116 * (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]) ** (1 / 3) - 16
+
+
+def test_policies_can_be_told_apart_in_colour_and_in_grey():
+    for a, b in combinations([look(i) for i in range(32)], 2):
+        assert (a.colour, a.hatch) != (b.colour, b.hatch)
+        assert (a.colour, a.marker) != (b.colour, b.marker)
+        assert a.hatch != b.hatch or abs(lightness(a.colour) - lightness(b.colour)) > 8
+    with pytest.raises(ConfigError, match="at most 32 policies in one figure, got 33; choose some with --policies"):
+        looks_of([str(i) for i in range(33)])
+
+
+def test_what_is_not_exact_is_never_rounded_to_all():
+    assert fresh_mark(0.99999) == "99.9%*"
+    assert fresh_mark(1.0) == fresh_mark(math.nan) == ""
