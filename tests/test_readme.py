@@ -98,6 +98,9 @@ def test_a_command_of_the_readme_runs(
         pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
+    if any(word.startswith("results/quickstart") for word in command):
+        assert main(["run", str(ROOT / "experiments" / "quickstart.yaml"), "--quick", "--set", "plots=[]"]) == 0
+        capsys.readouterr()
     command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]
     shorter = {
         "run": ["--quick"],
@@ -105,6 +108,8 @@ def test_a_command_of_the_readme_runs(
         "bench": ["--repeats", "1", "--tokens", "2"],
         "assignments": ["--instances", "2"],
         "papers": ["--quick"],
+        "recommend": ["--prompt", "8", "--decode", "4"],
+        "whatif": ["--quick", "--no-next"],
         "profile": {"measure": ["--dry-run", "--no-gpu"]}.get("".join(command[1:2]), []),
         "replay": ["--quick"],
         "validate": [] if "--public" in command else ["--quick", "--repeats", "1"],
