@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all."""
+"""Files that are there completely or not at all, folders that one process at a time works in, and disks that fail."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from moesim.errors import InputError
+from moesim.errors import InputError, WriteError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_OF_DISKS = (*_FULL, errno.EIO, errno.EROFS, errno.ESTALE)  # what writing to an open file can end in
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
@@ -30,7 +38,7 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
     Raises
     ------
-    InputError
+    InputError, WriteError
         As of `writing`.
     """
     with writing(path) as file:
@@ -56,6 +64,8 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
     ------
     InputError
         If no file can be written there.
+    WriteError
+        If the disk is full or fails, or the folder vanishes meanwhile; what was there before still is.
     """
     target = Path(path)
     try:
@@ -64,15 +74,87 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
+        if error.errno in _FULL:
+            raise write_error(target, error) from None
         raise InputError(f"{target}: expected a file that can be written, got: {error.strerror}; choose another place") from None
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes it private
-        os.replace(name, target)
+        with failing_as_one_line(target, Path(name)):
+            with os.fdopen(handle, "wb") as file:
+                yield file
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp makes it private
+            os.replace(name, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(name)
         raise
+
+
+@contextmanager
+def failing_as_one_line(target: Path, inside: Path) -> Iterator[None]:
+    """Turn what a disk does wrong in a block into a `WriteError`; errors that are about other files stay what they are.
+
+    Parameters
+    ----------
+    target : Path
+        What is being written, for the message.
+    inside : Path
+        The file or folder in which a named file is meant.
+
+    Raises
+    ------
+    WriteError
+        If writing failed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            ours = error.errno in _OF_DISKS
+        else:
+            ours = not isinstance(error.filename, int) and Path(os.fsdecode(error.filename)).is_relative_to(inside)
+        if not ours:
+            raise
+        raise write_error(target, error) from None
+
+
+def write_error(target: Path, error: OSError | InputError) -> WriteError:
+    """Say in one line that a file could not be written, why, and what helps."""
+    full = isinstance(error, OSError) and error.errno in _FULL
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).removeprefix(f"{target}: ")
+    remedy = "make room" if full else "mend that"
+    return WriteError(f"{target}: expected to write it, got: {reason}; {remedy}, and run the same command again")
+
+
+@contextmanager
+def locked(folder: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Wait until no other process of this machine works in a folder, and keep them waiting; a killed one keeps nobody waiting.
+
+    Parameters
+    ----------
+    folder : Path
+        An existing one; nothing is left in it.
+    shared : bool
+        Let others in that ask for the same.
+
+    Yields
+    ------
+    bool
+        Whether it worked: some file systems know no locks.
+    """
+    handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+    try:
+        yield handle is not None and _lock(handle, shared)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(handle: int, shared: bool) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
 
 
 def _umask() -> int:

@@ -12,8 +12,23 @@ import typer
 
 from moesim import __version__
 from moesim.commands import (
-    assignments, bench, diff, listing, papers, plot, profile, recommend, regret, replay, report, runs, schema, traces, validate, whatif,
-)  # fmt: skip
+    assignments,
+    bench,
+    diff,
+    listing,
+    papers,
+    plot,
+    profile,
+    recommend,
+    regret,
+    replay,
+    report,
+    runs,
+    schema,
+    traces,
+    validate,
+    whatif,
+)
 from moesim.errors import InputError, MoesimError
 
 _app = typer.Typer(
@@ -58,6 +73,10 @@ _app.add_typer(profile.app, name="profile")
 _app.add_typer(traces.app, name="trace")
 
 
+_LONGEST = 1500  # characters of a message
+_INTERRUPTED = 130
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command.
 
@@ -80,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
@@ -91,11 +110,16 @@ def main(arguments: list[str] | None = None) -> int:
                 return 2
             return _fail(error.format_message(), 2)
         raise
+    if result == _INTERRUPTED:  # Typer turns Ctrl-C into this exit code, and says nothing
+        return _fail("interrupted", _INTERRUPTED)
     return result if isinstance(result, int) else 0
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"moesim: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > _LONGEST:  # it quotes what was given
+        line = f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 :]}"
+    print(f"moesim: {line}", file=sys.stderr)
     return code
 
 

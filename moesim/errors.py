@@ -57,6 +57,10 @@ class DeadlockError(SimulationError):
     """Nothing can happen any more, and work remains."""
 
 
+class WriteError(MoesimError):
+    """A disk is full or fails, or a folder vanished, while results are written; the command line exits with 1."""
+
+
 class LiveError(SimulationError):
     """What was carried out on the machine itself has failed."""
 

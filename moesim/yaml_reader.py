@@ -1,4 +1,4 @@
-"""YAML as moesim reads it: no duplicate keys, 1e9 is a number, dates are text, one-line errors."""
+"""YAML as moesim reads it: no duplicate keys, 1e9 is a number, dates are text, no bombs, one-line errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import yaml
 
 from moesim.errors import ConfigError
 
+MAX_VALUES = 100_000
+"""Most values of a document, what an alias stands for counted each time: a few lines of aliases can stand for billions."""
+MAX_DEPTH = 50
+"""Most lists and mappings inside each other."""
+
 
 class StrictLoader(yaml.SafeLoader):
     """`yaml.SafeLoader` that refuses a key given twice, reads 936e9 as a number and leaves dates as text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a mapping; a repeated key is an error, since YAML would silently keep the last."""
+        if not isinstance(node, yaml.MappingNode):  # tagged as one
+            return super().construct_mapping(node, deep)
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
@@ -24,6 +31,12 @@ class StrictLoader(yaml.SafeLoader):
                 raise ConfigError(f"line {line}: expected each key once, got '{key.value}' again; remove one")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge what ``<<`` names, which may multiply."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_VALUES:
+            raise ConfigError(f"line {node.start_mark.line + 1}: expected at most {MAX_VALUES} keys, got more by merging")
 
 
 _REPLACED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
@@ -56,7 +69,7 @@ def read_yaml_value(text: str, place: str) -> Any:
     Raises
     ------
     ConfigError
-        If it is not valid YAML or a key is given twice.
+        If it is not valid YAML, a key is given twice, or it is larger than any file that a person writes.
 
     Examples
     --------
@@ -64,8 +77,31 @@ def read_yaml_value(text: str, place: str) -> Any:
     {'rate': 25000000000.0, 'when': '2024-05-01'}
     """
     try:
-        return yaml.load(text, Loader=StrictLoader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: expected valid YAML, got {' '.join(str(error).split())}") from None
+        value = yaml.load(text, Loader=StrictLoader)
+        _count(value, {}, 0)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{place}: {_TOO_DEEP}") from None
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # some are Python's own
+        raise ConfigError(f"{place}: expected valid YAML, got {' '.join(str(error).split())}") from None
+    return value
+
+
+_TOO_DEEP = f"expected at most {MAX_DEPTH} lists and mappings inside each other, got more"
+
+
+def _count(value: Any, known: dict[int, int], depth: int) -> int:
+    """Count values; `known` are those of containers, by identity, which aliases share."""
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ConfigError(f"expected text, got half a character in {value!a}")
+    if not isinstance(value, dict | list | set):
+        return 1
+    if depth >= MAX_DEPTH:  # also where one contains itself
+        raise ConfigError(_TOO_DEEP)
+    if id(value) not in known:
+        inside = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(one, known, depth + 1) for one in inside)
+    if known[id(value)] > MAX_VALUES:
+        raise ConfigError(f"expected at most {MAX_VALUES} values, aliases counted each time, got more")
+    return known[id(value)]

@@ -14,7 +14,8 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.fiddler import Fiddler
-from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names, source_digest
+from moesim.policies.registry import GROUP, POLICIES, make_policy, policy_class, policy_info, policy_names
+from moesim.policies.sources import source_digest
 
 PLUGIN = '''
 from moesim.policy import Placement, Routed, Run
@@ -204,6 +205,22 @@ def test_a_policy_of_the_current_folder_needs_no_path(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     assert policy_class("neighbour_plugin:Elsewhere").__name__ == "Elsewhere"
     assert sys.path[-1] == str(tmp_path)
-    assert source_digest("neighbour_plugin:Elsewhere") == hashlib.sha256(PLUGIN.encode()).hexdigest()
+    before = source_digest("neighbour_plugin:Elsewhere")
+    assert before == hashlib.sha256(b"neighbour_plugin.py\0" + PLUGIN.encode()).hexdigest()
     assert source_digest("lru") is None
     sys.modules.pop("neighbour_plugin")
+
+
+def test_the_source_of_a_policy_is_its_file_and_those_beside_it_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A result must not be taken for one of the same policy with another helper."""
+    monkeypatch.chdir(tmp_path)
+    Path("with_helper.py").write_text(f"import numpy\nfrom helper_of_it import near\n{PLUGIN}")
+    Path("helper_of_it.py").write_text("import farther_off\nnear = 1\n")
+    Path("farther_off.py").write_text("x = 1\n")
+    Path("unrelated.py").write_text("x = 1\n")
+    digests = [source_digest("with_helper:Elsewhere")]
+    for name in ("unrelated.py", "helper_of_it.py", "farther_off.py"):
+        Path(name).write_text(Path(name).read_text() + "changed = 1\n")
+        digests.append(source_digest("with_helper:Elsewhere"))
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3

@@ -24,7 +24,7 @@ def diff(
 ) -> int:
     """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
 
-    Example: moesim diff results/quickstart:fiddler results/quickstart:lru
+    Example: moesim diff results/quickstart:0 results/quickstart:3
     """
     from moesim.studies.diff import Diff, find_run
 

@@ -82,7 +82,7 @@ def compare(
 ) -> int:
     """Compare policies without a file; lists separated by commas are swept.
 
-    Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.1,0.25,4GiB --batch 1,8
+    Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.125,0.25,12GiB --batch 1,8
     """
     workload = {
         "batch_size": batch,

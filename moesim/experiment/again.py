@@ -9,6 +9,7 @@ import yaml
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
+from moesim.experiment.keys import run_keys
 from moesim.experiment.report import LIVE
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
@@ -54,7 +55,8 @@ def outcome_of(folder: Path, run: int) -> Outcome:
         n = len(experiment.specs)
         raise ConfigError(f"{folder}/{RESOLVED}: expected {len(rows)} runs as in the summary, got {n}; run the experiment again")
     spec = experiment.specs[run]
-    records = Store(folder).records(str(row.get("key")))
+    # Records that were kept are of the run's own inputs: read with others, they would tell of a machine that never was.
+    records = Store(folder).records(str(row.get("key"))) if run_keys(experiment)[run] == row.get("key") else None
     if records is None:
         outcome = run_one(experiment, spec, keep=True)
         changed = [key for key, value in outcome.row.items() if key in row and row[key] != value]

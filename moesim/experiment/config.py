@@ -65,11 +65,14 @@ def _size(value: Any) -> int:
         raise ValueError(str(error).removeprefix(": ")) from None
     if n_bytes < 1:
         raise ValueError(f"expected a size of at least 1 byte, got {value!r}")
+    if n_bytes > _MOST:
+        raise ValueError(f"expected a size of at most {_MOST} bytes (8 PiB), got {value!r}")
     return n_bytes
 
 
-Positive = Annotated[int, Field(strict=True, ge=1)]
-Natural = Annotated[int, Field(strict=True, ge=0)]
+_MOST = 2**53  # what every column of a table, and every reader of JSON, holds exactly
+Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
 Size = Annotated[
     Any,
     AfterValidator(_size),
@@ -147,7 +150,7 @@ class Config(_Strict):
     policies: Annotated[list[PolicyRef], Field(min_length=1)]
     predictors: dict[str, Sweep[Text]] = Field(default_factory=dict)
     transfer: TransferConfig = TransferConfig()
-    decision_us: Sweep[Annotated[float, Field(strict=True, ge=0)]] = 0.0
+    decision_us: Sweep[Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]] = 0.0
     extrapolate: Sweep[Flag] = False
     plots: list[Text] = Field(default_factory=list)
     timeline: TimelineConfig | None = TimelineConfig()

@@ -94,6 +94,9 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind == "greater_than_equal":
         number = "an integer" if isinstance(context["ge"], int) else "a number"
         return f"expected {number} of at least {context['ge']}, got {got!r}"
+    if kind == "less_than_equal":
+        number = "an integer" if isinstance(context["le"], int) else "a number"
+        return f"expected {number} of at most {context['le']}, got {got!r}"
     if kind in ("int_type", "int_from_float"):
         return f"expected an integer, got {got!r}"
     if kind in _EXPECTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,16 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
 def _varying(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
     found = []
     for name in ("policy", *SETTINGS, *CACHE_SETTINGS):
-        values = list(dict.fromkeys(_written(name, row[name]) for row in rows if row[name] is not None))
+        values = list(dict.fromkeys(row[name] for row in rows))
         if len(values) > 1 or name == "policy":
-            found.append((name, values))
+            shown = [value for value in values if value is not None or name not in CACHE_SETTINGS]  # each has one of the two
+            found.append((name, [_written(name, value) for value in shown]))
     return found
 
 
 def _written(name: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)  # as in the file
     return format_bytes(value) if name == "cache_budget_bytes" else f"{value:g}" if isinstance(value, float) else str(value)
 
 

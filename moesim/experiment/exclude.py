@@ -75,15 +75,19 @@ def _values(key: str, value: Any, place: str) -> list[Any]:
 
 def _fits(point: Point, key: str, values: Sequence[Any]) -> bool:
     if key in _ONE:
-        return getattr(point, _ONE[key]) in values
+        return any(_same(getattr(point, _ONE[key]), wanted) for wanted in values)
     section, _, inside = key.partition(".")
     written: Any = point.policy if section == "policies" else getattr(point, section)
     if inside:
         value = written.get(inside, _MISSING) if isinstance(written, Mapping) else _MISSING
-        return any(value == wanted and isinstance(value, bool) == isinstance(wanted, bool) for wanted in values)
+        return any(_same(value, wanted) for wanted in values)
     names = [written]
     if isinstance(written, Mapping):
         names.append(written[_NAMED[section]])
     if section == "policies":
         names.append(policy_label(written))
     return any(name == wanted for name in names for wanted in values)
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)  # YAML's 1 is not its true

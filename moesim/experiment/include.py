@@ -10,9 +10,11 @@ from moesim.errors import ConfigError
 from moesim.yaml_reader import read_yaml_value
 
 INCLUDE = "include"
+MAX_DEPTH = 20
+"""Most files that include each other in a row."""
 
 
-def read_merged(path: Path, _above: Sequence[Path] = ()) -> Any:
+def read_merged(path: Path) -> Any:
     """Read an experiment file and what it includes.
 
     Parameters
@@ -24,29 +26,53 @@ def read_merged(path: Path, _above: Sequence[Path] = ()) -> Any:
     Returns
     -------
     object
-        What it holds, without ``include``. Mappings are merged key by key, anything else is replaced as a whole.
+        What it holds, without ``include``. Mappings are merged key by key, anything else is replaced as a whole. No two places
+        share a mapping or list, whatever aliases the files use, so that one can be changed without the other.
 
     Raises
     ------
     ConfigError
         If a file cannot be read, is not valid YAML, includes something that is no mapping, or includes itself.
     """
-    raw = read_yaml_value(_text(path, _above), str(path))
+    return _unshared(_read(path, (), {}))
+
+
+def _read(path: Path, above: Sequence[Path], known: dict[Path, Any]) -> Any:
+    """Read a file below others; `known` are those that have been read, for one may be included many times."""
+    here = _resolved(path, above)
+    if here in known:
+        return known[here]
+    raw = known[here] = read_yaml_value(_text(path, above), str(path))
     if not isinstance(raw, dict) or INCLUDE not in raw:
         return raw
+    if len(above) >= MAX_DEPTH:
+        raise ConfigError(f"{path}: {INCLUDE}: expected at most {MAX_DEPTH} files that include each other, got more")
     own = {key: value for key, value in raw.items() if key != INCLUDE}
     merged: dict[str, Any] = {}
     for name in _names(raw[INCLUDE], path):
         part = path.parent / name
-        above = [*_above, path.resolve()]
-        if part.resolve() in above:
+        if _resolved(part, (*above, here)) in (*above, here):
             raise ConfigError(f"{path}: {INCLUDE}: expected files that do not include this one, got '{name}'; remove it")
-        found = read_merged(part, above)
+        found = _read(part, (*above, here), known)
         if not isinstance(found, dict):
             got = "nothing" if found is None else type(found).__name__
             raise ConfigError(f"{path}: {INCLUDE}: expected a mapping in '{name}', got {got}")
         merged = merge(merged, found)
-    return merge(merged, own)
+    known[here] = merge(merged, own)
+    return known[here]
+
+
+def _resolved(path: Path, above: Sequence[Path]) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links; a null character
+        raise _unreadable(path, above, str(error)) from None
+
+
+def _unshared(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unshared(inside) for key, inside in value.items()}
+    return [_unshared(inside) for inside in value] if isinstance(value, list) else value
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +101,12 @@ def _names(value: Any, path: Path) -> list[str]:
 def _text(path: Path, above: Sequence[Path]) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        whose = f"{above[-1]}: {INCLUDE}: " if above else ""
-        raise ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}") from None
+    except OSError as error:
+        raise _unreadable(path, above, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise _unreadable(path, above, "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)) from None
+
+
+def _unreadable(path: Path, above: Sequence[Path], reason: str) -> ConfigError:
+    whose = f"{above[-1]}: {INCLUDE}: " if above else ""
+    return ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.experiment.naming import fingerprint
-from moesim.policies.registry import source_digest
+from moesim.experiment.runner import drawn
+from moesim.policies.sources import source_digest
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment, RunSpec
 
 CODE = (
-    "__init__.py", "collector.py", "colours.py", "data.py", "errors.py", "policy.py", "records.py", "units.py", "yaml_reader.py",
+    "__init__.py", "advice/static_sets.py", "collector.py", "colours.py",
+    "data.py", "errors.py", "policy.py", "records.py", "units.py", "yaml_reader.py",
     "costs", "engine", "experiment/naming.py", "experiment/runner.py", "experiment/traces.py", "hardware", "metrics", "model",
     "policies", "predictors", "stats", "synthesis", "trace", "workload",
 )  # fmt: skip
@@ -64,9 +67,35 @@ def run_keys(experiment: Experiment) -> list[str]:
             "model": content(spec.model),
             "hardware": content(spec.hardware),
             "trace": experiment.trace(spec).digest,
-            "signals": sorted(experiment.signals(spec)),
+            "requests": _requests(experiment, spec),
             "policy_source": source_digest(point.policy["name"]),
         }
         return fingerprint({**inputs, **settings, "workload": asdict(spec.workload)})
 
     return [key(spec) for spec in experiment.specs]
+
+
+def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
+    """What was drawn, rather than the signals that other policies of the experiment need: often those change nothing."""
+    workload = experiment.workload(spec)
+    return [list(workload.requests), drawn(experiment.trace(spec), workload, experiment.signals(spec))]
+
+
+def group_of(spec: RunSpec) -> str:
+    """Name a run and its repeats, and no other run: a hash of all that was written but the seeds.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        The run.
+
+    Returns
+    -------
+    str
+        The beginning of a sha256.
+    """
+    written = {name: value for name, value in vars(spec.point).items() if name != "repeat"}
+    for name in ("workload", "trace"):
+        if isinstance(written[name], Mapping):
+            written[name] = {key: value for key, value in written[name].items() if key != "seed"}
+    return fingerprint(written)[:16]

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, Protocol
 
-from moesim.errors import ConfigError, SimulationError
+from moesim.errors import ConfigError, SimulationError, describe_exception
+from moesim.experiment.runner import Outcome
+from moesim.experiment.work import Work, do
 
 
 class Pool(Protocol):
     """Where runs go."""
 
-    def executor(self) -> Executor:
-        """Give what takes work; a new one after `renew`."""
+    def submit(self, work: Work) -> Future[Outcome]:
+        """Give a run to a worker."""
 
-    def width(self) -> int:
-        """Say how many runs go on at once; it may change."""
+    def room(self) -> int:
+        """Say how many runs may be in flight now; it may change."""
 
-    def renew(self) -> None:
-        """Start anew after workers have died."""
+    def died(self, error: BaseException) -> bool:
+        """Say whether a run has no result because its worker died; raise what ends the sweep."""
 
     def close(self) -> None:
-        """Stop; what has not begun never will."""
+        """Stop at once: what is in flight is given up."""
 
 
 def usable_cores() -> int:
@@ -33,7 +45,7 @@ def usable_cores() -> int:
 
 
 class Processes:
-    """Processes of this machine.
+    """Processes of this machine, each an executor of its own: one that dies takes no other with it, and names the culprit.
 
     Parameters
     ----------
@@ -42,29 +54,73 @@ class Processes:
     """
 
     def __init__(self, n: int) -> None:
-        self._n = n
-        self._pool: ProcessPoolExecutor | None = None
+        self._life, self._end = multiprocessing.Pipe(duplex=False)
+        self._slots: list[tuple[Executor, Future[Outcome] | None]] = [(self._executor(), None) for _ in range(n)]
 
-    def executor(self) -> Executor:
-        """Give the pool of processes; they start with the first work."""
-        if self._pool is None:
-            # Spawned, not forked: the parent may have threads, and every process maps the traces itself.
-            self._pool = ProcessPoolExecutor(self._n, multiprocessing.get_context("spawn"))
-        return self._pool
+    def _executor(self) -> Executor:
+        # Spawned, not forked: this process may have threads, and every process maps the traces itself.
+        return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with, (self._life,))
 
-    def width(self) -> int:
-        """Say how many processes there are."""
-        return self._n
+    def submit(self, work: Work) -> Future[Outcome]:
+        """Give a run to a process that has none; it starts with its first run."""
+        slot = next(i for i, (_, last) in enumerate(self._slots) if last is None or last.done())
+        executor, _ = self._slots[slot]
+        try:
+            with _apart():
+                try:
+                    future = executor.submit(do, work)
+                except BrokenExecutor:  # its process has died
+                    executor = self._executor()
+                    future = executor.submit(do, work)
+        except OSError as error:
+            raise SimulationError(f"cannot start a process: {error.strerror or error}; take fewer with --jobs") from None
+        self._slots[slot] = executor, future
+        return future
 
-    def renew(self) -> None:
-        """Forget processes that have died."""
-        self.close()
-        self._pool = None
+    def room(self) -> int:
+        """Count the processes."""
+        return len(self._slots)
+
+    def died(self, error: BaseException) -> bool:
+        """Say whether it is the error of a process that died."""
+        if isinstance(error, BrokenExecutor):
+            return True
+        raise error
 
     def close(self) -> None:
-        """Stop once the runs in flight are done."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        """End all processes."""
+        self._end.close()
+        for executor, _ in self._slots:
+            executor.shutdown(wait=True, cancel_futures=True)
+        self._life.close()
+
+
+def _end_with(life: Connection) -> None:
+    """End this process when the other end of a pipe is closed: by its parent, or by the system if the parent was killed."""
+
+    def wait() -> None:
+        with suppress(EOFError, OSError):
+            life.recv_bytes()
+        os._exit(1)  # in the middle of a run, too
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keep processes that are started meanwhile from this one's Ctrl-C, for they are ended by `close`, and from its main module.
+
+    What spawns a process has it import the program that was started, which none needs: the command line would double the time
+    it takes, and a script that does not ask for its `__name__` would begin a sweep of its own.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Cluster:
@@ -81,46 +137,82 @@ class Cluster:
         If Dask is not installed, or no scheduler answers.
     """
 
-    _WAIT_S = 10
+    _WAIT_S = 10.0  # for the scheduler's answer
+    _LEAST = 100  # runs given to the scheduler at least: an adaptive cluster grows by what is waiting
+    _AHEAD = 2  # runs a worker has waiting or running: it is never idle, and little is sent in vain
+    _LOOK_S = 1.0  # time after which workers are counted again
 
     def __init__(self, address: str) -> None:
         try:
-            import distributed
+            distributed: Any = import_module("distributed")
         except ImportError:
             raise ConfigError(
                 "--scheduler: expected Dask to be installed, got no module 'distributed'; pip install 'moesim[cluster]'"
             ) from None
+        for name in ("distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what a user must know is said below, in one line
+        self._address = address
         try:
-            self._client: Any = distributed.Client(  # type: ignore[no-untyped-call]
-                address, timeout=self._WAIT_S, set_as_default=False
-            )
-        except (OSError, ValueError, TimeoutError) as error:
+            distributed.comm.resolve_address(address)  # a client with a wrong one hangs when it is thrown away
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about versions: those that matter are compared by each worker
+                self._client = distributed.Client(address, timeout=self._WAIT_S, set_as_default=False, name="moesim")
+        except (OSError, ValueError) as error:
             reason = " ".join(str(error).split()) or "no answer"
             raise ConfigError(
                 f"--scheduler {address}: expected a Dask scheduler such as tcp://HOST:8786, got: {reason}; start one with "
                 "'dask scheduler', or mend the address"
             ) from None
-        self.address = address
-        self._executor: Executor | None = None
+        self._executor: Executor = self._client.get_executor(pure=False)
+        self._n_workers, self._looked, self._told = 1, float("-inf"), False
 
-    def executor(self) -> Executor:
-        """Give the client's executor: a run whose worker dies is given to another one by the scheduler."""
-        if self._executor is None:
-            self._executor = self._client.get_executor(pure=False)
-        assert self._executor is not None
-        return self._executor
+    def submit(self, work: Work) -> Future[Outcome]:
+        """Give a run to the scheduler, which gives it to another worker if the first one dies."""
+        return self._executor.submit(do, work)
 
-    def width(self) -> int:
-        """Count the workers there are now; at least 1, for some may still come. More threads than one a worker are of no use."""
-        return max(1, len(self._client.ncores()))
+    def room(self) -> int:
+        """Count twice the workers there are now, and some for those that may come."""
+        if time.monotonic() - self._looked > self._LOOK_S:
+            try:
+                threads = self._client.ncores()
+            except (OSError, TimeoutError):
+                raise self._lost() from None
+            self._looked = time.monotonic()
+            self._tell(threads)
+            self._n_workers = len(threads)
+        return max(self._LEAST, self._AHEAD * self._n_workers)
 
-    def renew(self) -> None:
-        """Fail: a scheduler that is gone does not come back."""
-        raise SimulationError(f"{self.address}: lost the scheduler; finished runs are kept, run the same command again to go on")
+    def _tell(self, threads: dict[str, int]) -> None:
+        if not threads and self._n_workers:
+            print(f"moesim: {self._address}: no workers; waiting for some", file=sys.stderr)
+        if not self._told and any(n > 1 for n in threads.values()):
+            self._told = True
+            print(f"moesim: {self._address}: workers have several threads, whose runs take turns; start them with "
+                  "--nworkers auto --nthreads 1", file=sys.stderr)  # fmt: skip
+
+    def _lost(self) -> SimulationError:
+        return SimulationError(
+            f"--scheduler {self._address}: lost the scheduler, or it was restarted; "
+            "finished runs are kept, run the same command again to go on"
+        )
+
+    def died(self, error: BaseException) -> bool:
+        """Say whether it is the error of a run that the scheduler gave up because its workers died."""
+        if type(error).__name__ == "KilledWorker":
+            return True
+        if isinstance(error, CancelledError):
+            raise self._lost()
+        while error.__cause__ is not None:
+            error = error.__cause__
+        raise SimulationError(
+            f"--scheduler {self._address}: expected runs to be carried out, got {describe_exception(error)}; install the same "
+            "version of moesim for the scheduler and all workers, and run the same command again to go on"
+        )
 
     def close(self) -> None:
         """Leave the cluster; its workers go on for others."""
-        self._client.close()
+        with suppress(OSError, TimeoutError):  # the scheduler is gone
+            self._client.close()
 
 
 def make_pool(jobs: int | None, scheduler: str | None, needed: Callable[[], int]) -> Pool | None:

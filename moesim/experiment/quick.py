@@ -62,4 +62,8 @@ def _shorter(trace: Any, decode: int, batch: int) -> Any:
     """Make no more synthetic routing than one batch takes."""
     if isinstance(trace, str):
         return trace
-    return {**trace, "requests": min(batch, trace.get("requests", 1)), "decode": min(decode, trace.get("decode", 0))}
+    return {**trace, "requests": _least(trace.get("requests", 1), batch), "decode": _least(trace.get("decode", 0), decode)}
+
+
+def _least(value: Any, limit: int) -> Any:
+    return min(value, limit) if isinstance(value, int) else value  # what is no number is refused where it is read

@@ -83,17 +83,16 @@ def read_records(path: Path) -> Records:
         with pa.OSFile(str(path)) as file:
             table = pa.ipc.open_file(file).read_all()
         rest = json.loads(table.schema.metadata[_REST])
-        lists = {name: _records(kind, table[name].chunk(0).flatten()) for name, kind in _LISTS.items()}
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        return Records(
+            **{name: _records(kind, table[name].chunk(0).flatten()) for name, kind in _LISTS.items()},
+            used_fetches=set(rest["used_fetches"]),
+            peak_bytes=rest["peak_bytes"],
+            pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
+            makespan_ns=rest["makespan_ns"],
+        )
+    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: expected the records of a run, got: {reason}; remove the file and run again") from None
-    return Records(
-        **lists,
-        used_fetches=set(rest["used_fetches"]),
-        peak_bytes=rest["peak_bytes"],
-        pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
-        makespan_ns=rest["makespan_ns"],
-    )
 
 
 def _records(kind: Any, structs: Any) -> list[Any]:

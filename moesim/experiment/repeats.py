@@ -17,7 +17,7 @@ CI: Final = "ci95."
 """Beginning of the name of a column that holds half the width of an interval."""
 _SEEDED = ("seed", "trace")  # what differs between repeats; of a trace only if it is made up
 _DRAWN = ("trace", "requests_drawn")  # two repeats with the same ones are no two draws
-_APART = ("run", "repeat", "key", "workload_digest", "requests_drawn", *_SEEDED)
+_APART = ("run", "repeat", "key", "group", "workload_digest", "requests_drawn", *_SEEDED)
 
 
 def repeated(rows: Sequence[Row]) -> bool:
@@ -37,9 +37,9 @@ def aggregate(rows: Sequence[Row]) -> list[dict[str, Any]]:
     -------
     list of dict
         In the order of the first repeats: settings and labels as in the first one, ``repeats`` (how many succeeded), and for
-        every metric its mean and, under its name with `CI` before it, half the width of the 95 % interval by Student's t. That is
-        None for fewer than two repeats, or if all of them drew the same requests from a trace: then they are one. If any repeat
-        failed, ``error`` says how many did.
+        every metric its mean and, under its name with `CI` before it, half the width of the 95 % interval by Student's t. Repeats
+        that drew the same requests from a trace count as one draw, with their mean; fewer than two draws have no interval (None).
+        If any repeat failed, ``error`` says how many did.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -48,6 +48,8 @@ def aggregate(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _identity(row: Row) -> str:
+    if row.get("group"):
+        return str(row["group"])
     names = [name for name in (*SETTINGS, *CACHE_SETTINGS) if name not in _SEEDED]
     trace = str(row.get("trace"))
     made_up = trace.rpartition("-seed")[0] if trace.startswith("synthetic-") else trace
@@ -59,15 +61,19 @@ def _together(group: Sequence[Row]) -> dict[str, Any]:
     first = (done or group)[0]
     n_failed = len(group) - len(done)
     whole: dict[str, Any] = {"repeats": len(done)}
-    n_draws = len({tuple(row.get(name) for name in _DRAWN) for row in done})
+    draws: dict[tuple[Any, ...], list[int]] = {}
+    for i, row in enumerate(done):
+        draws.setdefault(tuple(row.get(name) for name in _DRAWN), []).append(i)
+    n_draws = len(draws)
     settings = {*SETTINGS, *CACHE_SETTINGS, *_APART, "decision_ns", "requests"}
     for name in dict.fromkeys(name for row in done or group for name in row):
-        values = [row.get(name) for row in done]
-        if name in settings or name.startswith("policy") or not values or not all(_is_number(v) for v in values):
+        told = {value for row in done if (value := row.get(name)) is not None}
+        if name in settings or name.startswith("policy") or not told or not all(_is_number(value) for value in told):
             whole[name] = first.get(name)
-        else:
-            whole[name] = fmean(values)  # type: ignore[arg-type]
-            whole[CI + name] = half_width(values) if n_draws > 1 else None  # type: ignore[arg-type]
+        else:  # a metric may have no meaning in some of the repeats
+            found = [[value for i in draw if (value := done[i].get(name)) is not None] for draw in draws.values()]
+            means = [fmean(values) for values in found if values]
+            whole[name], whole[CI + name] = fmean(means), half_width(means)
     if 0 < n_draws < len(done):
         sets = "the same requests" if n_draws == 1 else f"{n_draws} different sets of requests"
         whole["notes"] = ", ".join(part for part in (str(whole.get("notes") or ""), f"{len(done)} seeds drew {sets}") if part)

@@ -28,6 +28,7 @@ _SETTINGS = {
     "chunk_bytes": "chunk",
     "decision_ns": "decision ns",
     "extrapolate": "extrapolate",
+    "warm_up": "warm-up",
     "predictors": "predictors",
 }
 """Settings that get a column where they differ between runs."""

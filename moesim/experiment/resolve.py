@@ -15,7 +15,8 @@ from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.policies.parts import source_needs
-from moesim.policies.registry import make_policy, source_digest
+from moesim.policies.registry import make_policy
+from moesim.policies.sources import source_digest
 from moesim.policy import Predicted
 from moesim.predictors.chosen import ALWAYS, stand_in
 from moesim.units import us_to_ns

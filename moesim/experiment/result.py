@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from moesim.atomic import failing_as_one_line, locked
 from moesim.errors import ConfigError
 
 SUMMARY = "summary.json"
 DATASET, RECORDS = "dataset", "records"  # what grows while runs are done, and stays when the rest is replaced
+_NEW, _OLD = ".new.", ".old."  # beginnings of names; a killed process may leave some behind
+_LEFT_BEHIND = (_NEW, _OLD, ".traces.", ".moesim.")
 
 
 def check_folder(folder: Path) -> None:
@@ -32,8 +35,8 @@ def check_folder(folder: Path) -> None:
     """
     try:
         exists = folder.exists()
-        above = next(one for one in folder.absolute().parents if one.exists())
-        with tempfile.TemporaryDirectory(dir=above, prefix=".moesim."):
+        place = folder if folder.is_dir() else next(one for one in folder.absolute().parents if one.exists())
+        with tempfile.TemporaryDirectory(dir=place, prefix=".moesim."):
             pass  # only trying tells: permissions say nothing to root, nor of a read-only disk
     except OSError as error:
         reason = error.strerror or str(error)
@@ -42,7 +45,8 @@ def check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder}: expected a folder for the results, got a file; choose another with --out")
-    if any(folder.iterdir()) and not (folder / SUMMARY).is_file() and not (folder / DATASET).is_dir():
+    ours = (folder / SUMMARY).is_file() or (folder / DATASET).is_dir() or (folder / RECORDS).is_dir()
+    if not ours and any(not path.name.startswith(_LEFT_BEHIND) for path in folder.iterdir()):
         raise ConfigError(
             f"{folder}: expected a new folder or an earlier result, got a folder with other files; choose another with --out"
         )
@@ -80,36 +84,54 @@ def replace_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_files(folder: Path) -> Iterator[Path]:
-    """Write the files of a result, but for what grows run by run, so that a reader hardly ever sees old and new ones together.
+    """Write the files of a result, but for what grows run by run, so that all of them come from one writer.
 
     Parameters
     ----------
     folder : Path
-        The result folder; what is in it beside `DATASET` and `RECORDS` is replaced at the end.
+        The result folder; what is in it beside `DATASET` and `RECORDS` is replaced at the end. One process at a time does so.
 
     Yields
     ------
     Path
-        An empty folder inside it, to be filled. If that fails, nothing changes. The summary is put in place last.
+        An empty folder inside it, to be filled. If that fails, nothing changes. An earlier summary goes first, and the new one is
+        put in place last: where there is one, the other files belong to it.
+
+    Raises
+    ------
+    WriteError
+        If the disk is full or fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder, prefix=".new."))
+    with failing_as_one_line(folder, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder) as alone:
+            if alone:
+                _clear(folder)
+            made = Path(tempfile.mkdtemp(dir=folder, prefix=_NEW))
+            try:
+                yield made
+                _put_in_place(made, folder)
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what killed processes left behind: nobody else writes here now."""
+    for path in folder.iterdir():
+        if path.name.startswith((_NEW, _OLD)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _put_in_place(made: Path, folder: Path) -> None:
+    old = Path(tempfile.mkdtemp(dir=folder, prefix=_OLD))
     try:
-        yield made
-        old = Path(tempfile.mkdtemp(dir=folder, prefix=".old."))
-        names = {path.name for path in made.iterdir()}
-        try:
-            for path in folder.iterdir():
-                if path.name not in (*names, DATASET, RECORDS) and not path.name.startswith("."):
-                    os.replace(path, old / path.name)
-            for name in sorted(names, key=lambda name: name == SUMMARY):
-                if (folder / name).is_dir():
-                    os.replace(folder / name, old / name)
-                os.replace(made / name, folder / name)
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
+        before = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+        for name in sorted(set(before) - {DATASET, RECORDS}, key=lambda name: name != SUMMARY):
+            os.replace(folder / name, old / name)
+        for path in sorted(made.iterdir(), key=lambda path: path.name == SUMMARY):
+            os.replace(path, folder / path.name)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import worth_processes
-from moesim.experiment.keys import run_keys
+from moesim.experiment.keys import group_of, run_keys
 from moesim.experiment.pool import Pool, make_pool, usable_cores
 from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one, settings
@@ -82,7 +82,7 @@ def run_experiment(
     scheduler : str, optional
         Address of a Dask scheduler, whose workers carry out the runs.
     fail_fast : bool
-        Stop at the first failed run; those in flight are finished, those behind are not begun.
+        Stop at the first failed run; those in flight are given up, those behind are not begun.
 
     Returns
     -------
@@ -109,10 +109,10 @@ def run_experiment(
         if pool is None:
             new = _here(experiment, missing, kept, told, execution)
         else:
-            new = _elsewhere(experiment, missing, kept, told, pool, _Known(store, keys, kept), folder)
+            new = _elsewhere(experiment, missing, kept, told, pool, _Known(experiment, store, keys, kept), folder)
         try:
             for spec, outcome in new:
-                outcome.row["key"] = keys[spec.index]
+                outcome.row.update(key=keys[spec.index], group=group_of(spec))
                 if store is not None and outcome.failure is None:
                     if outcome.records is not None:
                         store.add_records(keys[spec.index], outcome.records)
@@ -123,11 +123,11 @@ def run_experiment(
         finally:
             if pool is not None:
                 pool.close()
-    if store is not None and missing:
-        store.merge()
+    if store is not None:
+        store.merge()  # also what a sweep killed at its very end has left
     done.sort(key=lambda outcome: int(outcome.row["run"] or 0))
     failures = [outcome.failure for outcome in done]
-    if failures and all(isinstance(failure, InputError) for failure in failures):
+    if len(done) == len(keys) and failures and all(isinstance(failure, InputError) for failure in failures):
         assert failures[0] is not None
         raise type(failures[0])(f"{experiment.place}: {failures[0]}")
     return Results(experiment, done, len(found))
@@ -135,7 +135,7 @@ def run_experiment(
 
 def _found(experiment: Experiment, keys: Sequence[str], kept: set[int], store: Store) -> dict[int, Outcome]:
     rows = store.read()
-    known = _Known(store, keys, kept)
+    known = _Known(experiment, store, keys, kept)
     found = {}
     for spec in experiment.specs:
         if (row := rows.get(keys[spec.index])) is not None and (outcome := known.outcome(spec, row)) is not None:
@@ -147,6 +147,7 @@ def _found(experiment: Experiment, keys: Sequence[str], kept: set[int], store: S
 class _Known:
     """Outcomes of runs that are in a result folder."""
 
+    experiment: Experiment
     store: Store | None
     keys: Sequence[str]
     kept: set[int]
@@ -159,7 +160,8 @@ class _Known:
     def outcome(self, spec: RunSpec, row: Mapping[str, Value]) -> Outcome | None:
         """Make an outcome of a row; None if records are wanted and not there."""
         machine = Machine.of(spec.hardware)
-        row = {**row, **settings(spec)}  # its place in this experiment, and the names that this experiment has for things
+        # Its place in this experiment, and the names that this experiment has for things.
+        row = {**row, **settings(spec), "workload_digest": self.experiment.workload(spec).digest, "group": group_of(spec)}
         if spec.index not in self.kept:
             return Outcome(row, machine)
         assert self.store is not None

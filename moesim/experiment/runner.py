@@ -249,6 +249,7 @@ def settings(spec: RunSpec) -> dict[str, Value]:
     row["predictors"] = json.dumps(dict(point.predictors), sort_keys=True) if point.predictors else None
     row["decision_ns"] = spec.decision_ns
     row["extrapolate"] = point.extrapolate
+    row["warm_up"] = point.warm_up_steps
     row["repeat"] = point.repeat
     return row
 
@@ -277,7 +278,7 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
         notes.append("miniature")
     elif trace.model != spec.model.name:
         notes.append(f"routing of {trace.model}")
-    notes.append(_drawn(trace, workload, signals))
+    notes.append(drawn(trace, workload, signals))
     notes += list(workload.labels)
     if assumes_memory:
         notes.append("assumes-memory")
@@ -286,12 +287,25 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     return notes
 
 
-def _drawn(trace: Trace, workload: Workload, signals: frozenset[str]) -> str:
-    """Say how many requests were drawn from how many, and which signals leave others out."""
+def drawn(trace: Trace, workload: Workload, signals: frozenset[str]) -> str:
+    """Say how many requests were drawn from how many, and which signals leave others out.
+
+    Parameters
+    ----------
+    trace, workload
+        Of a run.
+    signals : frozenset of str
+        Those that every request must have.
+
+    Returns
+    -------
+    str
+        A note.
+    """
     n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
     n_covered = sum(signals.issubset(names) for names in recorded)
-    drawn = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
+    text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
     if n_covered == len(recorded):
-        return f"{drawn}{n_covered}"
+        return f"{text}{n_covered}"
     which = f"signal {' and '.join(sorted(signals))}" if len(signals) < 3 else f"the {len(signals)} signals needed"
-    return f"{drawn}the {n_covered} with {which}"
+    return f"{text}the {n_covered} with {which}"

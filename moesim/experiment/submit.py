@@ -1,23 +1,22 @@
-"""Give runs to an executor, a few ahead of its workers, and survive workers that die."""
+"""Give runs to workers, a few ahead, and survive workers that die."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import MoesimError, SimulationError
+from moesim.experiment.pool import Pool
 from moesim.experiment.runner import Outcome, settings
-from moesim.experiment.work import Work, do
+from moesim.experiment.work import RefusedError, Work
 from moesim.metrics.machine import Machine
 
 if TYPE_CHECKING:
-    from moesim.experiment.pool import Pool
     from moesim.experiment.resolve import RunSpec
 
-_AHEAD = 2  # runs a worker has waiting or running: it is never idle, and little is lost or sent in vain
-_TRIES = 2  # of a run whose worker died: the second time alone, so that it is known whose fault it is
+_LOOK_S = 1.0  # time after which workers that have joined are given runs, even if none has finished one
 
 
 def outcomes_of(
@@ -39,47 +38,45 @@ def outcomes_of(
     Yields
     ------
     spec, outcome
-        As they are done. A run whose worker died every time has failed.
+        As they are done. A run whose worker died is tried once more, last and alone: then it has the memory to itself, and
+        no other run can be what kills its worker. If it dies again, it has failed.
 
     Raises
     ------
     MoesimError
-        If the workers cannot be had at all.
+        If the workers cannot be had at all, or one of them is not fit for the sweep.
     """
     waiting: deque[RunSpec] = deque(specs)
-    suspects: deque[RunSpec] = deque()  # a suspect was running when a worker died
+    suspects: deque[RunSpec] = deque()
+    tried: set[int] = set()
     running: dict[Future[Outcome], RunSpec] = {}
-    died: Counter[int] = Counter()
+    done: list[tuple[RunSpec, Outcome]] = []
     while waiting or suspects or running:
-        todo, room = (suspects, 1) if suspects else (waiting, _AHEAD * pool.width())  # a suspect runs alone
-        while todo and len(running) < room:
-            spec = todo.popleft()
+        if not waiting and not running:
+            waiting.append(suspects.popleft())
+        room = pool.room()
+        while waiting and len(running) < room:
+            spec = waiting.popleft()
             if (outcome := known(spec)) is not None:
                 yield spec, outcome
-                continue
-            try:
-                running[pool.executor().submit(do, make(spec))] = spec
-            except BrokenExecutor:  # since the last look
-                todo.appendleft(spec)
-                if not running:
-                    pool.renew()
-                break
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            else:
+                running[pool.submit(make(spec))] = spec
+        yield from done  # only now: workers are busy while these are stored
+        done.clear()
+        for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:
             spec = running.pop(future)
             error = _error(future)
             if error is None:
-                yield spec, future.result()
-            elif isinstance(error, MoesimError):
-                yield spec, _failed(spec, error)
-            elif not _worker_died(error):
+                done.append((spec, future.result()))
+            elif isinstance(error, RefusedError) or not pool.died(error):
                 raise error
-            elif died[spec.index] + 1 < _TRIES and isinstance(error, BrokenExecutor | CancelledError):
-                died[spec.index] += 1
-                suspects.append(spec)
+            elif spec.index in tried:
+                failure = SimulationError("its worker process died, and again when it ran alone: killed, or out of memory")
+                done.append((spec, _failed(spec, failure)))
             else:
-                yield spec, _failed(spec, SimulationError("its worker process died again and again: killed, or out of memory"))
-            if not running and _worker_died(error):
-                pool.renew()
+                tried.add(spec.index)
+                suspects.append(spec)
+    yield from done
 
 
 def _error(future: Future[Any]) -> BaseException | None:
@@ -87,11 +84,6 @@ def _error(future: Future[Any]) -> BaseException | None:
         return future.exception()
     except CancelledError as error:  # a cluster gave it up
         return error
-
-
-def _worker_died(error: BaseException | None) -> bool:
-    """Whether it tells of a dead worker; Dask's own error comes after it has tried several workers."""
-    return isinstance(error, BrokenExecutor | CancelledError) or type(error).__name__ == "KilledWorker"
 
 
 def _failed(spec: RunSpec, error: MoesimError) -> Outcome:

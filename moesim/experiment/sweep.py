@@ -7,15 +7,16 @@ together. Combinations that ``exclude`` describes are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any, get_type_hints
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, WorkloadConfig
 from moesim.experiment.exclude import Excluded
-from moesim.experiment.zipped import zipped
+from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.schema import is_number
 from moesim.policies.base import option_parameters
 from moesim.policies.options import matches
@@ -98,21 +99,34 @@ def expand(config: Config, place: str) -> list[Point]:
     ------
     ConfigError
         If a policy is unknown, which shows here because its options say which of them are lists by nature; if ``zip``,
-        ``exclude`` or ``repeat`` do not fit the rest.
+        ``exclude`` or ``repeat`` do not fit the rest; if there are more than `MAX_RUNS` combinations.
     """
     excluded = Excluded(config.exclude, place)
-    points = [
-        point
-        for one in zipped(config, place)
-        for policies in [[p for i, spec in enumerate(one.policies) for p in _policies(spec, f"{place}: policies[{i}]")]]
-        for setting in _settings(one, place)
-        for policy in policies
-        if not excluded.covers(point := Point(**setting, policy=policy))
-    ]
+    points: list[Point] = []
+    n_combinations = 0
+    try:
+        for one in zipped(config, place):
+            policies = [p for i, spec in enumerate(one.policies) for p in _policies(spec, f"{place}: policies[{i}]")]
+            for setting in _settings(one, place):
+                n_combinations += len(policies)
+                _check_size(n_combinations)
+                made = (Point(**setting, policy=policy) for policy in policies)
+                points += [point for point in made if not excluded.covers(point)]
+    except _TooManyError:
+        raise ConfigError(f"{place}: expected at most {MAX_RUNS} combinations, got more; sweep fewer values") from None
     excluded.check_used()
     if not points:
         raise ConfigError(f"{place}: exclude: expected to leave a combination to run, got none; exclude less")
     return points
+
+
+class _TooManyError(Exception):
+    pass
+
+
+def _check_size(n: int) -> None:
+    if n > MAX_RUNS:
+        raise _TooManyError
 
 
 def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
@@ -133,7 +147,7 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
             "predictors": list(_grid({source: _listed(stand_in) for source, stand_in in config.predictors.items()})),
             "workload": list(_workloads(config.workload)),
             "size": sizes,
-            "repeat": list(range(config.repeat)),
+            "repeat": range(config.repeat),
         }
     )
     for setting in grid:
@@ -163,7 +177,8 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _grid(choices: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+def _grid(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    _check_size(prod(len(values) for values in choices.values()))
     for values in product(*choices.values()):
         yield dict(zip(choices, values, strict=True))
 
@@ -211,6 +226,8 @@ def _policies(spec: Any, place: str) -> Iterator[dict[str, Any]]:
     """Sweep the options of a policy that are given as a list though they are none."""
     if isinstance(spec, str):
         spec = {"name": spec}
+    if not isinstance(spec["name"], str):
+        raise ConfigError(f"{place}.name: expected the name of a policy, got {spec['name']!r}")
     cls = policy_class(spec["name"], place)
     constructor = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
     hints = get_type_hints(constructor, include_extras=True) if option_parameters(cls) else {}

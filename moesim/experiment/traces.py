@@ -10,6 +10,8 @@ from moesim.trace import Trace, find_trace
 
 MADE = "synthesize"  # the key that tells synthetic routing from a file
 _LEAST = {"requests": 1, "prompt": 0, "decode": 0, "seed": 0}
+MAX_TOKENS = 1_000_000
+"""Of routing that is made up for an experiment: it is made anew each time, in memory."""
 
 
 def trace_label(written: str | Mapping[str, Any]) -> str:
@@ -94,4 +96,10 @@ def _counts(written: Mapping[str, Any], place: str) -> dict[str, int]:
         value = counts[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{place}: trace.{key}: expected an integer of at least {least}, got {value!r}")
+    n_tokens = counts["requests"] * (counts["prompt"] + counts["decode"])
+    if n_tokens > MAX_TOKENS:
+        raise ConfigError(
+            f"{place}: trace: expected at most {MAX_TOKENS} tokens, got {n_tokens} (requests x (prompt + decode)); make that "
+            "trace once, with moesim trace synthesize, and name its file"
+        )
     return counts

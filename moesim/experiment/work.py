@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from moesim import collector
-from moesim.errors import SimulationError, TraceError
+from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
+from moesim.experiment.result import DATASET
 from moesim.experiment.runner import Outcome, run_one
+from moesim.policies.sources import source_digest
 from moesim.trace import Trace, find_trace
 from moesim.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment, RunSpec
 
-_WORKLOADS = 8  # composed ones that a process remembers; neighbours in a grid share them
+_TRACES = 8  # mapped ones that a process remembers: a cluster's worker outlives many sweeps
+_WORKLOADS = 8  # composed ones; neighbours in a grid share them
+
+
+class RefusedError(SimulationError):
+    """A worker is not fit for the runs of a sweep: it would fail them all, and quickly, so the sweep must end."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,8 @@ class Work:
         The experiment, for messages.
     trace : str
         Path of the trace's file.
+    trace_name : str or None
+        As the experiment has it, for a process where it lies elsewhere; None: routing made up for the experiment.
     trace_digest : str
         What the file must hold.
     required : frozenset of str
@@ -44,15 +56,19 @@ class Work:
         Whether records are wanted.
     code : str
         Digest of the code that asks; another one may not answer.
+    policy_source : str or None
+        Likewise of the policy's source, if it is not moesim's own.
     """
 
     spec: RunSpec
     place: str
     trace: str
+    trace_name: str | None
     trace_digest: str
     required: frozenset[str]
     keep: bool
     code: str
+    policy_source: str | None
 
 
 @contextmanager
@@ -64,17 +80,22 @@ def work_of(experiment: Experiment, shared: Path | None) -> Iterator[WorkMaker]:
     experiment : Experiment
         Resolved.
     shared : Path or None
-        A folder that all of those processes see; None: a temporary one of this machine.
+        The result folder, which all of those processes see; None: a temporary one of this machine.
 
     Yields
     ------
     WorkMaker
         Good until the end of the block.
     """
-    if shared is not None:
-        shared.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=shared, prefix=".traces.") as folder:
-        yield WorkMaker(experiment, Path(folder).absolute())
+    if shared is None:
+        with TemporaryDirectory(prefix="moesim.", ignore_cleanup_errors=True) as folder:
+            yield WorkMaker(experiment, Path(folder))
+        return
+    maker = WorkMaker(experiment, (shared / DATASET / ".traces").absolute())
+    try:
+        yield maker
+    finally:
+        maker.remove()
 
 
 class WorkMaker:
@@ -83,40 +104,60 @@ class WorkMaker:
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self._experiment = experiment
         self._folder = folder
-        self._paths: dict[str, str] = {}  # by digest
+        self._made: set[Path] = set()
+        # As of now: a policy that is changed in mid-sweep is another one.
+        self._sources = {name: source_digest(name) for name in {spec.point.policy["name"] for spec in experiment.specs}}
+        self._paths: dict[str, Path] = {}
 
     def __call__(self, spec: RunSpec, keep: bool) -> Work:
         experiment = self._experiment
-        digest = experiment.trace(spec).digest
-        if digest not in self._paths:
-            self._paths[digest] = self._path(spec, digest)
+        written, digest = spec.point.trace, experiment.trace(spec).digest
+        name = written if isinstance(written, str) else None
+        if name is None:
+            path = self._write(experiment.trace(spec))
+        elif name in self._paths:
+            path = self._paths[name]
+        else:
+            path = self._paths[name] = find_trace(name).absolute()
         return Work(
-            spec, experiment.place, self._paths[digest], digest, experiment.signals(spec), keep, code_digest()
+            spec, experiment.place, str(path), name, digest, experiment.signals(spec), keep, code_digest(),
+            self._sources[spec.point.policy["name"]],
         )  # fmt: skip
 
-    def _path(self, spec: RunSpec, digest: str) -> str:
-        written = spec.point.trace
-        if isinstance(written, str):
-            return str(Path(find_trace(written)).absolute())
-        return str(self._experiment.trace(spec).write(self._folder / f"{digest}.safetensors"))
+    def _write(self, trace: Trace) -> Path:
+        path = self._folder / f"{trace.digest}.safetensors"
+        if not path.is_file():  # a sweep that was killed left it, or one beside this has removed it
+            trace.write(path)
+        self._made.add(path)
+        return path
+
+    def remove(self) -> None:
+        """Remove the files that were made."""
+        for path in self._made:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none, or another sweep uses it
+            self._folder.rmdir()
 
 
 class _Inputs:
     """What runs of one process share."""
 
     def __init__(self) -> None:
-        self.traces: dict[str, Trace] = {}  # by digest
+        self.traces: OrderedDict[str, Trace] = OrderedDict()  # by digest
         self.workloads: OrderedDict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = OrderedDict()
 
     def trace(self, work: Work) -> Trace:
         if work.trace_digest not in self.traces:
-            trace = Trace.read(work.trace)
+            trace = Trace.read(_find(work), verify=False)  # who asks has; here it must only be the same
             if trace.digest != work.trace_digest:
                 raise TraceError(
                     f"{work.trace}: expected the trace that the sweep began with ({work.trace_digest[:12]}), "
-                    f"got another ({trace.digest[:12]}); run the sweep again"
+                    f"got another ({trace.digest[:12]})"
                 )
             self.traces[work.trace_digest] = trace
+            if len(self.traces) > _TRACES:
+                self.traces.popitem(last=False)
+        self.traces.move_to_end(work.trace_digest)
         return self.traces[work.trace_digest]
 
     def workload(self, work: Work) -> Workload:
@@ -129,8 +170,18 @@ class _Inputs:
         return self.workloads[key]
 
 
+def _find(work: Work) -> Path:
+    """Give the trace's file where it was; or, a shipped one, where this process has it."""
+    path = Path(work.trace)
+    if not path.exists() and work.trace_name is not None:
+        with suppress(TraceError):
+            return find_trace(work.trace_name)
+    return path
+
+
 _shared = _Inputs()  # of this process
 _one_at_a_time = Lock()  # a worker with threads: they share what is remembered, and would gain nothing
+_source = cache(source_digest)  # of what has been imported, whatever becomes of the file
 
 
 @dataclass(frozen=True)
@@ -168,12 +219,32 @@ def do(work: Work) -> Outcome:
 
     Raises
     ------
-    SimulationError
-        If this process has another version of moesim than the one that asks.
+    RefusedError
+        If this process has another version of moesim or of the policy than the one that asks, or cannot see the trace.
     """
-    if work.code != code_digest():
-        raise SimulationError(
-            f"worker: expected moesim's code {work.code[:12]}, got {code_digest()[:12]}; install the same version on all workers"
-        )
     with _one_at_a_time, collector.paused():
+        _check(work)
         return run_one(_OneRun(work), work.spec, keep=work.keep)
+
+
+def _check(work: Work) -> None:
+    who = f"worker {platform.node()}, process {os.getpid()}"
+    if work.code != code_digest():
+        raise RefusedError(
+            f"{who}: expected moesim's code {work.code[:12]}, got {code_digest()[:12]}; install the same versions of moesim, "
+            "NumPy, SciPy and SimPy for all workers, start them again, and run the same command again to go on"
+        )
+    name = work.spec.point.policy["name"]
+    try:
+        source = _source(name)
+        _shared.trace(work)
+    except InputError as error:
+        raise RefusedError(
+            f"{who}: {error}; all workers must see the traces, the result folder and modules of policies under the same paths, "
+            "see docs/cluster.md; run the same command again to go on"
+        ) from None
+    if source != work.policy_source:
+        raise RefusedError(
+            f"{who}: policy {name}: expected the source that the sweep began with, got another; start the workers again, in "
+            "the same folder, and run the same command again to go on"
+        )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import Config, parse_config
 
+MAX_RUNS = 100_000
+"""Of an experiment: more would take weeks, and the memory to write them down."""
 _WHOLE = ("model", "hardware", "trace", "policies", "decision_us", "extrapolate", "warm_up_steps")
 _SECTIONS = ("workload", "cache", "transfer")
 _OPEN = ("model", "hardware", "trace", "predictors")  # mappings whose keys are not known here
@@ -41,7 +44,8 @@ def zipped(config: Config, place: str) -> Iterator[Config]:
     Raises
     ------
     ConfigError
-        If a field is unknown or no list, is named twice, or the lists of a group differ in length.
+        If a field is unknown or no list, is named twice, or the lists of a group differ in length; if there are more than
+        `MAX_RUNS` combinations.
     """
     if not config.zip:
         yield config
@@ -60,15 +64,23 @@ def zipped(config: Config, place: str) -> Iterator[Config]:
             lengths = ", ".join(f"{name} {len(field.values)}" for name, field in zip(names, fields, strict=True))
             raise ConfigError(f"{where}: expected lists of one length, got {lengths}")
         choices.append([[(field, i) for field in fields] for i in range(len(fields[0].values))])
+    if prod(map(len, choices)) > MAX_RUNS:
+        raise ConfigError(f"{place}: zip: expected at most {MAX_RUNS} combinations, got more; sweep fewer values")
+    for field, _ in (pair for group in choices for pair in group[0]):
+        _holder(raw, field)[field.key] = None  # the lists are not copied each time
     for together in product(*choices):
         one = copy.deepcopy(raw)
         for field, i in (pair for group in together for pair in group):
-            holder: Any = one
-            for step in field.holder:
-                holder = holder[step]
             value = field.values[i]
-            holder[field.key] = [value] if (field.holder, field.key) == ((), "policies") else value
+            _holder(one, field)[field.key] = [value] if (field.holder, field.key) == ((), "policies") else value
         yield parse_config(one, place)
+
+
+def _holder(raw: dict[str, Any], field: _Field) -> Any:
+    holder: Any = raw
+    for step in field.holder:
+        holder = holder[step]
+    return holder
 
 
 def _find(config: Config, raw: dict[str, Any], name: str, where: str) -> _Field:

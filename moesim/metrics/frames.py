@@ -26,7 +26,7 @@ IDENTITY: Final = (
     "run", "key", "policy", "model", "hardware", "trace", "routing", "source_label", "cache_ratio", "cache_budget_bytes",
     "cache_share", "batch_size", "prompt_tokens", "decode_tokens", "n_batches", "seed", "repeat", "micro_batches",
     "prefill_chunk", "refill", "reuse", "requests", "transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate",
-    "notes", "fidelity_fresh_decode",
+    "warm_up", "notes", "fidelity_fresh_decode",
 )  # fmt: skip
 """Columns of a run's row, as far as it has them, that stand in every row of its frames: which run it is, what qualifies it."""
 

@@ -9,7 +9,6 @@ A third party adds a policy without an edit here, by naming its class in the YAM
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import sys
@@ -203,26 +202,6 @@ def _import_module(name: str, what: str) -> ModuleType:
         raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
     except Exception as error:
         raise ConfigError(f"{what}: {describe_exception(error)}") from None
-
-
-def source_digest(name: str) -> str | None:
-    """Hash the source file of a policy that is not moesim's own.
-
-    Parameters
-    ----------
-    name : str
-        As in the YAML.
-
-    Returns
-    -------
-    str or None
-        The sha256; None for moesim's own policies, and for a class that comes from no file.
-    """
-    cls = policy_class(name)
-    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if _is_ours(cls.__module__) or path is None:
-        return None
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _is_ours(module: str) -> bool:

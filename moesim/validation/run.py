@@ -184,7 +184,7 @@ def _about(experiment: Experiment) -> dict[str, Any]:
     return {"date": date, "moesim": told["moesim"], "machine": machines, "inputs": told["inputs"], "versions": told["versions"]}
 
 
-_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat")  # nothing that a machine could tell
+_NOT_MEASURED = ("run", "decision_ns", "extrapolate", "repeat", "warm_up")  # nothing that a machine could tell
 
 
 def _check_same(experiment: Experiment, kept: Measurements) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 REUSE_SHIFTED = "reuse-shifted"
 PROMPT_TRUNCATED = "prompt-truncated"
+MAX_REQUESTS = 100_000
+"""Of a workload, copies included."""
 
 
 class Admitted(NamedTuple):
@@ -90,6 +92,8 @@ def select(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
         want = len(order)
         qualify = exact | longer | (_repeatable(recorded, spec) if spec.reuse == "shifted" else False)
         _check_named(order, qualify, recorded, spec, require_signals)
+    if want > MAX_REQUESTS:
+        raise WorkloadError(f"workload: expected at most {MAX_REQUESTS} requests, got {want}; lower batch_size or n_batches")
     if len(order) < want and not (spec.reuse == "shifted" and order):
         raise WorkloadError(_too_few(want, len(order), recorded, spec, require_signals))
     order = [order[i % len(order)] for i in range(want)]

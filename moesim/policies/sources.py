@@ -1,0 +1,80 @@
+"""What a policy that is not moesim's own is made of: its source file, and the files beside it that it imports."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from moesim.policies.registry import policy_class
+
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def source_digest(name: str) -> str | None:
+    """Hash the source of a policy that is not moesim's own.
+
+    Parameters
+    ----------
+    name : str
+        As in the YAML.
+
+    Returns
+    -------
+    str or None
+        The sha256 of its file and of all files that this imports, one through the other, from the same folder, or of an installed
+        package from the package. What is imported in another way than by a statement is not seen. None for moesim's own policies,
+        and for a class that comes from no file.
+    """
+    module = policy_class(name).__module__
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] == "moesim" or path is None:
+        return None
+    file = Path(path)
+    depth = module.count(".") + (file.name == "__init__.py")
+    root = file.parents[depth]  # of the package, or the folder of a single module
+    only = module.partition(".")[0] if root.name in _INSTALLED else None
+    digest = hashlib.sha256()
+    for one in sorted(_with_imports(file, root, only)):
+        digest.update(one.relative_to(root).as_posix().encode() + b"\0" + one.read_bytes())
+    return digest.hexdigest()
+
+
+def _with_imports(file: Path, root: Path, only: str | None) -> set[Path]:
+    found, todo = {file}, [file]
+    while todo:
+        for other in _imports(todo.pop(), root):
+            inside = other.relative_to(root).parts[0].removesuffix(".py")
+            if other not in found and (only is None or inside == only):
+                found.add(other)
+                todo.append(other)
+    return found
+
+
+def _imports(file: Path, root: Path) -> Iterator[Path]:
+    """Give the files below a folder that a file's import statements name."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # whoever imports it will say so
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files(root, alias.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            above = file.parents[node.level - 1] if node.level else root
+            steps = node.module.split(".") if node.module else []
+            yield from _files(above, steps)
+            for alias in node.names:
+                yield from _files(above, [*steps, alias.name])
+
+
+def _files(above: Path, steps: list[str]) -> Iterator[Path]:
+    """Give what an import of a dotted name executes: each package's file on the way, and the module's."""
+    for n in range(len(steps) + 1):
+        place = above.joinpath(*steps[:n])
+        for path in (place / "__init__.py", place.with_name(f"{place.name}.py")) if n else ():
+            if path.is_file():
+                yield path

@@ -1,0 +1,113 @@
+"""Policies in a module of the current folder that tell of their runs, and what tests of several processes wait for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import moesim
+
+ROOT = Path(moesim.__file__).resolve().parents[1]
+BEGUN = "begun.log"
+_POLICIES = '''
+import os
+import time
+
+from moesim.policies.caches import LRU
+
+
+class Slow(LRU):
+    """An LRU cache whose runs take a while, and are noted."""
+
+    seconds = 0.1
+    noted = False
+
+    def decide(self, event, view):
+        if not self.noted:
+            self.noted = True
+            with open("begun.log", "a") as file:
+                file.write(f"{os.getpid()}\\n")
+            time.sleep(self.seconds)
+            self.middle()
+        return super().decide(event, view)
+
+    def middle(self):
+        pass
+
+
+class Endless(Slow):
+    """Its runs never end."""
+
+    seconds = 1e6
+
+
+class Deadly(Slow):
+    """Its runs kill their process."""
+
+    def middle(self):
+        os.kill(os.getpid(), 9)
+'''
+
+
+def write_policies(folder: Path, module: str) -> None:
+    """Write the module; Python imports each name once a process, so each test has its own."""
+    (folder / f"{module}.py").write_text(_POLICIES)
+
+
+def begun(folder: Path) -> list[int]:
+    """Processes of the runs that have begun, one a run."""
+    log = folder / BEGUN
+    return [int(line) for line in log.read_text().split()] if log.exists() else []
+
+
+def fragments(folder: Path) -> int:
+    """Count the runs that a result folder holds."""
+    return len(list((folder / "dataset").glob("run-*.parquet")))
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Wait for something that another process does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s in vain: {what}"
+        time.sleep(0.02)
+
+
+def start(folder: Path, *arguments: str, path: Path = ROOT, log: Path | None = None) -> subprocess.Popen[str]:
+    """Start ``python ARGUMENTS`` in a folder, as the leader of a group; into a log, or with its stderr read by the caller."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("DASK_")}
+    env |= {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "DASK_CONFIG": str(folder)}
+    env["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = "0"
+    command = [sys.executable, *arguments]
+    if log is not None:
+        with log.open("w") as out:
+            return subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def alive(pid: int) -> bool:
+    """Whether a process goes on; one that has ended and has not been asked for does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return not stat.parent.parent.joinpath("self").exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def same_folders(a: Path, b: Path) -> bool:
+    """Whether two folders hold the same files with the same bytes."""
+
+    def content(folder: Path) -> dict[str, bytes]:
+        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+    return content(a) == content(b)
