@@ -565,3 +565,27 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
         ):
             outcome_of(Path("out"), run)
     assert lines(capsys)[-1] == "wrote out"
+
+
+def test_repeats_of_settings_with_the_same_label_are_not_mixed(tmp_path: Path):
+    """Two models that differ in the bytes of single layers have one label; `group` tells them apart."""
+    by_layer = [[40_000_000] * 31 + [20_000_000], [20_000_000] * 31 + [40_000_000]]
+    experiment = resolve(
+        tmp_path, model={"base": "mixtral-8x7b", "expert_bytes_by_layer": by_layer}, policies=["on-demand"], repeat=2
+    )
+    rows = run_experiment(experiment).rows
+    assert len({row["model"] for row in rows}) == 1
+    assert len({row["group"] for row in rows}) == 2
+    both = aggregate(rows)
+    assert [row["repeats"] for row in both] == [2, 2]
+    assert both[0]["makespan_ns"] > 1.5 * both[1]["makespan_ns"]
+
+
+def test_a_metric_without_meaning_in_some_repeats_is_the_mean_of_the_others():
+    rows = [
+        {"policy": "p", "group": "g", "repeat": i, "trace": "t", "requests_drawn": str(i), "error": None, "share": share}
+        for i, share in enumerate([None, 0.25, 0.75])
+    ]
+    (row,) = aggregate(rows)
+    assert row["share"] == 0.5
+    assert row["ci95.share"] == pytest.approx(12.706 * 0.25, rel=1e-3)  # two draws: Student's t with one degree of freedom

@@ -22,9 +22,7 @@ def bench(
         int | None, typer.Option(min=1, help="Decode tokens of each run.", show_default="64; 16 with --policies")
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
-    sweeps: Annotated[
-        bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")
-    ] = False,
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
     """Measure simulated expert runs per second beside bare SimPy timeouts per second, in turns in this process.
