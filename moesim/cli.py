@@ -29,7 +29,7 @@ from moesim.commands import (
     validate,
     whatif,
 )
-from moesim.errors import InputError, MoesimError
+from moesim.errors import InputError, InterruptError, MoesimError
 
 _app = typer.Typer(
     name="moesim",
@@ -94,6 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
         result = _app(args=arguments, standalone_mode=False)
     except InputError as error:
         return _fail(str(error), 2)
+    except InterruptError as error:
+        return _fail(str(error), _INTERRUPTED)
     except MoesimError as error:
         return _fail(str(error), 1)
     except typer.Exit as stop:

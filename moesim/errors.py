@@ -21,6 +21,10 @@ class InputError(MoesimError):
     """What the user gave is wrong; the command line exits with 2 and writes nothing."""
 
 
+class InterruptError(MoesimError):
+    """Somebody pressed Ctrl-C; the command line exits with 130."""
+
+
 class ConfigError(InputError):
     """An experiment file, an option or a name is wrong."""
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.errors import InterruptError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, parse_config
 from moesim.experiment.dry import describe_grid
@@ -132,15 +133,19 @@ def _execute(
     if dry:
         sys.stdout.write(describe_grid(experiment, folder, jobs, usable_cores()))
         return 0
-    results = run_experiment(
-        experiment,
-        jobs=jobs,
-        keep=(lambda index: index in output.kept) if output else (lambda index: False),
-        progress=True,
-        folder=folder,
-        scheduler=scheduler,
-        fail_fast=fail_fast,
-    )
+    try:
+        results = run_experiment(
+            experiment,
+            jobs=jobs,
+            keep=(lambda index: index in output.kept) if output else (lambda index: False),
+            progress=True,
+            folder=folder,
+            scheduler=scheduler,
+            fail_fast=fail_fast,
+        )
+    except KeyboardInterrupt:
+        kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
+        raise InterruptError(f"interrupted; {kept}") from None
     sys.stdout.write(result_table(results.rows, form))
     if results.n_found:
         print(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already", file=sys.stderr)

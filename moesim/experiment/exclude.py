@@ -60,7 +60,8 @@ class Excluded:
             if not used:
                 rule = ", ".join(f"{key}: {' or '.join(str(v) for v in values)}" for key, values in self._rules[i].items())
                 raise ConfigError(
-                    f"{self._place}: exclude[{i}]: expected a combination of the grid, got {rule}; remove or mend it"
+                    f"{self._place}: exclude[{i}]: expected a combination of the grid, got {rule}; "
+                    "mend it, or give --set 'exclude=[]'"
                 )
 
 

@@ -24,7 +24,7 @@ def source_digest(name: str) -> str | None:
     Returns
     -------
     str or None
-        The sha256 of its file and of all files that this imports, one through the other, from the same folder, or of an installed
+        The sha256 of its file; or of its file and all files that this imports, one through the other, from the same folder, or of an installed
         package from the package. What is imported in another way than by a statement is not seen. None for moesim's own policies,
         and for a class that comes from no file.
     """
@@ -36,8 +36,11 @@ def source_digest(name: str) -> str | None:
     depth = module.count(".") + (file.name == "__init__.py")
     root = file.parents[depth]  # of the package, or the folder of a single module
     only = module.partition(".")[0] if root.name in _INSTALLED else None
+    files = sorted(_with_imports(file, root, only))
+    if len(files) == 1:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
     digest = hashlib.sha256()
-    for one in sorted(_with_imports(file, root, only)):
+    for one in files:
         digest.update(one.relative_to(root).as_posix().encode() + b"\0" + one.read_bytes())
     return digest.hexdigest()
 

@@ -148,7 +148,7 @@ def _notes(compared: Sequence[Compared], small: bool, separator: str) -> str:
     if answered:
         lines.append(
             "costs: weakest source of the costs that were used; routing: where it comes from; ratio: simulated over printed "
-            "(of gains in %, of the factors); nothing is fitted to a printed figure"
+            "(of gains in %, of the factors); no cost is fitted to a printed figure, and routing only where a remark says so"
         )
     if small:
         lines.append("made small by --quick: these numbers say nothing about the figures")
