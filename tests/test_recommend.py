@@ -15,6 +15,8 @@ import typer
 from moesim.advice.candidates import Candidate, Misfit, Space
 from moesim.advice.engines import Engine, commands, describe, engines
 from moesim.advice.folder import write_folder
+from moesim.advice.interval import mixed
+from moesim.advice.launches import FEW_US, gpu_share, layer_us, with_fewer
 from moesim.advice.recommend import Advice, recommend
 from moesim.advice.routing import find_routing, subset
 from moesim.advice.search import _coarse, _halves, speed
@@ -27,6 +29,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
+from moesim.hardware.load import hardware_names
 from moesim.table import Format
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
@@ -83,7 +86,9 @@ def test_the_best_is_the_best_of_all(advice: Advice, trace: str, tmp_path: Path)
 def test_the_same_question_gives_the_same_answer(advice: Advice, trace: str):
     again, first = document(recommend(asked(trace))), document(advice)
     assert again == first
-    assert advice.found.n_simulations == len(advice.found.screened) + 5 * len(advice.found.final) + 1
+    assert advice.found.n_simulations == len(advice.found.screened) + 6 * len(advice.found.final) + (
+        len(advice.found.fewer.speeds) if advice.found.fewer else 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -309,13 +314,75 @@ def test_options_change_the_answer(advice: Advice, trace: str):
     assert look_up(Asked("gpt-oss-20b", "rtx3090-epyc7532"), Path()).model.expert_bits == 4.25  # has its own
 
 
-def test_a_profile_of_slow_software_is_told_of_where_the_best_is(trace: str, tmp_path: Path):
-    small = {"base": "qwen3-30b-a3b", "n_layers": 4, "n_experts": 8, "top_k": 2}  # experts read in 3 us, launched in 90
-    slow = recommend(asked(trace, model=small, decode=4))
-    assert "software with long fixed times" in slow.caution and document(slow)["caution"] == slow.caution
-    assert f"Caution: {slow.caution}" in output(slow, Format.TABLE).partition("What to type")[0]
-    fast = recommend(asked(trace, model=small, hardware="ryzen7950x-rtx4080", decode=4))
-    assert fast.caution == "" and "Caution" not in output(fast, Format.TABLE)
+EAGER = {"base": "qwen3-30b-a3b", "n_layers": 4, "n_experts": 8, "top_k": 2}
+"""Experts are read in 3 us, and a layer of the eager profile launches kernels for half a millisecond."""
+
+
+@pytest.fixture(scope="module")
+def eager(trace: str) -> Advice:
+    return recommend(asked(trace, model=EAGER, decode=4, vram="1.4GiB"))
+
+
+def test_the_order_of_placements_that_hangs_on_launches_is_said_to(eager: Advice):
+    """The dense part stays on the CPU by this profile; an engine with fewer launches wants it on the GPU."""
+    fewer = eager.found.fewer
+    assert fewer is not None and fewer.layer_us == 477
+    assert eager.best.launch_share < 0.2 < max(one.launch_share for one in eager.runnable)
+    assert set(fewer.shares) == {one.candidate for one in eager.runnable} <= set(fewer.speeds)
+    for one in eager.runnable:
+        before, after = fewer.speeds[one.candidate]
+        saved = 1 - before / after
+        most = fewer.shares[one.candidate] * (1 - FEW_US / 477)  # the router's way is among the launches, and stays
+        assert saved <= most + 0.02 and (one.launch_share < 0.2 or saved > most / 2), title(one.candidate)
+    assert fewer.flips and fewer.fastest != eager.best.candidate
+    text = output(eager, Format.TABLE)
+    for words in ("The ORDER of placements", "CUDA graphs", "(assumed)", f"{title(fewer.fastest)} is the fastest, at", "35 us"):
+        assert words in text.partition("What to type")[0], words
+    by_llama = [one for one in fewer.speeds if commands(one, eager.setting)[0].engine == "llama.cpp"]
+    first = max(by_llama, key=lambda one: fewer.speeds[one][::-1])
+    typed = text.partition("with fewer launches the fastest of each engine")[2].partition("What to type")[0]
+    assert f"llama.cpp, {title(first)}:\n  {commands(first, eager.setting)[0]}\n" in typed and "ktransformers, " in typed
+    unlike = text.partition("but not that of")[2].partition("launches")[0]
+    assert "expert-set" in unlike and "expert-layers" in unlike and title(eager.best.candidate) not in unlike
+    values = document(eager)["fewer_launches"]
+    assert (values["source_label"], values["flips"], values["fastest"]) == ("assumed", True, title(fewer.fastest))
+    assert [one["as_profile"] for one in values["speeds"]] == [before for before, _ in fewer.speeds.values()]
+    assert document(eager)["caution"] == eager.caution != ""
+
+
+def test_speeds_with_fewer_launches_are_those_of_the_profile_with_these(eager: Advice, trace: str):
+    """The same placements, asked for on a machine whose profile says so itself."""
+    fewer = eager.found.fewer
+    assert fewer is not None
+    graphs = {"base": "rtx3090-epyc7532", "devices.gpu0.launch_us": 9 * FEW_US / 477}
+    other = recommend(asked(trace, model=EAGER, decode=4, vram="1.4GiB", hardware=graphs))
+    assert other.caution == "" and other.found.fewer is None and document(other)["fewer_launches"] is None
+    screened = {title(one): speed(row) for one, row in other.found.screened.items()}
+    both = {title(one): after for one, (_, after) in fewer.speeds.items() if title(one) in screened}
+    assert len(both) >= 3
+    assert both == {name: pytest.approx(screened[name], rel=1e-3) for name in both}
+
+
+def test_a_profile_of_an_engine_with_few_launches_is_not_cautioned(trace: str, tmp_path: Path):
+    fast = recommend(asked(trace, model=EAGER, hardware="ryzen7950x-rtx4080", decode=4))
+    assert fast.caution == "" and fast.found.fewer is None and "Caution" not in output(fast, Format.TABLE)
+    assert layer_us(look_up(asked(trace, hardware="a100-80gb-llama-cpp"), tmp_path)) == FEW_US  # where the figure is from
+    for name in hardware_names():
+        if "llama-cpp" in name:
+            assert with_fewer(look_up(asked(trace, hardware=name, ram=None), tmp_path)) is None, name
+
+
+def test_the_interval_is_weighted_by_all_time_of_the_gpu(eager: Advice):
+    """Experts on the CPU, everything else on the GPU: most of a step is the GPU's, though no expert is."""
+    cpu, gpu = eager.evidence
+    dense = next(one for one in eager.runnable if one.candidate.gpu_experts == 0 and one.candidate.family != "whole-layers")
+    assert dense.gpu_share > 0.5
+    assert dense.gpu_share == pytest.approx(gpu_share(eager.found.limits[dense.candidate]))
+    assert eager.best.gpu_share < 0.2
+    for one in (dense, eager.best):
+        low, high = mixed(cpu, gpu, one.gpu_share)
+        assert one.low <= one.speed.value * low * 1.0001 and one.high >= one.speed.value * high / 1.0001
+    assert dense.low / dense.speed.value < 0.9 * eager.best.low / eager.best.speed.value
 
 
 def test_default_memory_is_the_machines(tmp_path: Path):

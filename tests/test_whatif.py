@@ -188,6 +188,31 @@ def test_causes_that_are_a_resource(tmp_path: Path, cause: str, resource: str):
     assert limits.limit == resource
 
 
+@pytest.mark.parametrize("hardware", ["a6000-xeon5220r", {"base": "rtx3090-epyc7532", "devices.gpu0.memory_bytes": "48 GiB"}])
+def test_the_share_of_memory_is_what_faster_memory_saves(tmp_path: Path, hardware: Any):
+    """All experts on the GPU: launches stay whatever the memory does, so they are none of its share."""
+    one = base(tmp_path, hardware=hardware, policies=["all-gpu"], cache={"ratio": 1.0})
+    as_is, fast = lines_of(one, "gpu.memory_bandwidth x1000", look=False)
+    assert as_is.shot.limits is not None
+    shares = as_is.shot.limits.shares
+    saved = 1 - float(as_is.shot.row["decode_tokens_per_s"] or 0) / float(fast.shot.row["decode_tokens_per_s"] or 0)
+    assert 0.1 < saved < 0.2
+    assert shares["GPU memory"] == pytest.approx(saved, abs=0.005)
+    assert shares["GPU launches"] == pytest.approx(1 - saved, abs=0.005)
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_where_reading_and_computing_take_equally_long_each_is_half(tmp_path: Path):
+    """Neither alone saves anything: the CPU's experts, one row each, with operations as slow as their weights are read."""
+    ratio = 2 * MODEL.expert_params / MODEL.expert_bytes(0)
+    slow = {"devices.cpu0.memory_bytes_per_s": 1e9, "devices.cpu0.flops": ratio * 1e9}
+    experiment = resolve(tmp_path, hardware={"base": "rtx3090-epyc7532", **slow}, policies=["llama-cpp"])
+    outcome = run_one(experiment, experiment.specs[0], keep=True)
+    shares = limits_of(experiment, experiment.specs[0], outcome).shares
+    assert shares["CPU memory"] > 0.4
+    assert shares["CPU memory"] == pytest.approx(shares["CPU compute"], rel=0.05)
+
+
 def test_a_decision_that_takes_time_is_a_limit(tmp_path: Path):
     experiment = resolve(tmp_path, decision_us=1e6, policies=["lru"])
     outcome = run_one(experiment, experiment.specs[0], keep=True)

@@ -84,14 +84,14 @@ def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evide
 
 
 def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
-    """Combine the evidence for a placement that computes experts on both sides.
+    """Combine the evidence for a placement that works on both sides.
 
     Parameters
     ----------
     cpu, gpu : Evidence
         Of the two kinds.
     gpu_share : float
-        Of the time that experts take, how much is not the processor's.
+        Of the time that the processor and the GPU take, experts or not, how much is not the processor's.
 
     Returns
     -------
@@ -196,8 +196,8 @@ def indistinguishable(best: Sequence[float], other: Sequence[float]) -> bool:
     Parameters
     ----------
     best, other : sequence of float
-        Speeds on the same requests, in the same order. Both are of one machine, so what is wrong with its costs is much the
-        same for both, and the ratio is better known than either.
+        Speeds on the same requests, in the same order. Where both spend their time alike, what is wrong with the costs is
+        much the same for both, and the ratio is better known than either; of requests alone is spoken here.
     """
     ratio = mean([b / a for a, b in zip(best, other, strict=True)], SAME_LEVEL)
     return ratio.n > 1 and abs(math.log(ratio.value)) <= math.log(ratio.factor)

@@ -10,7 +10,7 @@ from pathlib import Path
 from moesim.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.advice.engines import Command, commands
 from moesim.advice.interval import Evidence, Mean, evidence, indistinguishable, interval, mean, mixed
-from moesim.advice.limit import fixed_times, gpu_share
+from moesim.advice.launches import caution, gpu_share, launch_share
 from moesim.advice.residuals import Residual, read_residuals
 from moesim.advice.routing import Routing, find_routing, other_routing
 from moesim.advice.search import Found, Search, speed
@@ -38,7 +38,9 @@ class Judged:
     fresh : float or None
         Share of the gate weight of decoding that was served as routed.
     gpu_share : float
-        Of the time experts take in decoding, how much is not the processor's.
+        Of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's.
+    launch_share : float
+        Of a decode step, how much is launches on the GPU.
     crossed : float or None
         Speed on other routing over that on this one.
     label : str
@@ -58,6 +60,7 @@ class Judged:
     ttft_s: float
     fresh: float | None
     gpu_share: float
+    launch_share: float
     crossed: float | None
     label: str
     notes: str
@@ -81,7 +84,7 @@ class Advice:
     evidence : list of Evidence
         What the intervals rest on.
     caution : str
-        Why the ranking itself may be another with other software; empty if there is no such reason.
+        Why the order may be another with an engine that launches fewer kernels; empty if there is no such reason.
     warnings : list of str
         What else a reader must know.
     """
@@ -142,7 +145,7 @@ def recommend(
     runnable = [one for one in judged if one.candidate.runnable]
     papers = [one for one in judged if not one.candidate.runnable]
     return Advice(
-        setting, routing, other, found, runnable, papers, list(rest.values()), fixed_times(setting),
+        setting, routing, other, found, runnable, papers, list(rest.values()), caution(setting, found.fewer),
         _warnings(setting, routing, other, found),
     )  # fmt: skip
 
@@ -167,7 +170,7 @@ def _evidence(residuals: Sequence[Residual], found: Found) -> dict[str, Evidence
 def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evidence], setting: Setting) -> Judged:
     rows = found.final[one]
     speeds, bests = [speed(row) for row in rows], [speed(row) for row in found.final[best]]
-    share = gpu_share(rows)
+    share = gpu_share(found.limits[one])
     costs = (rest["any"].low, rest["any"].high) if "any" in rest else mixed(rest["cpu"], rest["gpu"], share)
     middle, crossed = mean(speeds), found.crossed.get(one)
     low, high = interval(middle, costs, crossed or 1.0)
@@ -182,6 +185,7 @@ def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evi
         ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
         fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),
         gpu_share=share,
+        launch_share=launch_share(found.limits[one]),
         crossed=crossed,
         label=str(rows[0]["source_label"]),
         notes=str(rows[0]["notes"]),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moesim.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space
+from moesim.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
 from moesim.advice.routing import Routing, shortest_prompt
 from moesim.advice.setting import PLACE, Setting
 from moesim.advice.written import experiment_of, title
@@ -57,8 +58,10 @@ class Found:
         How many were carried out.
     crossed : dict of Candidate to float
         Speed of the finalists on other routing over that on this one.
-    limits : Limits or None
-        What limits the best runnable placement, or the best policy if there is none.
+    limits : dict of Candidate to Limits
+        What limits each finalist, on the first group of requests.
+    fewer : Fewer or None
+        Runnable placements once more with fewer launches, if launches are a large share of any finalist's steps.
     """
 
     screened: dict[Candidate, Row] = field(default_factory=dict)
@@ -67,7 +70,8 @@ class Found:
     failed: dict[str, str] = field(default_factory=dict)
     n_simulations: int = 0
     crossed: dict[Candidate, float] = field(default_factory=dict)
-    limits: Limits | None = None
+    limits: dict[Candidate, Limits] = field(default_factory=dict)
+    fewer: Fewer | None = None
 
     def ranked(self, runnable: bool) -> list[Candidate]:
         """Sort the finalists of a class, fastest first over all requests; of equals the one with less on the GPU."""
@@ -133,7 +137,7 @@ class Search:
         finalists = FINALISTS + PAPER_FINALISTS
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
-        total = len(coarse) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + 1
+        total = len(coarse) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
         with tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled) as bar:
             self._bar, folder = bar, Path(name)
             self._traces = self.space.routing.write(folder)
@@ -145,7 +149,9 @@ class Search:
             self._finish()
             bar.describe("other routing")
             self._cross(folder)
+            bar.describe("limits")
             self._limit()
+            self._launch_less()
         return self.found
 
     def _one(self, family: Family, number: int) -> Candidate:
@@ -202,17 +208,39 @@ class Search:
             self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
 
     def _limit(self) -> None:
-        """Find what limits the best placement, from the records of one more run."""
-        best = [*self.found.ranked(True), *self.found.ranked(False)][:1]
-        if best:
-            raw = self._raw(best, self._traces[:1], self.space.setting.asked.decode, None)
+        """Find what limits the finalists, from the records of one more run each, one after the other: records are large."""
+        for one in (*self.found.ranked(True), *self.found.ranked(False)):
+            raw = self._raw([one], self._traces[:1], self.space.setting.asked.decode, None)
             experiment = Experiment(parse_config(raw, PLACE), PLACE)
             outcome = run_experiment(experiment, keep=lambda index: True).outcomes[0]
             self.found.n_simulations += 1
-            self.found.limits = limits_of(experiment, experiment.specs[0], outcome)
+            self._bar.advance(1)
+            self.found.limits[one] = limits_of(experiment, experiment.specs[0], outcome)
+
+    def _launch_less(self) -> None:
+        """Simulate runnable placements with fewer launches where these decide: the finalists, and the most that fits the GPU.
+
+        An engine with fewer launches wants more on the GPU, so the finalists alone would be those of the profile's engine.
+        """
+        setting, finalists, screened = self.space.setting, self.found.ranked(True), self.found.screened
+        shares = {one: launch_share(self.found.limits[one]) for one in finalists}
+        other = with_fewer(setting)
+        if other is None or max(shares.values(), default=0.0) < LARGE_SHARE:
+            return
+        by_room = sorted((one for one in screened if one.runnable), key=lambda one: one.gpu_experts)
+        fullest = {one.family: one for one in by_room}
+        chosen = list(dict.fromkeys([*finalists, *fullest.values()]))
+        done = self._simulate(chosen, self._traces[:1], min(setting.asked.decode, SCREEN_TOKENS), setting=other)
+        speeds = {one: (speed(screened[one]), speed(rows[0])) for one, rows in done.items()}
+        self.found.fewer = Fewer(layer_us(setting), shares, speeds) if speeds else None
 
     def _simulate(
-        self, candidates: Sequence[Candidate], traces: Sequence[Path], decode: int, prompt: int | None = None
+        self,
+        candidates: Sequence[Candidate],
+        traces: Sequence[Path],
+        decode: int,
+        prompt: int | None = None,
+        setting: Setting | None = None,
     ) -> dict[Candidate, list[Row]]:
         """Simulate candidates on groups of requests; one row a group for each that has not failed."""
         done: dict[Candidate, list[Row]] = {}
@@ -220,7 +248,7 @@ class Search:
             some = [one for one in candidates if one.runnable == runnable]
             if not some:
                 continue
-            experiment = Experiment(parse_config(self._raw(some, traces, decode, prompt), PLACE), PLACE)
+            experiment = Experiment(parse_config(self._raw(some, traces, decode, prompt, setting), PLACE), PLACE)
             results = run_experiment(experiment, jobs=self._jobs)
             self.found.n_simulations += len(results.rows)
             self._bar.advance(len(results.rows))
@@ -236,8 +264,15 @@ class Search:
                     done.setdefault(one, []).append(row)
         return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
 
-    def _raw(self, candidates: Sequence[Candidate], traces: Sequence[Path], decode: int, prompt: int | None) -> dict[str, Any]:
-        raw = experiment_of(self.space.setting, [str(path) for path in traces], candidates, decode)
+    def _raw(
+        self,
+        candidates: Sequence[Candidate],
+        traces: Sequence[Path],
+        decode: int,
+        prompt: int | None,
+        setting: Setting | None = None,
+    ) -> dict[str, Any]:
+        raw = experiment_of(setting or self.space.setting, [str(path) for path in traces], candidates, decode)
         if prompt is not None:
             raw["workload"]["prompt_tokens"] = prompt
         lacking = {name: other for name, other in STAND_INS.items() if self.space.routing.has(frozenset({f"signal:{name}"}))}

@@ -83,6 +83,8 @@ class Setting:
         Their memory.
     context : int
         Tokens of a request in the KV cache.
+    profile_vram_bytes : int, bytes
+        Memory of the GPU in the profile as it is.
     """
 
     asked: Asked
@@ -96,6 +98,7 @@ class Setting:
     vram_bytes: int
     ram_bytes: int
     context: int
+    profile_vram_bytes: int
 
     @property
     def kv_tokens(self) -> int:
@@ -152,7 +155,9 @@ def look_up(asked: Asked, folder: Path) -> Setting:
     base = dict(asked.hardware) if isinstance(asked.hardware, Mapping) else {"base": str(asked.hardware)}
     ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": simulated}
     hardware = load_hardware(ref, f"{PLACE}: --hardware")
-    return Setting(asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context)
+    return Setting(
+        asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes
+    )
 
 
 def _most(model: ModelSpec, kv_tokens: int, hardware: HardwareProfile, host: str) -> int:

@@ -13,6 +13,7 @@ from moesim.advice.engines import describe, engines
 from moesim.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.advice.recommend import Advice, Judged
 from moesim.advice.search import speed
+from moesim.advice.show_launches import fewer_table, fewer_values, unlike
 from moesim.advice.written import title
 from moesim.experiment.naming import model_label
 from moesim.policies.registry import describe_policy
@@ -44,7 +45,7 @@ def output(advice: Advice, form: Format) -> str:
 
 def document(advice: Advice) -> dict[str, Any]:
     """Give an advice as plain values, complete."""
-    setting, found = advice.setting, advice.found
+    setting, found, limits = advice.setting, advice.found, advice.found.limits[advice.best.candidate]
     asked = {key: str(value) if key == "gguf" and value else value for key, value in asdict(setting.asked).items()}
     return {
         "moesim": __version__,
@@ -64,7 +65,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "best": _flat(advice, advice.best),
         "runnable": [_flat(advice, one) for one in advice.runnable],
         "papers": [_flat(advice, one) for one in advice.papers],
-        "limit": {"largest": found.limits.limit, "shares": dict(found.limits.shares)} if found.limits else None,
+        "limit": {"largest": limits.limit, "shares": dict(limits.shares)},
         "curve": [
             {
                 "placement": title(one), "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
@@ -80,6 +81,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "failed": found.failed,
         "n_simulations": found.n_simulations,
         "caution": advice.caution,
+        "fewer_launches": fewer_values(advice),
         "warnings": advice.warnings,
     }  # fmt: skip
 
@@ -97,7 +99,8 @@ def _flat(advice: Advice, one: Judged) -> dict[str, Any]:
         "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
         "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "requests_factor": one.speed.factor,
         "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
-        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "other_routing_ratio": one.crossed, "label": one.label,
+        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
+        "other_routing_ratio": one.crossed, "label": one.label,
         "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
     }  # fmt: skip
 
@@ -131,6 +134,8 @@ def _question(advice: Advice) -> str:
         + (f" ({routing.why})" if routing.why else ""),
         f"{advice.found.n_simulations} simulations",
     ]
+    if setting.vram_bytes > setting.profile_vram_bytes:
+        lines.append(f"{setting.gpu} of the profile has {gib(setting.profile_vram_bytes)}: its speed with more is a what-if")
     return "\n".join(lines) + "\n"
 
 
@@ -139,18 +144,20 @@ def _runnable(advice: Advice, form: Format) -> str:
         return "nothing fits: " + "; ".join(f"{name}: {why}" for name, why in advice.found.no_fit.items()) + "\n"
     best = advice.best
     lines = [
-        f"Best: {describe(best.candidate, advice.setting)}. {_number(best.speed.value)} tokens/s while decoding, "
-        f"{100 * LEVEL:.0f} % interval {_number(best.low)} to {_number(best.high)}."
+        f"Best: {describe(best.candidate, advice.setting)}. Simulated: {_number(best.speed.value)} tokens/s while decoding. To be "
+        f"expected, by how such figures have compared with machines: {_number(best.low)} to {_number(best.high)} "
+        f"({100 * LEVEL:.0f} % interval)."
     ]
-    if advice.found.limits is not None:
-        lines.append(f"Limited by: {advice.found.limits.limit} ({advice.found.limits.text(least=0.02, most=6)}).")
+    limits = advice.found.limits[best.candidate]
+    lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
     if advice.caution:
         lines.append(f"Caution: {advice.caution}.")
     if same := [title(one.candidate) for one in advice.runnable if one.same]:
         lines.append(f"Not to be told apart from it on these requests: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
     left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _FAMILIES]
-    return "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
+    out = "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
+    return f"{out}\n{fewer}" if (fewer := fewer_table(advice, form)) else out
 
 
 _FAMILIES: Final = ("all-gpu", "expert-layers", "whole-layers", "expert-set", "frequent-expert-set")
@@ -173,6 +180,7 @@ def _number(value: float) -> str:
 def _typed(advice: Advice, form: Format) -> str:
     """Write for each engine its fastest placement, or why it has none."""
     lines: list[str] = []
+    setting = advice.setting
     for engine in engines():
         mine = [one for one in advice.runnable if one.candidate.family in engine.expresses]
         head = f"{engine.name} ({engine.checked})"
@@ -181,7 +189,8 @@ def _typed(advice: Advice, form: Format) -> str:
             lines.append(f"{head}: {'; '.join(missing) or 'its placements are slower than the finalists'}; {engine.cannot}")
             continue
         one = mine[0]
-        best = one is advice.best
+        everything = setting.model.n_layers * setting.model.n_experts
+        best = one is advice.best or one.candidate.gpu_experts == advice.best.candidate.gpu_experts == everything
         why = "" if best else f" ({engine.cannot})"
         place = "the best" if best else f"cannot express the best{why}; its own best is {_number(one.speed.value)} tokens/s"
         lines.append(f"{head}: {place}, {title(one.candidate)}: {describe(one.candidate, advice.setting)}")
@@ -247,15 +256,18 @@ def _sure(advice: Advice) -> str:
     best = advice.best
     lines = [_evidence(one) for one in advice.evidence]
     if len(advice.evidence) > 1:
-        lines.append(f"of the time experts take with the best, {100 * best.gpu_share:.0f} % is not the processor's: weighted so")
+        lines.append(
+            f"of the time of processor and GPU with the best, {100 * best.gpu_share:.0f} % is not the processor's: weighted so, "
+            "each placement by its own"
+        )
     if best.speed.n > 1:
         lines.append(f"over {best.speed.n} groups of requests its mean holds to x{best.speed.factor:.2f} (Student t)")
     if best.crossed is not None and advice.other is not None:
         lines.append(f"on other routing of this shape ({advice.other.label}) it is x{best.crossed:.2f} as fast")
-    lines.append(
-        "x best: ratios on one machine are better known than speeds; ~: differs by less than requests do "
-        f"({100 * SAME_LEVEL:.0f} %)"
-    )
+    ratios = "x best: ratios of placements that spend their time alike are better known than speeds"
+    if names := unlike(advice):
+        ratios += f", but not that of {', '.join(names)}: launches on the GPU are another share of its steps"
+    lines.append(f"{ratios}; ~: differs by less than requests do ({100 * SAME_LEVEL:.0f} %)")
     lines.append(f"weakest source of its numbers: {best.label}; {best.notes}")
     return "".join(f"- {line}\n" for line in [*lines, *advice.warnings])
 

@@ -39,7 +39,7 @@ def recommend(
 ) -> int:
     """Find the best placement of a model's experts on a machine, with an interval, runners-up and flags to type.
 
-    Example: moesim recommend --model mixtral-8x7b --hardware rtx3090-epyc7532 --vram 12GiB --ram 64GiB
+    Example: moesim recommend --model mixtral-8x7b --hardware rtx3090-epyc7532 --vram 20GiB --ram 64GiB --decode 16
     """
     if out is not None:
         check_folder(out)

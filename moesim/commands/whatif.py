@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +17,7 @@ from moesim.experiment.config import load_config
 from moesim.experiment.quick import quick
 from moesim.metrics.frames import write_frame
 from moesim.table import Format, render, render_records
-from moesim.units import NS_PER_MS, NS_PER_S
+from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
     from moesim.studies.whatif import Line
@@ -65,9 +66,9 @@ def whatif(
         for reason in left_out:
             print(f"moesim: left out: {reason}", file=sys.stderr)
     lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=True)
-    sys.stdout.write(table(lines, form))
+    sys.stdout.write(table(lines, form, small))
     if out is not None:
-        for path in write(lines, out):
+        for path in write(lines, out, small):
             print(f"wrote {path}", file=sys.stderr)
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     for failure in failures:
@@ -75,11 +76,9 @@ def whatif(
     return 1 if failures else 0
 
 
-def write(lines: Sequence[Line], out: Path) -> list[Path]:
-    """Write ``whatif.parquet`` and ``whatif.csv``: one row a varied setting."""
-    from moesim.studies.whatif import records
-
-    rows = records(lines)
+def write(lines: Sequence[Line], out: Path, small: bool = False) -> list[Path]:
+    """Write ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
+    rows = _records(lines, small)
     out.mkdir(parents=True, exist_ok=True)
     return [
         write_frame(out / "whatif.parquet", rows),
@@ -98,7 +97,13 @@ def knob_table(form: Format) -> str:
     return render(["knob", "values", "what it changes"], rows, form)
 
 
-def table(lines: Sequence[Line], form: Format) -> str:
+def _records(lines: Sequence[Line], small: bool) -> list[dict[str, Any]]:
+    from moesim.studies.whatif import records
+
+    return [{**record, "quick": small} for record in records(lines)]
+
+
+def table(lines: Sequence[Line], form: Format, small: bool = False) -> str:
     """Write varied settings.
 
     Parameters
@@ -107,26 +112,42 @@ def table(lines: Sequence[Line], form: Format) -> str:
         Of all policies.
     form : Format
         For programs one row a varied setting, with all that is known of it.
+    small : bool
+        Whether the experiment was made small, which is said.
 
     Returns
     -------
     str
         For people one line for each policy as it is, and one for each varied setting.
     """
-    from moesim.studies.whatif import records
-
     if form.for_programs:
-        return render_records(records(lines), form)
+        return render_records(_records(lines, small), form)
     head = ["policy", "what if", "tok/s", "change", "TTFT", "change", "limited by", "next limit on this way", "label"]
-    text = render(head, [_cells(line) for line in lines], form, right=head[2:6])
+    cells = [_cells(line) for line in lines]
+    inexact = any(_fresh(line).endswith("*") for line in lines)
+    if inexact:
+        head.insert(6, FRESH)
+        for line, row in zip(lines, cells, strict=True):
+            row.insert(6, _fresh(line))
+    text = render(head, cells, form, right=[*head[2:6], FRESH])
     between = "\n\n" if form is Format.MD else "\n"
-    return text + "\n" + between.join(_notes(lines)) + "\n"
+    return text + "\n" + between.join(_notes(lines, small, inexact)) + "\n"
+
+
+FRESH = "fresh %"
+
+
+def _fresh(line: Line) -> str:
+    if line.fresh is None:
+        return "-"
+    return "100" if line.fresh >= 1 - 1e-9 else f"{100 * line.fresh:.1f}*"
 
 
 def _cells(line: Line) -> list[str]:
     row, limits = line.shot.row, line.shot.limits
+    policy = f"{line.policy} (oracle)" if line.is_oracle else line.policy
     if limits is None:
-        return [line.policy, line.name, "failed", "-", "-", "-", "-", "-", "-"]
+        return [policy, line.name, "failed", "-", "-", "-", "-", "-", "-"]
     before = line.base.limits
     assert before is not None
     limit = limits.text() or "nothing"
@@ -134,9 +155,9 @@ def _cells(line: Line) -> list[str]:
         limit += f" (before: {before.limit})"
     speed, first = row.get("decode_tokens_per_s"), row.get("ttft_mean_ns")
     return [
-        line.policy,
+        policy,
         line.name,
-        f"{speed:.3g}" if isinstance(speed, int | float) else "-",
+        _figures(speed) if isinstance(speed, int | float) else "-",
         _change(line, "decode_tokens_per_s"),
         _time(first),
         _change(line, "ttft_mean_ns"),
@@ -153,13 +174,23 @@ def _change(line: Line, key: str) -> str:
     if line.effect in _NO_EFFECT:
         return _NO_EFFECT[line.effect] if key == "decode_tokens_per_s" else "-"
     change = line.change(key)
-    return "-" if change is None else f"{100 * change:+.1f} %{'*' if line.uneven else ''}"
+    if change is None:
+        return "-"
+    text = f"{100 * change:+.1f}"
+    told = "0.0" if float(text) == 0 else text  # no sign where it rounds to nothing
+    return f"{told} %{'*' if line.uneven else ''}{' !' if key in line.anomalies else ''}"
+
+
+def _figures(value: float) -> str:
+    """Write three figures, zeros at the end as well, so that 15.0 stands below 14.9."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.{max(0, 2 - math.floor(math.log10(rounded)))}f}" if rounded > 0 else "0"
 
 
 def _time(ns: object) -> str:
     if not isinstance(ns, int | float):
         return "-"
-    return f"{ns / NS_PER_S:.3g} s" if ns >= NS_PER_S else f"{ns / NS_PER_MS:.3g} ms"
+    return f"{_figures(ns / NS_PER_S)} s" if ns >= NS_PER_S else f"{_figures(ns / NS_PER_MS)} ms"
 
 
 def _next(line: Line) -> str:
@@ -182,26 +213,31 @@ def _factor(factor: float) -> str:
     return f"x{factor:.3g}"
 
 
-_SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
-
-
 def _value(line: Line) -> str:
     from moesim.studies.knobs import knob_of
+    from moesim.studies.settings import quantity
 
-    if line.at is None:
-        return ""
-    value, unit = float(line.at), knob_of(line.settings[0].knob).unit
-    if not unit.endswith("/s"):
-        return f" ({value:.3g}{' ' + unit if unit else ''})"
-    scale, prefix = next((s, p) for s, p in _SCALES if value >= s or s == 1.0)
-    return f" ({value / scale:.3g} {prefix}{unit.replace('bytes', 'B').replace('operations', 'op')})"
+    return "" if line.at is None else f" ({quantity(line.at, knob_of(line.settings[0].knob).unit)})"
 
 
-def _notes(lines: Sequence[Line]) -> list[str]:
+def _as_it_is(row: Mapping[str, Any]) -> str:
+    ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
+    memory = f"{ratio:g}" if ratio is not None else format_bytes(budget or 0)
+    told = {
+        "batch": row.get("batch_size"),
+        "cache": memory,
+        "prompt": row.get("prompt_tokens"),
+        "decode": row.get("decode_tokens"),
+    }
+    return "as it is: " + ", ".join(f"{name} {'as recorded' if value is None else value}" for name, value in told.items())
+
+
+def _notes(lines: Sequence[Line], small: bool, inexact: bool) -> list[str]:
     first = lines[0].base.row
     labels = dict.fromkeys(str(line.base.row.get("notes")) for line in lines)
     notes = [
         f"{first['model']} on {first['hardware']}, routing {first['trace']} ({'; '.join(labels)}); simulated",
+        _as_it_is(first),
         "limited by: shares of the time of decoding: the largest part (link, CPU, GPU ...) is the limit, by its largest resource",
         "next limit on this way: where the limit of the run as it is changes along the knob, to 5 %; looked for to x8 or x1/8",
         "label: weakest source of the numbers; one computed from others is at best derived, one that was given is assumed",
@@ -210,12 +246,15 @@ def _notes(lines: Sequence[Line]) -> list[str]:
         notes.append("GPU launches: starting kernels and telling the host what the router chose; no faster on a faster GPU")
     if any(line.effect == "not used" for line in lines):
         notes.append("none: not used: none of the numbers changed enters this run; not limiting: they do, and it takes as long")
+    if inexact:
+        notes.append(f"* in {FRESH}: not exact: routing is replayed as recorded, whatever the policy computed")
     odd = [f"{line.policy}, {line.name}" for line in lines if line.anomalous]
     if odd:
-        notes.append(f"faster with less, or slower with more: a schedule's anomaly, or memory that two share: {'; '.join(odd)}")
+        notes.append(f"! faster with less, or slower with more: a schedule's anomaly, or memory that two share: {'; '.join(odd)}")
     uneven = {line.name: ", ".join(line.uneven) for line in lines if line.uneven}
     notes += [
         f"* {name}: {costs}: measured curve on one side, ceilings of the device on the other" for name, costs in uneven.items()
     ]
     done = {line.name: line.changed.note for line in lines if line.changed.note}
-    return notes + [f"{name}: {note}" for name, note in done.items()]
+    notes += [f"{name}: {note}" for name, note in done.items()]
+    return [*notes, "made small by --quick: these numbers say nothing about the experiment"] if small else notes

@@ -12,6 +12,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.grouped import Bar, Words, grouped_bars
+from moesim.plots.memo import once
 from moesim.plots.rows import (
     WORDS,
     cache_column,
@@ -81,6 +82,7 @@ def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]
     return x, panels[0] if panels else None
 
 
+@once
 def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Means:
     """Average a metric of prepared rows by policy, group and panel.
 

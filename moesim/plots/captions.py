@@ -9,6 +9,7 @@ import pandas as pd
 
 from moesim.experiment.report import LIVE
 from moesim.hardware import weakest
+from moesim.plots.draws import DRAW, over_draws
 from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")
@@ -58,12 +59,17 @@ def how(frame: pd.DataFrame) -> str:
 
 def averaged(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     """Say over what a figure averages: swept columns that it does not show, and repeats."""
+    found = _swept(frame, shown)
+    if n_repeats(frame):
+        found.append(f"mean of {seeds_words(frame)}")
+    return found
+
+
+def _swept(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     found = []
     for column in varying(frame, shown):
         values = ", ".join(group_name(value, column) for value in sorted(frame[column].dropna().unique()))
         found.append(f"mean over {named('', column).strip() or column} {values}")
-    if n := n_repeats(frame):
-        found.append(f"mean of {n} seeds")
     return found
 
 
@@ -93,14 +99,73 @@ def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentence
         One paragraph: what is shown, on what, the source labels of the numbers, and which policies are not exact.
     """
     parts = [what, *sentences, *_settings(frame, shown)]
-    parts += [f"{text[0].upper()}{text[1:]}." for text in averaged(frame, shown) if not text.endswith("seeds")]
+    parts += [f"{text[0].upper()}{text[1:]}." for text in _swept(frame, shown)]
     return " ".join(part for part in [*parts, *_labels(frame), *_exactness(frame)] if part)
 
 
-def repeats_sentence(frame: pd.DataFrame) -> str:
-    """Say what an error bar is; empty without repeats."""
-    n = n_repeats(frame)
-    return f"Means over {n} seeds; error bars: 95 % interval of the mean (Student's t)." if n else ""
+def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
+    """Count the different sets of requests that the repeats of a setting drew.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Prepared rows.
+
+    Returns
+    -------
+    (int, int) or None
+        The fewest and the most of any setting with repeats; None if no two repeats drew the same, as far as is known.
+    """
+    if DRAW not in frame:
+        return None
+    counts = []
+    by = ["policy", *settings_in(frame)]
+    for _, part in frame.groupby([frame[name].astype(str) for name in by], sort=False):
+        if len(part) > 1:
+            counts.append((len(over_draws(part, [0.0] * len(part))), len(part)))
+    if all(n == rows for n, rows in counts):
+        return None
+    return min(n for n, _ in counts), max(n for n, _ in counts)
+
+
+def seeds_words(frame: pd.DataFrame) -> str:
+    """Say how many seeds there are, and how many sets of requests they drew if those are fewer."""
+    words, drawn = f"{n_repeats(frame)} seeds", n_draws(frame)
+    if drawn is None:
+        return words
+    if drawn == (1, 1):
+        return f"{words} that drew the same requests"
+    low, high = drawn
+    return f"{words} that drew {high if low == high else f'{low} to {high}'} different sets of requests"
+
+
+def repeats_sentence(frame: pd.DataFrame, what: str = "Means", how: str | None = "Student's t") -> str:
+    """Say what an error bar is, or why there is none; empty without repeats.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Prepared rows.
+    what : str
+        What is drawn of each setting.
+    how : str or None
+        How its interval is made; None: the figure has none.
+
+    Returns
+    -------
+    str
+        One sentence.
+    """
+    if not n_repeats(frame):
+        return ""
+    drawn = n_draws(frame)
+    told = f"{what} over {seeds_words(frame)}"
+    if how is None:
+        return f"{told}."
+    if drawn == (1, 1):
+        return f"{told}: no interval."
+    where = "" if drawn is None else " over these" + (", where there is more than one" if drawn[0] == 1 else "")
+    return f"{told}; error bars: 95 % interval of the mean ({how}){where}."
 
 
 def _listed(frame: pd.DataFrame, column: str) -> str:

@@ -14,6 +14,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.again import outcome_of
 from moesim.plots.captions import corner_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
+from moesim.plots.memo import worked_out_once
 from moesim.plots.options import parse_option
 from moesim.plots.rows import first_setting
 from moesim.plots.sources import chosen, read_frames
@@ -80,7 +81,9 @@ def draw(request: Request, folder: Path) -> list[Path]:
     return [write_bytes(folder / file, data) for file, data in made.items()]
 
 
-def files_of(name: str, figure: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> dict[str, bytes]:
+def files_of(
+    name: str, figure: str, arguments: Sequence[Any], options: Mapping[str, Any], suffixes: Sequence[str] = ("png", "pdf")
+) -> dict[str, bytes]:
     """Draw one figure.
 
     Parameters
@@ -93,17 +96,22 @@ def files_of(name: str, figure: str, arguments: Sequence[Any], options: Mapping[
         What the kind draws.
     options : mapping
         Of the kind.
+    suffixes : sequence of {"png", "pdf"}
+        Pictures to make.
 
     Returns
     -------
     dict of str to bytes
-        File name -> content: PNG, PDF, CSV and text.
+        File name -> content: the pictures, CSV and text.
     """
     kind = kind_of(name)
-    data = kind.data(*arguments, **options)
-    files = {f"{figure}.{suffix}": content for suffix, content in rendered(kind.draw(*arguments, **options)).items()}
+    with worked_out_once():
+        data = kind.data(*arguments, **options)
+        drawn = kind.draw(*arguments, **options)
+        said = kind.caption(*arguments, **options)
+    files = {f"{figure}.{suffix}": content for suffix, content in rendered(drawn, suffixes).items()}
     files[f"{figure}.csv"] = data.to_csv(index=False, lineterminator="\n").encode()
-    files[f"{figure}.txt"] = (kind.caption(*arguments, **options).strip() + "\n").encode()
+    files[f"{figure}.txt"] = (said.strip() + "\n").encode()
     return files
 
 

@@ -17,6 +17,7 @@ from moesim.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import AXES
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, group_name, levels, policies_of, prepared, settings_in, summarised
 from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, styled, text_width, title
 from moesim.policies.base import option_parameters
@@ -50,6 +51,7 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
+@once
 def heatmap_data(
     frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s"
 ) -> pd.DataFrame:

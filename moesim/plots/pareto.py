@@ -15,6 +15,7 @@ from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.looks import looks_of
+from moesim.plots.memo import once
 from moesim.plots.rows import cache_column, fresh_mark, is_exact, policies_of, prepared, qualified, summarised
 from moesim.plots.style import COLUMN, CONDITIONED, SMALL, add_corner, legend_above, new_figure, styled
 
@@ -24,6 +25,7 @@ _SPEED: Final = "decode_tokens_per_s"
 _GIB: Final = 1 << 30
 
 
+@once
 def vram_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Average peak GPU memory and decode speed of each policy and cache, and find the Pareto front.
 
@@ -47,7 +49,7 @@ def vram_data(frame: pd.DataFrame) -> pd.DataFrame:
     rows = _rows(frame)
     by = [name for name in (cache_column(rows),) if name in rows]
     data = summarised(rows, ["policy", *by], _SPEED)
-    memory = rows[rows[_SPEED].notna()].groupby(["policy", *by], sort=False, dropna=False)["gpu_memory_gib"].mean()
+    memory = summarised(rows[rows[_SPEED].notna()], ["policy", *by], "gpu_memory_gib")["gpu_memory_gib"]
     data.insert(1 + len(by), "gpu_memory_gib", memory.to_numpy())
     data["comparable"] = [
         is_exact(fresh) and label != "oracle" for fresh, label in zip(data["fresh"], data["source_label"], strict=True)
@@ -58,6 +60,7 @@ def vram_data(frame: pd.DataFrame) -> pd.DataFrame:
     return data
 
 
+@once
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = prepared(frame, "vram", [_SPEED])
     columns = [name for name in rows.columns.astype(str) if name.startswith(MEMORY)]
@@ -124,5 +127,4 @@ def vram_caption(frame: pd.DataFrame) -> str:
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
-    return caption(what, rows, [cache_column(rows)], told, lines, repeats_sentence(rows).replace("; error bars: 95 % interval of "
-                   "the mean (Student's t)", ""))  # fmt: skip
+    return caption(what, rows, [cache_column(rows)], told, lines, repeats_sentence(rows, how=None))

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from moesim.colours import BLACK, BLUE, GREEN, ORANGE, VERMILION
 from moesim.plots.captions import caption, corner_label
+from moesim.plots.memo import once
 from moesim.plots.rows import policies_of
 from moesim.plots.style import SMALL, TEXT, add_corner, legend_beside, need, new_figure, short, styled, title
 from moesim.units import NS_PER_S
@@ -23,6 +24,7 @@ _HEIGHT: Final = 0.2  # of a bar, in rows
 _COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", "before_ns", "after_ns")
 
 
+@once
 def regret_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Give the makespan before and after each decision is given to its oracle, in both orders.
 

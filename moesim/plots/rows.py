@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
 
 from moesim.errors import ConfigError
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.plots.draws import interval, over_draws, with_draws
+from moesim.plots.memo import once
 from moesim.plots.style import need
 from moesim.units import format_bytes
 
@@ -24,6 +25,7 @@ WARM_UP: Final = "warm_up"
 """Column made for results that differ in nothing but the steps that count as cold."""
 RUNS_OF: Final = "policy_and_options"
 """Column made for heat maps: the policy, and its options but the two that are shown."""
+_GROUP: Final = "group"  # equal in rows that repeat one setting, and in no others
 FRESH: Final = "fidelity_fresh_decode"
 """Column of the share of decoding's gate mass that was computed as routed, on fresh inputs."""
 WORDS: Final = {
@@ -34,11 +36,11 @@ WORDS: Final = {
 """Words for the columns of settings."""
 
 _ROUNDING: Final = 1e-9  # of sums of gate weights
-_CONFIDENCE: Final = 0.95
 _MADE: Final = re.compile(r"(synthetic-.*-seed)(\d+)")
 _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
+@once
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     """Make result rows ready for a figure: without those that failed, and with one column that says how large the cache is.
 
@@ -55,12 +57,12 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.
     -------
     DataFrame
         ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and others a
-        budget, a column ``cache`` has either in words.
+        budget, a column ``cache`` has either in words. A column ``draw`` says which rows drew the same requests.
 
     Raises
     ------
     ConfigError
-        If a column is missing, no run succeeded, or two rows of one setting have different inputs.
+        If a column is missing, no run succeeded, or two rows of one setting by name have different inputs.
     """
     need(frame, ("policy", *columns), what)
     if "error" in frame:
@@ -78,6 +80,7 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.
             frame = frame.assign(**{CACHE: asked})
         if "cache_share" in frame:
             frame = frame.assign(cache_ratio=frame["cache_ratio"].astype(float).fillna(frame["cache_share"].astype(float)))
+    frame = with_draws(frame)  # before repeats of made-up routing get one name
     if "repeat" in frame and "trace" in frame:
         frame = frame.assign(trace=[_first(str(name), n) for name, n in zip(frame["trace"], frame["repeat"], strict=True)])
     return _unambiguous(frame, what)
@@ -93,15 +96,19 @@ def _unambiguous(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     """Refuse two results of one run with other inputs: they are no repeats of each other."""
     if "workload_digest" not in frame:  # no whole rows of results
         return frame
-    same = [column for column in ("policy", *settings_in(frame), *REPEATS) if column in frame]
-    twice = pd.DataFrame({name: _texts(frame, name) for name in same}).duplicated().to_numpy()
+    same = [column for column in ("policy", *settings_in(frame)) if column in frame]
+    texts = pd.DataFrame({name: _texts(frame, name) for name in (*same, *REPEATS, _GROUP) if name in frame})
+    twice = texts.drop(columns=_GROUP, errors="ignore").duplicated().to_numpy()
+    if _GROUP in texts:
+        twice = twice | (texts[_GROUP] != texts.groupby(same, sort=False)[_GROUP].transform("first")).to_numpy()
     if twice.any() and WARM_UP not in frame and "warm_up_steps" in frame:  # mostly it follows from the workload
         return _unambiguous(frame.assign(**{WARM_UP: frame["warm_up_steps"]}), what)
     if twice.any():
         row = frame[twice].iloc[0]
         where = ", ".join(f"{WORDS.get(c, c)} {group_name(row[c], c)}" for c in ("batch_size", cache_column(frame)) if c in frame)
         raise ConfigError(
-            f"plot {what}: expected one result a setting, got two of {row['policy']} ({where}) with other inputs; draw one folder"
+            f"plot {what}: expected one result a setting, got two of {row['policy']} ({where}) with other inputs; "
+            "draw one folder, of an experiment that has one of them"
         )
     return frame
 
@@ -192,35 +199,23 @@ def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFr
     Returns
     -------
     DataFrame
-        The columns, the metric, ``low`` and ``high`` (95 % interval of the mean, Student's t; nan for one row, or for
-        rows that are no repeats), ``n`` (rows), and
-        ``fresh`` (mean share of decoding's gate mass computed as routed; nan if unknown) and ``source_label`` (the weakest).
+        The columns, the metric, ``low`` and ``high`` (95 % interval of the mean, Student's t; nan for one draw, or for rows
+        that are no repeats), ``n`` (draws: repeats that drew the same requests count once, with their mean), ``fresh`` (mean
+        share of decoding's gate mass computed as routed; nan if unknown) and ``source_label`` (the weakest).
     """
     frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
     rows = []
     for key, part in frame.groupby(list(by), sort=False, dropna=False):
-        value, low, high = interval(part[metric].astype(float).tolist())
-        if len(part) > 1 and varying(part):  # a mean over settings is no estimate of one of them
+        values = part[metric].astype(float).tolist()
+        mixed = len(part) > 1 and bool(varying(part))
+        values = values if mixed else over_draws(part, values)
+        value, low, high = interval(values)
+        if mixed:  # a mean over settings is no estimate of one of them
             low = high = math.nan
         rows.append(
-            {**dict(zip(by, key, strict=True)), metric: value, "low": low, "high": high, "n": len(part), **qualified(part)}
+            {**dict(zip(by, key, strict=True)), metric: value, "low": low, "high": high, "n": len(values), **qualified(part)}
         )
     return pd.DataFrame(rows, columns=[*by, metric, "low", "high", "n", "fresh", "source_label"])
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Give the mean and its 95 % interval by Student's t; nan for the bounds of one value.
-
-    Examples
-    --------
-    >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
-    """
-    n, mean = len(values), float(np.mean(values))
-    if n < 2:
-        return mean, math.nan, math.nan
-    half = float(student.ppf((1 + _CONFIDENCE) / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return mean, mean - half, mean + half
 
 
 def qualified(frame: pd.DataFrame) -> dict[str, Any]:

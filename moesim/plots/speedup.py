@@ -11,10 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.hardware import weakest
 from moesim.plots.bars import AXES, legend_names, value_texts
-from moesim.plots.captions import caption, corner_label, n_repeats
+from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
+from moesim.plots.draws import interval, over_draws
 from moesim.plots.grouped import Bar, Words, grouped_bars
-from moesim.plots.rows import REPEATS, group_name, interval, named, policies_of, prepared, qualified, settings_in, varying
+from moesim.plots.memo import once
+from moesim.plots.rows import REPEATS, group_name, named, policies_of, prepared, qualified, settings_in, varying
 from moesim.plots.style import CONDITIONED, add_corner, styled
 
 MEAN: Final = "geo. mean"
@@ -24,6 +27,7 @@ _ROW: Final = 34  # bars that stand side by side
 _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
 
+@once
 def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> pd.DataFrame:
     """Compare every policy with a baseline, in those settings in which both ran.
 
@@ -39,9 +43,9 @@ def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str =
     Returns
     -------
     DataFrame
-        ``panel`` and ``group`` (settings in words), ``policy``, ``speedup``, ``low`` and ``high`` (95 % interval over repeats of
-        one setting), ``n`` (repeats; for the geometric mean: settings), ``fresh`` and ``source_label``. The baseline itself is 1
-        and left out.
+        ``panel`` and ``group`` (settings in words), ``policy``, ``speedup``, ``low`` and ``high`` (95 % interval over those
+        repeats of one setting that drew other requests), ``n`` (such repeats; for the geometric mean: settings), ``fresh`` and
+        ``source_label``. The baseline itself is 1 and left out.
 
     Raises
     ------
@@ -51,21 +55,21 @@ def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str =
     rows = prepared(frame, "speedup", [metric])
     baseline = _baseline(rows, baseline)
     found = varying(rows)
-    rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0]
+    rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
     same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
     keys = [tuple(group_name(value) for value in values) for values in rows[same].itertuples(index=False)]
-    base = {key: row for key, (_, row) in zip(keys, rows.iterrows(), strict=True) if row["policy"] == baseline}
-    both = [(key, row) for key, (_, row) in zip(keys, rows.iterrows(), strict=True) if row["policy"] != baseline and key in base]
+    names = rows["policy"].tolist()
+    base = {key: i for i, (key, name) in enumerate(zip(keys, names, strict=True)) if name == baseline}
+    both = [(i, base[key]) for i, (key, name) in enumerate(zip(keys, names, strict=True)) if name != baseline and key in base]
     if not both:
         raise ConfigError(f"plot speedup: expected another policy at a setting of {baseline}, got none; name another --baseline")
-    ratios = pd.DataFrame([row for _, row in both])
-    ratios["speedup"] = [_ratio(float(row[metric]), float(base[key][metric]), metric) for key, row in both]
+    values = rows[metric].astype(float).tolist()
+    ratios = rows.iloc[[i for i, _ in both]].assign(speedup=[_ratio(values[i], values[j], metric) for i, j in both])
     if "source_label" in ratios:
-        pairs = [pd.DataFrame([row, base[key]]) for key, row in both]
-        ratios["source_label"] = [qualified(pair)["source_label"] for pair in pairs]
+        labels = [label if isinstance(label, str) else None for label in rows["source_label"]]
+        ratios["source_label"] = [_weaker(labels[i], labels[j]) for i, j in both]
     panels, groups = _arranged(found, ratios)
-    ratios["panel"] = [", ".join(named(row[name], name) for name in panels) for _, row in ratios.iterrows()]
-    ratios["group"] = [", ".join(named(row[name], name) for name in groups) for _, row in ratios.iterrows()]
+    ratios = ratios.assign(panel=_worded(ratios, panels), group=_worded(ratios, groups))
     settings = [_geometric(part, {"panel": p, "group": g, "policy": name})
                 for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip
     table = pd.DataFrame(settings)
@@ -81,6 +85,19 @@ def _baseline(rows: pd.DataFrame, baseline: str | None) -> str:
     if baseline is not None and baseline not in known:
         raise ConfigError(f"plot speedup: --baseline: {unknown_name('policy of these results', baseline, known)}")
     return known[0] if baseline is None else baseline
+
+
+def _weaker(*labels: str | None) -> str | None:
+    known = [label for label in labels if label is not None]
+    return weakest(known) if known else None
+
+
+def _worded(ratios: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+    """Write the settings of each row in words."""
+    if not columns:
+        return [""] * len(ratios)
+    words = [[named(value, name) for value in ratios[name].tolist()] for name in columns]
+    return [", ".join(parts) for parts in zip(*words, strict=True)]
 
 
 def _ratio(value: float, base: float, metric: str) -> float:
@@ -102,12 +119,12 @@ def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], li
 
 def _geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
     """Geometric mean with the interval of the mean logarithm."""
-    logs = [math.log(value) for value in part["speedup"]]
+    logs = over_draws(part, [math.log(value) for value in part["speedup"]])
     mean, low, high = (float(np.exp(value)) for value in interval(logs))
     told = qualified(part)
     if "fresh" in part:
         told["fresh"] = float(part["fresh"].mean())
-    return {**names, "speedup": mean, "low": low, "high": high, "n": len(part), **told}
+    return {**names, "speedup": mean, "low": low, "high": high, "n": len(logs), **told}
 
 
 def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
@@ -136,8 +153,8 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}")
     figure = grouped_bars(bars, words, legend_names(data, policies_of(rows)), level=1.0)
     marked = [CONDITIONED] if any("*" in line for bar in bars for line in bar.text) else []
-    repeats = n_repeats(rows)
-    add_corner(figure, corner_label(rows), [*([f"geometric mean of {repeats} seeds"] if repeats else []), *marked])
+    repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
+    add_corner(figure, corner_label(rows), [*repeats, *marked])
     return figure
 
 
@@ -153,12 +170,9 @@ def speedup_caption(frame: pd.DataFrame, baseline: str | None = None, metric: st
     else:
         each = ", ".join(f"{row['policy']} {row['n']}" for _, row in whole.iterrows())
         settings = f"the settings in which both ran ({each}); means over different settings do not compare"
-    repeats = n_repeats(rows)
     sentences = [
         f"The last group is the geometric mean over {settings}.",
-        f"Geometric means over {repeats} seeds; error bars: 95 % interval of the mean (Student's t, logarithms)."
-        if repeats
-        else "",
+        repeats_sentence(rows, "Geometric means", "Student's t, logarithms"),
     ]
     words = AXES.get(metric, metric).replace("\n", " ")
     return caption(f"Speed-up over {baseline} ({words}), like with like.", rows, varying(rows), *sentences)

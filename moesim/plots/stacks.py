@@ -15,6 +15,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, levels, mean, named, policies_of, prepared, qualified
 from moesim.plots.style import (
     COLUMN,
@@ -37,6 +38,7 @@ _BAR: Final = 0.15  # inches
 _NAMES: Final = 1.35  # inches that names of bars may take of a column
 
 
+@once
 def breakdown_data(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> pd.DataFrame:
     """Average the time by cause of each policy and setting.
 

@@ -202,6 +202,9 @@ def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> N
     _add_height(figure, 1.2 * _LINE * (-(-len(labels) // n_columns) + (0 if for_paper() or not text else 1.5)))
 
 
+_METADATA: Final[dict[str, dict[str, None]]] = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
+
+
 def save(figure: Figure, path_base: str | Path) -> list[Path]:
     """Write a figure as PNG and PDF, atomically; the same figure gives the same bytes.
 
@@ -220,10 +223,11 @@ def save(figure: Figure, path_base: str | Path) -> list[Path]:
     return [write_bytes(Path(f"{path_base}.{suffix}"), data) for suffix, data in rendered(figure).items()]
 
 
-def rendered(figure: Figure) -> dict[str, bytes]:
-    """Give the bytes of a figure as ``png`` and ``pdf``; the same figure gives the same bytes."""
+def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
+    """Give the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()
-    for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None, "Producer": None})):
+    for suffix in suffixes:
+        metadata = _METADATA[suffix]
         buffer = io.BytesIO()
         with matplotlib.rc_context():
             matplotlib.rcdefaults()

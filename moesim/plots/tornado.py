@@ -9,18 +9,24 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import MaxNLocator
 
 from moesim.colours import BLACK, BLUE, GREY, ORANGE
 from moesim.hardware import weakest
+from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, policies_of, qualified
 from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, legend_above, need, styled, text_width
 
 _COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
 _SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
 _WORDS: Final = {"less": "less of it", "more": "more of it", "other": "something else"}
+_BESIDE: Final = 0.35  # inches beside the axis and the names of knobs
+_ENOUGH: Final = 0.5  # of the axis for bars, else the figure takes both columns
 _ABOUT: Final = ("model", "hardware", "trace")
 
 
+@once
 def tornado_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed at each varied setting with the speed as it is.
 
@@ -58,13 +64,13 @@ def tornado(frame: pd.DataFrame) -> Figure:
     data = tornado_data(frame)
     policies = policies_of(data)
     knobs = {policy: list(dict.fromkeys(data.loc[data["policy"] == policy, "knob"])) for policy in policies}
-    longest = max(text_width(end.text) for _, rows in data.groupby(["policy", "knob"]) for end in _ends(rows))
     names = max(text_width(str(knob), 7.0) for found in knobs.values() for knob in found)
-    width = COLUMN if names + 2 * longest + 0.8 <= COLUMN else TEXT
+    found = [end for _, rows in data.groupby(["policy", "knob"]) for end in _ends(rows)]
+    width = next((w for w in (COLUMN, TEXT) if _bars_share(found, w - names - _BESIDE) >= _ENOUGH), TEXT)
     heights = [0.25 + 0.24 * len(knobs[policy]) for policy in policies]
     figure = Figure(figsize=(width, 0.35 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
-    marks, ends = _marks(frame), list[_End]()
+    marks = _marks(frame)
     for axes, policy in zip(grid[:, 0], policies, strict=True):
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
@@ -79,14 +85,17 @@ def tornado(frame: pd.DataFrame) -> Figure:
                     end.text, (end.x, place), (3 * end.ahead, 0), textcoords="offset points", va="center",
                     ha="left" if end.ahead > 0 else "right", fontsize=SMALL,
                 )  # fmt: skip
-                ends.append(end)
         axes.set_yticks(range(len(knobs[policy])), knobs[policy])
         axes.set_ylim(len(knobs[policy]) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         base = float(frame.loc[frame["policy"] == policy, "base_decode_tokens_per_s"].iloc[0])
         mark = marks[policy] and f" ({marks[policy]})"
         axes.set_title(f"{policy}{mark}: {base:.3g} tokens/s as it is", fontsize=7.5, fontweight="normal")
-    grid[-1, 0].set_xlim(*_limits(ends, width - names - 0.35))
+    grid[-1, 0].set_xlim(*_limits(found, width - names - _BESIDE))
+    low, high = _reach(found)
+    grid[-1, 0].set_xticks(
+        [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
+    )  # none beyond the bars
     grid[-1, 0].set_xlabel("change of decode speed (%)")
     handles: list[Artist] = [
         Patch(facecolor=colour, hatch=hatch, edgecolor=BLACK, linewidth=0.5, label=_WORDS[side])
@@ -113,18 +122,48 @@ def _ends(rows: pd.DataFrame) -> list[_End]:
     for ahead, place in ((-1, int(changes.argmin())), (1, int(changes.argmax()))):
         change = 100 * float(changes[place])
         if change * ahead > 0 or (change == 0 and ahead > 0 and (changes <= 0).all()):
-            found.append(_End(change, ahead, f"{rows['setting'].iloc[place]} ({round(change):+d}%)".replace("+0%", "±0%")))
+            found.append(_End(change, ahead, f"{rows['setting'].iloc[place]} ({_percent(change)})"))
     return found
 
 
 def _limits(ends: Sequence[_End], inches: float) -> tuple[float, float]:
     """Choose what the axis shows, so that all bars and what is written at their ends have room in its width."""
-    low, high = min([0.0, *(end.x for end in ends)]), max([1.0, *(end.x for end in ends)])
-    for _ in range(50):
+    low, high = _reach(ends)
+    widths = [_width(end.text) + 0.08 for end in ends]
+    for _ in range(50):  # more room for text leaves less for bars, and so on
         per_inch = (high - low) / inches
-        reach = [end.x + end.ahead * per_inch * (text_width(end.text) + 0.1) for end in ends]
-        low, high = min([0.0, *reach]), max([1.0, *reach])
+        reach = [end.x + end.ahead * per_inch * wide for end, wide in zip(ends, widths, strict=True)]
+        low, high = min([low, *reach]), max([high, *reach])
     return low, high
+
+
+def _reach(ends: Sequence[_End]) -> tuple[float, float]:
+    """Give the range of the bars, in %; 1 % if nothing changes."""
+    low, high = min([0.0, *(end.x for end in ends)]), max([0.0, *(end.x for end in ends)])
+    return (low, high) if high > low else (0.0, 1.0)
+
+
+def _bars_share(ends: Sequence[_End], inches: float) -> float:
+    """Give the share of the axis that is left for bars."""
+    (low, high), (first, last) = _limits(ends, inches), _reach(ends)
+    return (last - first) / (high - low)
+
+
+def _width(text: str) -> float:
+    """Measure a line of text, in inches."""
+    return float(TextPath((0, 0), text, size=SMALL).get_extents().width) / 72
+
+
+def _percent(change: float) -> str:
+    """Write a change; small ones with a decimal.
+
+    Examples
+    --------
+    >>> _percent(-46.8), _percent(0.62), _percent(5.0), _percent(-0.01)
+    ('-47%', '+0.6%', '+5%', '±0%')
+    """
+    text = f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}".removesuffix(".0")
+    return "±0%" if text in ("+0", "-0") else f"{text}%"
 
 
 def _marks(frame: pd.DataFrame) -> dict[str, str]:

@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from moesim.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
 from moesim.hardware import weakest
 from moesim.plots.looks import look
+from moesim.plots.memo import once
 from moesim.plots.rows import mean, policies_of
 from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, legend_beside, need, new_figure, styled, title
 from moesim.units import NS_PER_MS
@@ -32,6 +33,7 @@ _HATCH: Final = HATCH | {"waiting": "oo", "gap": ""}
 _VISIBLE: Final = 0.0005  # of a step
 
 
+@once
 def validation_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Give simulated and measured times of each run in ms.
 

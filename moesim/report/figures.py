@@ -151,7 +151,7 @@ def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterato
             try:
                 for n, (name, part) in enumerate(figures_of(kind, frame, {}), start=1):
                     if n <= MOST_OF_A_KIND:
-                        files = files_of(kind, name, [part], {})
+                        files = files_of(kind, name, [part], {}, suffixes=["png"])
                         yield name, {file.removeprefix(f"{name}."): data for file, data in files.items()}
             except ConfigError as error:
                 notes.append(f"Not drawn: {error}.")

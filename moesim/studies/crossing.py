@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+
+from moesim.errors import InputError, MoesimError
+from moesim.studies.knobs import knob_of
+from moesim.studies.limits import Limits
+from moesim.studies.settings import Base, Changed
+from moesim.studies.shots import Runs
 
 REACH = Fraction(8)
 """The search goes from the machine as it is to eight times as much, or an eighth."""
@@ -112,3 +118,71 @@ def search(limit: str, up: bool, reach: Fraction = REACH) -> Generator[Fraction,
             before = answer.factor
     assert found.limit is not None
     return Crossing(found.limit, found.factor)
+
+
+def search_all(
+    base: Base,
+    wanted: Mapping[tuple[str, str, bool], Fraction],
+    index: Mapping[str, int],
+    limits: Mapping[str, Limits | None],
+    runs: Runs,
+) -> dict[tuple[str, str, bool], Crossing]:
+    """Carry out searches side by side: each round simulates the next factor of every one.
+
+    Parameters
+    ----------
+    base : Base
+        The experiment as it is.
+    wanted : mapping of (str, str, bool) to Fraction
+        Reach by policy, knob, and whether upwards.
+    index : mapping of str to int
+        Number of each policy's run.
+    limits : mapping of str to Limits or None
+        Of each policy as it is.
+    runs : Runs
+        What simulates.
+
+    Returns
+    -------
+    dict of (str, str, bool) to Crossing
+        One for each that is wanted.
+    """
+    found: dict[tuple[str, str, bool], Crossing] = {}
+    going: dict[tuple[str, str, bool], Generator[Fraction, Answer, Crossing]] = {}
+    asked: dict[tuple[str, str, bool], Fraction] = {}
+    for key, reach in wanted.items():
+        policy, name, up = key
+        highest, before = knob_of(name).highest, limits[policy]
+        assert before is not None
+        if up and highest is not None:
+            reach = min(reach, highest(base))
+        if reach <= 1:
+            found[key] = Crossing(None, Fraction(1))
+            continue
+        going[key] = search(before.limit, up, reach)
+        asked[key] = next(going[key])
+    while going:
+        changes: dict[tuple[str, str, bool], Changed | MoesimError] = {}
+        for key in going:
+            scale = knob_of(key[1]).scale
+            assert scale is not None
+            try:
+                changes[key] = scale(base, asked[key])
+            except InputError as error:
+                changes[key] = error
+        works = {key: (c.raw, index[key[0]]) for key, c in changes.items() if isinstance(c, Changed)}
+        shots = dict(zip(works, runs.shots(list(works.values())), strict=True))
+        for key in list(going):
+            changed = changes[key]
+            if isinstance(changed, Changed):
+                shot = shots[key]
+                actual = changed.factor if changed.factor is not None else asked[key]
+                answer = Answer(shot.limits.limit if shot.limits else None, actual, str(shot.error or ""))
+            else:
+                answer = Answer(None, asked[key], str(changed))
+            try:
+                asked[key] = going[key].send(answer)
+            except StopIteration as end:
+                found[key] = end.value
+                del going[key]
+    return found

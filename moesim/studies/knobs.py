@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
-from moesim.errors import ConfigError, HardwareError
+from moesim.errors import ConfigError, HardwareError, InputError
+from moesim.experiment.config import parse_config
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.types import Device
 from moesim.studies.nominal import PCIE, memory_of, parse_memory, parse_pcie, pcie_of
@@ -23,9 +24,11 @@ from moesim.studies.overrides import (
     shared_memories,
 )
 from moesim.studies.scaling import ONE, constant_us, rate_of, wire_factors
-from moesim.studies.settings import Base, Changed, Knob, Setting, shown
+from moesim.studies.settings import JOINED, Base, Changed, Knob, Setting, quantity, shown
 
 _GB = 10**9
+_FURTHEST = 1000
+"""Largest factor, and the inverse of the smallest: beyond lies a slip of the unit."""
 
 
 def _by_role(profile: HardwareProfile, role: str) -> list[Device]:
@@ -60,14 +63,16 @@ def _scaled(
             raise HardwareError(
                 f"--vary {setting}: expected a number above 0 in {base.profile.name} to relate it to, got 0; set a raw key"
             )
-        if setting.number() <= 0:
+        value = setting.rate() if unit == "bytes/s" else setting.number()
+        if value <= 0:
             raise ConfigError(f"--vary {setting}: expected a number above 0, got {setting.text}")
-        return change(base, setting.number() / before, "assumed", str(setting))
+        return change(base, value / before, "assumed", str(setting))
 
     def scale(base: Base, factor: Fraction) -> Changed:
         return change(base, factor, "derived", f"{name} {shown(factor)}")
 
-    return Knob(name, f"xF, ±P%, {unit}", changes, apply, scale, read, unit)
+    values = f"xF, ±P%, {unit}" + (" or as 50 GB/s" if unit == "bytes/s" else "")
+    return Knob(name, values, changes, apply, scale, read, unit)
 
 
 def _device_knob(name: str, role: str, memory: bool, changes: str) -> Knob:
@@ -239,15 +244,47 @@ def change(base: Base, together: Iterable[Setting]) -> Changed:
     Raises
     ------
     InputError
-        If a knob or value is unknown, or the profile cannot express it.
+        If a knob or value is unknown or absurd, or the profile or the experiment cannot express it.
     """
     settings = list(together)
-    keys: tuple[str, ...] = ()
-    notes: list[str] = []
-    factor: Fraction | None = None
+    done: list[Changed] = []
     for setting in settings:
         found = knob_of(setting.knob).apply(base, setting)
+        _refuse_far(base, setting, found)
         base = Base(json.loads(json.dumps(found.raw)), base.place)
-        keys, factor = (*keys, *found.keys), found.factor
-        notes += [found.note] if found.note else []
-    return Changed(base.raw, factor if len(settings) == 1 else None, keys, "; ".join(notes))
+        done.append(found)
+    names = [
+        f"{setting} = {found.value}" if found.value and setting.factor() is not None else str(setting)
+        for setting, found in zip(settings, done, strict=True)
+    ]
+    try:
+        parse_config(json.loads(json.dumps(base.raw)), base.place)
+        if any(found.keys for found in done):
+            assert base.profile  # read here, so that a machine that cannot be is a wrong input and no failed run
+    except InputError as error:
+        raise type(error)(f"--vary {JOINED.join(names)}: {error}") from None
+    return Changed(
+        base.raw,
+        done[0].factor if len(done) == 1 else None,
+        tuple(key for found in done for key in found.keys),
+        "; ".join(found.note for found in done if found.note),
+        JOINED.join(found.value or str(setting) for setting, found in zip(settings, done, strict=True)),
+        JOINED.join(names),
+    )
+
+
+def _refuse_far(base: Base, setting: Setting, found: Changed) -> None:
+    """Refuse a factor, and a value of the machine, that is out of all proportion to what is there."""
+    factor = found.factor if setting.factor() is None else setting.factor()
+    if factor is None or factor <= 0 or not (found.keys or setting.factor()) or Fraction(1, _FURTHEST) <= factor <= _FURTHEST:
+        return
+    knob = knob_of(setting.knob)
+    there = f" ({quantity(knob.read(base), knob.unit or _unit(setting.knob))})" if knob.read is not None else ""
+    raise ConfigError(
+        f"--vary {setting}: expected x1/{_FURTHEST} to x{_FURTHEST} of what is there{there}, got x{float(factor):.3g}; "
+        "check the unit"
+    )
+
+
+def _unit(key: str) -> str:
+    return "bytes/s" if key.endswith("bytes_per_s") else ""

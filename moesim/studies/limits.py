@@ -61,11 +61,17 @@ class Limits:
     shares: Mapping[str, float]
 
     @property
-    def limit(self) -> str:
-        """The largest resource of the part of the machine with the largest share; of equals the first."""
+    def by_part(self) -> dict[str, float]:
+        """Share of the time by part of the machine."""
         parts: dict[str, float] = {}
         for resource, share in self.shares.items():
             parts[RESOURCES[resource]] = parts.get(RESOURCES[resource], 0.0) + share
+        return parts
+
+    @property
+    def limit(self) -> str:
+        """The largest resource of the part of the machine with the largest share; of equals the first."""
+        parts = self.by_part
         largest = max(parts, key=lambda part: parts[part])
         return max((r for r in self.shares if RESOURCES[r] == largest), key=lambda r: self.shares[r])
 
@@ -99,9 +105,9 @@ def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
     Notes
     -----
     The time by cause is that of `moesim.metrics.breakdown`: one critical path. Transfers, activations, decisions and
-    predictors are resources as they are. The time of tasks is divided among the devices by how long each worked for that cause,
-    and on a device between memory and compute in proportion to what a task would save if that took no time; where neither saves
-    anything, launches and the router's way bound it.
+    predictors are resources as they are. The time of tasks is divided among the devices by how long each worked for that cause.
+    On a device, what a task would take if memory and compute took no time is launches, the router's way and start-up; only the
+    rest of it is split between memory and compute, in proportion to what it would save if the one or the other took no time.
     """
     records, split = outcome.records, outcome.split
     assert records is not None and split is not None
@@ -128,7 +134,7 @@ def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
 
 
 class _Tasks:
-    """What bounds a task: its cost on the machine as it is, and where memory or compute take no time."""
+    """What bounds a task: its cost on the machine as it is, and where memory, compute or both take no time."""
 
     def __init__(self, inputs: Inputs, spec: RunSpec) -> None:
         self._steps = inputs.workload(spec).steps
@@ -136,6 +142,7 @@ class _Tasks:
             "whole": self._model(spec, ONE, ONE),
             "memory": self._model(spec, _FASTER, ONE),
             "compute": self._model(spec, ONE, _FASTER),
+            "both": self._model(spec, _FASTER, _FASTER),
         }
         self._known: dict[tuple[Any, ...], dict[str, float]] = {}
 
@@ -152,11 +159,15 @@ class _Tasks:
 
     def _compute(self, task: TaskRecord, part: str) -> dict[str, float]:
         whole = self._ns(self._costs["whole"], task, task.work)
+        fixed = min(whole, self._ns(self._costs["both"], task, task.work))  # whatever is faster, this stays
+        if not whole or fixed == whole:
+            return {_REST[part]: 1.0}
         saved = {name: max(0, whole - self._ns(self._costs[name], task, task.work)) for name in _PARTS}
         total = sum(saved.values())
-        if not total:
-            return {_REST[part]: 1.0}
-        return {f"{part} {name}": ns / total for name, ns in saved.items() if ns}
+        # Where reading and computing take equally long, neither saves anything alone: half is charged to each.
+        weight = {name: ns / total if total else 1 / len(_PARTS) for name, ns in saved.items()}
+        shares = {f"{part} {name}": (whole - fixed) / whole * weight[name] for name in _PARTS} | {_REST[part]: fixed / whole}
+        return {resource: share for resource, share in shares.items() if share}
 
     def _ns(self, costs: CostModel, task: TaskRecord, work: int) -> int:
         device, rows = task.device, task.rows

@@ -11,7 +11,7 @@ from moesim.experiment.config import Config
 from moesim.hardware.schema import is_number, type_at
 from moesim.studies.overrides import Told, changed_number
 from moesim.studies.settings import Base, Changed, Knob, Setting, shown
-from moesim.units import parse_bytes
+from moesim.units import format_bytes, parse_bytes
 from moesim.yaml_reader import read_yaml_value
 
 
@@ -28,7 +28,7 @@ def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool = 
         written = max(1, round(value)) if whole else float(value)
         if whole and factor is not None:
             factor = Fraction(written) / read(base)
-        return Changed(base.set(key, written), factor)
+        return Changed(base.set(key, written), factor, value=f"{name} {written}" if whole else "")
 
     def apply(base: Base, setting: Setting) -> Changed:
         factor = setting.factor()
@@ -37,19 +37,31 @@ def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool = 
                 raise ConfigError(
                     f"--vary {setting}: expected a number above 0 in {key} to multiply, got 0; give a value instead"
                 )
-            return to(base, read(base) * factor, factor)
+            changed = to(base, read(base) * factor, factor)
+            if changed.factor == 1 != factor:
+                raise _rounded(setting, read(base), factor)
+            return changed
         value, before = setting.number(), current(base, key)
         if whole and value.denominator != 1:
             raise ConfigError(f"--vary {setting}: expected a whole number, got {setting.text}")
         written = int(value) if whole else float(value)
         known = isinstance(before, int | float) and before
-        return Changed(base.set(key, written), value / Fraction(repr(before)) if known else None)
+        factor = value / Fraction(repr(before)) if known else None
+        return Changed(base.set(key, written), factor, value=f"{name} {written}" if whole else "")
 
     def scale(base: Base, factor: Fraction) -> Changed:
         return to(base, read(base) * factor, factor)
 
     return Knob(
         name, f"xF, ±P%, {unit}", changes, apply, scale, read, unit, None if most is None else lambda base: most / read(base)
+    )
+
+
+def _rounded(setting: Setting, before: Fraction, factor: Fraction) -> ConfigError:
+    """Say that a factor changes nothing, since the number is a whole one."""
+    return ConfigError(
+        f"--vary {setting}: expected a factor that comes to another whole number than the {before} there is, got "
+        f"{float(before * factor):.4g}; give a value, as in '{setting.knob} {before + 1}'"
     )
 
 
@@ -87,11 +99,17 @@ def cache(base: Base, setting: Setting) -> Changed:
         return cache_scale(base, factor)
     if setting.text[-1:].isalpha():
         n_bytes = parse_bytes(setting.text, f"--vary {setting}")
-        return Changed({**base.raw, "cache": {"budget": n_bytes}}, Fraction(n_bytes, before) if key == "budget" else None)
+        known = Fraction(n_bytes, before) if key == "budget" and before else None
+        return Changed({**base.raw, "cache": {"budget": n_bytes}}, known, value=_cache_value("budget", n_bytes))
     value = setting.number()
     if not 0 < value <= 1:
         raise ConfigError(f"--vary {setting}: expected a share in (0, 1] or a size such as '12 GiB', got {setting.text}")
-    return Changed({**base.raw, "cache": {"ratio": float(value)}}, value / Fraction(repr(before)) if key == "ratio" else None)
+    known = value / Fraction(repr(before)) if key == "ratio" else None
+    return Changed({**base.raw, "cache": {"ratio": float(value)}}, known, value=_cache_value("ratio", float(value)))
+
+
+def _cache_value(key: str, value: float) -> str:
+    return f"cache {value:.6g}" if key == "ratio" else f"cache {format_bytes(value)}"
 
 
 def cache_scale(base: Base, factor: Fraction) -> Changed:
@@ -100,7 +118,8 @@ def cache_scale(base: Base, factor: Fraction) -> Changed:
     value = Fraction(repr(before)) * factor
     if key == "ratio" and value > 1:
         raise ConfigError(f"--vary cache {shown(factor)}: expected a share of at most 1, got {float(value):g}")
-    return Changed({**base.raw, "cache": {key: float(value) if key == "ratio" else int(value)}}, factor)
+    written = float(value) if key == "ratio" else int(value)
+    return Changed({**base.raw, "cache": {key: written}}, factor, value=_cache_value(key, written))
 
 
 # --------------------------------------------------------------------------------------------------------------- raw keys
@@ -166,7 +185,10 @@ def _raw_profile(name: str, key: str, numeric: bool) -> Knob:
         before = base.profile.numbers[key].value if key in base.profile.numbers else None
         whole = isinstance(before, int) and isinstance(value, Fraction)
         written = round(value) if whole else float(value) if isinstance(value, Fraction) else value
-        return Changed(base.machine(changed_number(base.profile, key, written, told)), factor, (key,))
+        if whole and before and factor is not None:
+            factor = Fraction(round(value), before)
+        found = base.machine(changed_number(base.profile, key, written, told))
+        return Changed(found, factor, (key,), value=f"{name} {written}" if whole else "")
 
     def apply(base: Base, setting: Setting) -> Changed:
         if not numeric:
@@ -175,11 +197,15 @@ def _raw_profile(name: str, key: str, numeric: bool) -> Knob:
             )
         factor = setting.factor()
         if factor is not None:
-            return change(base, read(base) * factor, factor, Told(f"what-if: {setting}"))
+            changed = change(base, read(base) * factor, factor, Told(f"what-if: {setting}"))
+            if changed.factor == 1 != factor:
+                raise _rounded(setting, read(base), factor)
+            return changed
         told = Told(f"what-if: {setting}", "assumed")
-        if setting.text[-1:].isalpha():
-            return change(base, setting.text, None, told)
-        value = setting.number()
+        if key.endswith("_bytes") and setting.text[-1:].isalpha():
+            value = Fraction(parse_bytes(setting.text, f"--vary {setting}"))
+        else:
+            value = setting.rate() if key.endswith("bytes_per_s") else setting.number()
         before = read(base) if key in base.profile.numbers else Fraction(0)
         return change(base, value, value / before if before else None, told)
 

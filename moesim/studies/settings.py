@@ -15,6 +15,7 @@ from moesim.experiment.config import Config, apply_override
 from moesim.experiment.sweep import Point, expand
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
+from moesim.units import parse_bytes
 
 JOINED = " & "
 _SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")
@@ -56,10 +57,38 @@ class Setting:
         """Read the value as a number. Raises `ConfigError`."""
         return _fraction(self.text, self)
 
+    def rate(self) -> Fraction:
+        """Read the value as bytes per second: a number, or a size with its unit as in ``50 GB/s``. Raises `ConfigError`."""
+        size = self.text.removesuffix("/s")
+        if size != self.text:
+            return Fraction(parse_bytes(size.strip(), f"--vary {self}"))
+        try:
+            return Fraction(self.text)
+        except (ValueError, ZeroDivisionError):
+            raise ConfigError(
+                f"--vary {self}: expected xF, +P%, -P% or a number, got '{self.text}'; a rate has its unit as in '50 GB/s'"
+            ) from None
+
 
 def shown(factor: Fraction) -> str:
     """Write a factor, such as ``x1.5``."""
     return f"x{float(factor):.6g}"
+
+
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1.0, ""))
+
+
+def quantity(value: Fraction, unit: str) -> str:
+    """Write a number with its unit, rates with a prefix.
+
+    >>> quantity(Fraction(24 * 10**9), "bytes/s")
+    '24 GB/s'
+    """
+    number = float(value)
+    if not unit.endswith("/s"):
+        return f"{number:.3g}{' ' + unit if unit else ''}"
+    scale, prefix = next((s, p) for s, p in _PREFIXES if number >= s or s == 1.0)
+    return f"{number / scale:.3g} {prefix}{unit.replace('bytes', 'B').replace('operations', 'op')}"
 
 
 def _fraction(text: str, setting: Setting) -> Fraction:
@@ -153,12 +182,18 @@ class Changed:
         Keys of the profile that have another number.
     note : str
         What was done, where the knob's name does not say it.
+    value : str
+        The knob and the value that was used, where a factor comes to one that it does not name: ``batch 2``.
+    name : str
+        What was varied, with the values that were used: ``batch x2 = batch 2``.
     """
 
     raw: Mapping[str, Any]
     factor: Fraction | None
     keys: tuple[str, ...] = ()
     note: str = ""
+    value: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)

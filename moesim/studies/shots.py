@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 METRICS: Final = ("decode_tokens_per_s", "ttft_mean_ns", "makespan_ns", "hit_rate", "cache_slots", "contention_ns")
 """Metrics that are kept of a run."""
-_WORDS: Final = ("source_label", "notes", "routing", *SETTINGS, *CACHE_SETTINGS)
+_WORDS: Final = ("source_label", "notes", "routing", "fidelity_fresh", "fidelity_fresh_decode", *SETTINGS, *CACHE_SETTINGS)
 _CURVES = ("linear", "flat_linear", "points")
 _WORTH_S = 6.0  # of work in this process, above which starting others pays
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from moesim.errors import InputError, MoesimError
+from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.resolve import Experiment
-from moesim.studies.crossing import REACH, Answer, Crossing, search
+from moesim.studies.crossing import REACH, Crossing, search_all
 from moesim.studies.knobs import change, knob_of
-from moesim.studies.limits import RESOURCES, Limits
+from moesim.studies.limits import RESOURCES
 from moesim.studies.settings import JOINED, Base, Changed, Setting
 from moesim.studies.shots import METRICS, Runs, Shot
 
@@ -52,8 +52,8 @@ class Line:
 
     @property
     def name(self) -> str:
-        """What was varied, in words."""
-        return JOINED.join(str(one) for one in self.settings) or "as it is"
+        """What was varied, in words, with the values that factors come to."""
+        return self.changed.name or JOINED.join(str(one) for one in self.settings) or "as it is"
 
     @property
     def effect(self) -> str:
@@ -72,15 +72,33 @@ class Line:
         return bool(not keys or contended or any(u == key or u.startswith(f"{key}.") for u in self.shot.used for key in keys))
 
     @property
+    def is_oracle(self) -> bool:
+        """Whether the policy knows the future."""
+        return self.base.row.get("source_label") == "oracle"
+
+    @property
+    def fresh(self) -> float | None:
+        """Share of the gate mass, of decoding if it decodes, that is computed as recorded; None where it is not known."""
+        for key in ("fidelity_fresh_decode", "fidelity_fresh"):
+            if isinstance(share := self.shot.row.get(key), int | float):
+                return float(share)
+        return None
+
+    @property
     def anomalous(self) -> bool:
         """Whether a faster part of the machine made it slower, or a slower one faster, by more than 0.5 %."""
+        return bool(self.anomalies)
+
+    @property
+    def anomalies(self) -> tuple[str, ...]:
+        """Metrics for which a faster part of the machine is worse, or a slower one better, by more than 0.5 %."""
         factor = self.changed.factor
         if len(self.settings) != 1 or self.settings[0].knob not in (*RATES, "pcie", "cpu.memory") or factor in (None, 1):
-            return False
+            return ()
         assert factor is not None
         towards = 1 if factor > 1 else -1
-        gains = self.change("decode_tokens_per_s") or 0.0, -(self.change("ttft_mean_ns") or 0.0)
-        return any(towards * gain < -_NOISE for gain in gains)
+        better = {"decode_tokens_per_s": towards, "ttft_mean_ns": -towards}
+        return tuple(key for key, sign in better.items() if sign * (self.change(key) or 0.0) < -_NOISE)
 
     @property
     def uneven(self) -> tuple[str, ...]:
@@ -105,6 +123,7 @@ class Line:
             "policy": self.policy,
             "knob": JOINED.join(one.knob for one in self.settings),
             "setting": JOINED.join(one.text for one in self.settings),
+            "value": self.changed.value or None,
             "factor": None if factor is None else float(factor),
             "decode_tokens_per_s": row.get("decode_tokens_per_s"),
             "base_decode_tokens_per_s": base["decode_tokens_per_s"],
@@ -115,7 +134,8 @@ class Line:
             "effect": self.effect,
             "limit": limits.limit if limits else None,
             "limit_share": limits.shares[limits.limit] if limits else None,
-            "fidelity_fresh_decode": base.get("fidelity_fresh_decode"),
+            "fidelity_fresh_decode": row.get("fidelity_fresh_decode"),
+            "base_fidelity_fresh_decode": base.get("fidelity_fresh_decode"),
             "base_limit": before.limit,
             "base_limit_share": before.shares[before.limit],
             "next_limit": crossing.limit if crossing else None,
@@ -127,6 +147,7 @@ class Line:
             **{f"base_share.{name}": before.shares[name] for name in RESOURCES},
             "source_label": row.get("source_label"),
             "base_source_label": base["source_label"],
+            "anomalies": ", ".join(self.anomalies) or None,
             "changed": self.changed.note or None,
             "uneven_costs": ", ".join(self.uneven) or None,
             "error": None if self.shot.error is None else str(self.shot.error),
@@ -160,11 +181,12 @@ def whatif(
     Raises
     ------
     InputError
-        If a knob or a value is unknown, the profile cannot express it, or the experiment itself is wrong.
+        If a knob or a value is unknown, two come to the same, the profile cannot express it, or the experiment itself is wrong.
     MoesimError
         If a policy fails as it is.
     """
     changes = {together: change(base, together) for together in dict.fromkeys(variations)}
+    _refuse_same(changes)
     names = [spec.policy_name for spec in Experiment(parse_config(base.raw, base.place), base.place).specs]
     n_searches = sum(_axis(together, changed) is not None for together, changed in changes.items()) if look else 0
     with Runs(base.place, jobs, len(names) * (1 + len(changes) + 7 * n_searches), progress) as runs:
@@ -179,6 +201,18 @@ def whatif(
             for together, changed in changes.items():
                 lines.append(Line(name, together, changed, as_is[i], runs.shots([(changed.raw, i)])[0]))
         return _with_crossings(base, lines, names, runs) if look else lines
+
+
+def _refuse_same(changes: Mapping[tuple[Setting, ...], Changed]) -> None:
+    known: dict[str, str] = {}
+    for together, changed in changes.items():
+        name = JOINED.join(str(one) for one in together)
+        if changed.value in known:
+            raise ConfigError(
+                f"--vary {name}: expected another value than that of '{known[changed.value]}', got {changed.value} for both; "
+                "leave one out"
+            )
+        known[changed.value] = name
 
 
 def _axis(together: Sequence[Setting], changed: Changed) -> tuple[str, bool] | None:
@@ -198,7 +232,7 @@ def _with_crossings(base: Base, lines: Sequence[Line], names: Sequence[str], run
             key, far = (line.policy, *axis), max(line.changed.factor, 1 / line.changed.factor)
             wanted[key] = max(wanted.get(key, REACH), far)
     limits = {line.policy: line.base.limits for line in lines}
-    found = _search(base, wanted, {name: i for i, name in enumerate(names)}, limits, runs)
+    found = search_all(base, wanted, {name: i for i, name in enumerate(names)}, limits, runs)
     complete = []
     for line in lines:
         axis = axes[id(line)]
@@ -210,55 +244,6 @@ def _with_crossings(base: Base, lines: Sequence[Line], names: Sequence[str], run
         at = read(base) * crossing.factor if read is not None and crossing.limit else None
         complete.append(replace(line, crossing=crossing, at=at))
     return complete
-
-
-def _search(
-    base: Base,
-    wanted: Mapping[tuple[str, str, bool], Fraction],
-    index: Mapping[str, int],
-    limits: Mapping[str, Limits | None],
-    runs: Runs,
-) -> dict[tuple[str, str, bool], Crossing]:
-    """Carry out all searches side by side: each round simulates the next factor of every one."""
-    found: dict[tuple[str, str, bool], Crossing] = {}
-    going: dict[tuple[str, str, bool], Generator[Fraction, Answer, Crossing]] = {}
-    asked: dict[tuple[str, str, bool], Fraction] = {}
-    for key, reach in wanted.items():
-        policy, name, up = key
-        highest, before = knob_of(name).highest, limits[policy]
-        assert before is not None
-        if up and highest is not None:
-            reach = min(reach, highest(base))
-        if reach <= 1:
-            found[key] = Crossing(None, Fraction(1))
-            continue
-        going[key] = search(before.limit, up, reach)
-        asked[key] = next(going[key])
-    while going:
-        changes: dict[tuple[str, str, bool], Changed | MoesimError] = {}
-        for key in going:
-            scale = knob_of(key[1]).scale
-            assert scale is not None
-            try:
-                changes[key] = scale(base, asked[key])
-            except InputError as error:
-                changes[key] = error
-        works = {key: (c.raw, index[key[0]]) for key, c in changes.items() if isinstance(c, Changed)}
-        shots = dict(zip(works, runs.shots(list(works.values())), strict=True))
-        for key in list(going):
-            changed = changes[key]
-            if isinstance(changed, Changed):
-                shot = shots[key]
-                actual = changed.factor if changed.factor is not None else asked[key]
-                answer = Answer(shot.limits.limit if shot.limits else None, actual, str(shot.error or ""))
-            else:
-                answer = Answer(None, asked[key], str(changed))
-            try:
-                asked[key] = going[key].send(answer)
-            except StopIteration as end:
-                found[key] = end.value
-                del going[key]
-    return found
 
 
 def records(lines: Iterable[Line]) -> list[dict[str, Any]]:
