@@ -144,8 +144,8 @@ def _runnable(advice: Advice, form: Format) -> str:
         return "nothing fits: " + "; ".join(f"{name}: {why}" for name, why in advice.found.no_fit.items()) + "\n"
     best = advice.best
     lines = [
-        f"Best: {describe(best.candidate, advice.setting)}. Simulated: {_number(best.speed.value)} tokens/s while decoding. To be "
-        f"expected, by how such figures have compared with machines: {_number(best.low)} to {_number(best.high)} "
+        f"Best: {describe(best.candidate, advice.setting)}. Simulated: {_number(best.speed.value)} tokens/s while decoding. "
+        f"To be expected, by how such figures have compared with machines: {_number(best.low)} to {_number(best.high)} "
         f"({100 * LEVEL:.0f} % interval)."
     ]
     limits = advice.found.limits[best.candidate]
