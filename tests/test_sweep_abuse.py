@@ -57,7 +57,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_in_the_same_bytes(
     counted.before[k] = interrupt
     capsys.readouterr()
     assert run(file, "broken") == 130
-    assert lines(capsys) == ["moesim: interrupted"]
+    assert lines(capsys) == ["moesim: interrupted; finished runs are kept in broken; the same command goes on"]
     assert counted() == k
     assert len(Store(tmp_path / "broken").read()) == k
     assert run(file, "broken") == 0

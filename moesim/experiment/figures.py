@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from moesim.atomic import write_bytes
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.frames import layer_frame, step_frame
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from moesim.experiment.runner import Outcome
 
 _FRAMES = {"steps": step_frame, "layers": layer_frame}
@@ -97,6 +97,8 @@ def _figures(
     name: str, outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]
 ) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
     """Give each figure of a kind: its name, what it draws, and its options."""
+    import pandas as pd  # takes half a second to import
+
     from moesim.plots.captions import corner_label
     from moesim.plots.catalogue import figures_of, kind_of
 
@@ -114,6 +116,8 @@ def _figures(
 
 
 def _frame(source: str, outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    import pandas as pd
+
     done = [outcome for outcome in outcomes if outcome.failure is None]
     if source == "rows":
         return pd.DataFrame([dict(outcome.row) for outcome in done], columns=None if done else ["policy"])
