@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
@@ -176,3 +178,24 @@ def test_the_example_of_energy_in_the_docs_works():
     assert "Power figures: assumed" in energy_caption(rows)
     with pytest.raises(ConfigError, match=r"expected runs on hardware whose profile has idle and busy power of every device"):
         energy_data(frame(found | {"hardware": found["hardware"]["base"]}))
+
+
+def test_a_policy_looks_alike_with_and_without_a_baseline_among_the_bars():
+    """Figures of one set of results are read together: dropping the baseline must not shift the colours of the others."""
+    frame = pd.DataFrame(
+        [
+            {"policy": name, "batch_size": 1, "cache_ratio": 0.5, "decode_tokens_per_s": speed, "error": None}
+            for name, speed in (("a", 1.0), ("b", 2.0), ("c", 4.0))
+        ]
+    )
+    colours = {}
+    for kind in ("decode_speed", "speedup"):
+        figure = KINDS[kind].draw(frame)
+        colours[kind] = {t.get_text(): p.get_facecolor() for t, p in zip(*legend_of(figure), strict=True)}
+    assert colours["speedup"] == {name: colours["decode_speed"][name] for name in ("b", "c")}
+
+
+def legend_of(figure: Figure) -> tuple[list[Any], list[Any]]:
+    """Texts and patches of a figure's legend."""
+    (legend,) = figure.legends
+    return list(legend.get_texts()), list(legend.get_patches())

@@ -44,7 +44,9 @@ class Words(NamedTuple):
     y: str
 
 
-def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None) -> Figure:
+def grouped_bars(
+    bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None, order: Sequence[str] = ()
+) -> Figure:
     """Draw bars.
 
     Parameters
@@ -57,13 +59,16 @@ def grouped_bars(bars: Sequence[Bar], words: Words, legend: Mapping[str, str], l
         Policy -> its name in the legend, all policies of the figure.
     level : float, optional
         Where to draw a horizontal line to compare with.
+    order : sequence of str
+        All policies of the results, if some have no bars: each looks as in the figures that show them all.
 
     Returns
     -------
     Figure
         One axes a panel; of one column of a page if its bars have room there.
     """
-    looks = looks_of(list(legend))
+    all_looks = looks_of(list(order or legend))
+    looks = {policy: all_looks[policy] for policy in legend}
     panels: dict[str, list[Bar]] = {}
     for bar in bars:
         panels.setdefault(bar.panel, []).append(bar)

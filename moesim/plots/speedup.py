@@ -151,7 +151,8 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
             group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof {row['n']}", "")
         bars.append(Bar(row["panel"], group, row["policy"], row["speedup"], row["low"], row["high"], (*text, of) if of else text))
     words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}")
-    figure = grouped_bars(bars, words, legend_names(data, policies_of(rows)), level=1.0)
+    names = policies_of(rows)
+    figure = grouped_bars(bars, words, legend_names(data, names), level=1.0, order=names)
     marked = [CONDITIONED] if any("*" in line for bar in bars for line in bar.text) else []
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
     add_corner(figure, corner_label(rows), [*repeats, *marked])

@@ -77,6 +77,9 @@ def validation_caption(frame: pd.DataFrame) -> str:
     )
 
 
+_LINE = 0.14  # inches, of a legend
+
+
 def _about(frame: pd.DataFrame) -> str:
     about = [name for name in ("model", "hardware", "trace") if name in frame]
     parts = [", ".join(sorted({str(v) for v in frame[name].dropna()})) for name in about]
@@ -108,10 +111,11 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     least, most = float(ms.min().min()) / _MARGIN, float(ms.max().max()) * _MARGIN
     ends = [least, most]
     below, above = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
-    figure, axes = new_figure(COLUMN, 3.1)
+    names = policies_of(data)
+    n_lines = (len(names) + 2) // 2  # of the legend above, two entries each
+    figure, axes = new_figure(COLUMN, 3.1 + _LINE * max(0, n_lines - 2))
     axes.grid(visible=True, axis="both")
     handles: list[Artist] = []
-    names = policies_of(data)
     for i, name in enumerate(names):
         x, y, low, high = (data.loc[data["policy"] == name, column] for column in _SIDES.values())
         style: dict[str, Any] = {
