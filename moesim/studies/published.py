@@ -6,13 +6,13 @@ cost of a machine, or nothing yet, with the reason. More papers and figures are 
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from moesim.csv_reader import read_lines
 from moesim.data import data_dirs
 from moesim.errors import ConfigError, unknown_name
 
@@ -155,21 +155,11 @@ def read_published(path: Path) -> list[Published]:
     ConfigError
         If it cannot be read, or a column, a name or a number is wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: expected the table of published results, got: {reason}") from None
-    reader = csv.DictReader(text.splitlines())
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise ConfigError(f"{path}: expected the columns {','.join(COLUMNS)}, got {','.join(reader.fieldnames or ())}")
-    return [_published(row, f"{path}:{reader.line_num}") for row in reader]
+    return [_published(*line) for line in read_lines(path, COLUMNS, "the table of published results")]
 
 
-def _published(row: Mapping[Any, str | None], place: str) -> Published:
-    if None in row or None in row.values():
-        raise ConfigError(f"{place}: expected {len(COLUMNS)} fields, got another number; quote fields that contain a comma")
-    texts = {key: (value or "").strip() for key, value in row.items()}
+def _published(row: Mapping[str, str], place: str) -> Published:
+    texts = {key: value.strip() for key, value in row.items()}
     try:
         number = float(texts.pop("published"))
     except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,6 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from moesim.csv_reader import read_lines
 from moesim.data import data_dirs
 from moesim.errors import ConfigError, unknown_name
 from moesim.yaml_reader import read_yaml_value
@@ -122,15 +122,7 @@ def read_checks(path: Path) -> list[Check]:
     ConfigError
         If the file cannot be read, or a column, number or word in it is wrong.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != COLUMNS:
-                raise ConfigError(f"{path}: expected the columns {','.join(COLUMNS)}, got {','.join(reader.fieldnames or ())}")
-            found = [_check(row, f"{path}:{reader.line_num}", path.parent) for row in reader]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: expected a table of public measurements, got: {reason}; check the path") from None
+    found = [_check(*line, path.parent) for line in read_lines(path, COLUMNS, "a table of public measurements")]
     names = [check.check for check in found]
     for name in names:
         if names.count(name) > 1:
@@ -138,10 +130,7 @@ def read_checks(path: Path) -> list[Check]:
     return found
 
 
-def _check(row: dict[str, str | None], place: str, folder: Path) -> Check:
-    if None in row or None in row.values():
-        raise ConfigError(f"{place}: expected {len(COLUMNS)} fields, got another number; quote fields that contain a comma")
-    texts = {key: value or "" for key, value in row.items()}
+def _check(texts: dict[str, str], place: str, folder: Path) -> Check:
     for key, known in (("status", STATUSES), ("mark", MARKS)):
         if texts[key] not in known:
             raise ConfigError(f"{place}: {key}: {unknown_name(key, texts[key], known)}")

@@ -1,0 +1,57 @@
+"""CSV tables with fixed columns, written by hand: one-line errors that name the line."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from moesim.errors import ConfigError
+
+
+class Line(NamedTuple):
+    """One row of a table."""
+
+    texts: dict[str, str]  # by column
+    place: str  # file and line, for messages
+
+
+def read_lines(path: Path, columns: Sequence[str], what: str) -> list[Line]:
+    """Read a table.
+
+    Parameters
+    ----------
+    path : Path
+        The CSV file.
+    columns : sequence of str
+        Its first line.
+    what : str
+        What it is, for messages: ``"the table of ..."``.
+
+    Returns
+    -------
+    list of Line
+        In the order of the file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, has other columns, or a row has too few or too many fields.
+    """
+    lines = []
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if list(reader.fieldnames or ()) != list(columns):
+                raise ConfigError(f"{path}: expected the columns {','.join(columns)}, got {','.join(reader.fieldnames or ())}")
+            for row in reader:
+                place = f"{path}:{reader.line_num}"
+                if None in row or None in row.values():
+                    n = len(columns)
+                    raise ConfigError(f"{place}: expected {n} fields, got another number; quote fields that contain a comma")
+                lines.append(Line(dict(row), place))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: expected {what}, got: {reason}; check the path") from None
+    return lines
