@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -174,11 +174,24 @@ DECIDING_BATCHES = (1, 8)
 YARDSTICK = "dali"  # whose greedy rule the others' decisions are measured by
 
 
-class _Timed:
-    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
+class Clocked:
+    """A policy with a clock around its decisions; what it asks of the view counts as its own.
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    Parameters
+    ----------
+    policy : Policy
+        Which.
+    clock_ns : callable
+        Gives the time in ns: of the wall, or of this process alone.
+
+    Attributes
+    ----------
+    decide_ns, evict_ns : int, ns
+        What its decisions took so far.
+    """
+
+    def __init__(self, policy: Policy, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._policy, self._clock_ns = policy, clock_ns
         self.exact = policy.exact
         self.listens = policy.listens
         self.needs = policy.needs
@@ -188,15 +201,15 @@ class _Timed:
         return self._policy.place(view)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        began = time.perf_counter_ns()
+        began = self._clock_ns()
         answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
-        self.decide_ns += time.perf_counter_ns() - began
+        self.decide_ns += self._clock_ns() - began
         return answer
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        began = time.perf_counter_ns()
+        began = self._clock_ns()
         victim = self._policy.evict(fetch, view)
-        self.evict_ns += time.perf_counter_ns() - began
+        self.evict_ns += self._clock_ns() - began
         return victim
 
 
@@ -279,7 +292,7 @@ def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> t
         policy.bind_oracle(FutureUse(workload))
     hardware = load_hardware(getattr(policy, "profile", "") or HARDWARE)
     slots = int(CACHED * model.n_layers * model.n_experts)
-    timed = _Timed(policy)
+    timed = Clocked(policy)
     gc.collect()
     with collector.paused():
         records = simulate(

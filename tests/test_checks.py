@@ -179,7 +179,7 @@ def test_bench_measures_decisions_beside_dalis(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_clock_changes_nothing() -> None:
-    assert run_tiny(bench._Timed(OnDemand()), WORK) == run_tiny(OnDemand(), WORK)
+    assert run_tiny(bench.Clocked(OnDemand()), WORK) == run_tiny(OnDemand(), WORK)
 
 
 def test_every_policy_is_measured_on_a_machine_that_it_can_run_on(monkeypatch: pytest.MonkeyPatch) -> None:

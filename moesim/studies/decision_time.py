@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from moesim.bench import Clocked
 from moesim.engine import simulate
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution, run_one
-from moesim.policy import Action, Fetch, Placement, Policy, View
+from moesim.policy import Policy
 from moesim.progress import Progress
 from moesim.records import Records
 
 COLUMN = "decision_cpu_ns"
 NOTE = "decisions measured on this machine, in Python"
-
-
-class _Clocked:
-    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.exact, self.listens, self.needs = policy.exact, policy.listens, policy.needs
-        self.spent_ns = 0
-
-    def place(self, view: View) -> Placement:
-        return self._policy.place(view)
-
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        began = time.process_time_ns()
-        answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
-        self.spent_ns += time.process_time_ns() - began
-        return answer
-
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        began = time.process_time_ns()
-        victim = self._policy.evict(fetch, view)
-        self.spent_ns += time.process_time_ns() - began
-        return victim
 
 
 def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
@@ -58,14 +35,14 @@ def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
     with Progress(len(experiment.specs), enabled=True) as bar:
         for spec in experiment.specs:
             bar.describe(spec.policy_name)
-            clocks: list[_Clocked] = []
+            clocks: list[Clocked] = []
 
-            def clocked(*, policy: Policy, clocks: list[_Clocked] = clocks, **rest: Any) -> Records:
-                clocks.append(_Clocked(policy))
+            def clocked(*, policy: Policy, clocks: list[Clocked] = clocks, **rest: Any) -> Records:
+                clocks.append(Clocked(policy, time.process_time_ns))
                 return simulate(policy=clocks[-1], **rest)
 
             row = dict(run_one(experiment, spec, execution=Execution(clocked, notes=lambda: [NOTE])).row)
-            rows.append(row | {COLUMN: sum(clock.spent_ns for clock in clocks)})
+            rows.append(row | {COLUMN: sum(clock.decide_ns + clock.evict_ns for clock in clocks)})
             bar.advance(1)
     return rows
 
