@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +58,8 @@ class Pretended:
         self.log: list[tuple[int, int]] = []  # each run that was given out, and beside how many others
         self._futures: list[Future[Outcome]] = []
 
-    def submit(self, work: Work) -> Future[Outcome]:
+    def submit(self, call: Callable[[Work], Outcome], work: Work) -> Future[Outcome]:
+        assert call is do
         self.log.append((work.spec.index, sum(not future.done() for future in self._futures)))
         self._futures.append(Future())
         threading.Timer(0.05, self._end, (work.spec.index, self._futures[-1])).start()
@@ -144,7 +145,7 @@ def test_a_process_that_dies_idle_is_replaced(tmp_path: Path):
     pool = Processes(1)
     try:
         (work,) = works(experiment)
-        first = pool.submit(work).result()
+        first = pool.submit(do, work).result()
         (child,) = multiprocessing.active_children()
         os.kill(child.pid or 0, signal.SIGKILL)
         child.join()
@@ -160,10 +161,10 @@ def test_a_process_reads_a_trace_once(tmp_path: Path):
     first, second = works(resolve(tmp_path))
     pool = Processes(1)
     try:
-        pool.submit(first).result()
+        pool.submit(do, first).result()
         Path(first.trace).unlink()
-        assert pool.submit(second).result().failure is None  # without the file
-        assert pool.submit(replace(first, trace_digest="0" * 64)).exception()  # which another run would have needed
+        assert pool.submit(do, second).result().failure is None  # without the file
+        assert pool.submit(do, replace(first, trace_digest="0" * 64)).exception()  # which another run would have needed
     finally:
         pool.close()
 
@@ -171,7 +172,7 @@ def test_a_process_reads_a_trace_once(tmp_path: Path):
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no /proc/self/smaps")
 def test_processes_map_the_same_file(tmp_path: Path, processes: Processes):
     write_trace(tmp_path / "small.safetensors", prompt=200, decode=200)
-    both = [processes.submit(work) for work in works(resolve(tmp_path))]
+    both = [processes.submit(do, work) for work in works(resolve(tmp_path))]
     assert [future.result().failure for future in both] == [None, None]
     children = multiprocessing.active_children()
     assert len(children) == 2

@@ -16,17 +16,18 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing.connection import Connection
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from moesim.errors import ConfigError, SimulationError, describe_exception
-from moesim.experiment.runner import Outcome
-from moesim.experiment.work import Work, do
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Pool(Protocol):
     """Where runs go."""
 
-    def submit(self, work: Work) -> Future[Outcome]:
+    def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Give a run to a worker."""
 
     def room(self) -> int:
@@ -55,23 +56,23 @@ class Processes:
 
     def __init__(self, n: int) -> None:
         self._life, self._end = multiprocessing.Pipe(duplex=False)
-        self._slots: list[tuple[Executor, Future[Outcome] | None]] = [(self._executor(), None) for _ in range(n)]
+        self._slots: list[tuple[Executor, Future[Any] | None]] = [(self._executor(), None) for _ in range(n)]
 
     def _executor(self) -> Executor:
         # Spawned, not forked: this process may have threads, and every process maps the traces itself.
         return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with, (self._life,))
 
-    def submit(self, work: Work) -> Future[Outcome]:
-        """Give a run to a process that has none; it starts with its first run."""
+    def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        """Give a run to a process that has none, of which there must be one; it starts with its first run."""
         slot = next(i for i, (_, last) in enumerate(self._slots) if last is None or last.done())
         executor, _ = self._slots[slot]
         try:
             with _apart():
                 try:
-                    future = executor.submit(do, work)
+                    future = executor.submit(call, *arguments, **options)
                 except BrokenExecutor:  # its process has died
                     executor = self._executor()
-                    future = executor.submit(do, work)
+                    future = executor.submit(call, *arguments, **options)
         except OSError as error:
             raise SimulationError(f"cannot start a process: {error.strerror or error}; take fewer with --jobs") from None
         self._slots[slot] = executor, future
@@ -166,9 +167,9 @@ class Cluster:
         self._executor: Executor = self._client.get_executor(pure=False)
         self._n_workers, self._looked, self._told = 1, float("-inf"), False
 
-    def submit(self, work: Work) -> Future[Outcome]:
+    def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Give a run to the scheduler, which gives it to another worker if the first one dies."""
-        return self._executor.submit(do, work)
+        return self._executor.submit(call, *arguments, **options)
 
     def room(self) -> int:
         """Count twice the workers there are now, and some for those that may come."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.errors import MoesimError, SimulationError
 from moesim.experiment.pool import Pool
 from moesim.experiment.runner import Outcome, settings
-from moesim.experiment.work import RefusedError, Work
+from moesim.experiment.work import RefusedError, Work, do
 from moesim.metrics.machine import Machine
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def outcomes_of(
             if (outcome := known(spec)) is not None:
                 yield spec, outcome
             else:
-                running[pool.submit(make(spec))] = spec
+                running[pool.submit(do, make(spec))] = spec
         yield from done  # only now: workers are busy while these are stored
         done.clear()
         for future in wait(running, _LOOK_S, FIRST_COMPLETED).done:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.errors import MoesimError, SimulationError
 from moesim.experiment.config import parse_config
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
-from moesim.experiment.pool import usable_cores
+from moesim.experiment.pool import Processes, usable_cores
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
 from moesim.progress import Progress
@@ -80,7 +79,7 @@ class Runs:
         self._simulate = simulate or shoot
         self._known: dict[tuple[str, int], Shot] = {}
         self._bar = Progress(expected, enabled=progress)
-        self._pool: ProcessPoolExecutor | None = None
+        self._pool: Processes | None = None
         self._took = 0.0
 
     def __enter__(self) -> Runs:
@@ -89,13 +88,8 @@ class Runs:
 
     def __exit__(self, *error: Any) -> None:
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.close()
         self._bar.__exit__(*error)
-
-    @property
-    def n_simulated(self) -> int:
-        """How many runs were simulated."""
-        return len(self._known)
 
     def shots(self, works: Sequence[tuple[Mapping[str, Any], int]]) -> list[Shot]:
         """Give runs: experiments, and the number of the run in each; those not known yet are simulated."""
@@ -103,13 +97,13 @@ class Runs:
         missing = {key: work for key, work in zip(keys, works, strict=True) if key not in self._known}
         if missing and self._parallel(len(missing)):
             assert self._pool is not None
-            executor = self._pool
-            running = {executor.submit(self._simulate, raw, self._place, index): key for key, (raw, index) in missing.items()}
-            try:
-                for future in as_completed(running):
-                    self._add(running[future], future.result())
-            except BrokenExecutor:
-                raise SimulationError(f"{self._place}: a worker process died: killed, or out of memory; lower --jobs") from None
+            waiting, running = deque(missing.items()), dict[Future[Shot], tuple[str, int]]()
+            while waiting or running:
+                while waiting and len(running) < self._pool.room():
+                    key, (raw, index) = waiting.popleft()
+                    running[self._pool.submit(self._simulate, raw, self._place, index)] = key
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    self._add(running.pop(future), self._result(future))
         else:
             for key, (raw, index) in missing.items():
                 begun = time.monotonic()
@@ -117,14 +111,19 @@ class Runs:
                 self._took = max(self._took, time.monotonic() - begun)
         return [self._known[key] for key in keys]
 
+    def _result(self, future: Future[Shot]) -> Shot:
+        try:
+            return future.result()
+        except BrokenExecutor:
+            raise SimulationError(f"{self._place}: a worker process died: killed, or out of memory; lower --jobs") from None
+
     def _parallel(self, n_missing: int) -> bool:
         if self._pool is None:
             n = usable_cores() if self._jobs is None else self._jobs
             left = self._expected - len(self._known)
             worth = self._jobs is not None or (self._known and self._took * left > _WORTH_S)
             if n > 1 and n_missing > 1 and worth:
-                # Spawned, not forked: the parent may have threads, and every process maps the traces itself.
-                self._pool = ProcessPoolExecutor(n, multiprocessing.get_context("spawn"))
+                self._pool = Processes(n)
         return self._pool is not None
 
     def _add(self, key: tuple[str, int], shot: Shot) -> None:
