@@ -13,20 +13,44 @@ from moesim.experiment.runner import run_one
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment, RunSpec
 
-_S_PER_LOOKUP = 50e-6  # order of magnitude, only to decide whether processes are worth starting
+_S_PER_LOOKUP = 50e-6  # as measured with lru on Mixtral's shape; only to decide whether processes are worth starting
 _TRIED_TOKENS = 8
 _START_S = 2.0  # of a process: interpreter, imports, traces
 
 
 def lookups(experiment: Experiment, spec: RunSpec) -> int:
-    """Count at most how many experts a run has to see to: distinct ones a layer visit, all experts at the most."""
+    """Count how many experts a run has to see to.
+
+    Parameters
+    ----------
+    experiment, spec
+        The run.
+
+    Returns
+    -------
+    int
+        An upper bound of its lookups: distinct experts of each layer visit, all experts at the most.
+    """
     model = spec.model
     rows = [min(model.n_experts, len(step.rows) * model.top_k) for step in experiment.workload(spec).steps]
     return model.n_layers * sum(rows)
 
 
 def worth_processes(experiment: Experiment, specs: Sequence[RunSpec], cores: int) -> int:
-    """Say how many processes are worth starting for some runs: 1 if they are done sooner than those have begun."""
+    """Say how many processes are worth starting for some runs.
+
+    Parameters
+    ----------
+    experiment, specs
+        The runs.
+    cores : int
+        That can be used.
+
+    Returns
+    -------
+    int
+        1 if the runs are done sooner than processes have begun.
+    """
     took = _S_PER_LOOKUP * sum(lookups(experiment, spec) for spec in specs)
     return min(cores, len(specs)) if took > _START_S else 1
 

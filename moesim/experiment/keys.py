@@ -59,6 +59,8 @@ def run_keys(experiment: Experiment) -> list[str]:
             hashes[id(thing)] = fingerprint({k: v for k, v in vars(thing).items() if k != "path"})
         return hashes[id(thing)]
 
+    sources = {name: source_digest(name) for name in {spec.point.policy["name"] for spec in experiment.specs}}
+
     def key(spec: RunSpec) -> str:
         point = spec.point
         settings = {name: v for name, v in vars(point).items() if name not in ("model", "hardware", "trace", "repeat")}
@@ -68,7 +70,7 @@ def run_keys(experiment: Experiment) -> list[str]:
             "hardware": content(spec.hardware),
             "trace": experiment.trace(spec).digest,
             "requests": _requests(experiment, spec),
-            "policy_source": source_digest(point.policy["name"]),
+            "policy_source": sources[point.policy["name"]],
         }
         return fingerprint({**inputs, **settings, "workload": asdict(spec.workload)})
 
