@@ -16,7 +16,7 @@ from moesim.errors import ConfigError
 from moesim.policies.activation_aware import ActivationAware
 from moesim.policies.adaptive import ArcVictim
 from moesim.policies.algorithms.activations import remaining_priority, shares
-from moesim.policies.algorithms.arc import Arc
+from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.algorithms.assignment import greedy_assignment
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.assigning import Greedy
@@ -125,18 +125,92 @@ def test_arc_hits_what_libcachesims_hits() -> None:
             ours.request(key)
 
 
-def test_the_target_moves_by_the_ratio_or_by_the_whole_length() -> None:
-    """Capacity 4. B1 holds 3, B2 holds 1 and 2: asked for 3, the target moves by 2 / 1; asked for 1 next, by 2 / 2 or by 2."""
-    targets = {}
-    for step in ("ratio", "length"):
-        arc = Arc[int](4, step)
-        arc._often = dict.fromkeys((10, 11))
-        arc._once = dict.fromkeys((12, 13))
-        arc._once_gone = dict.fromkeys((3, 4))
-        arc._often_gone = dict.fromkeys((1, 2))
-        arc.request(3)
-        targets[step] = arc.target
-    assert targets == {"ratio": 1.0, "length": 2.0}
+class ReferenceFate(ReferenceArc):
+    """The rule of Fate's released code, line by line."""
+
+    def replace(self, x: int) -> None:
+        if (len(self.t1) > 0 and len(self.t1) > self.p) or not self.t2:
+            self.b1.insert(0, self.t1.pop())
+        else:
+            self.b2.insert(0, self.t2.pop())
+
+    def request(self, x: int) -> bool:
+        size = self.c
+        hit = x in self.t1 + self.t2
+        if hit:
+            (self.t1 if x in self.t1 else self.t2).remove(x)
+        elif x in self.b1:
+            self.p = min(size, self.p + len(self.t1))
+            self.replace(x)
+            self.b1.remove(x)
+        elif x in self.b2:
+            self.p = max(0, self.p - len(self.t2))
+            self.replace(x)
+            self.b2.remove(x)
+        else:
+            n_once = len(self.t1) + len(self.b1)
+            n_all = n_once + len(self.t2) + len(self.b2)
+            if n_once == size and len(self.t1) < size:
+                self.b1.pop()
+                self.replace(x)
+            elif n_once == size:
+                self.t1.pop()
+            elif n_all >= size:
+                if n_all == 2 * size:
+                    (self.b1 or self.b2).pop()
+                self.replace(x)
+            self.t1.insert(0, x)
+            return False
+        self.t2.insert(0, x)
+        return hit
+
+
+@given(keys=KEYS, capacity=st.integers(1, 6))
+def test_fates_arc_is_the_described_one(keys: list[int], capacity: int) -> None:
+    reference, ours = ReferenceFate(capacity), FateArc[int](capacity)
+    for key in keys:
+        hit = key in ours
+        assert hit == reference.request(key)
+        ours.request(key)
+        assert ours.lists() == (reference.t1[::-1], reference.t2[::-1], reference.b1[::-1], reference.b2[::-1])
+        assert ours.target == reference.p
+
+
+# Requests to a cache of 3 under Fate's rule, by hand: key, victim, T1, T2, B1, B2 (oldest first), target.
+BY_HAND = [
+    ("A", None, "A", "", "", "", 0),
+    ("B", None, "AB", "", "", "", 0),
+    ("C", None, "ABC", "", "", "", 0),
+    ("A", None, "BC", "A", "", "", 0),
+    ("D", "B", "CD", "A", "B", "", 0),  # 2 in T1 and B1, 3 in all: one leaves, of T1, as 2 > 0
+    ("B", "A", "CD", "B", "", "A", 2),  # of B1: 0 + 2 in T1; T1 is not longer than 2
+    ("A", "C", "D", "BA", "C", "", 1),  # of B2: 2 - 1 in T2; T1 is longer than 1
+    ("C", "B", "D", "AC", "", "B", 2),  # of B1: 1 + 1
+    ("E", "A", "DE", "C", "", "BA", 2),
+    ("F", "C", "DEF", "", "", "BAC", 2),
+    ("B", "D", "EF", "B", "D", "AC", 2),  # of B2: 2 - 0
+    ("G", "B", "EFG", "", "", "ACB", 2),  # 3 in T1 and B1: D is forgotten
+    ("A", "E", "FG", "A", "E", "CB", 2),
+    ("F", None, "G", "AF", "E", "CB", 2),
+    ("H", "A", "GH", "F", "", "CBA", 2),  # 6 in all: E of B1 is forgotten, not C of B2
+]
+
+
+def test_fates_arc_by_hand() -> None:
+    arc = FateArc[str](3)
+    found = []
+    for key, *_ in BY_HAND:
+        victim = arc.request(key)
+        found.append((key, victim, *("".join(one) for one in arc.lists()), arc.target))
+    assert found == BY_HAND
+
+
+def test_fates_arc_takes_from_t1_where_t2_has_nothing_to_give() -> None:
+    arc = FateArc[str](2)
+    for key in "ABACBDACE":
+        arc.request(key)
+    assert (arc.lists(), arc.target) == ((["D", "E"], [], [], ["A", "C"]), 2)
+    assert arc.request("A") == "D"  # the target stays 2, and T1 is not longer
 
 
 def routes(top_k: int) -> tuple[Any, Workload]:
@@ -149,21 +223,23 @@ def hits(records: Records) -> list[list[tuple[int, ...]]]:
     return [[found.hits for found in records.lookups if found.layer == layer] for layer in range(4)]
 
 
+@pytest.mark.parametrize(("variant", "reference"), [("canonical", ReferenceArc), ("fate", ReferenceFate)])
 @pytest.mark.parametrize("scope", ["per-layer", "global"])
-def test_the_engine_with_arc_hits_what_the_paper_hits(scope: str) -> None:
+def test_the_engine_with_arc_hits_what_the_reference_hits(scope: str, variant: str, reference: type[ReferenceArc]) -> None:
     """One expert a token: every lookup is a request of its own, in the order of the run."""
     work = routes(1)
-    policy = make_policy({"name": "composed", "replacement": "arc", "scope": scope, "placement": "none"})
+    replacement = {"name": "arc", "variant": variant}
+    policy = make_policy({"name": "composed", "replacement": replacement, "scope": scope, "placement": "none"})
     records = run_tiny(policy, work, 12, top_k=1)
-    caches = [ReferenceArc(3) for _ in range(4)] if scope == "per-layer" else [ReferenceArc(12)] * 4
+    caches = [reference(3) for _ in range(4)] if scope == "per-layer" else [reference(12)] * 4
     expected = [caches[x.layer].request(8 * x.layer + x.active[0]) for x in records.lookups]
     assert [x.hits == (1,) for x in records.lookups] == expected
     assert 100 < sum(expected) < 700
 
 
-def test_arc_differs_from_lru_and_between_its_steps() -> None:
+def test_arc_differs_from_lru_and_between_its_variants() -> None:
     found = []
-    for replacement in ("lru", "arc", {"name": "arc", "step": "length"}):
+    for replacement in ("lru", "arc", {"name": "arc", "variant": "fate"}):
         policy = make_policy({"name": "composed", "replacement": replacement, "scope": "global"})
         found.append(hits(run_tiny(policy, routes(2), 12)))
     assert found[0] != found[1] != found[2]

@@ -147,7 +147,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 }
 ELSEWHERE = {
     ("greedy", "shared_in_plan"),  # tests/test_parts_more.py: needs a model with shared experts
-    ("arc", "step"),  # tests/test_parts_more.py: needs a longer run
+    ("arc", "variant"),  # tests/test_parts_more.py: needs a longer run
     ("activation-aware", "capacity"),  # tests/test_parts_more.py: needs requests that are over
     ("dali-multi-gpu", "lane"),  # tests/test_dali_multi_gpu.py: needs a machine with a side lane
     ("dali-multi-gpu", "staging_slots"),  # tests/test_dali_multi_gpu.py: needs a slow CPU

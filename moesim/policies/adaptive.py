@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Literal
 
-from moesim.policies.algorithms.arc import Arc
+from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policy import Fetch, Routed, View
 
@@ -22,22 +22,22 @@ class ArcVictim(Part):
 
     Parameters
     ----------
-    step : {"ratio", "length"}
-        By how much a remembered expert moves the target: the ratio of the two lists of remembered ones, or the whole length
-        of the other, as Fate's released code does.
+    variant : {"canonical", "fate"}
+        The published rule, or that of Fate's released code (`FateArc` says where it differs).
     """
 
     admits = True
 
-    def __init__(self, *, step: Literal["ratio", "length"] = "ratio") -> None:
-        self.step = step
+    def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical") -> None:
+        self.variant = variant
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, requested once each."""
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
         layers = setup.view.model.n_layers if setup.per_layer else 1
-        self._caches: list[Arc[Unit]] = [Arc(setup.slots, self.step) for _ in range(layers)]
+        arc: type[Arc[Unit]] = FateArc if self.variant == "fate" else Arc
+        self._caches = [arc(setup.slots) for _ in range(layers)]
         # Victims that the engine has not asked for yet, in the order in which ARC named them.
         self._leaving: list[dict[Unit, None]] = [{} for _ in range(layers)]
         for layer, experts in enumerate(residents):

@@ -1,11 +1,12 @@
 """ARC, the adaptive replacement cache: the directory of one cache, without the data.
 
-N. Megiddo, D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4.
+N. Megiddo, D. S. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4. `FateArc` is the variant in
+the released code of Fate, an offloading system.
 """
 
 from __future__ import annotations
 
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
@@ -20,9 +21,6 @@ class Arc(Generic[Key]):
     ----------
     capacity : int
         Keys that the cache holds, at least 1 (the paper's c).
-    step : {"ratio", "length"}
-        By how much the target moves when a remembered key is asked for: by the ratio of the other list's length to that of
-        the list with the key, or (Fate's released code) by the other list's whole length; at least 1 in both.
 
     Attributes
     ----------
@@ -40,9 +38,8 @@ class Arc(Generic[Key]):
     (['C'], ['B'], [], ['A'])
     """
 
-    def __init__(self, capacity: int, step: Literal["ratio", "length"] = "ratio") -> None:
+    def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.step = step
         self.target = 0.0
         self._once: dict[Key, None] = {}  # T1; dictionaries keep the order of insertion
         self._often: dict[Key, None] = {}  # T2
@@ -75,13 +72,13 @@ class Arc(Generic[Key]):
             self._often[key] = None
             return None
         if key in self._once_gone:
-            self.target = min(self.capacity, self.target + self._by(self._often_gone, self._once_gone))
+            self.target = min(self.capacity, self.target + self._growth())
             victim = self._replace(often=False)
             del self._once_gone[key]
             self._often[key] = None
             return victim
         if key in self._often_gone:
-            self.target = max(0, self.target - self._by(self._once_gone, self._often_gone))
+            self.target = max(0, self.target - self._shrinkage())
             victim = self._replace(often=True)
             del self._often_gone[key]
             self._often[key] = None
@@ -94,8 +91,22 @@ class Arc(Generic[Key]):
         """Return T1, T2, B1 and B2, each least recently used first."""
         return list(self._once), list(self._often), list(self._once_gone), list(self._often_gone)
 
-    def _by(self, other: dict[Key, None], own: dict[Key, None]) -> float:
-        return max(1.0, len(other) / len(own) if self.step == "ratio" else len(other))
+    def _growth(self) -> float:
+        """Return what the target gains when a key of B1 is asked for."""
+        return max(1.0, len(self._often_gone) / len(self._once_gone))
+
+    def _shrinkage(self) -> float:
+        """Return what the target loses when a key of B2 is asked for."""
+        return max(1.0, len(self._once_gone) / len(self._often_gone))
+
+    def _forget(self) -> None:
+        """Drop a remembered key when all four lists together are full."""
+        _pop_oldest(self._often_gone)
+
+    def _from_once(self, often: bool) -> bool:
+        """Say whether the next victim comes from T1; ``often``: the key that is asked for is in B2."""
+        n_once = len(self._once)
+        return bool(n_once) and (n_once > self.target or (often and n_once == self.target))
 
     def _make_room(self) -> Key | None:
         """Make room for a key that no list knows (case IV)."""
@@ -109,19 +120,49 @@ class Arc(Generic[Key]):
         if total < self.capacity:
             return None
         if total == 2 * self.capacity:
-            _pop_oldest(self._often_gone)
+            self._forget()
         return self._replace(often=False)
 
     def _replace(self, often: bool) -> Key:
-        """Let the oldest of T1 or T2 leave, and remember it; ``often``: the key that is asked for is in B2."""
-        n_once = len(self._once)
-        if n_once and (n_once > self.target or (often and n_once == self.target)):
+        """Let the oldest of T1 or T2 leave, and remember it."""
+        if self._from_once(often):
             victim = _pop_oldest(self._once)
             self._once_gone[victim] = None
         else:
             victim = _pop_oldest(self._often)
             self._often_gone[victim] = None
         return victim
+
+
+class FateArc(Arc[Key]):
+    """ARC as Fate's released code has it, which differs from the published rule in four points.
+
+    * The target grows by the whole length of T1 where a key of B1 is asked for, and shrinks by that of T2 for one of B2:
+      lengths of the cached lists, not a ratio of the remembered ones, and 0 where that list is empty.
+    * T1 gives way only if it is longer than the target; the published rule takes equality, too, for a key of B2.
+    * When all lists are full, the oldest key of B1 is forgotten, and of B2 only if B1 is empty.
+    * T2 can be empty where the rule wants a victim from it. Then the oldest of T1 leaves (the code's behaviour is not known).
+
+    Examples
+    --------
+    >>> arc = FateArc(3)
+    >>> [arc.request(key) for key in "ABCAD"]  # A is in T2, C and D are in T1
+    [None, None, None, None, 'B']
+    >>> arc.request("B"), arc.target  # remembered: the target becomes as long as T1, so that T2 gives way
+    ('A', 2.0)
+    """
+
+    def _growth(self) -> float:
+        return len(self._once)
+
+    def _shrinkage(self) -> float:
+        return len(self._often)
+
+    def _forget(self) -> None:
+        _pop_oldest(self._once_gone or self._often_gone)
+
+    def _from_once(self, often: bool) -> bool:
+        return len(self._once) > self.target or not self._often
 
 
 def _pop_oldest(keys: dict[Key, None]) -> Key:
