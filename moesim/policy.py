@@ -4,6 +4,8 @@ A policy is one object. It says once where weights start (`place`); then the eng
 event) and it answers with decisions (actions). When memory is needed for a transfer that could start now, the engine
 asks for a victim (`evict`). A policy never sees the simulation itself, only a read-only `View` of the present.
 
+An action that names no expert, or no row, is ignored: it is not checked, has no effect and leaves no record.
+
 Units on the hot path are dense integers: layers ``0 .. n_layers - 1`` are the MoE layers, experts ``0 .. n_experts - 1``.
 Devices are named by the hardware profile (``"gpu0"``, ``"cpu0"``). Times are integer nanoseconds, sizes integer bytes.
 """

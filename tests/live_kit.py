@@ -10,6 +10,7 @@ from experiment_kit import SIGNALS
 
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
+from moesim.policy import Action, Drop, Fetch, LayerEnd, Move, Placement, Pool, Routed, Run, Skip, View
 from moesim.testing.traces import synthetic_trace
 
 MODEL: dict[str, Any] = {
@@ -64,3 +65,31 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
         "policies": ["lru"], "predictors": {"gate_next2": "oracle", "gate_next3": "oracle", "learned": "oracle"},
     }  # fmt: skip
     return Experiment(parse_config(base | changes, "tiny.yaml"), "tiny.yaml")
+
+
+class Divided:
+    """Run the first active expert of a layer on the host and fetch the others; with ``empty`` also return empty actions."""
+
+    exact = True
+    listens = frozenset({Routed, LayerEnd})
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, empty: bool = False) -> None:
+        self.empty = empty
+
+    def place(self, view: View) -> Placement:
+        return Placement(pools=[Pool("fast", "staging", view.model.n_experts * view.model.expert_bytes(0))])
+
+    def decide(self, event: Any, view: View) -> list[Action]:
+        layer = event.layer
+        empty: list[Action] = [Run(layer, [], "host"), Run(layer, [], "fast"), Run(layer, [0], "host", []), Skip(layer, [])]
+        empty += [Fetch(layer, [], "fast"), Drop(layer, [], "fast"), Move(layer, [], "fast", "staging")]
+        if type(event) is LayerEnd:
+            real: list[Action] = [Drop(layer, held, "fast")] if (held := view.residents("fast", "staging", layer)) else []
+        else:
+            first, *rest = event.active
+            real = [Run(layer, [first], "host"), Fetch(layer, rest, "fast", pool="staging"), Run(layer, rest, "fast")]
+        return [*empty, *real, *empty] if self.empty else real
+
+    def evict(self, fetch: Fetch, view: View) -> None:
+        """Wait for the end of the layer."""

@@ -70,7 +70,6 @@ def at_routed(*actions: Any, **more: Any) -> str:
             "name rows to run another expert instead",
         ),
         (Run(0, [4], "gpu0"), "Run(L0/E4): no such unit; layers are 0..1, experts 0..3"),
-        (Run(0, [0], "gpu0", []), "Run(L0/E0): rows []; name distinct rows in 0..0"),
         (Run(0, [0], "gpu0", [1]), "Run(L0/E0): rows [1]; name distinct rows in 0..0"),
         (Run(0, [0], "gpu0", [0, 0]), "Run(L0/E0): rows [0, 0]; name distinct rows in 0..0"),
         (Run(1, [2], "gpu0"), "Run(L1, gpu0): not routed yet; name its rows, or wait for Routed"),

@@ -60,6 +60,22 @@ def test_same_hits_and_bytes_where_no_clock_decides(policy: str, tmp_path: Path)
     assert ran[0] == ran[1]
 
 
+def test_empty_actions_are_ignored(tmp_path: Path) -> None:
+    def happened(empty: bool) -> tuple[tuple[Any, ...], dict[int, Any]]:
+        simulated, live, outputs = carried_out(tmp_path, {"name": "live_kit:Divided", "empty": empty})
+        assert simulated.records is not None
+        assert live.records is not None
+        ran = sorted((t.device, t.kind, t.step, t.layer, t.expert, t.rows) for t in live.records.tasks)
+        crossed = sorted((a.link, a.step, a.layer, a.rows, a.direction) for a in live.records.activations)
+        moved = sorted((t.link, t.cause, t.layer, t.expert, t.n_bytes) for t in live.records.transfers)
+        return (simulated.records, ran, crossed, moved), outputs
+
+    (records, outputs), (expected, wanted) = happened(empty=True), happened(empty=False)
+    assert records == expected
+    for step, hidden in wanted.items():
+        np.testing.assert_allclose(outputs[step], hidden, rtol=2e-4, atol=2e-5)
+
+
 def test_every_exact_policy_computes_the_same(tmp_path: Path) -> None:
     """Weights in the right slots, rows on the right devices, gates and sums: else the hidden state would differ."""
     setup = experiment(tmp_path, policies=[*CLOCKLESS, *OTHERS])

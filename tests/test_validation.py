@@ -24,7 +24,8 @@ from moesim.experiment.runner import Execution, run_one
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.plots.validation import residual_bars, scatter
-from moesim.policy import LayerEnd, Ran, Routed
+from moesim.policies.all_cpu import AllCpu
+from moesim.policy import LayerEnd, Ran, Routed, Run
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.table import Format
 from moesim.validation.compare import Compared, Measured, errors_of
@@ -223,8 +224,6 @@ class Peeking:
     needs = frozenset()
 
     def place(self, view: Any) -> Any:
-        from moesim.policies.all_cpu import AllCpu
-
         self.other = AllCpu()
         return self.other.place(view)
 
@@ -242,6 +241,19 @@ def test_a_look_at_the_clock_is_noticed(folder: Path, tmp_path: Path):
     (pair,) = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
     assert pair.clock == ["is told of Ran", "reads the clock"]
     assert Watched(Peeking()).reasons() == ["is told of Ran"]
+
+
+class WithNothing(AllCpu):
+    """Run all on the CPU, and nothing besides."""
+
+    def decide(self, event: Any, view: Any) -> Any:
+        return [Run(event.layer, [], view.gpus[0]), *super().decide(event, view), Run(event.layer, (), view.host)]
+
+
+def test_an_empty_action_depends_on_no_clock(folder: Path, tmp_path: Path):
+    experiment = small(folder, policies=[f"{__name__}:WithNothing"])
+    (pair,) = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
+    assert pair.clock == []
 
 
 # -------------------------------------------------------------------------------------------------------------- measurements

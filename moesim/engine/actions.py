@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from moesim.engine.core import Engine
 
 
+_ABOUT_EXPERTS = frozenset({Fetch, Drop, Move, Run, Skip})
+
+
+def _is_empty(action: Any) -> bool:
+    """Whether an action names no expert, or no row."""
+    if not len(action.experts):
+        return True
+    return type(action) in (Run, Skip) and action.rows is not None and not len(action.rows)
+
+
 class Actions:
     """Applies actions to the engine's state."""
 
@@ -39,6 +49,8 @@ class Actions:
             actions = list(actions)  # collected before any takes effect: a generator must not see its own consequences
         for action in actions:
             kind = type(action)
+            if kind in _ABOUT_EXPERTS and _is_empty(action):
+                continue
             if kind is Run:
                 if groups is None:
                     groups = {}
@@ -195,7 +207,7 @@ class Actions:
     def _take_rows(self, visit: Visit, layer: int, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
         self.unit(layer, expert, "Run")
         n_step = self.engine.step_rows
-        if not len(rows) or any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
+        if any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
             self.fail(f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
         stale = inputs_from is not None and inputs_from != layer
         if max(rows) < visit.routed_rows:

@@ -91,7 +91,7 @@ class Watched:
         self._found |= self._view.seen
         self._view.seen.clear()
         for action in answer:
-            if type(action) is Run and (action.layer, action.experts[0]) in self._order:
+            if type(action) is Run and len(action.experts) and (action.layer, action.experts[0]) in self._order:
                 first = sum(place != _NOT_YET for place in self._order.values())
                 self._order |= {(action.layer, expert): first + i for i, expert in enumerate(action.experts)}
         return answer
