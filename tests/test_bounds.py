@@ -69,6 +69,22 @@ def test_transfers_by_hand():
     assert bounds(steps, 2, quick, n_experts=6, **ONE_LAYER).transfer_ns == 300 + 3 * 400  # three there; or two, and 2 fetches
 
 
+def test_a_copy_may_be_measured_points():
+    """An expert has 1000 bytes: halfway between the points that were measured, and beyond them."""
+    steps = workload([[[[0, 1]], [[2, 3]], [[4, 5]]]], n_experts=6)
+    for points, fetch_ns in (([[500, 1.0], [1500, 3.0]], 2000), ([[100, 0.1], [200, 0.2]], 1000)):
+        links = {name: {"any": {"points": _sure(points)}} for name in ("cpu0->gpu0", "gpu0->cpu0")}
+        hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6)}, links)
+        assert bounds(steps, 2, hardware, n_experts=6, **ONE_LAYER).transfer_ns == 4 * fetch_ns
+
+
+def test_without_link_time_only_the_work_is_left():
+    hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6)})
+    found = bounds(workload([[[[0, 1]], [[2, 3]], [[4, 5]]]], n_experts=6), 2, hardware, n_experts=6, **ONE_LAYER)
+    assert found.without_link_time_ns == 3 * 300
+    assert found.makespan_ns == 4000
+
+
 def test_links_of_two_gpus_work_at_once_unless_they_share_a_medium():
     devices = {"gpu0": gpu(), "gpu1": gpu(), "cpu0": cpu(expert_ns=10**6)}
     steps = workload([[[[0, 1]], [[2, 3]], [[0, 1]]]])
@@ -81,7 +97,7 @@ def test_links_of_two_gpus_work_at_once_unless_they_share_a_medium():
         assert (found.fewest_fetches, found.transfer_ns) == (4, expected)
 
 
-def _sure(value: float) -> dict[str, Any]:
+def _sure(value: Any) -> dict[str, Any]:
     return {"value": value, "source": "assumed", "why": "a test"}
 
 

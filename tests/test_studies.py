@@ -21,7 +21,7 @@ from moesim.costs import CostModel
 from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
 from moesim.plots.assignments import assignment_ratios
-from moesim.plots.regret import regret_waterfall
+from moesim.plots.regret import regret_caption, regret_data, regret_waterfall
 from moesim.policies.part_names import make_part
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.studies.assignments import LOADS, REGIMES, RULES, SIZES, Result, draw, study
@@ -220,13 +220,45 @@ def test_bounds_stand_beside(found: list[Regret]):
         assert one.bounds is not None
         assert isinstance(makespan, int)
         assert 0 < one.bounds.makespan_ns <= makespan
-        for step in one.steps:  # the bound counts links as they are
-            if step.replaced and step.order == "forward" and step.decision != "bandwidth":
-                assert step.after_ns is not None
-                assert step.after_ns >= one.bounds.compute_ns
+        assert one.all_replaced_ns is not None
+        assert one.bounds.without_link_time_ns <= one.all_replaced_ns
+        for step in (step for step in one.steps if step.replaced):  # each against the bound of the machine that it is on
+            assert step.after_ns is not None
+            bound = one.bounds.without_link_time_ns if step.instant_links else one.bounds.makespan_ns
+            assert step.after_ns >= bound
     assert found[0].best_hit_rate is not None
     assert float(found[0].row["hit_rate"] or 0) <= found[0].best_hit_rate
     assert found[0].best_hit_rate == found[1].best_hit_rate  # the same slots
+
+
+def test_what_runs_on_links_without_time_is_told_as_another_machine(found: list[Regret]):
+    lru = found[0]
+    assert lru.bounds is not None
+    records = {(r["order"], r["decision"]): r for r in lru.records()}
+    assert records["forward", "prediction"]["links"] is None  # LRU has none
+    assert records["forward", "replacement"]["links"] == records["alone", "assignment"]["links"] == "as they are"
+    assert {r["links"] for (order, _), r in records.items() if order == "reversed"} == {None, "without time"}
+    assert records["forward", "bandwidth"]["links"] == records["alone", "bandwidth"]["links"] == "without time"
+    for record in records.values():
+        assert record["all_replaced_links"] == "without time"
+        assert record["lower_bound_ns"] == lru.bounds.makespan_ns
+        assert record["lower_bound_instant_links_ns"] == lru.bounds.compute_ns < record["lower_bound_ns"]
+    lines = [line.strip("| ").split(" | ") for line in regret_table(found, Format.MD).splitlines()]
+    forward, backward, alone = (cells for cells in lines if cells[0] == "lru")
+    assert ["ms*" in cell or " s*" in cell for cell in forward[2:9]] == [False, False, False, False, True, True, False]
+    assert ["ms*" in cell or " s*" in cell for cell in backward[2:9]] == [False, False, True, True, True, True, False]
+    assert forward[8] == alone[8] != alone[9]
+    assert sum("another machine, whose links take no time" in line[0] for line in lines) == 1
+
+
+def test_the_figure_and_its_data_have_both_bounds(found: list[Regret]):
+    frame = pd.DataFrame(found[0].records())
+    labels = regret_waterfall(frame).axes[0].get_legend_handles_labels()[1]
+    assert {"lower bound, links as they are", "lower bound, links without time"} <= set(labels)
+    data = regret_data(frame)
+    assert (data["lower_bound_instant_links_s"] < data["lower_bound_s"]).all()
+    assert set(data["links"].dropna()) == {"as they are", "without time"}
+    assert "another machine" in regret_caption(frame)
 
 
 def test_a_policy_that_is_not_exact_has_no_bound(tmp_path: Path):
@@ -301,4 +333,4 @@ def test_the_waterfall_has_two_rows_a_policy(found: list[Regret]):
     legend = figure.axes[0].get_legend()
     assert legend is not None
     said = [text.get_text() for text in legend.get_texts()]
-    assert said.index("bandwidth") < said.index("all oracles")
+    assert said.index("bandwidth") < said.index("all oracles, links without time")

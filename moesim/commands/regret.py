@@ -37,8 +37,9 @@ def regret(
 ) -> int:
     """Replace predictions, replacement, assignment and bandwidth of each policy by their oracles, one after the other.
 
-    In that order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. A negative
-    share means that the run takes longer with the oracle.
+    In that order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. With the
+    bandwidth replaced the links take no time: that is another machine, marked *, with a bound of its own. A negative share means
+    that the run takes longer with the oracle.
 
     Example: moesim regret experiments/quickstart.yaml --policies dali --quick
     """
@@ -81,16 +82,17 @@ def table(found: Sequence[Regret], form: Format) -> str:
         return render_records([record for one in found for record in one.records()], form)
     varying = [key for key in ASKED if len({str(one.setting[key]) for one in found}) > 1]
     head = ["policy", *varying]
-    orders = [*head, "order", "as it is", *DECISIONS, "all oracles", "tok/s"]
+    orders = [*head, "order", "as it is", *DECISIONS, "all oracles", "bound*", "tok/s"]
     rows = [[*_named(one, varying), *cells] for one in found for cells in _orders(one)]
     alone = [
-        *head, "hits %", "Belady %", "as it is", *(f"{name} alone" for name in DECISIONS), "lower bound", "time / bound"
+        *head, "hits %", "Belady %", "as it is", *(f"{name} alone" for name in DECISIONS), "bound*", "lower bound", "time / bound"
     ]  # fmt: skip
     beside = [[*_named(one, varying), *_alone(one)] for one in found]
     between = "\n\n" if form is Format.MD else "\n"
     notes = [
         "makespan with the oracle, and the share of the makespan as it is that it saves; -: no such decision",
         "forward: predictions first; reversed: links first",
+        "* on another machine, whose links take no time; bound*: the lower bound there; lower bound: of the machine as it is",
         "every figure but hits and 'as it is' is an oracle's: nobody need be able to reach it",
     ]
     first, second = render(orders, rows, form, orders[len(head) + 1 :]), render(alone, beside, form, alone[len(head) :])
@@ -115,8 +117,13 @@ def _orders(one: Regret) -> list[list[str]]:
         steps = {step.decision: step for step in one.steps if step.order == order}
         speed = _speed(one, order)
         cells = [_saved(steps[name], one) for name in DECISIONS]
-        lines.append([order, _time(one.row.get("makespan_ns")), *cells, _time(one.all_replaced_ns), speed])
+        everything = _time(one.all_replaced_ns) + ("" if one.all_replaced_ns is None else "*")
+        lines.append([order, _time(one.row.get("makespan_ns")), *cells, everything, _instant_bound(one), speed])
     return lines
+
+
+def _instant_bound(one: Regret) -> str:
+    return _time(None if one.bounds is None else one.bounds.without_link_time_ns)
 
 
 def _speed(one: Regret, order: str) -> str:
@@ -132,7 +139,8 @@ def _alone(one: Regret) -> list[str]:
     makespan, bound = one.row.get("makespan_ns"), None if one.bounds is None else one.bounds.makespan_ns
     over = f"{makespan / bound:.2f}" if isinstance(makespan, int) and bound else "-"
     steps = [_saved(one.alone(name), one) for name in DECISIONS]
-    return [_percent(one.row.get("hit_rate")), _percent(one.best_hit_rate), _time(makespan), *steps, _time(bound), over]
+    hits = [_percent(one.row.get("hit_rate")), _percent(one.best_hit_rate)]
+    return [*hits, _time(makespan), *steps, _instant_bound(one), _time(bound), over]
 
 
 def _saved(step: Step, one: Regret) -> str:
@@ -141,7 +149,7 @@ def _saved(step: Step, one: Regret) -> str:
         return "-"
     if step.saved_ns is None or not isinstance(base, int):
         return "failed"
-    return f"{_time(step.after_ns)} ({100 * step.saved_ns / base:+.1f} %)"
+    return f"{_time(step.after_ns)}{'*' if step.instant_links else ''} ({100 * step.saved_ns / base:+.1f} %)"
 
 
 def _time(ns: Any) -> str:

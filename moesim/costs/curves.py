@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from moesim.hardware.types import CostCurve
+from moesim.hardware.types import CostCurve, Transfer
+from moesim.units import NS_PER_S, ceil_div
 
 
 def curve_ns(curve: CostCurve, n_rows: int) -> int:
@@ -57,6 +58,13 @@ def points_ns(points: Sequence[tuple[int, Fraction]], size: int) -> int:
     upper = max(upper, 1)
     (n0, us0), (n1, us1) = points[upper - 1], points[upper]
     return _nearest_ns(us0 + (us1 - us0) * (size - n0) / (n1 - n0))
+
+
+def copy_ns(curve: Transfer, n_bytes: int) -> int:
+    """Evaluate the time of a copy: latency + bytes / rate, rounded up, or measured points, continued outside their range."""
+    if curve.points:
+        return points_ns(curve.points, n_bytes)
+    return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
 
 
 def _nearest_ns(us: Fraction) -> int:

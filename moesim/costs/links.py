@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from moesim.costs.curves import points_ns
+from moesim.costs.curves import copy_ns
 from moesim.costs.parts import Ledger
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.types import TRANSFERS, HardwareProfile, Link, Transfer
 from moesim.model import ModelSpec
-from moesim.units import NS_PER_S, ceil_div
 
 
 class LinkCosts:
@@ -91,7 +90,7 @@ class LinkCosts:
     def _over(self, curve: Transfer, n_bytes: int, what: str) -> int:
         if not curve.points:
             self._ledger.note(what, "latency + bytes / rate", f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s")
-            return round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
+            return copy_ns(curve, n_bytes)
         first, last = curve.points[0][0], curve.points[-1][0]
         inside = first <= n_bytes <= last
         if not inside and not self.extrapolate:
@@ -101,4 +100,4 @@ class LinkCosts:
             )
         self._ledger.note(what if inside else f"{what} outside its range",
                           "points" if inside else "points, extrapolated", f"{curve.key}.points")  # fmt: skip
-        return points_ns(curve.points, n_bytes)
+        return copy_ns(curve, n_bytes)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
+from moesim.costs.curves import copy_ns
 from moesim.errors import HardwareError
 from moesim.stats.cache_replay import replay_belady
-from moesim.units import NS_PER_S, ceil_div
+from moesim.units import ceil_div
 
 if TYPE_CHECKING:
     from moesim.costs import CostModel
@@ -31,8 +32,13 @@ class RunBounds(NamedTuple):
 
     @property
     def makespan_ns(self) -> int:
-        """The larger of the two."""
+        """The larger of the two: the bound of the machine as it is."""
         return max(self.compute_ns, self.transfer_ns)
+
+    @property
+    def without_link_time_ns(self) -> int:
+        """The bound of the same machine with links that take no time: only the work is left."""
+        return self.compute_ns
 
 
 def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBounds:
@@ -213,11 +219,7 @@ def _fetch_ns(costs: CostModel) -> Fraction:
     if not links:
         return Fraction(0)
     media = {link.medium or link.name for link in links}
-    each = min(
-        round(curve.latency_us * 1000) + ceil_div(n_bytes * NS_PER_S, curve.bytes_per_s)
-        for link in links
-        for curve in link.curves.values()
-    )
+    each = min(copy_ns(curve, n_bytes) for link in links for curve in link.curves.values())
     return Fraction(each, len(media))
 
 

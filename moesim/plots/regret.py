@@ -17,7 +17,11 @@ from moesim.units import NS_PER_S
 _COLOUR: Final = {"prediction": ORANGE, "replacement": GREEN, "assignment": BLUE, "bandwidth": VERMILION}
 _HATCH: Final = {"prediction": "", "replacement": "....", "assignment": "\\\\\\\\", "bandwidth": "----"}
 _ORDERS: Final = {"forward": "predictions first", "reversed": "links first"}
-_BOUND: Final = "lower bound, links as they are"
+_BOUNDS: Final = {
+    "lower_bound_ns": ("lower bound, links as they are", ":"),
+    "lower_bound_instant_links_ns": ("lower bound, links without time", "-."),
+}
+"""Column -> what its line is of, and how it is drawn."""
 _HEIGHT: Final = 0.2  # of a bar, in rows
 
 
@@ -37,15 +41,18 @@ def regret_data(frame: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         ``policy``, ``order`` (``forward`` or ``reversed``), ``decision``, ``replaced``, ``base_s``, ``before_s``, ``after_s``,
-        ``saved_s`` (negative: slower with the oracle; empty where there is none) and ``lower_bound_s``, in seconds.
+        ``saved_s`` (negative: slower with the oracle; empty where there is none), ``lower_bound_s`` (of the machine as it is) and
+        ``lower_bound_instant_links_s``, in seconds; ``links``: of which machine ``after_s`` is.
     """
     rows = _of_orders(frame)
     data = rows[["policy", "order", "decision", "replaced"]].copy()
     for name in ("base", "before", "after"):
         data[f"{name}_s"] = rows[f"{name}_ns"].astype(float) / NS_PER_S
     data["saved_s"] = data["before_s"] - data["after_s"]
-    bounds = rows["lower_bound_ns"].astype(float) if "lower_bound_ns" in rows else float("nan")
-    data["lower_bound_s"] = bounds / NS_PER_S
+    for name in _BOUNDS:
+        bounds = rows[name].astype(float) if name in rows else float("nan")
+        data[f"{name.removesuffix('_ns')}_s"] = bounds / NS_PER_S
+    data["links"] = rows.get("links")
     return data.reset_index(drop=True)
 
 
@@ -68,8 +75,8 @@ def regret(frame: pd.DataFrame) -> Figure:
     Returns
     -------
     Figure
-        Two rows a policy. A bar spans what an oracle saves; its edge is thick if the run takes longer with it. A line marks the
-        lower bound, and a dot the makespan with all oracles.
+        Two rows a policy. A bar spans what an oracle saves; its edge is thick if the run takes longer with it. A dot marks the
+        makespan with all oracles, on links that take no time; lines mark the bounds of that machine and of the one as it is.
     """
     frame = _of_orders(frame)
     rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]
@@ -97,12 +104,14 @@ def regret(frame: pd.DataFrame) -> Figure:
                     edgecolor=BLACK, linewidth=1.8 if last > before else 0.5,
                 )  # fmt: skip
                 seen.add(name)
-        axes.plot(last, place, "o", color=BLACK, markersize=3.5, label=None if place else "all oracles")
-        bound = steps["lower_bound_ns"].iloc[0] if "lower_bound_ns" in steps else None
-        if bound is not None and not pd.isna(bound):
-            label = None if "bound" in seen else _BOUND
-            seen.add("bound")
-            axes.plot([bound / NS_PER_S] * 2, [top, top + 4.2 * _HEIGHT], color=BLACK, linestyle=":", linewidth=1.4, label=label)
+        axes.plot(last, place, "o", color=BLACK, markersize=3.5, label=None if place else "all oracles, links without time")
+        for column, (words, style) in _BOUNDS.items():
+            bound = steps[column].iloc[0] if column in steps else None
+            if bound is not None and not pd.isna(bound):
+                label = None if column in seen else words
+                seen.add(column)
+                ends = [bound / NS_PER_S] * 2, [top, top + 4.2 * _HEIGHT]
+                axes.plot(*ends, color=BLACK, linestyle=style, linewidth=1.4, label=label)
     for name in [name for name in _COLOUR if name in seen]:
         axes.barh(0, 0, color=_COLOUR[name], hatch=_HATCH[name], edgecolor=BLACK, linewidth=0.5, label=name)  # for the legend
     axes.set_yticks(range(len(rows)), [f"{policy}\n{_ORDERS[order]}" for policy, order in rows])
@@ -127,6 +136,7 @@ def regret_caption(frame: pd.DataFrame) -> str:
     rest = f" The runs as they are rest on: {', '.join(labels)}." if labels else ""
     return caption(
         "Makespan while one decision after the other is given to its oracle, predictions first and links first; a bar spans what "
-        "an oracle saves, a thick edge: the run is slower with it. Dot: all oracles; dotted line: lower bound with links as they "
-        f"are; no bar: no oracle, or it saves nothing.{rest}", rows,
+        "an oracle saves, a thick edge: the run is slower with it. Dot: all oracles. With bandwidth replaced links take no "
+        "time, which is another machine: dash-dotted line, its lower bound; dotted line, that of the machine as it is; no bar: "
+        f"no oracle, or it saves nothing.{rest}", rows,
     )  # fmt: skip

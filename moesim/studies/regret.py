@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
 ORDERS = ("forward", "reversed", "alone")
+LINKS_AS_THEY_ARE, INSTANT_LINKS = "as they are", "without time"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Step:
         False: the policy makes no such decision, or names no oracle for it.
     before_ns, after_ns : int or None, ns
         Makespan without and with this oracle; None if a run failed, or nothing is replaced.
+    instant_links : bool
+        Whether the run with this oracle is on another machine, whose links take no time.
     decode_tokens_per_s : float or None
         With it.
     """
@@ -61,6 +64,7 @@ class Step:
     before_ns: int | None = None
     after_ns: int | None = None
     decode_tokens_per_s: float | None = None
+    instant_links: bool = False
 
     @property
     def saved_ns(self) -> int | None:
@@ -81,7 +85,7 @@ class Regret:
     steps : tuple of Step
         Of all orders.
     all_replaced_ns : int or None, ns
-        Makespan with every decision replaced that can be.
+        Makespan with every decision replaced that can be, links that take no time among them.
     bounds : RunBounds or None
         None for a policy that is not exact, or that failed.
     best_hit_rate : float or None
@@ -113,6 +117,7 @@ class Regret:
                 "order": step.order,
                 "decision": step.decision,
                 "replaced": step.replaced,
+                "links": (INSTANT_LINKS if step.instant_links else LINKS_AS_THEY_ARE) if step.replaced else None,
                 "base_ns": base,
                 "before_ns": step.before_ns,
                 "after_ns": step.after_ns,
@@ -121,7 +126,9 @@ class Regret:
                 "share_of_regret": step.saved_ns / whole if step.saved_ns is not None and whole else None,
                 "decode_tokens_per_s": step.decode_tokens_per_s,
                 "all_replaced_ns": self.all_replaced_ns,
+                "all_replaced_links": INSTANT_LINKS,
                 "lower_bound_ns": None if self.bounds is None else self.bounds.makespan_ns,
+                "lower_bound_instant_links_ns": None if self.bounds is None else self.bounds.without_link_time_ns,
                 "hit_rate": self.row.get("hit_rate"),
                 "belady_hit_rate": self.best_hit_rate,
                 "source_label": "oracle",
@@ -228,7 +235,8 @@ def _regret(
                 continue
             speed = rows[spec.index, pair[1]].get("decode_tokens_per_s")
             tokens = float(speed) if isinstance(speed, int | float) else None
-            steps.append(Step(order, decision, True, makespan(pair[0]), makespan(pair[1]), tokens))
+            instant = "bandwidth" in pair[1]
+            steps.append(Step(order, decision, True, makespan(pair[0]), makespan(pair[1]), tokens, instant))
     everything = frozenset(decision for order, decision in wanted if order == "alone")
     mine = {decisions: row for (index, decisions), row in rows.items() if index == spec.index}
     errors = [
