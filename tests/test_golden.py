@@ -1,67 +1,78 @@
-"""Literal results on the shipped trace. A change that moves one of them must say why.
+"""Golden results: the exact records of every policy and of every part. A change that moves one of them must say why.
 
-``pytest tests/test_golden.py --regenerate`` writes ``tests/data/golden.json`` anew; read the difference in review.
+``pytest tests/test_golden.py --regenerate`` writes ``tests/data/golden.json`` anew, or with ``-k lru`` only what that selects;
+read the difference in review. The cases are in ``tests/golden_kit.py``.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from golden_kit import CASES, COMPOSITIONS, SETTINGS, digest, golden, run_case
 
-from moesim.costs import CostModel
-from moesim.engine import simulate
-from moesim.hardware import load_hardware
-from moesim.model import load_model
-from moesim.policies.registry import make_policy
-from moesim.predictors.chosen import PredictorSet
-from moesim.predictors.future import FutureUse
-from moesim.trace import Trace, find_trace
-from moesim.workload import WorkloadSpec, compose
+from moesim.policies.part_names import PARTS
+from moesim.policies.registry import POLICIES
+from moesim.records import InexactRecord
 
 GOLDEN = Path(__file__).parent / "data" / "golden.json"
-POLICIES = ["belady", "dali", "fiddler", "lfu", "llama-cpp", "lru", "mixtral-offloading", "on-demand", "random", "static"]
+REMEDY = "if the change is meant, run this test with --regenerate and say why"
 
 
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return Trace.read(find_trace("mini-mixtral"))
+@pytest.fixture
+def regenerate(request: pytest.FixtureRequest) -> bool:
+    asked = bool(request.config.getoption("--regenerate"))
+    if asked and hasattr(request.config, "workerinput"):
+        pytest.fail("--regenerate: expected one process, got several that would write the same file; leave out -n")
+    return asked
 
 
-def result(trace: Trace, name: str, batch: int) -> dict[str, int]:
-    model = load_model({"base": "mixtral-8x7b", "expert_bits": 4})
-    spec = WorkloadSpec(batch_size=batch, prompt_tokens=64, decode_tokens=6)
-    workload = compose(trace, spec, require_signals=frozenset({"residual"}))
-    policy = make_policy(name)
-    if "oracle:routing" in policy.needs:
-        policy.bind_oracle(FutureUse(workload))  # type: ignore[attr-defined]
-    records = simulate(
-        model=model,
-        costs=CostModel(model, load_hardware("rtx3090-epyc7532")),
-        workload=workload,
-        policy=policy,
-        cache_slots={"gpu0": 128},
-        predictors=PredictorSet(trace, workload, {}, 0),
-        tables=trace.tables,
-        policy_name=name,
-    )
-    return {
-        "makespan_ns": records.makespan_ns,
-        "hits": sum(sum(visit.hits) for visit in records.lookups),
-        "lookups": sum(len(visit.hits) for visit in records.lookups),
-        "bytes": sum(transfer.n_bytes for transfer in records.transfers),
-        "evictions": len(records.evictions),
-    }
+def read() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    return found
 
 
-@pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("name", POLICIES)
-def test_golden(name: str, batch: int, trace: Trace, request: pytest.FixtureRequest):
-    key = f"{name}, batch {batch}"
-    found = result(trace, name, batch)
-    golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    if request.config.getoption("--regenerate"):  # one process only
-        golden[key] = found
-        GOLDEN.write_text(json.dumps(golden, indent=1, sort_keys=True) + "\n")
-    assert found == golden.get(key), f"{key}: regenerate with --regenerate if the change is meant, and say why"
+def write(results: dict[str, Any]) -> None:
+    GOLDEN.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_golden(key: str, regenerate: bool):
+    found, kept = golden(run_case(CASES[key])), read()
+    if regenerate:
+        write(kept | {key: found})
+        return
+    assert key in kept, f"{key}: not in {GOLDEN.name}; run this test with --regenerate"
+    moved = [name for name in kept[key] | found if kept[key].get(name) != found.get(name)]
+    lines = [f"{name}: {kept[key].get(name)} -> {found.get(name)}" for name in moved]
+    assert not moved, "\n  ".join([f"{key} moved; {REMEDY}:", *lines])
+
+
+def test_every_policy_and_every_part_has_golden_results(regenerate: bool):
+    kept = read()
+    if regenerate:
+        write({key: kept[key] for key in CASES if key in kept})  # without those of cases that are gone
+    missing = [key for name in POLICIES for setting in SETTINGS if (key := f"{name}, {setting}") not in kept]
+    assert not missing, f"not in {GOLDEN.name}: {missing}; run this test with --regenerate"
+    assert set(read()) <= set(CASES), f"no longer cases: {set(read()) - set(CASES)}; run this test with --regenerate"
+    used = {(kind, spec["name"] if isinstance(spec, dict) else spec)
+            for composition in COMPOSITIONS.values() for kind, spec in composition.items() if kind in PARTS}  # fmt: skip
+    lacking = {(kind, name) for kind, names in PARTS.items() for name in names} - used
+    assert not lacking, f"in no composition of golden_kit.py: {sorted(lacking)}; add one"
+
+
+@pytest.mark.parametrize("name", ["dali", "hybrimoe-paper", "fiddler", "prescope"])
+def test_contention_changes_what_uses_the_cpu_and_the_link_at_once(name: str):
+    kept = read()
+    assert kept[f"{name}, contention"]["makespan_ns"] > kept[f"{name}, no contention"]["makespan_ns"]
+
+
+def test_a_digest_sees_every_column_and_the_order():
+    rows = [InexactRecord(0, 1, "stale", 2, 0.25), InexactRecord(0, 2, "skipped", 1, None)]
+    assert digest(rows) == "659066045ef955bd"
+    others: list[dict[str, Any]] = [{"step": 1}, {"layer": 3}, {"kind": "substituted"}, {"slots": 3}, {"mass": 0.5}]
+    assert {next(iter(change)) for change in others} == set(InexactRecord._fields)
+    changed = [[rows[0]._replace(**change), rows[1]] for change in others]
+    assert len({digest(one) for one in [rows, rows[::-1], *changed]}) == 7
