@@ -20,7 +20,7 @@ from moesim.policies.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policies.part_names import PARTS, make_part
 from moesim.policies.parts import Setup
 from moesim.policies.registry import make_policy
-from moesim.policies.score_parts import RecentScores
+from moesim.policies.score_parts import Credit, RecentScores
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
 from moesim.stats.score_caches import keep_top, mrs_update
@@ -294,6 +294,59 @@ def test_scores_default_to_twice_top_k_and_without_them_to_the_weights_of_the_ch
         found.update(routed([[3, 1]])._replace(weights=None))
 
 
+# Visits of a layer with 6 experts: p, alpha, scores of each visit; S afterwards where each is credited with its own score,
+# and where the p highest scores are dealt out by id. By hand.
+CREDITS: list[tuple[int, float, list[list[float]], list[float], list[float]]] = [
+    (3, 1, [[0.1, 0, 0, 0.6, 0, 0.3]], [0.1, 0, 0, 0.6, 0, 0.3], [0.6, 0, 0, 0.3, 0, 0.1]),
+    (2, 0.5, [[0, 0.5, 0, 0.25, 0.125, 0.125]], [0, 0.25, 0, 0.125, 0, 0], [0, 0.25, 0, 0.125, 0, 0]),
+    (  # 3 has .125 from the visit before, and gets half of .5, or of .25
+        2,
+        0.5,
+        [[0, 0.5, 0, 0.25, 0.125, 0.125], [0.125, 0, 0.25, 0.5, 0.125, 0]],
+        [0, 0.125, 0.125, 0.3125, 0, 0],
+        [0, 0.125, 0.25, 0.1875, 0, 0],
+    ),
+    (1, 0.25, [[0, 0, 0, 0.5, 0.5, 0]], [0, 0, 0, 0.125, 0.125, 0], [0, 0, 0, 0.125, 0, 0]),  # the code keeps p, eq. 3 equals
+    (4, 0.5, [[0, 0, 0.75, 0, 0.25, 0]], [0, 0, 0.375, 0, 0.125, 0], [0.375, 0.125, 0, 0, 0, 0]),  # zeros are among the 4
+    (6, 1, [[0.25, 0.5, 0.0625, 0.125, 0, 0.0625]], [0.25, 0.5, 0.0625, 0.125, 0, 0.0625], [0.5, 0.25, 0.125, 0.0625, 0.0625, 0]),
+]
+
+
+@pytest.mark.parametrize(("p", "alpha", "visits", "own", "by_id"), CREDITS)
+def test_the_credit_for_scores_by_hand(
+    p: int, alpha: float, visits: list[list[float]], own: list[float], by_id: list[float]
+) -> None:
+    expected: dict[Credit, list[float]] = {"own": own, "by-id": by_id}
+    for credit, s in expected.items():
+        found = RecentScores(1, 6, 2, alpha, p, "first", credit)
+        for scores in visits:
+            found.update(scored([scores, scores[::-1]], [[0, 1]] * 2))  # the second row does not count
+        assert found.of(0) == pytest.approx(s, abs=1e-3), credit  # the trace has 16-bit scores
+
+
+def test_the_credit_by_id_of_several_rows_and_of_weights() -> None:
+    """Two rows: 0 and 4 get .75 and .25, then 1 and 2 get .625 and .375; the mean, at half weight."""
+    rows = [[0.25, 0, 0, 0, 0.75, 0], [0, 0.375, 0.625, 0, 0, 0]]
+    found = RecentScores(2, 6, 1, 0.5, None, "mean", "by-id")
+    found.update(scored(rows, [[4], [2]]))
+    assert found.of(0) == [0.1875, 0.15625, 0.09375, 0, 0.0625, 0]
+    of_weights = RecentScores(1, 8, 2, 0.5, None, "mean", "by-id")
+    of_weights.update(routed([[3, 1], [0, 3]]))  # weights .5 each; see the first example
+    assert of_weights.of(0) == [0.125, 0.125, 0, 0.25, 0, 0, 0, 0]
+    of_weights.update(routed([[3, 1]])._replace(weights=np.array([[0.75, 0.25]], np.float16)))
+    assert of_weights.of(0) == [0.0625, 0.4375, 0, 0.25, 0, 0, 0, 0]
+
+
+def test_each_system_credits_as_its_source_does() -> None:
+    def credit(policy: Any) -> tuple[str, str | None]:
+        _, _, prefetch, replacement = policy.parts
+        return replacement.credit, getattr(prefetch, "credit", None)
+
+    assert credit(HybriMoECode(prefetch_size=1)) == ("by-id", "by-id")
+    assert credit(HybriMoECode(prefetch_size=1, credit="own")) == ("own", "own")
+    assert credit(HybriMoEPaper()) == ("own", None)
+
+
 def start(part: Any, view: FakeView, slots: int = 2, residents: Sequence[Sequence[int]] = ()) -> Any:
     setup = Setup(view, "gpu0", "cpu0", slots, True)
     if residents:
@@ -355,15 +408,18 @@ def test_the_code_prefetches_by_score_in_steps_of_one_row_if_the_gpu_has_work() 
     view = FakeView()
     part = start(make_part("prefetch", {"name": "mrs-score", "size": 2}), view)
     view.put(1, [1], "gpu0")
-    part.ask(scored([[0.1, 0.4, 0.3, 0.2, 0, 0, 0, 0]], [[1, 2]], layer=1), view)
+    part.ask(scored([[0, 0.1, 0.4, 0.2, 0, 0.3, 0, 0]], [[2, 5]], layer=1), view)
     event, busy = routed([[0, 1]]), Plan((0,), (1,), 0, 0)
-    assert part.ahead(event, busy, view) == [(1, 2)]
+    assert part.ahead(event, busy, view) == [(1, 2)]  # 1 gets .4 and 2 gets .3
+    own = start(make_part("prefetch", {"name": "mrs-score", "size": 2, "credit": "own"}), view)
+    own.ask(scored([[0, 0.1, 0.4, 0.2, 0, 0.3, 0, 0]], [[2, 5]], layer=1), view)
+    assert own.ahead(event, busy, view) == [(1, 2), (1, 5)]
     assert part.ahead(event, Plan((), (0, 1), 0, 0), view) == ()
     assert part.ahead(routed([[0, 1]], layer=3), busy, view) == ()
     part.step_begin(StepBegin(0, "decode", np.array([0, 1]), True))
     assert part.ahead(event, busy, view) == ()
     over = start(make_part("prefetch", {"name": "mrs-score", "size": 2, "over": "non-resident"}), view)
-    over.ask(scored([[0.1, 0.4, 0.3, 0.2, 0, 0, 0, 0]], [[1, 2]], layer=1), view)
+    over.ask(scored([[0, 0.1, 0.4, 0.2, 0, 0.3, 0, 0]], [[2, 5]], layer=1), view)
     assert over.ahead(event, busy, view) == [(1, 2), (1, 3)]
 
 
@@ -461,6 +517,37 @@ def test_hybrimoe_code_waits_for_a_prefetch_that_nobody_needs(wait: bool, begin:
     assert experts(records)[2:] == [(begin, begin + 100, "gpu0", "E1x1"), (begin + 100, begin + 200, "gpu0", "E2x1")]
 
 
+@pytest.mark.parametrize(("cached_from", "n_cpu"), [("issue", 1), ("start", 2)])
+def test_hss_counts_what_is_queued_as_cached(cached_from: str, n_cpu: int) -> None:
+    """The constants of the code give the CPU two of six experts if none is cached and else the last; 6 is ranked last."""
+    ranked = [3, 1, 5, 0, 4, 6]
+    view = FakeView()
+    part = start(make_part("assignment", {"name": "hss", "costs": "code", "cached_from": cached_from}), view)
+    waiting = [view.costs.fetch_ns(view.host, "gpu0", None, 0)] * 8
+    view.pend(0, [6], "gpu0", waiting[6])
+    part.routed(routed([ranked]))
+    plan = part.assign(0, [int(e in ranked) for e in range(8)], waiting)
+    assert plan.cpu == ((4,) if cached_from == "issue" else (6, 4))
+    assert len(plan.cpu) == n_cpu
+    assert plan.gpu[0] == (6 if cached_from == "issue" else 3)  # the head of the list
+    assert 6 not in plan.loads
+
+
+@pytest.mark.parametrize("cached_from", ["issue", "start"])
+def test_hybrimoe_code_sends_a_queued_prefetch_to_the_gpu(cached_from: str) -> None:
+    """Layer 1 is routed at 400: one prefetch has 34 to go, the other is queued.
+
+    A transfer and a GPU run take 434, a CPU run 400. The GPU waits until 768, when both prefetches have arrived.
+    """
+    slow = machine(links={"cpu0->gpu0": link(3), "gpu0->cpu0": link(3)})
+    prefetch = {"name": "mrs-score", "size": 2, "over": "non-resident"}
+    assignment = {"name": "hss", "cached_from": cached_from}
+    records = run({"name": "hybrimoe-code", "assignment": assignment, "prefetch": prefetch}, 4, [[[0, 1], [2, 3]]], slow)
+    assert loads(records) == [(100, 434, "prefetch 1/2"), (434, 768, "prefetch 1/3")]
+    of_3 = (868, 968, "gpu0", "E3x1") if cached_from == "issue" else (420, 820, "cpu0", "E3x1")
+    assert sorted(experts(records)[2:]) == sorted([(768, 868, "gpu0", "E2x1"), of_3])
+
+
 def test_hybrimoe_code_prefetches_nothing_by_default() -> None:
     assert loads(run("hybrimoe-code", 6, WAIT, SLOW)) == [(100, 350, "demand 0/3")]
     assert HybriMoECode(prefetch_size=2).parts.prefetch.size == 2  # type: ignore[attr-defined]
@@ -543,14 +630,17 @@ OPTIONS: dict[tuple[str, str], tuple[Any, dict[str, Any], dict[str, Any], dict[s
     ("queues", "shared_in_plan"): (True, {}, {}, SHARED),
     ("hss", "costs"): ("code", {}, {}, {}),
     ("hss", "cpu_per_row"): ("mixtral", {"costs": "code"}, {}, {}),
+    ("hss", "cached_from"): ("start", {}, {"prefetch_size": 6}, {}),
     ("mrs", "alpha"): (0.05, {}, {}, {}),
     ("mrs", "p"): (1, {}, {}, {}),
     ("mrs", "tokens"): ("first", {}, {}, {}),
+    ("mrs", "credit"): ("by-id", {}, {}, {}),
     ("mrs-score", "size"): (3, {}, {}, {}),
     ("mrs-score", "over"): ("non-resident", {}, {}, {}),
     ("mrs-score", "alpha"): (0.05, {"over": "non-resident"}, {}, {}),
     ("mrs-score", "p"): (1, {"over": "non-resident"}, {}, {}),
     ("mrs-score", "tokens"): ("mean", {"over": "non-resident"}, {}, {}),
+    ("mrs-score", "credit"): ("own", {"over": "non-resident"}, {}, {}),
     ("impact-driven", "source"): ("synthetic:0.1", {"budget": "none"}, {}, {}),
     ("impact-driven", "lookahead"): (1, {"budget": "none"}, {}, {}),
     ("impact-driven", "budget"): ("none", {}, {}, {}),

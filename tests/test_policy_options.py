@@ -157,10 +157,12 @@ ELSEWHERE = {
     *((name, option) for name in ("daop-code", "daop-paper") for option in ("cold_list", "pageable", "reset")),  # test_daop.py
     ("frequency-global", "phase"),  # tests/test_daop.py
     ("all-gpu", "gpus"),  # tests/test_od_moe.py: needs a machine with several
-    *(("hybrimoe-code", option) for option in ("prefetch_size", "wait_prefetch")),  # test_hybrimoe.py: steps of one row
+    *(("hybrimoe-code", option) for option in ("credit", "prefetch_size", "wait_prefetch")),  # test_hybrimoe.py: steps of one row
     *(("queues", option) for option in ("timeline", "ties", "count_compute", "overtake", "shared_in_plan")),  # test_hybrimoe.py
-    *(("hss", option) for option in ("costs", "cpu_per_row")),  # test_hybrimoe.py
-    *((name, option) for name in ("mrs", "mrs-score") for option in ("alpha", "p", "tokens", "size", "over")),  # the same
+    *(("hss", option) for option in ("cached_from", "costs", "cpu_per_row")),  # test_hybrimoe.py
+    *(
+        (name, option) for name in ("mrs", "mrs-score") for option in ("alpha", "credit", "p", "tokens", "size", "over")
+    ),  # the same
     *(("impact-driven", option) for option in ("source", "lookahead", "budget", "candidates", "lane")),  # the same
     ("all-gpu", "assume_fits"),  # tests/test_policies.py: the placement says so, and tests/test_experiment.py: the label
     ("od-moe", "precision"),  # tests/test_od_moe.py: the tiny model takes as long at any precision

@@ -201,6 +201,11 @@ class Composed(PolicyBase):
                 f"staging_slots: expected none with replacement {replacement!r}, whose demand loads enter the cache, "
                 f"got {self.staging_slots}; leave it out"
             )
+        if self.cache_only and getattr(self.parts.assignment, "counts_issued", False):
+            raise ConfigError(
+                f"cache_only: expected false with assignment {self.parts.assignment!r}, which counts an expert as cached from the "
+                "issue of its copy on, got true; leave it out, or set cached_from: start"
+            )
 
     def _cache_slots(self, view: View, per_layer: bool) -> int:
         least = 1 if self.parts.replacement.admits else 0

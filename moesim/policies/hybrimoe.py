@@ -15,9 +15,12 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | the busiest expert is on its way | not stated | - | the GPU takes the busiest that is there; ``overtake`` |
 | where it is used | prefill and decode | steps of one row; else everything is on the GPU | each as it says |
 | shared experts | not in the plan | on the GPU before the routed ones, not in the plan | the same; ``shared_in_plan`` of ``queues`` |
+| an expert that is on its way | not stated | in the cache from the issue of its copy on, so its GPU run waits for it | ``queues``: there when the link says; ``hss``: ``cached_from``: ``issue``, or ``start`` of its transfer |
 | costs | measured at the start | built-in constants | the engine's; ``costs: code`` of ``hss`` |
 | order in decode | as planned | CPU job, shared experts, loads (cached first, then as planned), prefetch, GPU experts as each arrives | the same |
 | cache | per layer by its scores, "across layers" in its list of contributions; alpha not printed | per layer, alpha 0.5, p = 2 top_k | ``mrs`` with the code's constants; ``scope`` in ``hybrimoe-paper`` |
+| credit for scores | eq. 3: the p largest scores of the full softmax, each to its own expert | the p experts with the largest scores get these by id: the largest to the lowest id, and so on | eq. 3 in ``hybrimoe-paper``; ``credit``: ``by-id`` (the older of two versions of the code) or ``own`` in ``hybrimoe-code`` |
+| decay | (1 - alpha) of the old score | the same, also of the p experts that are credited (our reading of what is known of it) | the same |
 | ties in the cache | not stated | least recently used first | the same; the active experts of a layer are marked together, ascending |
 | several rows | not stated | the first row's scores | ``tokens``: ``mean`` of the rows in ``hybrimoe-paper``, ``first`` in ``hybrimoe-code`` |
 | no full scores in the trace | - | - | weights of the chosen experts, p = top_k; the result says so |
@@ -48,7 +51,7 @@ from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Unit
 from moesim.policies.prefetching import NoPrefetch
 from moesim.policies.queue_parts import ImpactDriven, Queues
-from moesim.policies.score_parts import MRS, MRSScore
+from moesim.policies.score_parts import MRS, Credit, MRSScore
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
 
 ORACLES = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
@@ -115,6 +118,9 @@ class HybriMoECode(Composed):
         None: the code's, ``"mrs-score"`` of ``prefetch_size`` experts, and ``"mrs"`` by the first row.
     prefetch_size : int
         Experts of the next layer to prefetch; not read with another prefetch.
+    credit : {"by-id", "own"}
+        Whose the recent scores are in the code's cache and prefetch: as the released code writes them, or as eq. 3 says. Not
+        read by parts that are named, which have an option of their own.
     wait_prefetch : bool
         In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed.
 
@@ -158,23 +164,25 @@ class HybriMoECode(Composed):
         prefetch: PartSpec | PrefetchPart | None = None,
         replacement: PartSpec | ReplacementPart | None = None,
         prefetch_size: Annotated[int, Range(0)] = 0,
+        credit: Credit = "by-id",
         wait_prefetch: bool = True,
     ) -> None:
         super().__init__(placement=placement, assignment=assignment, load_order="plan")
         self.prefetch = prefetch
         self.replacement = replacement
         self.prefetch_size = prefetch_size
+        self.credit: Credit = credit
         self.wait_prefetch = wait_prefetch
 
     @cached_property
     def parts(self) -> Parts:
         """The parts, built from their names at the first use; the code's where none is named."""
-        own = MRSScore(size=self.prefetch_size) if self.prefetch_size else NoPrefetch()
+        own = MRSScore(size=self.prefetch_size, credit=self.credit) if self.prefetch_size else NoPrefetch()
         return Parts(
             make_part("placement", self.placement),
             make_part("assignment", self.assignment),
             own if self.prefetch is None else make_part("prefetch", self.prefetch),
-            MRS(tokens="first") if self.replacement is None else make_part("replacement", self.replacement),
+            MRS(tokens="first", credit=self.credit) if self.replacement is None else make_part("replacement", self.replacement),
         )
 
     @property

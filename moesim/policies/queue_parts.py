@@ -101,6 +101,9 @@ class TwoEnded(Part):
         The engine's own, or the constants built into the released code.
     cpu_per_row : {"deepseek", "mixtral", "qwen2"}
         Which of the code's constants for a row on the CPU; it has the first, and the others in comments.
+    cached_from : {"issue", "start"}
+        An expert that is on its way counts as cached from the issue of its copy on, as in the code, or from when the link has
+        begun with it.
     """
 
     uses_cpu = True
@@ -110,12 +113,20 @@ class TwoEnded(Part):
         *,
         costs: Literal["profile", "code"] = "profile",
         cpu_per_row: Literal["deepseek", "mixtral", "qwen2"] = "deepseek",
+        cached_from: Literal["issue", "start"] = "issue",
     ) -> None:
         self.costs = costs
         self.cpu_per_row = cpu_per_row
+        self.cached_from = cached_from
+
+    @property
+    def counts_issued(self) -> bool:
+        """Whether what is only queued for the GPU counts as being there."""
+        return self.cached_from == "issue"
 
     def start(self, setup: Setup) -> None:
         """Prepare the costs."""
+        self._view, self._gpu = setup.view, setup.gpu
         self._timings = layer_timings(setup)
         self._used = self._timings
         if self.costs == "code":
@@ -139,6 +150,8 @@ class TwoEnded(Part):
             order = [e for e, w in enumerate(loads) if w]
         transfer = self._timings[layer].transfer
         cached = {e for e in order if waiting[e] < transfer}
+        if self.counts_issued:
+            cached.update(e for e in order if self._view.is_pending(layer, e, self._gpu))
         if self._rows == 1:
             return two_ended_plan(order, cached, loads, self._used[layer])
         return Plan(tuple(sorted(order, key=lambda e: e not in cached)), (), 0, 0)

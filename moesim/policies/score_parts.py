@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import Range
@@ -15,6 +16,33 @@ from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
 from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
 
 SCORES = frozenset({"scores-or-weights"})
+Credit = Literal["own", "by-id"]
+
+
+def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
+    """Keep the p largest scores of each row as HybriMoE's released code does, which mixes up whose score is whose.
+
+    Parameters
+    ----------
+    scores : (n_rows, n_experts) float
+    p : int
+        At least 1; among equal scores the lower ids are kept.
+
+    Returns
+    -------
+    (n_rows, n_experts) float32
+        The largest score at the lowest id among those that are kept, the second largest at the next id, and so on.
+
+    Examples
+    --------
+    >>> credit_by_id(np.array([[0.25, 0, 0, 0.5, 0, 0.375]]), 3).tolist()
+    [[0.5, 0.0, 0.0, 0.375, 0.0, 0.25]]
+    """
+    full = np.asarray(scores, np.float32)
+    best = np.argsort(-full, axis=-1, kind="stable")[:, :p]
+    found = np.zeros_like(full)
+    np.put_along_axis(found, np.sort(best, axis=-1), np.take_along_axis(full, best, axis=-1), axis=-1)
+    return found
 
 
 class RecentScores:
@@ -30,6 +58,8 @@ class RecentScores:
         Scores of a row that count; None: 2 top_k. Where only the weights of the chosen are known, at most top_k.
     tokens : {"mean", "first"}
         With several rows: the mean of their TopP(s), or the first row's.
+    credit : {"own", "by-id"}
+        TopP(s) gives each expert its own score (eq. 3), or one by its id (`credit_by_id`).
 
     Examples
     --------
@@ -41,9 +71,17 @@ class RecentScores:
     """
 
     def __init__(
-        self, n_layers: int, n_experts: int, top_k: int, alpha: float, p: int | None, tokens: Literal["mean", "first"]
+        self,
+        n_layers: int,
+        n_experts: int,
+        top_k: int,
+        alpha: float,
+        p: int | None,
+        tokens: Literal["mean", "first"],
+        credit: Credit = "own",
     ) -> None:
         self._alpha, self._first = alpha, tokens == "first"
+        self._top = keep_top if credit == "own" else credit_by_id
         self._p = 2 * top_k if p is None else p
         self._s: list[Any] = [np.zeros(n_experts) for _ in range(n_layers)]
         self._lists: list[list[float] | None] = [None] * n_layers
@@ -65,11 +103,13 @@ class RecentScores:
     def _kept(self, event: Routed) -> Any:
         rows = slice(1) if self._first else slice(None)
         if event.scores is not None:
-            kept = keep_top(event.scores[rows], self._p)
+            kept = self._top(event.scores[rows], self._p)
             return kept[0] if len(kept) == 1 else kept.mean(axis=0, dtype=np.float64)
         if event.weights is None:
             raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
-        ids, weights = event.experts[rows], keep_top(event.weights[rows], self._p)
+        by_id = np.argsort(event.experts[rows], axis=-1)
+        ids, weights = (np.take_along_axis(one[rows], by_id, axis=-1) for one in (event.experts, event.weights))
+        weights = self._top(weights, self._p)
         total = np.bincount(ids.ravel(), weights.ravel(), len(self._s[event.layer]))
         return total / len(ids)
 
@@ -85,6 +125,9 @@ class MRS(LRU):
         Scores of a row that count; None: twice the model's top_k.
     tokens : {"mean", "first"}
         With several rows: the mean over them, or the first row only.
+    credit : {"own", "by-id"}
+        Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
+        largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on.
 
     Notes
     -----
@@ -100,17 +143,20 @@ class MRS(LRU):
         alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
         p: Annotated[int, Range(1)] | None = None,
         tokens: Literal["mean", "first"] = "mean",
+        credit: Credit = "own",
     ) -> None:
         self.alpha = alpha
         self.p = p
         self.tokens = tokens
+        self.credit = credit
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with all scores 0."""
         model = setup.view.model
         self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
         super().start(setup, residents)
-        self._recent = RecentScores(model.n_layers, model.n_experts, model.top_k, self.alpha, self.p, self.tokens)
+        shape = model.n_layers, model.n_experts, model.top_k
+        self._recent = RecentScores(*shape, self.alpha, self.p, self.tokens, self.credit)
 
     def used(self, event: Routed) -> None:
         """Mark the active experts as used, and move the scores of their layer on."""
@@ -144,7 +190,7 @@ class MRSScore(Part):
         Experts of a layer visit to prefetch.
     over : {"all", "non-resident"}
         Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU.
-    alpha, p, tokens
+    alpha, p, tokens, credit
         As of the replacement ``mrs``.
     """
 
@@ -161,19 +207,22 @@ class MRSScore(Part):
         alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
         p: Annotated[int, Range(1)] | None = None,
         tokens: Literal["mean", "first"] = "first",
+        credit: Credit = "by-id",
     ) -> None:
         self.size = size
         self.over = over
         self.alpha = alpha
         self.p = p
         self.tokens = tokens
+        self.credit = credit
 
     def start(self, setup: Setup) -> None:
         """Begin with all scores 0."""
         model = setup.view.model
         self._gpu, self._n_layers = setup.gpu, model.n_layers
         self._rows = 1
-        self._recent = RecentScores(model.n_layers, model.n_experts, model.top_k, self.alpha, self.p, self.tokens)
+        shape = model.n_layers, model.n_experts, model.top_k
+        self._recent = RecentScores(*shape, self.alpha, self.p, self.tokens, self.credit)
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""
