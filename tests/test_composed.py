@@ -377,6 +377,6 @@ def test_a_routed_layer_is_planned_the_same_after_a_restart() -> None:
 
 
 def test_what_is_cached_from_its_issue_on_contradicts_the_cache_alone() -> None:
-    with pytest.raises(ConfigError, match="cache_only: expected false with assignment TwoEnded.*set cached_from: start"):
+    with pytest.raises(ConfigError, match=r"cache_only: expected false with assignment TwoEnded.*set cached_from: start"):
         start(Composed(assignment="hss", cache_only=True))
     start(Composed(assignment={"name": "hss", "cached_from": "start"}, cache_only=True))
