@@ -14,6 +14,7 @@ from moesim import __version__
 from moesim.commands import (
     assignments,
     bench,
+    check,
     diff,
     listing,
     papers,
@@ -63,6 +64,7 @@ _app.command("plot")(plot.plot)
 _app.command("report")(report.report)
 _app.command("replay")(replay.replay)
 _app.command("validate")(validate.validate)
+_app.command("check")(check.check)
 _app.command("list")(listing.listing)
 _app.command("schema")(schema.schema)
 _app.command("papers")(papers.papers)

@@ -303,7 +303,7 @@ class View(Protocol):
 
 
 class Policy(Protocol):
-    """What a policy is. `moesim.testing.check_policy` runs the common checks on anybody's class."""
+    """What a policy is. ``moesim check my_module:MyPolicy`` runs the common checks on anybody's class."""
 
     @property
     def exact(self) -> bool:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from moesim import bench
 from moesim.cli import main
-from moesim.errors import CapacityError
-from moesim.policies.base import PolicyBase
+from moesim.errors import CapacityError, ConfigError
+from moesim.policies.base import PolicyBase, option_parameters
 from moesim.policies.caches import LRU
 from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import POLICIES
-from moesim.policy import Action, Placement, Routed, Run, Skip, View
+from moesim.policy import Action, Fetch, Placement, Pool, Routed, Run, Skip, View
 from moesim.records import EvictionRecord, InexactRecord
-from moesim.testing import check_policy, run_tiny, tiny_machine, tiny_workload
+from moesim.testing import CheckError, check_policy, examine_policy, run_tiny, tiny_machine, tiny_workload
 from moesim.testing.checks import check_slots, check_weights
 
 WORK = tiny_workload(LRU(), 4)
@@ -73,6 +74,59 @@ class Wide(OnHost):
         raise CapacityError("policy wide: expected more slots, got fewer; raise cache.ratio")
 
 
+class NoAnswer(OnHost):
+    """Runs nothing."""
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        return ()
+
+
+class Small(OnHost):
+    """Caches on demand, and forgets that there may be no slot."""
+
+    slots_refused = -1
+
+    def place(self, view: View) -> Placement:
+        slots = view.cache_slots("gpu0") // view.model.n_layers
+        if slots <= self.slots_refused:
+            raise CapacityError("small: expected at least 1 cache slot a layer, got 0; raise cache.ratio")
+        return Placement(pools=[Pool("gpu0", "cache", slots * view.model.expert_bytes(0), per_layer=True)])
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        return Fetch(event.layer, event.active, "gpu0"), Run(event.layer, event.active, "gpu0")
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        held = [(fetch.layer, expert) for expert in view.residents("gpu0", "cache", fetch.layer)]
+        return next((unit for unit in held if not view.is_pinned(*unit, "gpu0")), None)
+
+
+class Careful(Small):
+    """Says that it needs a slot a layer."""
+
+    slots_refused = 0
+
+
+class Renames(OnHost):
+    """Stores an option under another name."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.n = size
+
+
+class Raises(OnHost):
+    """Has a defect."""
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        raise KeyError("experts")
+
+
+class Plain:
+    """Declares nothing, and does nothing."""
+
+    def decide(self, event: Any, view: Any) -> None:
+        """Say nothing."""
+
+
 def test_policies_that_keep_the_rules_pass() -> None:
     check_policy(OnHost, slots=(1,))
     check_policy(OnDemand, slots=(4,), hardware=tiny_machine(2))
@@ -81,14 +135,82 @@ def test_policies_that_keep_the_rules_pass() -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (Remembers, r"Remembers\(\): an object that has run differs from a new one; build its state in place\(\)"),
-        (Local, r"Local\(\): cannot be sent to another process: "),
-        (Wide, r"Wide\(\): does not fit even with a slot for every expert"),
+        (Remembers, r"Remembers\(\): .*an object that has run differs from a new one; build its state in place\(\)"),
+        (Local, r"Local\(\): .*it cannot be sent to another process: "),
+        (Wide, r"Wide\(\): .*it does not fit even with a slot for every expert: policy wide: expected more slots"),
+        (NoAnswer, r"NoAnswer\(\): 32 cache slots, 8 a layer: batch 1: t=.* \[policy=NoAnswer\]"),
+        (Raises, r"Raises\(\): 32 cache slots, 8 a layer: batch 1: KeyError: 'experts' \(test_checks\.py:\d+\)"),
+        (Plain, r"Plain\(\): .*: expected the methods place, decide and evict, got no place, no evict"),
+        (Renames, r"Renames\(\): .*: option size: expected the attribute size, got none; store it in __init__"),
     ],
 )
 def test_policies_that_break_a_rule_are_found(policy: Any, message: str) -> None:
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(CheckError, match=message):
         check_policy(policy, slots=(32,))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"exact": None}, "expected exact to be a bool, got None"),
+        ({"listens": [Routed]}, "expected listens to be a frozenset, got "),
+        ({"listens": frozenset({int})}, "listens names no event: "),
+        ({"needs": frozenset({"routing"})}, "needs 'routing'; expected "),
+    ],
+)
+def test_declarations_are_those_of_the_contract(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckError, match=f"it declares exact, listens and needs as the contract asks: {message}"):
+        check_policy(type("Wrong", (OnHost,), change))
+
+
+def test_the_cause_of_a_failure_is_kept() -> None:
+    with pytest.raises(CheckError) as error:
+        check_policy(Raises, slots=(4, 32))
+    assert len(str(error.value).splitlines()) == 2, "both caches fail"
+    causes = []
+    cause = error.value.__cause__
+    while cause is not None:
+        causes.append(type(cause))
+        cause = cause.__cause__
+    assert KeyError in causes
+
+
+def test_a_cache_without_a_slot_a_layer_is_explained_and_may_be_refused() -> None:
+    report = examine_policy(Small)
+    assert [(check.verdict, check.what) for check in report.checks[2:]] == [
+        ("failed", "1 cache slot, 0 a layer"), ("passed", "4 cache slots, 1 a layer"),
+        ("passed", "12 cache slots, 3 a layer"), ("passed", "32 cache slots, 8 a layer"),
+    ]  # fmt: skip
+    (failure,) = report.failures
+    assert "pool 'cache' holds 0 bytes" in failure.detail
+    assert failure.remedy.startswith("1 over 4 layers are 0 a layer, and a row needs 2 experts; a policy may refuse so few")
+    assert "CapacityError in place()" in failure.remedy
+    with pytest.raises(CheckError, match=r"1 cache slot, 0 a layer: batch 1: .*: 1 over 4 layers are 0 a layer"):
+        check_policy(Small)
+    careful = check_policy(Careful)
+    assert [check.verdict for check in careful.checks[2:]] == ["refused", "passed", "passed", "passed"]
+    assert "small: expected at least 1 cache slot a layer" in str(careful)
+
+
+def test_no_remedy_where_the_size_of_the_cache_is_not_the_matter() -> None:
+    assert [check.remedy for check in examine_policy(Raises).failures] == [""] * 4
+
+
+def test_a_report_says_what_was_checked() -> None:
+    text = str(check_policy(partial(LRU, placement="highest-ids"), slots=(1, 32)))
+    assert text.splitlines()[:5] == [
+        "LRU(placement='highest-ids') on tiny: 4 layers of 8 experts, prompts of 12 tokens, 8 decode steps",
+        "passed   it declares exact, listens and needs as the contract asks",
+        "passed   its constructor stores its options unchanged: " + ", ".join(option_parameters(LRU)),
+        next(line for line in text.splitlines() if line.startswith("refused  1 cache slot, 0 a layer: policy LRU")),
+        "passed   32 cache slots, 8 a layer: 5 of 5 workloads",
+    ]
+    assert "batch 4 in 4 micro-batches, 0.7 us a decision; batch 4, top-1" in text
+
+
+def test_a_table_that_no_made_up_trace_holds_is_bad_input() -> None:
+    with pytest.raises(ConfigError, match="policy Wants: needs table:of_dreams, which no made-up trace holds"):
+        check_policy(type("Wants", (OnHost,), {"needs": frozenset({"table:of_dreams"})}))
 
 
 def test_a_class_that_no_other_process_could_find_is_not_pickled() -> None:
@@ -102,7 +224,7 @@ def test_rows_executed_too_often_are_found() -> None:
     records = run_tiny(LRU(), WORK, 12)
     check_slots(LRU(), WORK, records)
     records.tasks.append(next(t for t in records.tasks if t.kind == "expert"))
-    with pytest.raises(AssertionError, match="executed for other rows than were routed"):
+    with pytest.raises(CheckError, match="executed for other rows than were routed"):
         check_slots(LRU(), WORK, records)
 
 
@@ -112,21 +234,21 @@ def test_slots_that_do_not_add_up_are_found() -> None:
     check_slots(policy, WORK, records)
     assert {r.kind for r in records.inexact} == {"skipped"}
     skipped = records.inexact.pop()
-    with pytest.raises(AssertionError, match="rows executed and slots skipped are not the slots there were"):
+    with pytest.raises(CheckError, match="rows executed and slots skipped are not the slots there were"):
         check_slots(policy, WORK, records)
     records.inexact.append(skipped._replace(mass=1e6))
-    with pytest.raises(AssertionError, match=f"more than all of step {skipped.step} is not fresh"):
+    with pytest.raises(CheckError, match=f"more than all of step {skipped.step} is not fresh"):
         check_slots(policy, WORK, records)
     records.inexact[-1] = skipped
     records.steps[0] = records.steps[0]._replace(gate_mass=1.0)
-    with pytest.raises(AssertionError, match="gate weights of step 0"):
+    with pytest.raises(CheckError, match="gate weights of step 0"):
         check_slots(policy, WORK, records)
 
 
 def test_an_exact_policy_may_have_nothing_inexact() -> None:
     records = run_tiny(LRU(), WORK, 12)
     records.inexact.append(InexactRecord(0, 0, "stale", 1, 0.5))
-    with pytest.raises(AssertionError, match="exact, and yet not all slots are fresh"):
+    with pytest.raises(CheckError, match="exact, and yet not all slots are fresh"):
         check_slots(LRU(), WORK, records)
 
 
@@ -138,21 +260,21 @@ def test_weights_that_are_not_there_are_found() -> None:
     message = f"gpu0 computed expert {used.expert} of layer {used.layer} without its weights"
 
     records.transfers.remove(loaded)  # it never came
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(CheckError, match=message):
         check_weights(LRU(), WORK, records, 12)
     for end, fine in ((used.start, True), (used.start + 1, False)):  # it came in time, or too late
         records.transfers.append(loaded._replace(end=end))
         if fine:
             check_weights(LRU(), WORK, records, 12)
         else:
-            with pytest.raises(AssertionError, match=message):
+            with pytest.raises(CheckError, match=message):
                 check_weights(LRU(), WORK, records, 12)
         records.transfers.pop()
     records.transfers.append(loaded)
     for time, fine in ((used.start - 1, False), (used.end - 1, False)):  # it went before, or while it was in use
         records.evictions.append(EvictionRecord(time, "gpu0", "cache", used.layer, used.expert, "evict", True, loaded.fetch))
         assert not fine
-        with pytest.raises(AssertionError, match=message):
+        with pytest.raises(CheckError, match=message):
             check_weights(LRU(), WORK, records, 12)
         records.evictions.pop()
 

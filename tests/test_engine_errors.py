@@ -109,6 +109,20 @@ def test_run_of_what_is_not_there() -> None:
     assert at_routed(Fetch(0, [0], "gpu0"), Drop(0, [0], "gpu0"), Run(0, [0], "gpu0"), copies=[]) == says
 
 
+def test_one_action_without_a_list() -> None:
+    script = Script({("Routed", 0, 0, 0): lambda event, view: Run(0, [0, 1], "gpu0")}, copies=ALL)
+    message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
+    assert message.startswith(f"{AT_ROUTED}decide returned a bare Run(layer=0, experts=[0, 1], device='gpu0', ")
+    assert message.endswith("; return a list of actions")
+
+
+def test_no_placement() -> None:
+    script = Script()
+    script.place = lambda view: None  # type: ignore[assignment, method-assign]
+    message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
+    assert message == "place(): expected a moesim.policy.Placement, got None; return one, Placement() if nothing is cached"
+
+
 def test_run_twice() -> None:
     says = at_routed(Run(0, [0], "gpu0"), Run(0, [0], "cpu0"))
     assert says.startswith("Run(L0/E0, cpu0): no row is routed to it, or all have been taken")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_the_policy_of_the_readme_passes_the_common_checks():
     (block,) = blocks("python")
     space: dict[str, Any] = {}
     exec(block, space)
-    check_policy(space["FirstExperts"])
+    report = check_policy(space["FirstExperts"])
+    assert [check.verdict for check in report.checks[2:]] == ["passed"] * 4, "no size of the cache is refused"
 
 
 def test_the_experiment_of_the_readme_is_valid():
@@ -58,7 +60,7 @@ def test_the_experiment_of_the_readme_is_valid():
 
 def test_the_readme_shows_the_main_commands():
     assert {c[0] for c in commands()} == {
-        "run", "compare", "list", "trace", "schema", "bench", "regret", "assignments", "papers", "profile", "replay",
+        "run", "compare", "check", "list", "trace", "schema", "bench", "regret", "assignments", "papers", "profile", "replay",
         "validate", "recommend", "whatif", "diff", "plot", "report",
     }  # fmt: skip
 
@@ -94,6 +96,10 @@ def test_a_command_of_the_readme_runs(
         make_recordings(tmp_path, record=command[1] == "learn")
     if command[:2] == ["trace", "import"]:
         make_routes(tmp_path / "routes.npz")
+    if command[0] == "check":
+        (tmp_path / "my_module.py").write_text(blocks("python")[0])
+        monkeypatch.delitem(sys.modules, "my_module", raising=False)
+        monkeypatch.setattr(sys, "path", [*sys.path])
     if command[0] in ("replay", "validate") or command[:2] == ["profile", "measure"]:
         pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
         if len(usable_cores()) < 2:

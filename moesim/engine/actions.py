@@ -12,7 +12,7 @@ from moesim.engine.layer import FRESH, SKIPPED, STALE, Early, Group, Visit
 from moesim.engine.memory import PoolState
 from moesim.engine.movement import Movement
 from moesim.errors import PolicyError, unknown_name
-from moesim.policy import Drop, Fetch, Move, Predict, Run, Send, Skip
+from moesim.policy import Action, Drop, Fetch, Move, Predict, Run, Send, Skip
 from moesim.units import format_ns
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Actions:
         """Apply the actions returned for one event; Runs among them that share a device and layer form a group."""
         groups: dict[tuple[int, int], Group] | None = None
         if type(actions) is not list and type(actions) is not tuple:
+            if isinstance(actions, Action):  # a tuple itself: its fields are no actions
+                self.fail(f"decide returned a bare {actions!r}", "return a list of actions")
             actions = list(actions)  # collected before any takes effect: a generator must not see its own consequences
         for action in actions:
             kind = type(action)

@@ -28,6 +28,8 @@ def build(engine: Engine) -> None:
     """Create devices and links, ask the policy for its placement, check it and put it into effect."""
     _machine(engine)
     placement = engine.policy.place(engine.view)
+    if not isinstance(placement, Placement):
+        raise _bad(engine, f"expected a moesim.policy.Placement, got {placement!r}; return one, Placement() if nothing is cached")
     _check_parts(engine, placement)
     for layer in range(engine.model.n_layers):
         engine.attention_at.append(_at(engine, placement, "attention", layer))

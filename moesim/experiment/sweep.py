@@ -106,7 +106,7 @@ def expand(config: Config, place: str) -> list[Point]:
     n_combinations = 0
     try:
         for one in zipped(config, place):
-            policies = [p for i, spec in enumerate(one.policies) for p in _policies(spec, f"{place}: policies[{i}]")]
+            policies = [p for i, spec in enumerate(one.policies) for p in policies_of(spec, f"{place}: policies[{i}]")]
             for setting in _settings(one, place):
                 n_combinations += len(policies)
                 _check_size(n_combinations)
@@ -222,12 +222,30 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def _policies(spec: Any, place: str) -> Iterator[dict[str, Any]]:
-    """Sweep the options of a policy that are given as a list though they are none."""
+def policies_of(spec: Any, place: str) -> Iterator[dict[str, Any]]:
+    """Sweep the options of a policy that are given as a list though they are none.
+
+    Parameters
+    ----------
+    spec : str or mapping
+        As in the file.
+    place : str
+        File and key, for messages.
+
+    Yields
+    ------
+    dict
+        ``name`` and options of one policy.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such policy.
+    """
     if isinstance(spec, str):
         spec = {"name": spec}
-    if not isinstance(spec["name"], str):
-        raise ConfigError(f"{place}.name: expected the name of a policy, got {spec['name']!r}")
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+        raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
     cls = policy_class(spec["name"], place)
     constructor = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
     hints = get_type_hints(constructor, include_extras=True) if option_parameters(cls) else {}

@@ -128,14 +128,11 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     except Exception as error:
         raise ConfigError(f"{place}: policy {name} raised {describe_exception(error)}") from None
     try:
-        _ = (
-            policy.listens,
-            policy.needs,
-        )  # parts are built from their names here, so that a wrong one is an error now
+        _ = policy.exact, policy.listens, policy.needs  # parts are built from their names here: a wrong one is an error now
     except ConfigError as error:
         raise ConfigError(f"{place}: policy {name}: {error}") from None
     except AttributeError as error:
-        raise ConfigError(f"{place}: policy {name}: expected a policy with listens and needs, got {error}") from None
+        raise ConfigError(f"{place}: policy {name}: expected a policy with exact, listens and needs, got {error}") from None
     return cast(Policy, policy)
 
 

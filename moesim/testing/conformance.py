@@ -1,0 +1,300 @@
+"""The common checks of a policy, for authors here and elsewhere.
+
+>>> from moesim.policies.on_demand import OnDemand
+>>> print(check_policy(OnDemand, slots=(4, 32)))
+OnDemand() on tiny: 4 layers of 8 experts, prompts of 12 tokens, 8 decode steps
+passed   it declares exact, listens and needs as the contract asks
+passed   its constructor stores its options unchanged: staging_slots
+passed   4 cache slots, 1 a layer: 5 of 5 workloads
+passed   32 cache slots, 8 a layer: 5 of 5 workloads
+workloads: batch 1; batch 4; batch 4 in 2 micro-batches; batch 4 in 4 micro-batches, 0.7 us a decision; batch 4, top-1
+each: every routed row is served once, weights are there while they are read, and a second object, which has been through a
+  pickle, and the first one once more give the same records
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from moesim.errors import CapacityError, InputError, MoesimError, describe_exception
+from moesim.hardware import HardwareProfile
+from moesim.policies.base import option_parameters
+from moesim.records import Records
+from moesim.testing.checks import (
+    CheckError,
+    check_constructor,
+    check_declaration,
+    check_slots,
+    check_weights,
+    expect,
+)
+from moesim.testing.fakes import tiny_model
+from moesim.testing.runs import N_DECODE, N_PROMPT, machine_of, run_tiny, tiny_workload
+
+SLOTS = (1, 4, 12, 32)
+"""Cache slots that are tried: fewer than layers, one a layer, three a layer, all experts."""
+
+
+class _Setting(NamedTuple):
+    batch_size: int
+    micro_batches: int = 1
+    decision_ns: int = 0
+    shape: Mapping[str, int] = MappingProxyType({})  # other than the tiny model's
+
+    def __str__(self) -> str:
+        split = f" in {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        others = [f"{self.decision_ns / 1000:g} us a decision"] if self.decision_ns else []
+        others += [f"top-{self.shape['top_k']}"] if self.shape else []
+        return ", ".join([f"batch {self.batch_size}{split}", *others])
+
+
+_SETTINGS = (_Setting(1), _Setting(4), _Setting(4, 2), _Setting(4, 4, 700), _Setting(4, shape={"top_k": 1}))
+
+
+class Check(NamedTuple):
+    """One thing that was checked.
+
+    Attributes
+    ----------
+    verdict : str
+        ``"passed"``, ``"refused"`` (the policy says that the cache is too small for it, which it may) or ``"failed"``.
+    what : str
+        What was checked.
+    detail : str
+        What went wrong, what a policy says that refuses, or how much was tried.
+    remedy : str
+        What to do about a failure, where that is known.
+    cause : Exception or None
+        What a failure came from.
+    """
+
+    verdict: str
+    what: str
+    detail: str = ""
+    remedy: str = ""
+    cause: Exception | None = None
+
+    def __str__(self) -> str:
+        detail = f": {self.detail}" if self.detail else ""
+        return f"{self.verdict:<8} {self.what}{detail}" + (f"\n{'':<8} {self.remedy}" if self.remedy else "")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was checked of a policy, and what came of it; ``str`` of it is for people.
+
+    Attributes
+    ----------
+    policy : str
+        The policy with its options.
+    machine : str
+        Name of the hardware profile.
+    checks : tuple of Check
+        In the order in which they were made.
+    """
+
+    policy: str
+    machine: str
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed; empty if the policy passes."""
+        return tuple(check for check in self.checks if check.verdict == "failed")
+
+    def __str__(self) -> str:
+        model = tiny_model()
+        shape = f"{model.n_layers} layers of {model.n_experts} experts, prompts of {N_PROMPT} tokens, {N_DECODE} decode steps"
+        each = (
+            "each: every routed row is served once, weights are there while they are read, and a second object, which has been "
+            "through a pickle, and the first one once more give the same records"
+        )
+        lines = [f"{self.policy} on {self.machine}: {shape}", *map(str, self.checks)]
+        lines += [f"workloads: {'; '.join(map(str, _SETTINGS))}", *textwrap.wrap(each, 125, subsequent_indent="  ")]
+        return "\n".join(lines)
+
+
+def check_policy(
+    make: Callable[[], Any], *, slots: Sequence[int] = SLOTS, hardware: HardwareProfile | None = None
+) -> Report:  # fmt: skip
+    """Check a policy as the registry's own are checked.
+
+    Parameters
+    ----------
+    make, slots, hardware
+        As for `examine_policy`, which says what is checked.
+
+    Returns
+    -------
+    Report
+        What was checked.
+
+    Raises
+    ------
+    CheckError
+        If a check or a run fails, an AssertionError: with all failures, caused by the first of them.
+    InputError
+        As of `examine_policy`.
+    """
+    report = examine_policy(make, slots=slots, hardware=hardware)
+    if report.failures:
+        lines = [": ".join([report.policy, *filter(None, check[1:4])]) for check in report.failures]
+        raise CheckError("\n".join(lines)) from report.failures[0].cause
+    return report
+
+
+def examine_policy(
+    make: Callable[[], Any], *, slots: Sequence[int] = SLOTS, hardware: HardwareProfile | None = None
+) -> Report:  # fmt: skip
+    """Check a policy, and report what fails instead of raising it.
+
+    It must declare what the contract asks, store its options unchanged, place what fits, and run tiny workloads on the engine:
+    prefill and decode, one request and several, one micro-batch and several, one expert a token, with and without decision
+    time. Each runs again, by a copy that has been through a pickle, with the same result, and at last the same object does. In
+    every run each top-k place is served once - each routed expert executed for exactly its rows, if the policy is ``exact`` -
+    and nothing computes with weights that are not there. The engine itself checks every action.
+
+    Parameters
+    ----------
+    make : callable
+        The class, ``functools.partial`` of it with options, or a function without parameters that returns a new policy.
+    slots : sequence of int
+        Cache slots to try, of 32 experts in 4 layers: 4 are one a layer, 1 leaves layers without any. A policy may refuse
+        fewer than 32 by raising CapacityError in ``place``.
+    hardware : HardwareProfile or None
+        The machine; None: the ``profile`` that the policy names, else `tiny_machine`.
+
+    Returns
+    -------
+    Report
+        What was checked.
+
+    Raises
+    ------
+    InputError
+        If the policy cannot run on this machine, or needs a table that the made-up trace does not hold.
+    """
+    policy = make()
+    checks = [_declaration(policy)]
+    if checks[0].verdict == "passed":
+        checks += _constructor(make)
+        caches = {n: _cache(make, n, hardware) for n in slots}
+        ample = caches[max(slots)].verdict != "failed" or not _each(max(slots))
+        checks += [_with_remedy(check, n) if ample else check for n, check in caches.items()]
+    return Report(_called(policy), (hardware or machine_of(policy)).name, tuple(checks))
+
+
+def _declaration(policy: Any) -> Check:
+    what = "it declares exact, listens and needs as the contract asks"
+    return _tried(what, partial(check_declaration, policy))
+
+
+def _constructor(make: Any) -> list[Check]:
+    """Check the constructor where it is known with which options it was called."""
+    cls = make.func if isinstance(make, partial) else make
+    if not inspect.isclass(cls):
+        return []
+    given = make.keywords if isinstance(make, partial) else {}
+    names = ", ".join(option_parameters(cls)) or "it has none"
+    return [_tried(f"its constructor stores its options unchanged: {names}", partial(check_constructor, cls, given))]
+
+
+def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None) -> Check:
+    """Check all settings with a cache of some slots."""
+    refusals: list[str] = []
+
+    def run() -> None:
+        for setting in _SETTINGS:
+            try:
+                _check_setting(make, setting, slots, hardware)
+            except CapacityError as error:
+                expect(slots < _n_units(), f"{setting}: it does not fit even with a slot for every expert: {error}")
+                refusals.append(str(error))
+            except InputError:
+                raise
+            except Exception as error:  # a policy raises whatever it likes
+                raise CheckError(f"{setting}: {_said(error)}") from error
+
+    check = _tried(f"{slots} cache slot{'s' if slots != 1 else ''}, {_each(slots)} a layer", run)
+    if check.verdict == "failed":
+        return check
+    if len(refusals) == len(_SETTINGS):
+        return check._replace(verdict="refused", detail=refusals[0])
+    return check._replace(detail=f"{len(_SETTINGS) - len(refusals)} of {len(_SETTINGS)} workloads")
+
+
+def _check_setting(make: Callable[[], Any], setting: _Setting, slots: int, hardware: HardwareProfile | None) -> None:
+    def run(policy: Any) -> Records:
+        return run_tiny(policy, workload, slots, setting.decision_ns, hardware=hardware, **setting.shape)
+
+    policy = make()
+    workload = tiny_workload(policy, setting.batch_size, setting.micro_batches, **setting.shape)
+    records = run(policy)
+    expect(records == run(_pickled(make())), "two runs of the same inputs differ")
+    expect(records == run(policy), "an object that has run differs from a new one; build its state in place()")
+    check_slots(policy, workload, records)
+    check_weights(policy, workload, records, slots, hardware, **setting.shape)
+
+
+def _tried(what: str, check: Callable[[], None]) -> Check:
+    try:
+        check()
+    except InputError:
+        raise
+    except Exception as error:
+        return Check("failed", what, _said(error), cause=error)
+    return Check("passed", what)
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, CheckError | MoesimError) else describe_exception(error)
+
+
+def _with_remedy(check: Check, slots: int) -> Check:
+    """Say, where a policy fails with less than a slot for every expert, that it may refuse so small a cache."""
+    if check.verdict != "failed" or slots >= _n_units():
+        return check
+    model = tiny_model()
+    few = f"{slots} over {model.n_layers} layers are {_each(slots)} a layer, and a row needs {model.top_k} experts"
+    remedy = "a policy may refuse so few, by raising moesim.errors.CapacityError in place(), or keep a pool beside the cache"
+    return check._replace(remedy=f"{few}; {remedy}")
+
+
+def _each(slots: int) -> int:
+    return slots // tiny_model().n_layers
+
+
+def _n_units() -> int:
+    model = tiny_model()
+    return model.n_layers * model.n_experts
+
+
+def _called(policy: Any) -> str:
+    """Write a policy with its options, or by its name where it has no text of its own."""
+    try:
+        text = repr(policy)
+    except Exception:  # one that has not stored its options
+        text = object.__repr__(policy)
+    return f"{type(policy).__name__}()" if text == object.__repr__(policy) else text
+
+
+def _pickled(policy: Any) -> Any:
+    """Send a policy through a pickle, as runs in other processes do; one whose class no other process could find, as it is."""
+    cls = type(policy)
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is not cls:
+        return policy
+    try:
+        return ForkingPickler.loads(ForkingPickler.dumps(policy))
+    except Exception as error:  # pickling raises whatever it meets
+        raise CheckError(f"it cannot be sent to another process: {describe_exception(error)}") from error
