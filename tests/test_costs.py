@@ -201,6 +201,59 @@ def test_other_shape_or_precision_uses_the_roofline() -> None:
     assert mixed.expert_ns("gpu0", 1) == 5 * US + ceil(20_001 / 10)
 
 
+def test_curves_of_another_shape_or_precision_are_named() -> None:
+    gpu = curve("linear", base_us=1, per_token_us=0)
+    gpu["experts"] += [gpu["experts"][0] | {"range": [65, 99]}, *curve("linear", base_us=1, per_token_us=0)["experts"]]
+    gpu["experts"][2] |= {"shape": {"hidden": 32, "intermediate": 128, "bits": 8}, "range": [1, 9]}
+    there = "gpu0 of machine (there: 64x128 at 16 bits; 32x128 at 8 bits): roofline instead"
+    fits = costs(machine(gpu=gpu))
+    other = costs(machine(gpu=gpu), tiny_model(expert_bits=4.5))
+    mixed = costs(machine(gpu=gpu), tiny_model(expert_bytes_by_layer=(10_000, 30_001)))
+    for found in (fits, other, mixed):
+        assert found.notes() == []  # nothing has been asked for
+        for rows in (1, 2, 3):
+            found.expert_ns("gpu0", rows)
+            found.expert_ns("cpu0", rows)  # which has no curve at all
+    assert fits.notes() == []
+    assert other.notes() == [f"no curve for experts of 64x128 at 4.5 bits on {there}"]
+    assert mixed.notes() == [f"no curve for experts of 64x128 at mixed bits on {there}"]
+
+
+PART = {"model": "tiny", "form": "linear", "range": [1, 8], "base_us": number(40), "per_token_us": number(1)}
+
+
+def test_curves_of_parts_of_another_model_are_named() -> None:
+    parts = [PART | {"part": part, "model": model} for part in ("attention", "dense") for model in ("tiny", "small")]
+    hardware = machine(gpu={"parts": parts}, cpu={"parts": parts})
+    fits, other = costs(hardware), costs(hardware, tiny_model(name="b"))
+    for found in (fits, other):
+        found.attention_ns("gpu0", 1, 2)
+        found.dense_ns("gpu0", 1)
+        found.head_ns("gpu0", 1)  # of which no model has a curve
+        found.dense_ns("cpu0", 1)
+    assert fits.notes() == []
+    assert other.notes() == [
+        "no curve for dense of b on cpu0 of machine (there: tiny; small): roofline instead",
+        "no curve for attention + dense of b on gpu0 of machine (there: tiny; small): roofline instead",
+    ]
+
+
+def test_a_curve_of_a_part_holds_for_the_model_as_it_was_measured() -> None:
+    hardware = machine(gpu={"parts": [PART | {"part": "dense"}]})
+    whole = {name: value for name, value in vars(tiny_model()).items() if name not in ("labels", "source")}
+    config = {key: value for key, value in whole.items() if value is not None}
+    fewer = costs(hardware, load_model(config | {"top_k": 1, "expert_bits": 4}))
+    assert fewer.dense_ns("gpu0", 1) == 41 * US
+    changed = ModelSpec(**whole | {"other_bits": 8, "labels": ("other_bits=8", "top_k=1")})
+    narrow = costs(hardware, changed)
+    assert narrow.dense_ns("gpu0", 1) < 40 * US
+    assert narrow.notes() == ["no curve for dense of tiny with other_bits=8 on gpu0 of machine (there: tiny): roofline instead"]
+    assert costs(hardware, ModelSpec(**whole | {"labels": ("top_k=1", "expert_bits=4")})).dense_ns("gpu0", 1) == 41 * US
+    parts = {"parts": [PART | {"part": "dense"}, PART | {"part": "shared"}]}
+    wide = costs(machine(gpu=parts), ModelSpec(**whole | {"labels": ("n_experts=4",)}))
+    assert wide.shared_ns("gpu0", 1) == 41 * US != wide.dense_ns("gpu0", 1)  # the router has a row for each expert
+
+
 def test_launches_hide_behind_long_kernels_and_dominate_short_ones() -> None:
     launches = {"launches": {"expert": number(3)}}
     found = costs(machine(gpu=launches))

@@ -134,6 +134,22 @@ def test_notes_say_how_many_requests_were_drawn_from_which(tmp_path: Path):
     assert "1 request of the 5 with signal residual" in found
 
 
+def test_a_curve_that_does_not_fit_is_said_in_the_row_and_once_below_the_table(tmp_path: Path):
+    changes = {"cache": {"ratio": [0.25, 0.5]}, "model": {"base": "mixtral-8x7b", "expert_bits": 4.5}}
+    rows = run_experiment(resolve(tmp_path, policies=["lru", "on-demand", "fiddler"], **changes)).rows
+    said = (
+        "no curve for experts of 4096x14336 at 4.5 bits on gpu0 of rtx3090-epyc7532 "
+        "(there: 4096x14336 at 16 bits; 4096x14336 at 4 bits): roofline instead"
+    )
+    assert all(str(row["notes"]).split(", ").count(said) == 1 for row in rows)
+    table = result_table(rows, Format.TABLE)
+    assert table.count(said) == 1
+    assert table.rstrip().endswith(said)
+    assert said in result_table(rows, Format.CSV)
+    fits = run_experiment(resolve(tmp_path, policies=["lru"])).rows
+    assert "no curve" not in str(fits[0]["notes"])
+
+
 def test_a_table_shows_the_notes_that_all_runs_share_below(tmp_path: Path):
     workload = {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2}
     rows = run_experiment(resolve(tmp_path, policies=["lru"], workload=workload)).rows

@@ -439,10 +439,11 @@ def test_what_is_wrong_is_said_in_one_line(trace: str, changes: dict[str, Any], 
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_experts_on_a_disk(tmp_path: Path, trace: str):
+def test_experts_on_a_disk(tmp_path: Path):
     """No processor beside the one that is the accelerator: caches only, and nothing that an engine's flags say."""
-    question = asked(trace, hardware="zen5-2core-disk", ram=None, vram="2GiB", bits=16.0)
-    small = {"base": "deepseek-v2-lite", "n_layers": 4, "n_experts": 8, "top_k": 2}
+    made = synthetic_trace(n_layers=4, n_experts=64, top_k=6, n_requests=6, prompt=8, decode=6)
+    question = asked(str(made.write(tmp_path / "lite.safetensors")), hardware="zen5-2core-disk", ram=None, bits=16.0)
+    small = {"base": "deepseek-v2-lite", "n_layers": 4}
     advice = recommend(replace(question, model=small, vram="2.5GiB", context=None, prompt=4, decode=2))
     assert {one.candidate.family for one in advice.papers} & {"lru"}
     assert all(one.candidate.family == "all-gpu" for one in advice.runnable)

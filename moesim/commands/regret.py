@@ -13,6 +13,7 @@ from moesim.atomic import write_bytes
 from moesim.commands.outputs import check_out_folder
 from moesim.commands.runs import Jobs
 from moesim.experiment.config import load_config
+from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
@@ -101,8 +102,9 @@ def table(found: Sequence[Regret], form: Format) -> str:
 
 def _labels(found: Sequence[Regret]) -> list[str]:
     """Say what the runs as they are rest on."""
-    said = {f"as it is: weakest source {one.row.get('source_label')}; {one.row.get('notes')}" for one in found if not one.errors}
-    return sorted(said)
+    rows = [one.row for one in found if not one.errors]
+    said = {f"as it is: weakest source {row.get('source_label')}; {', '.join(split_notes(row)[0])}" for row in rows}
+    return [*sorted(said), *cost_notes(rows)]
 
 
 def _named(one: Regret, varying: Sequence[str]) -> list[str]:

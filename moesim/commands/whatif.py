@@ -14,6 +14,7 @@ from moesim.atomic import write_bytes
 from moesim.commands.outputs import check_out_folder
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
+from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.quick import quick
 from moesim.metrics.frames import write_frame
 from moesim.table import Format, render, render_records
@@ -234,9 +235,10 @@ def _as_it_is(row: Mapping[str, Any]) -> str:
 
 def _notes(lines: Sequence[Line], small: bool, inexact: bool) -> list[str]:
     first = lines[0].base.row
-    labels = dict.fromkeys(str(line.base.row.get("notes")) for line in lines)
+    labels = dict.fromkeys(", ".join(split_notes(line.base.row)[0]) for line in lines)
     notes = [
         f"{first['model']} on {first['hardware']}, routing {first['trace']} ({'; '.join(labels)}); simulated",
+        *cost_notes([line.shot.row for line in lines]),
         _as_it_is(first),
         "limited by: shares of the time of decoding: the largest part (link, CPU, GPU ...) is the limit, by its largest resource",
         "next limit on this way: where the limit of the run as it is changes along the knob, to 5 %; looked for to x8 or x1/8",

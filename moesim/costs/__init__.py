@@ -1,9 +1,6 @@
 """What everything takes on a machine, in integer nanoseconds."""
 
-from moesim.costs.model import (
-    CostModel,
-)
+from moesim.costs.fitting import NO_CURVE
+from moesim.costs.model import CostModel
 
-__all__ = [
-    "CostModel",
-]
+__all__ = ["NO_CURVE", "CostModel"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moesim.costs.curves import covers, curve_ns, nearest, range_text
+from moesim.costs.fitting import Unfitting, part_curves
 from moesim.costs.links import LinkCosts
 from moesim.costs.parts import Roofline
 from moesim.errors import HardwareError
@@ -25,6 +26,7 @@ class PartCosts(LinkCosts):
         super().__init__(model, hardware, transfer, chunk_bytes, extrapolate)
         self._parts: dict[tuple[str, str, int], int] = {}
         self._rooflines: dict[tuple[str, str], Roofline] = {}
+        self._unfitting = Unfitting(model)
 
     def _roofline(self, device: Device, part: str) -> Roofline:
         if device.role == "storage":
@@ -40,18 +42,20 @@ class PartCosts(LinkCosts):
         return self._rooflines[key]
 
     def _part_curves(self, device: str, part: str) -> list[CostCurve]:
-        curves = self.hardware.devices[device].parts
-        return [curve for curve in curves if curve.part == part and curve.model == self.model.name]
+        found = self.hardware.devices[device]
+        curves = part_curves(self.model, found, part)
+        if not curves:
+            self._unfitting.part(found, part)
+        return curves
 
     def _part_ns(self, device: str, part: str, n_rows: int, n_bytes: int, operations: int) -> int:
         key = (part, device, n_rows)
         ns = self._parts.get(key)
         if ns is None:
-            curves = self._part_curves(device, part)
             found = self.hardware.devices[device]
             if n_rows == 0:
                 ns = 0
-            elif curves:
+            elif curves := self._part_curves(device, part):
                 ns = self._from_curves(found, part, curves, n_rows, f"{part} curve for {self.model.name}")
             else:
                 ns = self._roofline(found, part).ns(n_bytes, operations)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.costs.choice import PartCosts
+from moesim.costs.fitting import expert_curves
 from moesim.costs.parts import Roofline
-from moesim.hardware.types import CostCurve, Device, HardwareProfile, weakest
+from moesim.hardware.types import Device, HardwareProfile, weakest
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.units import NS_PER_S, ceil_div
 
@@ -126,7 +127,7 @@ class CostModel(PartCosts):
         if key not in self._memo:
             found = self.hardware.devices[device]
             extra, where = found.first_extra_us, f"devices.{device}.first_extra_us"
-            for curve in self._expert_curves(found):
+            for curve in expert_curves(self.model, found):
                 if curve.first_extra_us is not None:
                     extra, where = curve.first_extra_us, f"{curve.key}.first_extra_us"
                     break
@@ -135,17 +136,12 @@ class CostModel(PartCosts):
                 self._ledger.note(f"first extra @{device}", "constant", where)
         return self._memo[key]
 
-    def _expert_curves(self, device: Device) -> list[CostCurve]:
-        if self.model.expert_bytes_by_layer is not None:
-            return []  # mixed precisions: no single shape
-        shape = (self.model.hidden, self.model.expert_intermediate, float(self.model.expert_bits))
-        return [curve for curve in device.experts if curve.shape == shape]
-
     def _compute_expert(self, device: Device, n_rows: int) -> int:
         if n_rows < 0:
             raise ValueError(f"n_rows: expected at least 0, got {n_rows}")
-        model, curves = self.model, self._expert_curves(device)
+        model, curves = self.model, expert_curves(self.model, device)
         if not curves:
+            self._unfitting.expert(device)
             by_layer = model.expert_bytes_by_layer
             n_bytes = model.expert_bytes(0) if by_layer is None else ceil_div(sum(by_layer), len(by_layer))
             return self._roofline(device, "expert").ns(n_bytes, 2 * n_rows * model.expert_params)
@@ -311,6 +307,10 @@ class CostModel(PartCosts):
             its activities are among them. Without it, every pair counts whose lanes may have been used.
         """
         return self._ledger.labels(activities)
+
+    def notes(self) -> list[str]:
+        """Name, for costs asked for so far, curves of the profile that fit neither model nor precision: a roofline stood in."""
+        return self._unfitting.notes(self.hardware.name)
 
     def label(self, activities: Collection[str] | None = None) -> str:
         """Weakest of `labels`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.repeats import CI, aggregate, repeated
 from moesim.metrics import Value
 from moesim.table import Format, render, render_records
@@ -108,10 +109,6 @@ def busy_shares(row: Row) -> str:
 LIVE: Final = "live replay"
 """How the note begins that results of a replay carry."""
 
-_LABELS = {"source_label": ("label", "weakest source of its numbers"), "notes": ("notes", "notes")}
-"""Key -> heading where it differs between runs, and words for the line below the table where it does not."""
-
-
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "policy": lambda row: str(row["policy"]),
     "cache": _cache,
@@ -149,10 +146,11 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     varying = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     done = [row for row in rows if not row.get("error")]
     columns = dict(_COLUMNS)
-    for key, (name, _) in _LABELS.items():
-        if len({row.get(key) for row in done}) > 1:
-            common = _common_notes(done) if key == "notes" else []  # the footer has those
-            columns[name] = lambda row, key=key, common=common: _without(row.get(key), common)  # type: ignore[misc]
+    if len({row.get("source_label") for row in done}) > 1:
+        columns["label"] = lambda row: str(row.get("source_label") or "-")
+    below = _common_notes(done)
+    if any(_own_notes(row, below) for row in done):
+        columns["notes"] = lambda row: ", ".join(_own_notes(row, below)) or "-"
     names = [*varying.values(), *columns]
     cells = [
         [*(_setting(row.get(key)) for key in varying), *(make(row) for make in columns.values())]
@@ -176,12 +174,13 @@ def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable
 
 
 def _common_notes(done: Sequence[Row]) -> list[str]:
-    notes = [str(row.get("notes") or "").split(", ") for row in done]
-    return [note for note in notes[0] if note and all(note in others for others in notes)]
+    """List the notes of all runs, which stand once below the table."""
+    notes = [split_notes(row)[0] for row in done]
+    return [note for note in notes[0] if all(note in one for one in notes)] if notes else []
 
 
-def _without(labels: Any, common: Sequence[str]) -> str:
-    return ", ".join(label for label in str(labels or "").split(", ") if label not in common) or "-"
+def _own_notes(row: Row, common: Sequence[str]) -> list[str]:
+    return [note for note in split_notes(row)[0] if note not in common]
 
 
 def _setting(value: Any) -> str:
@@ -194,14 +193,14 @@ def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format, seeds: str) 
     said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
     values = {key: {row.get(key) for row in rows} for key in said}
     shared = [f"{word} {next(iter(values[key]))}" for key, word in said.items() if len(values[key]) == 1]
-    found = {key: {row.get(key) for row in done} for key in _LABELS}
-    shown = {words: found[key] for key, (_, words) in _LABELS.items()}
-    labels = [f"{words}: {next(iter(one))}" for words, one in shown.items() if len(one) == 1 and any(one)]
-    if len(found["notes"]) > 1 and (common := _common_notes(done)):
+    sources = {row.get("source_label") for row in done}
+    labels = [f"weakest source of its numbers: {next(iter(sources))}"] if len(sources) == 1 and any(sources) else []
+    if common := _common_notes(done):
         labels.append(f"notes: {', '.join(common)}")
     live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
     lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
     lines += [seeds] if seeds else []
+    lines += cost_notes(done)
     if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
     separator = "\n\n" if form is Format.MD else "\n"

@@ -174,7 +174,7 @@ def _run(
     notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=inputs.signals(spec))
     if own := _own_transfer(spec, costs):
         notes.append(f"transfers of its own: {own}")
-    notes += execution.notes()
+    notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
     if "scores-or-weights" in policy.needs and trace.scores is None:
         notes.append("scores of the chosen experts only")
     row: dict[str, Value] = {

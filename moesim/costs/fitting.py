@@ -1,0 +1,85 @@
+"""Which curves of a device fit a model, and what a result says of those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from moesim.hardware.types import CostCurve, Device
+from moesim.model import ModelSpec
+
+NO_CURVE = "no curve for "
+"""How the note begins that results carry where a device's curves are of something else, and a roofline stands in for them."""
+
+_EXPERTS_ONLY = frozenset(
+    ("n_layers", "top_k", "expert_intermediate", "expert_bits", "expert_bias", "expert_bytes_by_layer", "n_dense_layers",
+     "tie_embeddings", "act_bits")
+)  # fmt: skip
+"""Fields of a model that the time of no part of a layer but its routed experts depends on."""
+
+
+def expert_curves(model: ModelSpec, device: Device) -> list[CostCurve]:
+    """Choose the curves of an expert of the model's shape and bits; none for mixed precisions, which have no single shape."""
+    if model.expert_bytes_by_layer is not None:
+        return []
+    shape = (model.hidden, model.expert_intermediate, float(model.expert_bits))
+    return [curve for curve in device.experts if curve.shape == shape]
+
+
+def part_curves(model: ModelSpec, device: Device, part: str) -> list[CostCurve]:
+    """Choose the curves of a part of the model; none if a field that the part may depend on has been changed."""
+    if _changed(model, (part,)):
+        return []
+    return [curve for curve in device.parts if curve.part == part and curve.model == model.name]
+
+
+def _changed(model: ModelSpec, parts: Iterable[str]) -> list[str]:
+    """List the changes on which parts of a layer may depend; on `n_experts` only the dense part, which has the router."""
+    fields = vars(model).keys() - _EXPERTS_ONLY - (set() if "dense" in parts else {"n_experts"})
+    return [label for label in model.labels if label.partition("=")[0] in fields]
+
+
+class Unfitting:
+    """Devices with curves that a run had no use for, because they are of other shapes, bits or models.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Whose costs were asked for.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._model = model
+        self._experts: dict[str, Device] = {}
+        self._parts: dict[str, tuple[Device, set[str]]] = {}
+
+    def expert(self, device: Device) -> None:
+        """Note that no curve of an expert fits; nothing if the device has none."""
+        if device.experts:
+            self._experts[device.name] = device
+
+    def part(self, device: Device, part: str) -> None:
+        """Note that no curve of a part fits; nothing if the device has none of that part."""
+        if any(curve.part == part for curve in device.parts):
+            self._parts.setdefault(device.name, (device, set()))[1].add(part)
+
+    def notes(self, machine: str) -> list[str]:
+        """Say it of a machine, a line for each device and kind of curve; without commas, which divide the notes of a result."""
+        model, said = self._model, []
+        mixed = model.expert_bytes_by_layer is not None
+        wanted = _shape(model.hidden, model.expert_intermediate, "mixed" if mixed else f"{model.expert_bits:g}")
+        for name, device in sorted(self._experts.items()):
+            there = dict.fromkeys(_shape(h, i, f"{bits:g}") for h, i, bits in (c.shape for c in device.experts if c.shape))
+            said.append(_note(f"experts of {wanted}", f"{name} of {machine}", there))
+        for name, (device, parts) in sorted(self._parts.items()):
+            whose = " ".join((model.name, *(f"with {label}" for label in _changed(model, parts))))
+            there = dict.fromkeys(curve.model for curve in device.parts if curve.part in parts)
+            said.append(_note(f"{' + '.join(sorted(parts))} of {whose}", f"{name} of {machine}", there))
+        return said
+
+
+def _shape(hidden: int, intermediate: int, bits: str) -> str:
+    return f"{hidden}x{intermediate} at {bits} bits"
+
+
+def _note(what: str, where: str, there: dict[str, None]) -> str:
+    return f"{NO_CURVE}{what} on {where} (there: {'; '.join(there)}): roofline instead".replace(", ", " ")

@@ -1,0 +1,30 @@
+"""The notes of results: one text a row, divided by commas; those about costs are long and stand once below a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moesim.costs import NO_CURVE
+
+
+def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Divide the notes of a result.
+
+    Parameters
+    ----------
+    row : mapping
+        Of a run.
+
+    Returns
+    -------
+    notes, of_costs : list of str
+        The second name curves that fit neither model nor precision.
+    """
+    notes = [note for note in str(row.get("notes") or "").split(", ") if note]
+    return [n for n in notes if not n.startswith(NO_CURVE)], [n for n in notes if n.startswith(NO_CURVE)]
+
+
+def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the notes about costs of all rows, each once."""
+    return list(dict.fromkeys(note for row in rows for note in split_notes(row)[1]))
