@@ -111,6 +111,8 @@ Event = StepBegin | LayerBegin | Routed | Predicted | Fetched | Ran | Sent | Lay
 
 # ------------------------------------------------------------------------------------------------------------ actions
 
+CACHE = "cache"  # the pool that the experiment's cache slots count
+
 
 class Fetch(NamedTuple):
     """Copy experts to a device. A repeat of a queued fetch may only lower its urgency number; of a resident, nothing.
@@ -122,7 +124,7 @@ class Fetch(NamedTuple):
     experts: Sequence[int]
     device: str
     urgency: int = DEMAND
-    pool: str = "cache"
+    pool: str = CACHE
     source: str | None = None  # None: the nearest copy by hops, then by name
 
 
@@ -191,12 +193,22 @@ Action = Fetch | Drop | Move | Run | Skip | Predict | Send
 
 
 class Pool(NamedTuple):
-    """Memory of a device with one purpose. With ``per_layer`` there is one of ``n_bytes`` for every layer."""
+    """Memory of a device with one purpose.
+
+    With ``per_layer`` every layer has one of its own: of ``n_bytes`` each, or, for layers of different sizes, of what a
+    sequence says of each layer.
+    """
 
     device: str
     name: str
-    n_bytes: int
+    n_bytes: int | Sequence[int]
     per_layer: bool = False
+
+    def sizes(self, n_layers: int) -> list[int]:
+        """Return the bytes of the pool of each layer, or, without ``per_layer``, those of the only one."""
+        if isinstance(self.n_bytes, Sequence):
+            return list(self.n_bytes)
+        return [self.n_bytes] * (n_layers if self.per_layer else 1)
 
 
 class Copy(NamedTuple):
@@ -205,7 +217,7 @@ class Copy(NamedTuple):
     layer: int
     experts: Sequence[int]
     device: str
-    pool: str = "cache"
+    pool: str = CACHE
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ def test_workload_aware_swap_takes_the_smaller_of_residents_and_others() -> None
 def test_static_mask_of_ktransformers() -> None:
     frequency = [[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]]
     assert global_top(frequency, 3) == [[1, 3], [2]]
-    assert per_layer_top(frequency, 2) == [[1, 3], [1, 2]]
+    assert per_layer_top(frequency, [2, 2]) == [[1, 3], [1, 2]]
 
 
 def test_daop_start_gives_the_remainder_to_the_globally_most_frequent() -> None:

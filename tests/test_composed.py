@@ -47,27 +47,27 @@ def predicted(layer: int, ids: list[list[int]], step: int = 0, mb: int = 0) -> P
 )
 def test_placement_per_layer(name: str, layer0: list[int], layer3: list[int]) -> None:
     view = FakeView(slots=11, tables=FREQUENCY)
-    chosen = make_part("placement", name).choose(Setup(view, "gpu0", "", 2, True))
+    chosen = make_part("placement", name).choose(Setup(view, "gpu0", "", [2] * 4, True))
     assert (chosen[0], chosen[3]) == (layer0, layer3)
 
 
 @pytest.mark.parametrize(
     ("name", "chosen"),
     [
-        ("lowest-ids", [[0, 1], [0], [0], [0]]),
-        ("highest-ids", [[6, 7], [7], [7], [7]]),
+        ("lowest-ids", [[0], [0, 1], [0], [0]]),
+        ("highest-ids", [[7], [6, 7], [7], [7]]),
         ("frequency-global", [[7], [7], [7], [6, 7]]),
         ("frequency-per-layer", [[7], [7], [7], [6, 7]]),
     ],
 )
 def test_placement_in_a_global_pool(name: str, chosen: list[list[int]]) -> None:
     view = FakeView(tables=FREQUENCY)
-    assert make_part("placement", name).choose(Setup(view, "gpu0", "", 5, False)) == chosen
+    assert make_part("placement", name).choose(Setup(view, "gpu0", "", [5], False)) == chosen
 
 
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_random_placement_is_seeded_and_fills_the_slots(per_layer: bool) -> None:
-    setup = Setup(FakeView(), "gpu0", "", 3, per_layer)
+    setup = Setup(FakeView(), "gpu0", "", [3] * 4 if per_layer else [3], per_layer)
     chosen = make_part("placement", {"name": "random", "seed": 5}).choose(setup)
     assert chosen == make_part("placement", {"name": "random", "seed": 5}).choose(setup)
     assert chosen != make_part("placement", {"name": "random", "seed": 6}).choose(setup)
@@ -317,7 +317,7 @@ def test_dali_takes_the_published_sizes_by_the_number_of_experts() -> None:
     for n_experts, sizes in ((8, (1, 1)), (64, (8, 4))):
         policy = Dali()
         view = FakeView(tiny_model(n_experts=n_experts), slots=64)
-        pools = {pool.name: pool.n_bytes // EXPERT for pool in policy.place(view).pools}
+        pools = {pool.name: sum(pool.sizes(4)) // EXPERT for pool in policy.place(view).pools}
         assert (policy.parts.replacement.u_size, pools["prefetch"]) == sizes  # type: ignore[attr-defined]
 
 

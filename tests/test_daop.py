@@ -142,7 +142,7 @@ def test_a_fixed_threshold_is_fiddlers_with_its_constants() -> None:
 def test_a_placement_by_frequency_may_count_decode_only() -> None:
     every, decode = np.arange(32.0).reshape(4, 8), -np.arange(32.0).reshape(4, 8)
     view = FakeView(tables={"activation_frequency": every, "activation_frequency_decode": decode})
-    setup = Setup(view, "gpu0", "cpu0", 6, per_layer=False)
+    setup = Setup(view, "gpu0", "cpu0", [6], per_layer=False)
     assert FrequencyPerLayer(phase="decode").choose(setup) == [[0, 1, 2], [0], [0], [0]]
     assert FrequencyPerLayer().choose(setup) == [[7], [7], [7], [5, 6, 7]]
     assert FrequencyGlobal(phase="decode").choose(setup) == [[0, 1, 2, 3, 4, 5], [], [], []]

@@ -667,18 +667,27 @@ def test_rule_6_drop_cancels_what_is_queued_but_not_what_is_in_flight_or_awaited
 
 
 def test_rule_6_pools_per_layer_are_separate_and_global_ones_shared() -> None:
+    per_layer = False
+
     def asked(pool: Pool) -> list[Any]:
+        nonlocal per_layer
+        per_layer = pool.per_layer
         script = Script(copies=[Copy(1, [0, 1], "gpu0")], pools=[pool], routed=on_demand, evict=last)
         play(script, ONE)
         return [question[1:3] for question in script.asked]
 
-    def last(fetch: Fetch, view: Any) -> tuple[int, int]:
-        return next(x for x in reversed(view.residents("gpu0", "cache")) if not view.is_pinned(*x, "gpu0"))
+    def last(fetch: Fetch, view: Any) -> tuple[int, int] | None:
+        held = reversed(view.residents("gpu0", "cache"))
+        idle = (x for x in held if not view.is_pinned(*x, "gpu0"))
+        return next((x for x in idle if x[0] == fetch.layer or not per_layer), None)
 
     # Two slots for each layer: layer 0 fits, layer 1 must give up its own. Three for all: layer 0 needs one more.
     assert asked(Pool("gpu0", "cache", 2000, True)) == [(1, 2), (1, 3)]
     assert asked(Pool("gpu0", "cache", 4000)) == [(1, 2), (1, 3)]
     assert asked(Pool("gpu0", "cache", 3000)) == [(0, 1), (1, 2), (1, 3)]
+    # Layers of different sizes: room for one and three, then for three and two.
+    assert asked(Pool("gpu0", "cache", [1000, 3000], True)) == [(0, 1), (0, 1), (1, 3)]  # asked again when 0/0 has run
+    assert asked(Pool("gpu0", "cache", [3000, 2000], True)) == [(1, 2), (1, 3)]
 
 
 def test_rule_6_move_relabels_and_copies_nothing() -> None:

@@ -348,7 +348,7 @@ def test_each_system_credits_as_its_source_does() -> None:
 
 
 def start(part: Any, view: FakeView, slots: int = 2, residents: Sequence[Sequence[int]] = ()) -> Any:
-    setup = Setup(view, "gpu0", "cpu0", slots, True)
+    setup = Setup(view, "gpu0", "cpu0", [slots] * view.model.n_layers, True)
     if residents:
         part.start(setup, residents)
         for layer, experts in enumerate(residents):

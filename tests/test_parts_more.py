@@ -285,15 +285,15 @@ def test_arc_finds_room_for_a_load_that_later_ones_have_displaced() -> None:
 # ----------------------------------------------------------------------------------------------------- activation-aware
 def test_the_lowest_count_goes_and_ties_are_scanned_expert_by_expert() -> None:
     policy = Composed(replacement={"name": "activation-aware", "reading": "code"}, scope="global")
-    view = start(policy, slots=9)  # experts 0 and 1 of each layer, and 2 of layer 0
+    view = start(policy, slots=9)  # experts 0 and 1 of each layer, and 2 of layer 1
     policy.decide(routed([[0, 1]], layer=0), view)
     policy.decide(routed([[0, 0]], layer=1), view)
     order = []
     while (unit := policy.evict(Fetch(3, [7], "gpu0"), view)) is not None:
         order.append(unit)
         view.remove(*(unit[0], [unit[1]]), "gpu0")
-    # Unused: expert 0 of layers 2 and 3, 1 of layers 1 to 3, 2 of layer 0; then those used once, in the same order.
-    assert order == [(2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (0, 2), (0, 0), (1, 0), (0, 1)]
+    # Unused: expert 0 of layers 2 and 3, 1 of layers 1 to 3, 2 of layer 1; then those used once, in the same order.
+    assert order == [(2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2), (0, 0), (1, 0), (0, 1)]
 
 
 def test_counts_survive_eviction() -> None:
@@ -338,7 +338,7 @@ def test_the_closest_past_sequence_weighs_what_is_to_come() -> None:
     draw = np.random.default_rng(0)
     part = ActivationAware()
     view = FakeView()
-    part.start(Setup(view, "gpu0", "", 8, False), [[0, 1]] * 4)
+    part.start(Setup(view, "gpu0", "", [8], False), [[0, 1]] * 4)
     done: list[Any] = []
     alive: dict[int, Any] = {}
     next_request, compared = 0, 0
@@ -525,7 +525,7 @@ def test_the_plan_may_know_of_shared_experts() -> None:
     assert CostModel(model, view.costs.hardware).shared_ns("gpu0", 2) > 0
     plans = []
     for part in (Greedy(), Greedy(shared_in_plan=True)):
-        part.start(Setup(view, "gpu0", "cpu0", 2, True))
+        part.start(Setup(view, "gpu0", "cpu0", [2] * 4, True))
         plans.append(part.assign(0, [2, 0, 0, 0, 0, 0, 0, 0], [0] * 8))
     assert (plans[0].gpu, plans[1].cpu) == ((0,), (0,))
     assert plans[1].gpu_total == view.costs.shared_ns("gpu0", 1)  # two slots are one row of a top-2 model

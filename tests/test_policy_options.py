@@ -14,11 +14,13 @@ from moesim.testing import run_tiny, tiny_workload
 
 PREDICTED = {"name": "predicted", "source": "oracle", "size": 2}
 STATIC = {"replacement": "static", "assignment": "greedy"}
+EQUAL = {"slots_split": "equal"}  # the runs here have 13 slots over 4 layers
 CACHES = {  # what all caches share
     "placement": {"placement": "highest-ids"},
     "assignment": {"assignment": "greedy"},
     "prefetch": {"prefetch": PREDICTED},
     "scope": {"scope": "global"},
+    "slots_split": EQUAL,
 }
 
 DAOP = {
@@ -53,6 +55,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "assignment": ({"assignment": "greedy"}, {}),
         "prefetch": ({"prefetch": PREDICTED}, {}),
         "scope": ({"scope": "per-layer"}, {"placement": "random"}),
+        "slots_split": (EQUAL, {"placement": "random", "scope": "per-layer"}),
         "staging_slots": ({"staging_slots": 1}, {}),
     },
     "composed": {
@@ -84,6 +87,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "prefetch_size": ({"prefetch_size": 2}, {}),
         "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
         "seed": ({"seed": 1}, {}),
+        "slots_split": (EQUAL, {}),
     },
     "hybrimoe-paper": {
         **{key: (value, {}) for key, value in CACHES.items()},
@@ -95,6 +99,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "assignment": ({"assignment": "greedy"}, {}),
         "prefetch": ({"prefetch": PREDICTED}, {}),
         "replacement": ({"replacement": "lfu"}, {}),
+        "slots_split": (EQUAL, {}),
     },
     "on-demand": {"staging_slots": ({"staging_slots": 1}, {})},
     "prescope": {
@@ -113,7 +118,11 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "prefetch_slots": ({"prefetch_slots": 1}, {}),
         "cancel": ({"cancel": "next-gate"}, {"prefetch_size": 5}),
     },
-    "mixtral-offloading": {"buffer_size": ({"buffer_size": 2}, {}), "writeback": ({"writeback": False}, {})},
+    "mixtral-offloading": {
+        "buffer_size": ({"buffer_size": 2}, {}),
+        "writeback": ({"writeback": False}, {}),
+        "slots_split": (EQUAL, {}),
+    },
     "fiddler": {
         "rule": ({"rule": "code"}, {}),
         "serial": ({"serial": True}, {}),
@@ -143,6 +152,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "cache_only": ({"cache_only": True}, {"prefetch_size": 3}),
         "placement": ({"placement": "lowest-ids"}, {}),
         "staging_slots": ({"staging_slots": 1}, {"assignment": "all-gpu"}),
+        "slots_split": (EQUAL, {}),
     },
 }
 ELSEWHERE = {
@@ -199,7 +209,7 @@ PART_BOTH: dict[tuple[str, str], dict[str, Any]] = {  # set on both sides
 def happened(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
     """Run a policy on the tiny machine; return all that the records say happened."""
     spec = {"name": name, **options}
-    records: Records = run_tiny(make_policy(spec), tiny_workload(make_policy(spec), 4), 12)
+    records: Records = run_tiny(make_policy(spec), tiny_workload(make_policy(spec), 4), 13)
     return records.tasks, records.transfers, records.evictions
 
 

@@ -528,7 +528,7 @@ def test_the_part_charges_the_loads_of_the_layer(left: int | None, size: int) ->
     """The CPU takes 6000 for E2, a load 3000, the dense part 1000: f = (7000 - what the link has to do for E1) / 3000."""
     view = FakeView()
     part = CrossLayer(source="oracle")
-    part.start(Setup(view, "gpu0", "cpu0", 8, True))
+    part.start(Setup(view, "gpu0", "cpu0", [8] * view.model.n_layers, True))
     if left == 0:
         view.put(0, [1], "gpu0")
     elif left is not None:
@@ -541,7 +541,7 @@ def test_the_part_charges_what_is_under_way_for_nothing(left: int, size: int) ->
     """E3 was chosen for layer 1, which does not need it. What has all its time left is only queued, behind any load."""
     view = FakeView()
     part = CrossLayer(source="oracle")
-    part.start(Setup(view, "gpu0", "cpu0", 8, True))
+    part.start(Setup(view, "gpu0", "cpu0", [8] * view.model.n_layers, True))
     assert _chosen(part, view, 0, Plan((), (2,), 0, 0)) == 2
     view.pend(1, [3], "gpu0", left)
     assert _chosen(part, view, 1, Plan((), (2,), 0, 0)) == size
@@ -560,6 +560,6 @@ def test_the_part_predicts_in_the_lane_it_is_told() -> None:
     view = FakeView()
     for lane in ("main", "side"):
         part = CrossLayer(source="oracle", lane=lane)
-        part.start(Setup(view, "gpu0", "cpu0", 8, True))
+        part.start(Setup(view, "gpu0", "cpu0", [8] * view.model.n_layers, True))
         assert part.ask(routed([[1, 2]]), view) == (Predict(0, 1, "oracle", "gpu0", lane),)
         assert part.ask(routed([[1, 2]], layer=3), view) == ()

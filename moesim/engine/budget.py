@@ -1,4 +1,4 @@
-"""How many cache slots fit into a memory budget, found with the policy's own placement."""
+"""How many cache slots a placement uses, and how many fit into a memory budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moesim.engine.build import required_bytes
 from moesim.engine.core import Engine
 from moesim.engine.entry import EngineOptions
 from moesim.errors import CapacityError
-from moesim.policy import Placement
+from moesim.policy import CACHE, Placement
 from moesim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -71,6 +71,33 @@ def initial_placement(
         placement: Placement = placed.args[0]
         return placement
     raise AssertionError("unreachable: the engine asks for a placement while it is set up")
+
+
+def slots_used(placement: Placement, model: ModelSpec) -> int:
+    """Count the cache slots that a placement can use, on the device that has most of them.
+
+    Parameters
+    ----------
+    placement : Placement
+        Its cache pools count: those of that name.
+    model : ModelSpec
+        The size of its largest expert is that of a slot.
+
+    Returns
+    -------
+    int
+        Slots over all layers. Fewer than are granted where a policy keeps no cache, whole layers, or the same number in every
+        layer; more where it holds experts whatever is granted.
+    """
+    slot = max(model.expert_bytes(layer) for layer in range(model.n_layers))
+    count: dict[str, int] = {}
+    for pool in placement.pools:
+        if pool.name == CACHE:
+            most = model.n_experts * (1 if pool.per_layer else model.n_layers)
+            fit = sum(min(n_bytes // slot, most) for n_bytes in pool.sizes(model.n_layers))
+            held = sum(len(copy.experts) for copy in placement.copies if (copy.device, copy.pool) == (pool.device, CACHE))
+            count[pool.device] = max(fit, held)  # experts smaller than the largest may be there beyond what fits
+    return max(count.values(), default=0)
 
 
 def slots_within(

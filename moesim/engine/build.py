@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from moesim.engine.devices import DeviceState
@@ -94,9 +94,15 @@ def _check_parts(engine: Engine, placement: Placement) -> None:
     for pool in placement.pools:
         if pool.device not in engine.by_name:
             raise _bad(engine, unknown_name("device", pool.device, engine.by_name))
-        if (pool.device, pool.name) in names or pool.n_bytes < 0 or engine.by_name[pool.device].backing:
+        sizes = pool.sizes(model.n_layers)
+        if (pool.device, pool.name) in names or min(sizes, default=0) < 0 or engine.by_name[pool.device].backing:
             expected = "expected one pool of that name, at least 0 bytes, on a device that backs no weights"
             raise _bad(engine, f"Pool{tuple(pool)}: {expected}")
+        if isinstance(pool.n_bytes, Sequence) and (not pool.per_layer or len(sizes) != model.n_layers):
+            expected = f"expected per_layer=True and one number of bytes for each of {model.n_layers} layers"
+            raise _bad(
+                engine, f"Pool('{pool.device}', '{pool.name}'): {expected}, got per_layer={pool.per_layer} and {len(sizes)}"
+            )
         names.add((pool.device, pool.name))
     for copy in placement.copies:
         if (copy.device, copy.pool) not in names:
@@ -143,7 +149,7 @@ def required_bytes(
     tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
     for pool in placement.pools:
-        add(pool.device, f"pool:{pool.name}", pool.n_bytes * (model.n_layers if pool.per_layer else 1))
+        add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)))
     for name, n_bytes in placement.reserved.items():
         add(name, "reserved", n_bytes)
     experts = sum(model.expert_bytes(layer) for layer in range(model.n_layers)) * model.n_experts
@@ -178,7 +184,7 @@ def _put_in_place(engine: Engine, placement: Placement, needed: Mapping[str, Map
         fixed = sum(v for k, v in needed[device.name].items() if k in FIXED)
         memory.used = memory.peak = fixed
     for pool in placement.pools:
-        state = PoolState(pool.name, pool.n_bytes, pool.per_layer, engine.model.n_layers)
+        state = PoolState(pool.name, pool.sizes(engine.model.n_layers), pool.per_layer)
         engine.by_name[pool.device].memory.pools[pool.name] = state
     for copy in placement.copies:
         memory = engine.by_name[copy.device].memory

@@ -228,9 +228,8 @@ class Engine:
         assert pool is not None
         memory = transfer.dst.memory
         n_experts = memory.n_experts
-        slot = transfer.layer if pool.per_layer else 0
         question = victim_question(transfer)
-        while pool.used[slot] + transfer.n_bytes > pool.capacity:
+        while transfer.n_bytes > pool.free(transfer.layer):
             victim = self.policy.evict(question, self.view)
             if victim is None:
                 return False

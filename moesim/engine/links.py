@@ -285,8 +285,7 @@ def next_candidate(queue: Iterable[tuple[int, int, Transfer]]) -> tuple[int, int
             return entry
         else:
             pool = transfer.pool
-            slot = transfer.layer if pool.per_layer else 0
-            if pool.used[slot] + transfer.n_bytes <= pool.capacity:
+            if transfer.n_bytes <= pool.free(transfer.layer):
                 return entry
             if head and link.engine.ask_victims(transfer):
                 return entry

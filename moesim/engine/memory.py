@@ -21,21 +21,25 @@ class CopyState:
 
 
 class PoolState:
-    """A pool's bytes in use; ``used[0]``, or ``used[layer]`` if the pool is per layer."""
+    """A pool's bytes, there and in use: one number each, or, if the pool is per layer, one for each layer."""
 
     __slots__ = ("capacity", "members", "name", "peak", "per_layer", "total", "used")
 
-    def __init__(self, name: str, capacity: int, per_layer: bool, n_layers: int) -> None:
+    def __init__(self, name: str, capacity: list[int], per_layer: bool) -> None:
         self.name = name
         self.capacity = capacity
         self.per_layer = per_layer
-        self.used = [0] * (n_layers if per_layer else 1)
+        self.used = [0] * len(capacity)
         self.members: dict[int, set[int]] = {}  # layer -> resident units, if there are any; sorted when asked for
         self.total = 0
         self.peak = 0
 
     def has_room(self, layer: int, n_bytes: int) -> bool:
-        return self.used[layer if self.per_layer else 0] + n_bytes <= self.capacity
+        return n_bytes <= self.free(layer)
+
+    def free(self, layer: int) -> int:
+        at = layer if self.per_layer else 0
+        return self.capacity[at] - self.used[at]
 
     def take(self, layer: int, n_bytes: int) -> None:
         self.used[layer if self.per_layer else 0] += n_bytes

@@ -56,10 +56,9 @@ class Movement:
                       source: str | None) -> None:  # fmt: skip
         engine = self.engine
         n_bytes = engine.expert_bytes[layer]
-        if pool is not None and n_bytes > pool.capacity:
+        if pool is not None and n_bytes > (capacity := pool.capacity[layer if pool.per_layer else 0]):
             self.actions.fail(
-                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {pool.capacity} bytes, "
-                f"the expert has {n_bytes}",
+                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {capacity} bytes, the expert has {n_bytes}",
                 "make the pool at least one expert large",
             )
         for src in engine.sources(device, source):

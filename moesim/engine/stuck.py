@@ -24,10 +24,11 @@ def explain(engine: Engine) -> str:
                 )
             elif transfer.pool is not None:
                 pool = transfer.pool
-                used = pool.used[transfer.layer if pool.per_layer else 0]
+                at = transfer.layer if pool.per_layer else 0
+                used, capacity = pool.used[at], pool.capacity[at]
                 waits.append(
                     f"Fetch(L{transfer.layer}/E{transfer.expert}, {transfer.dst.name}, urgency={urgency}) waits for memory "
-                    f"in pool '{pool.name}' ({format_bytes(used)} of {format_bytes(pool.capacity)} used, evict returned None)"
+                    f"in pool '{pool.name}' ({format_bytes(used)} of {format_bytes(capacity)} used, evict returned None)"
                 )
             else:
                 waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")

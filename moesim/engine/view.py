@@ -99,5 +99,4 @@ class EngineView:
         return [divmod(unit, n) for of_layer in sorted(members) for unit in sorted(members[of_layer])]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
-        state = self._by_name[device].memory.pools[pool]
-        return state.capacity - state.used[layer if state.per_layer else 0]
+        return self._by_name[device].memory.pools[pool].free(layer)

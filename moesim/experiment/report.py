@@ -78,11 +78,15 @@ def _speed(row: Row) -> str:
 
 
 def _cache(row: Row) -> str:
-    ratio = _number(row, "cache_ratio")
-    if ratio is not None:
-        return f"{ratio:g}"
-    budget, slots = _number(row, "cache_budget_bytes"), row.get("cache_slots")
-    return f"{format_bytes(budget or 0)}" + (f" ({slots} slots)" if slots is not None else "")
+    """Write the size asked for, and its slots where they do not follow from it: of a budget, and where not all are used."""
+    ratio, budget = _number(row, "cache_ratio"), _number(row, "cache_budget_bytes")
+    asked = f"{ratio:g}" if ratio is not None else format_bytes(budget or 0)
+    granted, used = _number(row, "cache_slots"), _number(row, "cache_slots_used")
+    if granted is None:
+        return asked
+    if used is not None and used != granted:
+        return f"{asked} ({used:g} of {granted:g} slots)"
+    return asked if ratio is not None else f"{asked} ({granted:g} slots)"
 
 
 def bytes_per_token(row: Row) -> str:

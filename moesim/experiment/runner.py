@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moesim import collector
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
-from moesim.engine.budget import initial_placement, slots_within
+from moesim.engine.budget import initial_placement, slots_used, slots_within
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.naming import hardware_label, model_label
 from moesim.experiment.traces import trace_label
@@ -180,6 +180,7 @@ def _run(
     row: dict[str, Value] = {
         **settings(spec),
         "cache_slots": slots,
+        "cache_slots_used": slots_used(placement, spec.model),
         "cache_share": slots / (spec.model.n_layers * spec.model.n_experts),
         "routing": trace.origin,
         "source_label": weakest(label for label in labels if label in LABELS),

@@ -110,7 +110,7 @@ class LiveEngine(Engine):
         """Experts for which the placement has room on a device."""
         largest = max(self.expert_bytes)
         pools = device.memory.pools.values()
-        return sum(pool.capacity * (self.model.n_layers if pool.per_layer else 1) // largest for pool in pools)
+        return sum(sum(pool.capacity) // largest for pool in pools)
 
     def make_clock(self) -> WallClock:
         return WallClock()

@@ -16,6 +16,8 @@ _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
 _USUAL: Final = {"micro_batches": "1", "refill": "False", "transfer_curve": "pinned", "decision_ns": "0", "extrapolate": "False"}
 """Values of settings that go without saying; others are said."""
+_FEW: Final = 3
+"""Cache sizes of a policy that are told one by one."""
 
 
 def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
@@ -100,7 +102,7 @@ def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentence
     """
     parts = [what, *sentences, *_settings(frame, shown)]
     parts += [f"{text[0].upper()}{text[1:]}." for text in _swept(frame, shown)]
-    return " ".join(part for part in [*parts, *_labels(frame), *_exactness(frame)] if part)
+    return " ".join(part for part in [*parts, *_slots(frame), *_labels(frame), *_exactness(frame)] if part)
 
 
 def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
@@ -210,6 +212,24 @@ def _labels(frame: pd.DataFrame) -> list[str]:
         if kept:
             sentences.append(f"Notes: {', '.join(kept)}.")
     return sentences
+
+
+def _slots(frame: pd.DataFrame) -> list[str]:
+    """Say of the policies whose placement has not just the granted cache slots how many it has."""
+    if "cache_slots" not in frame or "cache_slots_used" not in frame:
+        return []
+    told = []
+    for policy in policies_of(frame):
+        rows = frame.loc[frame["policy"] == policy, ["cache_slots_used", "cache_slots"]].dropna().astype(float)
+        rows = rows[rows["cache_slots_used"] != rows["cache_slots"]].drop_duplicates().sort_values("cache_slots")
+        if len(rows) and not rows["cache_slots_used"].any():
+            told.append(f"{policy} none")
+        elif len(rows) > _FEW:
+            used, granted = (f"{rows[name].min():g} to {rows[name].max():g}" for name in rows)
+            told.append(f"{policy} {used} of {granted}")
+        elif len(rows):
+            told.append(f"{policy} " + " and ".join(f"{used:g} of {granted:g}" for used, granted in rows.itertuples(index=False)))
+    return [f"Cache slots used, where these are not the granted ones: {', '.join(told)}."] if told else []
 
 
 def _exactness(frame: pd.DataFrame) -> list[str]:

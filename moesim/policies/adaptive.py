@@ -35,11 +35,10 @@ class ArcVictim(Part):
         """Begin with the residents, requested once each."""
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
-        layers = setup.view.model.n_layers if setup.per_layer else 1
         arc: type[Arc[Unit]] = FateArc if self.variant == "fate" else Arc
-        self._caches = [arc(setup.slots) for _ in range(layers)]
+        self._caches = [arc(slots) for slots in setup.slots]
         # Victims that the engine has not asked for yet, in the order in which ARC named them.
-        self._leaving: list[dict[Unit, None]] = [{} for _ in range(layers)]
+        self._leaving: list[dict[Unit, None]] = [{} for _ in setup.slots]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
 

@@ -8,12 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from moesim.errors import CapacityError, HardwareError
+from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
+from moesim.policy import CACHE as CACHE
 from moesim.policy import Action, Fetch, Placement, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
 
-CACHE = "cache"  # the pool that the experiment's cache slots count
 STAGING = "staging"  # demand loads that do not enter the cache; dropped at the end of their layer
 
 
@@ -175,8 +176,10 @@ def slot_bytes(view: View) -> int:
     return max(view.model.expert_bytes(layer) for layer in range(view.model.n_layers))
 
 
-def slots_per_layer(view: View, gpu: str, policy: str, at_least: int = 1) -> int:
-    """Return the cache slots of each layer: an equal share of the granted slots, the remainder unused.
+def slots_per_layer(
+    view: View, gpu: str, policy: str, at_least: int = 1, *, split: SlotsSplit = "spread", at_most: int | None = None
+) -> list[int]:
+    """Return the cache slots of each layer: the granted ones, dealt out by `deal_slots`.
 
     Parameters
     ----------
@@ -188,6 +191,10 @@ def slots_per_layer(view: View, gpu: str, policy: str, at_least: int = 1) -> int
         Name for the message.
     at_least : int
         Slots per layer without which the policy cannot work.
+    split : {"spread", "equal"}
+        What becomes of a remainder.
+    at_most : int or None
+        Slots per layer that the policy can use; None: one for each expert.
 
     Raises
     ------
@@ -195,11 +202,12 @@ def slots_per_layer(view: View, gpu: str, policy: str, at_least: int = 1) -> int
         If a layer's share is smaller than ``at_least``.
     """
     layers, experts = view.model.n_layers, view.model.n_experts
-    slots = min(view.cache_slots(gpu) // layers, experts)
-    if slots < at_least:
+    granted = view.cache_slots(gpu)
+    slots = deal_slots(granted, layers, experts if at_most is None else at_most, split)
+    if min(slots) < at_least:
         raise CapacityError(
-            f"policy {policy} on {gpu}: expected at least {at_least} cache slots a layer, got {slots} "
-            f"({view.cache_slots(gpu)} slots over {layers} layers); "
+            f"policy {policy} on {gpu}: expected at least {at_least} cache slots a layer, got {min(slots)} "
+            f"({granted} slots over {layers} layers); "
             f"set cache.ratio to at least {at_least / experts:.4g}"
         )
     return slots

@@ -8,6 +8,7 @@ differs from the others in the replacement part only, so that a comparison shows
 | use | all active experts of a layer are marked together, before anything is evicted for that layer |
 | victim | asked for when a load could start; never one that a queued or running execution needs |
 | too many active experts | the rest comes in waves, as executed experts make room |
+| slots of a layer | the granted ones, dealt out: as many for each layer or one more, these evenly spaced; ``slots_split: equal`` leaves a remainder unused |
 | start | experts 0, 1, 2 ... of each layer, unless ``placement`` says otherwise |
 | ties | lower layer, then lower id (LRU and FIFO have none) |
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Annotated, Literal
 
+from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed, PartSpec
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart
@@ -37,6 +39,7 @@ class _Cache(Composed):
         assignment: PartSpec | AssignmentPart = "all-gpu",
         prefetch: PartSpec | PrefetchPart = "none",
         scope: Scope = "per-layer",
+        slots_split: SlotsSplit = "spread",
     ) -> None:
         super().__init__(
             placement=placement,
@@ -44,6 +47,7 @@ class _Cache(Composed):
             prefetch=prefetch,
             replacement=type(self)._part,
             scope=scope,
+            slots_split=slots_split,
         )
 
 
@@ -84,6 +88,7 @@ class RandomCache(Composed):
         assignment: PartSpec | AssignmentPart = "all-gpu",
         prefetch: PartSpec | PrefetchPart = "none",
         scope: Scope = "per-layer",
+        slots_split: SlotsSplit = "spread",
     ) -> None:
         self.seed = seed
         super().__init__(
@@ -92,6 +97,7 @@ class RandomCache(Composed):
             prefetch=prefetch,
             replacement={"name": "random", "seed": seed},
             scope=scope,
+            slots_split=slots_split,
         )
 
 
@@ -107,6 +113,7 @@ class StaticCache(Composed):
         assignment: PartSpec | AssignmentPart = "all-gpu",
         prefetch: PartSpec | PrefetchPart = "none",
         scope: Scope = "global",
+        slots_split: SlotsSplit = "spread",
         staging_slots: Annotated[int, Range(1)] | None = None,
     ) -> None:
         super().__init__(
@@ -115,5 +122,6 @@ class StaticCache(Composed):
             prefetch=prefetch,
             replacement="static",
             scope=scope,
+            slots_split=slots_split,
             staging_slots=staging_slots,
         )

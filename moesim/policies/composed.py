@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -92,7 +93,10 @@ class Composed(PolicyBase):
     placement, assignment, prefetch, replacement : str, mapping or part
         A part by its name, by a mapping of ``name`` and its options, or the object itself.
     scope : {"per-layer", "global"}
-        Equal cache slots for each layer (a remainder stays unused), or one pool for all.
+        Cache slots for each layer, or one pool for all.
+    slots_split : {"spread", "equal"}
+        What becomes of slots beyond an equal share of each layer: one more for some layers, evenly spaced, or unused, as
+        published systems have it. For ``scope: per-layer``.
     staging_slots : int or None
         Experts of the staging pool, which only replacements have that admit no demand load to the cache; None: the
         model's top_k, but at least 2.
@@ -113,6 +117,7 @@ class Composed(PolicyBase):
         prefetch: PartSpec | PrefetchPart = "none",
         replacement: PartSpec | ReplacementPart = "lru",
         scope: Literal["per-layer", "global"] = "per-layer",
+        slots_split: SlotsSplit = "spread",
         staging_slots: Annotated[int, Range(1)] | None = None,
         load_order: Literal["id", "rows", "plan"] = "id",
         cache_only: bool = False,
@@ -123,6 +128,7 @@ class Composed(PolicyBase):
         self.prefetch: PartSpec | PrefetchPart | None = prefetch
         self.replacement: PartSpec | ReplacementPart | None = replacement
         self.scope = scope
+        self.slots_split: SlotsSplit = slots_split
         self.staging_slots = staging_slots
         self.load_order = load_order
         self.cache_only = cache_only
@@ -179,7 +185,8 @@ class Composed(PolicyBase):
         self._now = (-1, -1)  # step and layer routed last
         self._ahead = not isinstance(prefetch, NoPrefetch)
         self._transient: dict[int, list[int]] = {}  # layer -> experts fetched ahead into the transient pool
-        pools = [Pool(gpu, CACHE, slots * slot_bytes(view), per_layer)]
+        n_bytes = slot_bytes(view)
+        pools = [Pool(gpu, CACHE, [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes, per_layer)]
         if not replacement.admits:
             pools.append(staging_pool(view, gpu, self.staging_slots))
         if prefetch.transient:
@@ -196,6 +203,10 @@ class Composed(PolicyBase):
                 f"prefetch {prefetch!r}: expected pool 'transient' with replacement {replacement!r}, which admits "
                 f"nothing to the cache, got pool 'cache'; {remedy}"
             )
+        if self.slots_split != "spread" and self.scope == "global":
+            raise ConfigError(
+                f"slots_split: expected none with scope 'global', whose slots belong to no layer, got '{self.slots_split}'; leave it out"
+            )
         if self.staging_slots is not None and replacement.admits:
             raise ConfigError(
                 f"staging_slots: expected none with replacement {replacement!r}, whose demand loads enter the cache, "
@@ -207,16 +218,17 @@ class Composed(PolicyBase):
                 "issue of its copy on, got true; leave it out, or set cached_from: start"
             )
 
-    def _cache_slots(self, view: View, per_layer: bool) -> int:
+    def _cache_slots(self, view: View, per_layer: bool) -> list[int]:
+        """Return the slots of each layer, or the one number of a global pool."""
         least = 1 if self.parts.replacement.admits else 0
         if per_layer:
-            return slots_per_layer(view, self._gpu, type(self).__name__, least)
+            return slots_per_layer(view, self._gpu, type(self).__name__, least, split=self.slots_split)
         slots = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts)
         if slots < least:
             raise CapacityError(
                 f"policy {type(self).__name__} on {self._gpu}: expected at least 1 cache slot, got 0; raise cache.ratio"
             )
-        return slots
+        return [slots]
 
     # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:

@@ -24,6 +24,7 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 | the memory constraint (9) | dropped by Alg. 1 | none | not in the plan; loads go in waves, and the peak of each pool is reported (``peak_pool_bytes``) |
 | a step | a token | none | a decode step of the whole batch, or a prefill chunk, whose counts are the prompt's |
 | start | random experts in each layer | none | the same, seeded |
+| slots that do not divide by the layers | the same number in each layer | none | dealt out, some layers have one more; ``slots_split: equal`` as in the paper |
 | shared experts | not in Alg. 1 | none | on the GPU, not in the plan; ``assignment: {name: greedy, shared_in_plan: true}`` |
 | prefetch size | 1 (Mixtral), 4; 8 for Qwen with a quarter cached | none | 1 with up to 8 experts, else 4; ``prefetch_size`` |
 | scheduling time | 4.5 % of the total, an exact solver 55 % | none | the experiment's ``decision_us``, at each routed layer; 0 unless set |
@@ -38,6 +39,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Literal
 
+from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed, Parts, PartSpec
 from moesim.policies.part_names import make_part
@@ -88,6 +90,8 @@ class Dali(Composed):
         Residents at the start.
     staging_slots : int or None
         Experts of the pool for demand loads; None: the model's top_k, but at least 2. More go in waves.
+    slots_split : {"spread", "equal"}
+        What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the paper, unused.
 
     Notes
     -----
@@ -127,6 +131,7 @@ class Dali(Composed):
         cache_only: bool = False,
         placement: PartSpec | PlacementPart = "random",
         staging_slots: Annotated[int, Range(1)] | None = None,
+        slots_split: SlotsSplit = "spread",
     ) -> None:
         self.w_size = w_size
         self.u_size = u_size
@@ -143,6 +148,7 @@ class Dali(Composed):
             placement=placement,
             assignment=assignment,
             staging_slots=staging_slots,
+            slots_split=slots_split,
             load_order="rows",
             cache_only=cache_only,
         )

@@ -12,6 +12,7 @@ workload with slots of its own, and no expert is cached twice.
 | its order | - | none | by the difference of the CPU's cost and the cheapest GPU's, largest first |
 | GPU cost | - | none | as ``dali``, for each GPU: an expert cached on another one counts its transfer |
 | what is cached where | - | none | disjoint sets, ``cache.ratio`` of all experts on each GPU, drawn at random at the start |
+| slots that do not divide by the layers | - | none | dealt out on each GPU, to the same layers; ``slots_split: equal`` leaves them unused |
 | cache | - | none | Alg. 2 for each GPU; the experts cached nowhere are dealt out in turns, busiest first |
 | prefetch | - | none | ``prefetch_size`` for each GPU, dealt out in turns, busiest first |
 | predictions, attention, shared experts | - | none | on the profile's compute device |
@@ -27,7 +28,7 @@ from typing import Annotated, Any, Literal
 
 from moesim.errors import HardwareError
 from moesim.policies.algorithms.assignment import layer_costs
-from moesim.policies.algorithms.caching import top_by_count
+from moesim.policies.algorithms.caching import SlotsSplit, top_by_count
 from moesim.policies.algorithms.several_gpus import greedy_multi_assignment, workload_aware_swaps
 from moesim.policies.base import (
     CACHE,
@@ -90,6 +91,8 @@ class DaliMultiGpu(PolicyBase):
         Of the residents at the start.
     staging_slots : int or None
         Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2.
+    slots_split : {"spread", "equal"}
+        What becomes of slots beyond an equal share of each layer, on each GPU: dealt out to some layers, or unused.
 
     Notes
     -----
@@ -119,6 +122,7 @@ class DaliMultiGpu(PolicyBase):
         lane: Literal["main", "side"] = "main",
         seed: int = 0,
         staging_slots: Annotated[int, Range(1)] | None = None,
+        slots_split: SlotsSplit = "spread",
     ) -> None:
         self.n_gpus = n_gpus
         self.w_size = w_size
@@ -130,6 +134,7 @@ class DaliMultiGpu(PolicyBase):
         self.lane = lane
         self.seed = seed
         self.staging_slots = staging_slots
+        self.slots_split: SlotsSplit = slots_split
 
     @property
     def listens(self) -> frozenset[type]:
@@ -157,18 +162,17 @@ class DaliMultiGpu(PolicyBase):
         self._about = (-1, -1)  # step and layer that the counts of predicted rows speak about
         self._counts: list[int] = []
         self._chosen: set[int] = set()
-        slots = [
-            min(slots_per_layer(view, gpu.name, "dali-multi-gpu", 0), model.n_experts // len(self._gpus)) for gpu in self._gpus
-        ]
+        most = model.n_experts // len(self._gpus)
+        slots = [slots_per_layer(view, gpu.name, "dali-multi-gpu", 0, split=self.slots_split, at_most=most) for gpu in self._gpus]
         draw = random.Random(self.seed)
-        for _ in range(model.n_layers):
-            drawn = draw.sample(range(model.n_experts), sum(slots))
-            for gpu, count in zip(self._gpus, slots, strict=True):
+        for counts in zip(*slots, strict=True):  # of a layer, on each GPU
+            drawn = draw.sample(range(model.n_experts), sum(counts))
+            for gpu, count in zip(self._gpus, counts, strict=True):
                 gpu.members.append(set(drawn[:count]))
                 del drawn[:count]
         pools = []
-        for gpu, count in zip(self._gpus, slots, strict=True):
-            pools.append(Pool(gpu.name, CACHE, count * slot_bytes(view), per_layer=True))
+        for gpu, of_layers in zip(self._gpus, slots, strict=True):
+            pools.append(Pool(gpu.name, CACHE, [count * slot_bytes(view) for count in of_layers], per_layer=True))
             pools.append(staging_pool(view, gpu.name, self.staging_slots))
             if self._size:
                 pools.append(Pool(gpu.name, PREFETCHED, min(self._size, model.n_experts) * slot_bytes(view)))

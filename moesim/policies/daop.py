@@ -217,7 +217,7 @@ class DaopPaper(PolicyBase):
         model = view.model
         gpu = self._gpu = gpu_of(view, "daop")
         self._cpu = cpu_of(view, "daop")
-        setup = Setup(view, gpu, self._cpu, view.cache_slots(gpu), per_layer=False)
+        setup = Setup(view, gpu, self._cpu, [view.cache_slots(gpu)], per_layer=False)
         residents = placement.choose(setup)
         assignment.start(setup)
         self._initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]

@@ -21,6 +21,7 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | cache | per layer by its scores, "across layers" in its list of contributions; alpha not printed | per layer, alpha 0.5, p = 2 top_k | ``mrs`` with the code's constants; ``scope`` in ``hybrimoe-paper`` |
 | credit for scores | eq. 3: the p largest scores of the full softmax, each to its own expert | the p experts with the largest scores get these by id: the largest to the lowest id, and so on | eq. 3 in ``hybrimoe-paper``; ``credit``: ``by-id`` (the older of two versions of the code) or ``own`` in ``hybrimoe-code`` |
 | decay | (1 - alpha) of the old score | the same, also of the p experts that are credited (our reading of what is known of it) | the same |
+| slots that do not divide by the layers | not stated | as many in each layer | dealt out, some layers have one more; ``slots_split: equal`` as the code |
 | ties in the cache | not stated | least recently used first | the same; the active experts of a layer are marked together, ascending |
 | several rows | not stated | the first row's scores | ``tokens``: ``mean`` of the rows in ``hybrimoe-paper``, ``first`` in ``hybrimoe-code`` |
 | no full scores in the trace | - | - | weights of the chosen experts, p = top_k; the result says so |
@@ -45,6 +46,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
 from moesim.policies.composed import Composed, Parts, PartSpec
 from moesim.policies.part_names import make_part
@@ -67,7 +69,9 @@ class HybriMoEPaper(Composed):
     placement, assignment, prefetch, replacement : str, mapping or part
         The four parts; ``"queues"``, ``"impact-driven"`` and ``"mrs"`` are the paper's, with options of their own.
     scope : {"per-layer", "global"}
-        Equal cache slots for each layer, or one cache for all.
+        Cache slots for each layer, or one cache for all.
+    slots_split : {"spread", "equal"}
+        What becomes of slots beyond an equal share: dealt out to some layers, or unused. For ``scope: per-layer``.
 
     Notes
     -----
@@ -88,6 +92,7 @@ class HybriMoEPaper(Composed):
         prefetch: PartSpec | PrefetchPart = "impact-driven",
         replacement: PartSpec | ReplacementPart = "mrs",
         scope: Literal["per-layer", "global"] = "per-layer",
+        slots_split: SlotsSplit = "spread",
     ) -> None:
         super().__init__(
             placement=placement,
@@ -95,6 +100,7 @@ class HybriMoEPaper(Composed):
             prefetch=prefetch,
             replacement=replacement,
             scope=scope,
+            slots_split=slots_split,
             load_order="plan",
         )
 
@@ -123,6 +129,8 @@ class HybriMoECode(Composed):
         read by parts that are named, which have an option of their own.
     wait_prefetch : bool
         In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed.
+    slots_split : {"spread", "equal"}
+        What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused.
 
     Attributes
     ----------
@@ -166,8 +174,9 @@ class HybriMoECode(Composed):
         prefetch_size: Annotated[int, Range(0)] = 0,
         credit: Credit = "by-id",
         wait_prefetch: bool = True,
+        slots_split: SlotsSplit = "spread",
     ) -> None:
-        super().__init__(placement=placement, assignment=assignment, load_order="plan")
+        super().__init__(placement=placement, assignment=assignment, slots_split=slots_split, load_order="plan")
         self.prefetch = prefetch
         self.replacement = replacement
         self.prefetch_size = prefetch_size
@@ -257,7 +266,7 @@ class HybriMoECode(Composed):
                 now += [] if hold else [expert]
                 continue
             blocked = False
-            if len(inside) >= self._slots:
+            if len(inside) >= self._slots[layer]:
                 victim = self.parts.replacement.victim(fetch._replace(experts=(expert,)), view)
                 named = victim is not None and victim[1] in inside
                 blocked = not named or victim in running
@@ -306,7 +315,7 @@ class HybriMoECode(Composed):
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Name a victim for a load that found no place when it was issued; a place that was promised is about to be free."""
-        if fetch.pool == CACHE and len(self._inside[fetch.layer]) <= self._slots:
+        if fetch.pool == CACHE and len(self._inside[fetch.layer]) <= self._slots[fetch.layer]:
             return None
         unit = super().evict(fetch, view)
         if unit is not None and fetch.pool == CACHE:

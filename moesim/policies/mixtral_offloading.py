@@ -8,7 +8,7 @@ place only: a miss copies the newcomer in and the victim out, through a few spar
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| cache | LRU, the same number per layer | the same; initially the highest ids | the same (``slots // layers`` each; a remainder stays unused) |
+| cache | LRU, the same number per layer | the same; initially the highest ids | LRU, initially the highest ids; slots that do not divide by the layers are dealt out, ``slots_split: equal`` leaves them unused |
 | when used | - | all active experts are marked before the first load; each load evicts the LRU head at once | the same |
 | order | - | residents first, then misses, both by ascending id | the same |
 | write-back | - | the victim is copied to the host while the newcomer arrives | ``writeback=True``: the copy out runs on its own link |
@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from moesim.policies.algorithms.caching import mixtral_offloading_plan
+from moesim.policies.algorithms.caching import SlotsSplit, mixtral_offloading_plan
 from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slot_bytes, slots_per_layer
 from moesim.policy import (
     DEMAND,
@@ -55,6 +55,8 @@ class MixtralOffloading(PolicyBase):
         Spare device buffers; one fewer swaps may be under way.
     writeback : bool
         Copy each victim back to the host. False keeps a host copy of everything, so that eviction is free.
+    slots_split : {"spread", "equal"}
+        What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused.
 
     Notes
     -----
@@ -71,28 +73,30 @@ class MixtralOffloading(PolicyBase):
     )
     listens = frozenset({Routed, Fetched, Ran})
 
-    def __init__(self, *, buffer_size: Annotated[int, Range(2)] = 4, writeback: bool = True) -> None:
+    def __init__(
+        self, *, buffer_size: Annotated[int, Range(2)] = 4, writeback: bool = True, slots_split: SlotsSplit = "spread"
+    ) -> None:
         self.buffer_size = buffer_size
         self.writeback = writeback
+        self.slots_split: SlotsSplit = slots_split
 
     def place(self, view: View) -> Placement:
         """Put the highest ids of each layer into its cache."""
         self._gpu = gpu_of(view, "mixtral-offloading")
         self._host = view.host
         n_bytes = slot_bytes(view)
-        layers, experts = view.model.n_layers, view.model.n_experts
-        slots = slots_per_layer(view, self._gpu, "mixtral-offloading")
-        first = range(experts - slots, experts)
-        self._order: list[tuple[int, ...]] = [tuple(first)] * layers  # least recently used first; includes the planned
+        experts = view.model.n_experts
+        slots = slots_per_layer(view, self._gpu, "mixtral-offloading", split=self.slots_split)
+        self._order = [tuple(range(experts - n, experts)) for n in slots]  # least recently used first; includes the planned
         self._waiting: deque[tuple[int, int, int]] = deque()  # (layer, victim, newcomer): swaps not started
         self._loading: set[tuple[int, int]] = set()  # (layer, newcomer) on their way
         self._leaving: list[tuple[int, int]] = []  # (layer, victim) still in a buffer
         self._owed: set[tuple[int, int]] = set()  # newcomers whose Run is returned when their swap starts
         pools = [
-            Pool(self._gpu, CACHE, slots * n_bytes, per_layer=True),
+            Pool(self._gpu, CACHE, [n * n_bytes for n in slots], per_layer=True),
             Pool(self._gpu, BUFFER, self.buffer_size * n_bytes),
         ]
-        return Placement(copies=[Copy(layer, tuple(first), self._gpu) for layer in range(layers)], pools=pools)
+        return Placement(copies=[Copy(layer, first, self._gpu) for layer, first in enumerate(self._order)], pools=pools)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Plan the layer when it is routed; start the next swap whenever a loaded expert or a buffer is free."""

@@ -23,7 +23,7 @@ class Setup(NamedTuple):
     view: View
     gpu: str
     cpu: str  # "" if nothing is computed on the host
-    slots: int  # cache slots of each layer if per_layer, else of all layers together
+    slots: Sequence[int]  # cache slots of each layer if per_layer, else one number for all layers together
     per_layer: bool
 
 

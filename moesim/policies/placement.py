@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Literal
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.caching import global_top, per_layer_top, per_layer_top_with_remainder
+from moesim.policies.algorithms.caching import deal_slots, global_top, per_layer_top, per_layer_top_with_remainder
 from moesim.policies.parts import Part, Setup
 
 Phase = Literal["all", "decode"]
@@ -22,7 +23,7 @@ class Empty(Part):
 
 
 class Random(Part):
-    """Experts drawn at random: the same number in each layer, or over all layers together for a global pool."""
+    """Experts drawn at random: as many in each layer as it has slots, or over all layers together for a global pool."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self.seed = seed
@@ -32,8 +33,8 @@ class Random(Part):
         model = setup.view.model
         draw = random.Random(self.seed)
         if setup.per_layer:
-            return [sorted(draw.sample(range(model.n_experts), setup.slots)) for _ in range(model.n_layers)]
-        units = draw.sample(range(model.n_layers * model.n_experts), setup.slots)
+            return [sorted(draw.sample(range(model.n_experts), count)) for count in setup.slots]
+        units = draw.sample(range(model.n_layers * model.n_experts), setup.slots[0])
         return [
             sorted(unit % model.n_experts for unit in units if unit // model.n_experts == layer)
             for layer in range(model.n_layers)
@@ -41,20 +42,20 @@ class Random(Part):
 
 
 class LowestIds(Part):
-    """Experts 0, 1, 2 ... of each layer; in a global pool the first layers take what an equal share leaves over."""
+    """Experts 0, 1, 2 ... of each layer; those of a global pool are dealt out to the layers."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Return ids from 0 upwards."""
-        return [list(range(count)) for count in equal_shares(setup)]
+        return [list(range(count)) for count in layer_counts(setup)]
 
 
 class HighestIds(Part):
-    """The last experts of each layer; in a global pool the first layers take what an equal share leaves over."""
+    """The last experts of each layer; those of a global pool are dealt out to the layers."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Return ids up to the last."""
         n_experts = setup.view.model.n_experts
-        return [list(range(n_experts - count, n_experts)) for count in equal_shares(setup)]
+        return [list(range(n_experts - count, n_experts)) for count in layer_counts(setup)]
 
 
 class _Frequent(Part):
@@ -84,7 +85,7 @@ class FrequencyGlobal(_Frequent):
                 "placement frequency-global: expected scope 'global', got 'per-layer'; "
                 "choose frequency-per-layer, or scope: global in a policy that has that option"
             )
-        return global_top(self.table(setup), setup.slots)
+        return global_top(self.table(setup), setup.slots[0])
 
 
 class FrequencyPerLayer(_Frequent):
@@ -93,13 +94,10 @@ class FrequencyPerLayer(_Frequent):
     def choose(self, setup: Setup) -> list[list[int]]:
         """Fill each layer's share."""
         table = self.table(setup)
-        return per_layer_top(table, setup.slots) if setup.per_layer else per_layer_top_with_remainder(table, setup.slots)
+        return per_layer_top(table, setup.slots) if setup.per_layer else per_layer_top_with_remainder(table, setup.slots[0])
 
 
-def equal_shares(setup: Setup) -> list[int]:
-    """Return the slots of each layer; in a global pool the first layers get one more where it does not divide."""
-    layers = setup.view.model.n_layers
-    if setup.per_layer:
-        return [setup.slots] * layers
-    share, rest = divmod(setup.slots, layers)
-    return [share + (layer < rest) for layer in range(layers)]
+def layer_counts(setup: Setup) -> Sequence[int]:
+    """Return how many experts of each layer fill the slots."""
+    model = setup.view.model
+    return setup.slots if setup.per_layer else deal_slots(setup.slots[0], model.n_layers, model.n_experts)

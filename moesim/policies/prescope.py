@@ -218,7 +218,7 @@ class PreScope(PolicyBase):
             )
         model, costs = view.model, view.costs
         gpu, cpu = self._gpu, self._cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
-        setup = Setup(view, gpu, cpu, min(view.cache_slots(gpu), model.n_layers * model.n_experts), per_layer=False)
+        setup = Setup(view, gpu, cpu, [min(view.cache_slots(gpu), model.n_layers * model.n_experts)], per_layer=False)
         residents = placement.choose(setup)
         if scheduler is not None:
             scheduler.start(setup)

@@ -293,7 +293,7 @@ def pool_slots(placement: Placement, gpus: Sequence[str], model: ModelSpec) -> i
     """Count the experts that all pools of all GPUs hold together: caches, and whatever buffers a policy declares."""
     smallest = min(model.expert_bytes(layer) for layer in range(model.n_layers))
     pools = [pool for pool in placement.pools if pool.device in gpus]
-    return sum(pool.n_bytes // smallest * (model.n_layers if pool.per_layer else 1) for pool in pools)
+    return sum(n_bytes // smallest for pool in pools for n_bytes in pool.sizes(model.n_layers))
 
 
 def _best_hits(experiment: Experiment, spec: RunSpec, cache_slots: int) -> float | None:

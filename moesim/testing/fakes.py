@@ -233,7 +233,8 @@ class FakeView:
         """Return what is left of a pool of a placement given to `use`."""
         held = [at for (where, at, _), name in self._resident.items() if (where, name) == (device, pool)]
         found = self.pools[device, pool]
-        return found.n_bytes - sum(self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer)
+        room = found.sizes(self.model.n_layers)[layer if found.per_layer else 0]
+        return room - sum(self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer)
 
 
 def routed(

@@ -7,7 +7,40 @@ says otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+SlotsSplit = Literal["spread", "equal"]
+
+
+def deal_slots(n_slots: int, n_layers: int, n_experts: int, split: SlotsSplit = "spread") -> list[int]:
+    """Deal cache slots out to the layers.
+
+    Parameters
+    ----------
+    n_slots : int
+        Slots over all layers.
+    n_layers, n_experts : int
+        Of the model; no layer gets more slots than it has experts.
+    split : {"spread", "equal"}
+        ``spread`` deals out all slots: the remainder of an equal share goes, one each, to layers that are evenly spaced over
+        the stack. ``equal`` gives every layer the equal share, as published systems do, and leaves the remainder unused.
+
+    Returns
+    -------
+    list of int
+        Slots of each layer.
+
+    Examples
+    --------
+    >>> deal_slots(19, 8, 8), deal_slots(19, 8, 8, "equal"), deal_slots(9, 4, 2)
+    ([2, 3, 2, 3, 2, 2, 3, 2], [2, 2, 2, 2, 2, 2, 2, 2], [2, 2, 2, 2])
+    """
+    share, rest = divmod(min(n_slots, n_layers * n_experts), n_layers)
+    if split == "equal":
+        return [share] * n_layers
+    dealt = [(layer * rest + n_layers // 2) // n_layers for layer in range(n_layers + 1)]  # of the rest, before each layer
+    return [share + after - before for before, after in pairwise(dealt)]
 
 
 class SwapPlan(NamedTuple):
@@ -123,15 +156,15 @@ def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[
     return [sorted(experts) for experts in chosen]
 
 
-def per_layer_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
-    """Take the ``n_slots`` most frequent experts of every layer; ties to the lower id; each layer ascending.
+def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) -> list[list[int]]:
+    """Take the most frequent experts of every layer, as many as it has slots; ties to the lower id; each layer ascending.
 
     Examples
     --------
-    >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 1)
-    [[3], [2]]
+    >>> per_layer_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], [1, 2])
+    [[3], [1, 2]]
     """
-    return [sorted(sorted(range(len(row)), key=lambda e: -row[e])[: max(n_slots, 0)]) for row in frequency]
+    return [sorted(sorted(range(len(row)), key=lambda e: -row[e])[:n]) for row, n in zip(frequency, slots, strict=True)]
 
 
 def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
@@ -154,8 +187,7 @@ def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: 
     >>> per_layer_top_with_remainder([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
     [[1, 3], [2]]
     """
-    share = n_slots // len(frequency)
-    chosen = per_layer_top(frequency, share)
+    chosen = per_layer_top(frequency, deal_slots(n_slots, len(frequency), len(frequency[0]), "equal"))
     left = n_slots - sum(len(experts) for experts in chosen)
     for layer, expert in _by_frequency(frequency):
         if left <= 0:
