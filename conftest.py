@@ -5,6 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No example fails for being slow: the machine may be busy.
+settings.register_profile("moesim", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("moesim")
 
 # Doctests import the modules.
 _NEED_TORCH = ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*", "moesim/profiler/*"]

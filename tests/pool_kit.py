@@ -1,37 +1,56 @@
-"""Policies in a module of the current folder that tell of their runs, and what tests of several processes wait for."""
+"""Policies in a module of the current folder that tell of their runs and can be held, and processes that carry out runs."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import moesim
 
 ROOT = Path(moesim.__file__).resolve().parents[1]
 BEGUN = "begun.log"
+HELD = "held.txt"
 _POLICIES = '''
 import os
 import time
+from pathlib import Path
 
 from moesim.policies.caches import LRU
 
+HANG_S = 900  # reached only by what would never end
 
-class Slow(LRU):
-    """An LRU cache whose runs take a while, and are noted."""
 
-    seconds = 0.1
+def note():
+    """Write down that a run has begun here, and say the how manieth it is."""
+    file = os.open("begun.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(file, b"%d\\n" % os.getpid())
+    end = os.lseek(file, 0, os.SEEK_CUR)
+    os.close(file)
+    return Path("begun.log").read_bytes()[:end].count(b"\\n")
+
+
+def held(number):
+    """Whether the test lets fewer runs go on."""
+    try:
+        return number > int(Path("held.txt").read_text())
+    except FileNotFoundError:
+        return False
+
+
+class Noted(LRU):
+    """An LRU cache whose runs are noted when they begin, and wait while the test holds them."""
+
+    version = 1
     noted = False
 
     def decide(self, event, view):
         if not self.noted:
             self.noted = True
-            with open("begun.log", "a") as file:
-                file.write(f"{os.getpid()}\\n")
-            time.sleep(self.seconds)
+            number, end = note(), time.monotonic() + HANG_S
+            while held(number) and time.monotonic() < end:
+                time.sleep(0.01)
             self.middle()
         return super().decide(event, view)
 
@@ -39,13 +58,15 @@ class Slow(LRU):
         pass
 
 
-class Endless(Slow):
+class Endless(Noted):
     """Its runs never end."""
 
-    seconds = 1e6
+    def middle(self):
+        while True:
+            time.sleep(1)
 
 
-class Deadly(Slow):
+class Deadly(Noted):
     """Its runs kill their process."""
 
     def middle(self):
@@ -69,12 +90,14 @@ def fragments(folder: Path) -> int:
     return len(list((folder / "dataset").glob("run-*.parquet")))
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Wait for something that another process does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited {seconds} s in vain: {what}"
-        time.sleep(0.02)
+def hold(folder: Path, n: int) -> None:
+    """Let the first n runs that begin in a folder go on, and the others wait until they are let go; before any has begun."""
+    (folder / HELD).write_text(str(n))
+
+
+def let_go(folder: Path) -> None:
+    """Let all runs go on."""
+    (folder / HELD).unlink(missing_ok=True)
 
 
 def start(folder: Path, *arguments: str, path: Path = ROOT, log: Path | None = None) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -82,3 +83,31 @@ def _command(folder: str, arguments: list[str]) -> None:
         sys.stderr, sys.stdout = err, out
         code = main(arguments)
     sys.exit(code)
+
+
+def start_and_kill(folder: Path, moment: int, *arguments: str) -> BaseProcess:
+    """Start the command line, and kill it at a moment, counted from 0; if it ends before, moments.txt holds their number."""
+    process = _context.Process(target=_killed_command, args=(str(folder), moment, list(arguments)))
+    process.start()
+    return process
+
+
+_TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")  # audit events, told before they happen
+
+
+def _killed_command(folder: str, moment: int, arguments: list[str]) -> None:
+    out, seen = arguments[arguments.index("--out") + 1], 0
+
+    def count(event: str, touched: tuple[Any, ...]) -> None:
+        nonlocal seen
+        if event in _TOUCHES and any(isinstance(path, str | Path) and out in Path(path).parts for path in touched[:2]):
+            if seen == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+
+    os.chdir(folder)
+    sys.addaudithook(count)
+    try:
+        _command(folder, arguments)
+    finally:
+        Path("moments.txt").write_text(str(seen))

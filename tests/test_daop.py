@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.experiment import run_experiment
@@ -80,7 +80,6 @@ def swaps_by_the_book(loads: list[int], on_gpu: list[int], strict: bool, mixed: 
     return found
 
 
-@settings(deadline=None)
 @given(LAYERS, st.booleans(), st.booleans(), st.integers(1, 50))
 def test_prefill_swaps_by_the_book(layer: tuple[list[int], list[int]], strict: bool, mixed: bool, tokens: int) -> None:
     loads, on_gpu = layer
@@ -91,7 +90,6 @@ def test_prefill_swaps_by_the_book(layer: tuple[list[int], list[int]], strict: b
     assert len(after(pairs, on_gpu)) == sum(on_gpu)
 
 
-@settings(deadline=None)
 @given(LAYERS)
 def test_swaps_from_the_same_placement_are_the_same(layer: tuple[list[int], list[int]]) -> None:
     loads, on_gpu = layer
@@ -109,7 +107,6 @@ def test_degradation_of_two() -> None:
     assert degraded([3, 2], scores, [1, 1, 0, 0], 0) == [1, 0]
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_degradation_in_general(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 10))

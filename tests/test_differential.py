@@ -208,7 +208,7 @@ def most_hits(visits: list[list[int]], capacity: int) -> int:
     return best(0, frozenset())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     visits=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=7),
     capacity=st.integers(0, 4),

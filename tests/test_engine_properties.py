@@ -220,7 +220,7 @@ HEARD = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), exact=st.booleans(), hear=HEARD, slots=st.integers(1, 6), toy=machines(), work=works(),
     chunk=st.sampled_from([None, 300, 1000]), decision_ns=st.sampled_from([0, 0, 13]), shared=st.booleans(),

@@ -39,7 +39,7 @@ def same(left: Trace, right: Trace) -> None:
 
 
 @pytest.mark.parametrize("form", EXPORTS)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(any), min_size=1, max_size=4),
     shape=st.sampled_from([(1, 1, 1), (1, 3, 1), (3, 5, 5), (2, 300, 2)]),

@@ -403,7 +403,7 @@ def ask_everything(profile: HardwareProfile) -> None:
         assert 1 <= pair.b_rate_ppm <= 10**6
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.tuples(st.sampled_from(LEAVES), ANYTHING), min_size=1, max_size=3))
 def test_random_edits_of_numbers_load_or_are_refused(edits: list[tuple[tuple[Any, ...], Any]]) -> None:
     raw = good()
@@ -420,7 +420,7 @@ def test_random_edits_of_numbers_load_or_are_refused(edits: list[tuple[tuple[Any
         ask_everything(profile)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_random_edits_of_structure_load_or_are_refused(data: st.DataObject) -> None:
     """Any part of a profile replaced by anything, or put under another key."""

@@ -82,7 +82,6 @@ READINGS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(instances(), READINGS, st.data())
 def test_a_queue_plan_serves_every_expert_once_and_is_its_own_replay(one: Instance, reading: Reading, data: Any) -> None:
     late = {e: data.draw(st.integers(1, 9)) for e in one.cached if data.draw(st.booleans())}
@@ -95,7 +94,6 @@ def test_a_queue_plan_serves_every_expert_once_and_is_its_own_replay(one: Instan
     assert ends.link == begin + one.costs.transfer * len(plan.loads)
 
 
-@settings(deadline=None)
 @given(instances(), READINGS)
 def test_without_a_cpu_the_queues_run_everything_on_the_gpu(one: Instance, reading: Reading) -> None:
     plan = queue_plan(one.cached, one.missing, one.loads, one.costs._replace(cpu=None), reading=reading)
@@ -129,7 +127,6 @@ def literal_hss(order: Sequence[int], one: Instance) -> tuple[list[int], list[in
     return on_gpu, on_cpu, max(total_gpu, total_cpu)
 
 
-@settings(deadline=None)
 @given(instances(), st.randoms(use_true_random=False))
 def test_the_two_ended_plan_is_the_described_one(one: Instance, shuffle: random.Random) -> None:
     order = list(range(len(one.loads)))
@@ -236,7 +233,7 @@ def test_impact_stops_without_a_gain_and_tries_so_many_rows_only() -> None:
     assert impact_driven([Ahead(1, (2,), ())], late, 1, 100) == []
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(instances(extras=False), st.integers(0, 30))
 def test_impact_is_the_described_search(one: Instance, idle: int) -> None:
     """The same choices as measuring every expert every time."""
@@ -270,7 +267,7 @@ def scored(scores: list[list[float]], experts: list[list[int]], layer: int = 0) 
     return event._replace(scores=np.array(scores, np.float16))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(1, 3), st.integers(1, 8), st.sampled_from([0.25, 0.5, 1.0]), st.sampled_from(["mean", "first"]), st.data())
 def test_recent_scores_follow_the_equation(n_rows: int, p: int, alpha: float, tokens: Any, data: Any) -> None:
     found = RecentScores(1, 8, 2, alpha, p, tokens)

@@ -54,7 +54,7 @@ def test_a_replay_tells(profile: dict[str, object], tmp_path: Path) -> None:
         assert set(found) == {"resident", "between"}
         assert len(found["resident"]) == 16
         assert len(found["between"]) == 16 * 3
-        assert all(0 < gap < 1e6 for gap in found["resident"])
+        assert all(gap > 0 for gap in found["resident"])
         assert all(gap >= 0 for gap in found["between"])
         fetched = runtime_gaps(machine, hardware, "fetched", steps=2)["fetched"]
         assert 0 < len(fetched) <= 16 * 3

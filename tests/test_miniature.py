@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -195,11 +197,13 @@ def test_two_workers_share_a_batch(trained: tuple[Any, ...]) -> None:
         assert float((one - other).detach().abs().mean()) < 1e-4
 
 
-def test_training_ends_when_its_time_is_over(trained: tuple[Any, ...]) -> None:
-    plan = training.TrainingPlan(steps=3, minutes=0.0001, batch_tokens=64, sequence=16, long_sequence=32)
+def test_training_ends_when_its_time_is_over(trained: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = itertools.count(0, 20)  # each look at the clock is 20 s later
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    plan = training.TrainingPlan(steps=9, minutes=1, batch_tokens=64, sequence=16, long_sequence=32)
     _, facts = training.train(tiny_config(), trained[2], plan, lambda _p: None)
     assert facts["stopped_by"] == "minutes"
-    assert facts["steps"] < 3
+    assert facts["steps"] == 1  # looks: at the begin, before the step, after it, before the second
 
 
 def names(corpus: corpora.Corpus, of: str) -> set[str]:

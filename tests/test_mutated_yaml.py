@@ -1,4 +1,4 @@
-"""Five hundred broken experiment files: each runs, or is refused in one line, quickly, and with nothing written."""
+"""Five hundred broken experiment files: each runs, or is refused in one line, and with nothing written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import resource
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import pytest
 import yaml
 
 from moesim.cli import main
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).resolve().parents[1]
 SEEDS = sorted((ROOT / "experiments").rglob("*.yaml"))
 N, PARTS = 500, 10
-LIMIT_S = 15  # a line, not a race: most take milliseconds
 LIMIT_BYTES = 6 * 2**30  # of address space, beyond what the process has: an explosion is a MemoryError, not a dead machine
 
 VALUES: list[Any] = [
@@ -155,13 +154,13 @@ def remembered(name: str) -> Callable[[Any, str], Any]:
 
 
 def too_long(*_: Any) -> None:
-    raise AssertionError(f"took longer than {LIMIT_S} s")
+    raise AssertionError(f"took longer than {HANG_S:g} s")
 
 
 def run(file: Path, out: Path, capsys: pytest.CaptureFixture[str], *options: str, quick: bool = True) -> tuple[int, str]:
     """Run the command; give exit code and stderr."""
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(LIMIT_S)
+    signal.alarm(int(HANG_S))  # most take milliseconds
     try:
         code = main(["run", str(file), "--out", str(out), *options, *(["--quick"] if quick else [])])
     finally:
@@ -280,12 +279,10 @@ def test_what_would_take_all_memory_or_time_is_refused(
     kept = [line for line in BASE.splitlines() if line.partition(":")[0] not in keys]
     file = tmp_path / "e.yaml"
     file.write_text("\n".join([*kept, change]))
-    began = time.perf_counter()
     code, error = run(file, tmp_path / "out", capsys, "--dry-run", quick=False)
     assert code == 2
     check_refused(error, tmp_path / "out")
     assert words in error
-    assert time.perf_counter() - began < LIMIT_S
 
 
 @pytest.mark.parametrize("option", ["zip=" + "[" * 100_000, "policies.0.name=[1]", "name=!!float x", "trace.requests=1"])

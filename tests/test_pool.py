@@ -7,11 +7,11 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, Future, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,8 @@ from moesim.experiment.runner import Outcome, run_one
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import RefusedError, Work, do, work_of
 from tests.experiment_kit import resolve, write_trace, write_yaml
-from tests.pool_kit import alive, begun, fragments, same_folders, start, wait_until, write_policies
+from tests.pool_kit import alive, begun, fragments, hold, let_go, same_folders, start, write_policies
+from tests.waiting import HANG_S, wait_until
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 SEEDS = {"prompt_tokens": 6, "decode_tokens": 3, "seed": list(range(6))}
@@ -49,27 +50,30 @@ def works(experiment: Experiment) -> list[Work]:
 
 
 class Pretended:
-    """A pool of threads, in which a worker can die without a process."""
+    """A pool in which a worker can die without a process; whenever somebody waits for runs, the oldest one ends."""
 
     def __init__(self, experiment: Experiment, width: int) -> None:
         self.experiment = experiment
         self.width = width
         self.errors: dict[int, Exception] = {}
         self.log: list[tuple[int, int]] = []  # each run that was given out, and beside how many others
-        self._futures: list[Future[Outcome]] = []
+        self._running: list[tuple[int, Future[Outcome]]] = []
 
     def submit(self, call: Callable[[Work], Outcome], work: Work) -> Future[Outcome]:
         assert call is do
-        self.log.append((work.spec.index, sum(not future.done() for future in self._futures)))
-        self._futures.append(Future())
-        threading.Timer(0.05, self._end, (work.spec.index, self._futures[-1])).start()
-        return self._futures[-1]
+        self.log.append((work.spec.index, len(self._running)))
+        future: Future[Outcome] = Future()
+        self._running.append((work.spec.index, future))
+        return future
 
-    def _end(self, index: int, future: Future[Outcome]) -> None:
+    def wait(self, *arguments: Any) -> Any:
+        """End a run, then do what `concurrent.futures.wait` does."""
+        index, future = self._running.pop(0)
         if index in self.errors:
             future.set_exception(self.errors[index])
         else:
             future.set_result(run_one(self.experiment, self.experiment.specs[index]))
+        return wait(*arguments)
 
     def room(self) -> int:
         return self.width
@@ -83,6 +87,13 @@ class Pretended:
         pass
 
 
+@pytest.fixture
+def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretended:
+    pool = Pretended(resolve(tmp_path, workload=SEEDS, policies=["lru"]), 2)
+    monkeypatch.setattr("moesim.experiment.submit.wait", pool.wait)
+    return pool
+
+
 def pretend(pool: Pretended, known: dict[int, Outcome] | None = None) -> dict[int, Outcome]:
     with work_of(pool.experiment, None) as make:
         found = outcomes_of(pool.experiment.specs, lambda spec: make(spec, False), pool, lambda s: (known or {}).get(s.index))
@@ -91,26 +102,24 @@ def pretend(pool: Pretended, known: dict[int, Outcome] | None = None) -> dict[in
     return dict(outcomes)
 
 
-def test_a_run_whose_worker_died_is_tried_again_last_and_alone(tmp_path: Path):
-    pool = Pretended(resolve(tmp_path, workload=SEEDS, policies=["lru"]), 2)
-    pool.errors = {1: BrokenExecutor()}
-    outcomes = pretend(pool)
+def test_a_run_whose_worker_died_is_tried_again_last_and_alone(pretended: Pretended):
+    pretended.errors = {1: BrokenExecutor()}
+    outcomes = pretend(pretended)
     assert [index for index, outcome in outcomes.items() if outcome.failure] == [1]
     assert "its worker process died, and again when it ran alone" in str(outcomes[1].row["error"])
-    assert pool.log[-1] == (1, 0)
-    assert [index for index, _ in pool.log] == [0, 1, 2, 3, 4, 5, 1]
+    assert pretended.log[-1] == (1, 0)
+    assert [index for index, _ in pretended.log] == [0, 1, 2, 3, 4, 5, 1]
 
 
-def test_a_run_that_somebody_else_has_done_is_not_given_out(tmp_path: Path):
-    experiment = resolve(tmp_path, workload=SEEDS, policies=["lru"])
-    there = run_one(experiment, experiment.specs[2])
-    pool = Pretended(experiment, 2)
-    assert pretend(pool, {2: there})[2] is there
-    assert [index for index, _ in pool.log] == [0, 1, 3, 4, 5]
+def test_a_run_that_somebody_else_has_done_is_not_given_out(pretended: Pretended):
+    there = run_one(pretended.experiment, pretended.experiment.specs[2])
+    assert pretend(pretended, {2: there})[2] is there
+    assert [index for index, _ in pretended.log] == [0, 1, 3, 4, 5]
 
 
-def test_workers_that_join_are_given_runs(tmp_path: Path):
-    pool = Pretended(resolve(tmp_path, workload=SEEDS, policies=["lru"]), 1)
+def test_workers_that_join_are_given_runs(pretended: Pretended):
+    pool = pretended
+    pool.width = 1
     with work_of(pool.experiment, None) as make:
         found = outcomes_of(pool.experiment.specs, lambda spec: make(spec, False), pool, lambda spec: None)
         next(found)
@@ -123,7 +132,7 @@ def test_workers_that_join_are_given_runs(tmp_path: Path):
 
 def test_a_run_that_kills_its_process_fails_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_policies(tmp_path, "deadly_policies")
-    policies = [f"deadly_policies:{name}" for name in ("Slow", "Deadly")]
+    policies = [f"deadly_policies:{name}" for name in ("Noted", "Deadly")]
     write_yaml(
         tmp_path,
         workload=SEEDS | {"seed": [0, 1, 2]},
@@ -203,44 +212,43 @@ def test_a_process_refuses_what_it_is_not_fit_for(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error", [RefusedError("not fit"), SimulationError("not fit"), RuntimeError("not fit")])
-def test_what_is_no_death_ends_the_sweep(tmp_path: Path, error: Exception):
-    pool = Pretended(resolve(tmp_path), 2)
-    pool.errors = {1: error}
+def test_what_is_no_death_ends_the_sweep(pretended: Pretended, error: Exception):
+    pretended.errors = {1: error}
     with pytest.raises(type(error), match="not fit"):
-        pretend(pool)
+        pretend(pretended)
 
 
 @posix
 def test_no_process_outlives_its_parent_and_the_rest_is_run_later(tmp_path: Path):
     write_policies(tmp_path, "killed_policies")
-    write_yaml(tmp_path, workload=SEEDS | {"seed": list(range(20))}, policies=["killed_policies:Slow"])
+    write_yaml(tmp_path, workload=SEEDS | {"seed": list(range(20))}, policies=["killed_policies:Noted"])
+    hold(tmp_path, 5)
     process = start(tmp_path, "-m", "moesim", "run", "small.yaml", "--jobs", "2")
     folder = tmp_path / "results/small"
-    wait_until(lambda: fragments(folder) >= 5, "five runs")
+    wait_until(lambda: fragments(folder) == 5 and len(begun(tmp_path)) == 7, "five runs, and two begun")
     process.kill()
     process.wait()
     assert process.stderr is not None
     process.stderr.close()
     children = set(begun(tmp_path))
     assert len(children) == 2
-    wait_until(lambda: not any(alive(child) for child in children), "no child left", 5)
-    n_there = fragments(folder)
-    n_begun = len(begun(tmp_path))
-    assert n_there < 20
+    wait_until(lambda: not any(alive(child) for child in children), "no child left")
+    assert fragments(folder) == 5
+    let_go(tmp_path)
     again = start(tmp_path, "-m", "moesim", "run", "small.yaml", "--jobs", "2")
-    _, err = again.communicate(timeout=60)
-    assert err == f"{n_there} of 20 runs were in results/small already\nwrote results/small\n"
-    assert len(begun(tmp_path)) - n_begun == 20 - n_there
+    _, err = again.communicate(timeout=HANG_S)
+    assert err == "5 of 20 runs were in results/small already\nwrote results/small\n"
+    assert len(begun(tmp_path)) - 7 == 20 - 5
 
 
 @posix
 def test_an_interrupt_ends_runs_at_once(tmp_path: Path):
     write_policies(tmp_path, "stopped_policies")
-    write_yaml(tmp_path, policies=["stopped_policies:Slow", "stopped_policies:Endless"])
+    write_yaml(tmp_path, policies=["stopped_policies:Noted", "stopped_policies:Endless"])
     process = start(tmp_path, "-m", "moesim", "run", "small.yaml", "--jobs", "2")
     wait_until(lambda: fragments(tmp_path / "results/small") == 1 and len(begun(tmp_path)) == 2, "one run of two")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: children too
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert err.startswith("moesim: interrupted")
     assert err.count("\n") == 1
@@ -260,7 +268,7 @@ results = run_experiment(Experiment(load_config(Path("small.yaml"), []), "small.
 assert [row["error"] for row in results.rows] == [None, None]
 """)
     process = start(tmp_path, "script.py")
-    assert process.communicate(timeout=60)[1] == ""
+    assert process.communicate(timeout=HANG_S)[1] == ""
     assert process.returncode == 0
     assert (tmp_path / "script.log").read_text() == "begun\n"
 

@@ -8,10 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -31,11 +31,12 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.hardware import load_hardware
+from moesim.kernels import workers
 from moesim.kernels.affinity import usable_cores
 from moesim.kernels.workers import Done, Worker
 from moesim.model import builtin_models
 from moesim.plots.profile import draw
-from moesim.profiler import needs
+from moesim.profiler import calls, needs
 from moesim.profiler.bench import FILE, RealBench
 from moesim.profiler.calls import Timed
 from moesim.profiler.layout import layout_of
@@ -47,6 +48,7 @@ from moesim.profiler.probes import FOLLOWING, Probe, rows_up_to
 from moesim.profiler.request import describe_plan, find_gpu, prepare
 from moesim.profiler.store import PART
 from moesim.testing.traces import synthetic_trace
+from tests.waiting import Clock
 
 TWO_CORES = layout_of([0, 1], disk=Path())
 
@@ -392,14 +394,27 @@ def test_a_profile_that_is_not_valid_is_not_written(tmp_path: Path, monkeypatch:
 
 
 KILLED = """
-import sys
+import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from profiler_kit import request, shrink
 import moesim.profiler.request as asked
 from moesim.profiler.measure import measure
+from moesim.profiler.store import Store
 shrink(setattr, 4)
 asked.usable_cores = lambda: {cores}
+write, left = Store._write, {lines}
+
+def write_and_die(store, line):
+    global left
+    left -= 1
+    if left:
+        return write(store, line)
+    store._file.write('{{"probe":"expert|core0|1')  # a kill may leave part of a line
+    store._file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Store._write = write_and_die
 measure(asked.prepare(request(Path({out!r}))), progress=False)
 """
 
@@ -409,15 +424,11 @@ measure(asked.prepare(request(Path({out!r}))), progress=False)
 def test_a_real_measurement_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shrink(monkeypatch.setattr, 4)
     part = tmp_path / "mine" / PART
-    script = KILLED.format(cores=CORES, tests=str(Path(__file__).parent), out=str(tmp_path))
+    script = KILLED.format(cores=CORES, lines=60, tests=str(Path(__file__).parent), out=str(tmp_path))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment) as process:
-        until = time.monotonic() + 60
-        while (lines := part.read_bytes().count(b"\n") if part.exists() else 0) < 60 and time.monotonic() < until:
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL and lines >= 60
+    killed = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert part.read_bytes().count(b"\n") == 59
     kept = [json.loads(line) for line in part.read_bytes().split(b"\n")[1:-1]]
     kept = [line for line in kept if "probe" in line]
     assert not (tmp_path / "mine.yaml").exists()
@@ -522,7 +533,7 @@ def test_weights_take_turns_until_they_have_left_the_cache(tmp_path: Path):
     assert len(parts) * 2**16 >= 4 * needs.cache_bytes("cpu")
 
 
-def test_small_parts_find_an_empty_cache(tmp_path: Path):
+def test_small_parts_find_an_empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The router's weights would stay in the cache from one run to the next: something else is read before."""
     plan = prepared(tmp_path, models=(builtin_models()["olmoe"],)).plan
     bench = RealBench(plan, Machine())
@@ -531,9 +542,10 @@ def test_small_parts_find_an_empty_cache(tmp_path: Path):
     before = {kind: bench._maker(probe)[1]().before for kind, probe in some.items()}
     assert before["attention"] == () and bench._flushes["cpu"] in before["dense"]
     (busy,) = before["expert_first"]
-    began = time.perf_counter()
+    looks = count(0, 1e-3)  # each look at the clock is a millisecond later
+    monkeypatch.setattr(calls, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
     busy()
-    assert time.perf_counter() - began >= 5e-3
+    assert next(looks) >= calls.BEFORE_FIRST_S == 5e-3
     bench.close()
 
 
@@ -599,10 +611,12 @@ def test_a_pair_gives_four_readings(tmp_path: Path):
     assert all(us > 0 for _, us in readings)
 
 
-def test_what_comes_before_is_not_timed(tmp_path: Path):
+def test_what_comes_before_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = Clock()
+    monkeypatch.setattr(workers, "time", clock)
     bench = RealBench(prepared(tmp_path).plan, Machine())
     worker = bench._coordinator()
-    assert bench._run(worker, [lambda: time.sleep(0.02), lambda: None])[-1] < 15_000
+    assert bench._run(worker, [lambda: clock.advance(20_000_000), lambda: None]) == [20_000.001, 0.001]
     with pytest.raises(LiveError, match="expected a call to end well, got ZeroDivisionError"):
         bench._run(worker, [lambda: 1 // 0])
     bench.close()

@@ -121,7 +121,7 @@ def test_a_line_is_found_exactly() -> None:
     assert best_of(found) == "linear"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(1, 1e4), st.floats(0.01, 100), st.integers(2, 95))
 def test_a_knee_between_sizes_is_found_exactly(flat: float, slope: float, knee: int) -> None:
     sizes = np.array(ROWS, float)
@@ -199,7 +199,7 @@ def test_the_largest_residual_is_named() -> None:
     assert row["r2"] == pytest.approx(1 - (away**2).sum() / ((times - times.mean()) ** 2).sum())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(0.1, 1e6), min_size=3, max_size=10), st.sampled_from(sorted(FORMS)))
 def test_no_neighbour_fits_better(times: list[float], form: str) -> None:
     """The sum of squared relative residuals is a minimum: no parameter a little larger or smaller gives less."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from moesim.report import read_folder, report_page
 from moesim.report.timeline import MAX_SLICES
 from tests.report_kit import POLICIES, events_of, failed, rows_of, write_folder
+from tests.waiting import HANG_S, wait_until
 
 api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
 
@@ -37,7 +37,7 @@ def executable(playwright: Any) -> str:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=executable(playwright))
+        started = playwright.chromium.launch(executable_path=executable(playwright), timeout=1000 * HANG_S)
         yield started
         started.close()
 
@@ -62,6 +62,7 @@ class Watched:
 
     def open(self, file: Path, **options: Any) -> Any:
         context = self.browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(1000 * HANG_S)
         page = context.new_page()
         page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
@@ -104,16 +105,8 @@ def settled(page: Any) -> None:
 def to_timeline(page: Any) -> Any:
     page.evaluate("document.getElementById('timeline').scrollIntoView()")
     canvas = page.locator(".run canvas").first
-    wait(lambda: drawn(canvas) > 0)
+    wait_until(lambda: drawn(canvas) > 0, "a drawing")  # the page's security policy keeps Playwright from waiting in the page
     return canvas
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    """Wait for something; the page's security policy keeps Playwright from doing so in the page."""
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def pixels(canvas: Any) -> dict[tuple[int, int, int], int]:
@@ -212,7 +205,7 @@ def test_wheel_zooms_and_less_is_drawn(watched: Watched, file: Path):
     page.mouse.move(box["x"] + 50, box["y"] + 30)
     for _ in range(8):
         page.mouse.wheel(0, -400)
-    wait(lambda: drawn(canvas) < all_slices / 4)
+    wait_until(lambda: drawn(canvas) < all_slices / 4, "a closer view")
     assert pixels(canvas) != before
     assert page.evaluate("scrollY") == top  # the page stays where it is
     few = drawn(canvas)

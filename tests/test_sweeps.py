@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,22 +18,23 @@ import yaml
 
 from moesim.cli import main
 from moesim.errors import ConfigError, InputError
-from moesim.experiment import run_experiment
+from moesim.experiment import estimate, run_experiment
 from moesim.experiment.again import outcome_of
 from moesim.experiment.config import Config, load_config, parse_config
 from moesim.experiment.dry import describe_grid
-from moesim.experiment.estimate import seconds
+from moesim.experiment.estimate import lookups, seconds
 from moesim.experiment.include import read_merged
 from moesim.experiment.keys import CODE, run_keys
 from moesim.experiment.output import describe
 from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
-from moesim.experiment.resolve import Experiment
+from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.experiment.sweep import Point, expand
 from tests.experiment_kit import resolve, write_trace
 from tests.sweep_kit import BARE, Counted, lines, write
 from tests.test_layers import ALL as MODULES
 from tests.test_layers import IMPORTS
+from tests.waiting import Clock
 
 BASE: dict[str, Any] = {
     "model": "mixtral-8x7b",
@@ -430,16 +431,30 @@ def test_a_dry_run_tells_grid_size_and_what_is_done(
     assert not (tmp_path / "new").exists()
 
 
-def test_the_estimated_time_is_of_the_right_order(tmp_path: Path):
-    """Loosely, for the machine may be busy: within a factor of 4 it is called good, of 20 it is not broken."""
-    workload = {"batch_size": [1, 4], "prompt_tokens": 6, "decode_tokens": 4}
+def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a machine on which each policy takes so many nanoseconds a lookup."""
+    write_trace(tmp_path / "small.safetensors", decode=20)
+    workload = {"batch_size": [1, 4], "prompt_tokens": 6, "decode_tokens": 20}
     experiment = resolve(tmp_path, workload=workload, policies=["on-demand", "lru", "fiddler"])
-    run_experiment(experiment)
+    clock, pace = Clock(), {"on-demand": 1_000, "lru": 3_000, "fiddler": 5_000}
+    tried: list[RunSpec] = []
+
+    def run(experiment: Experiment, spec: RunSpec) -> Any:
+        tried.append(spec)
+        clock.advance(pace[spec.policy_name] * lookups(experiment, spec))
+        return SimpleNamespace(failure=None)
+
+    monkeypatch.setattr(estimate, "time", clock)
+    monkeypatch.setattr(estimate, "run_one", run)
     estimated, n_tried = seconds(experiment, experiment.specs)
-    began = time.perf_counter()
-    run_experiment(experiment)
-    assert n_tried == 3
-    assert 1 / 20 < estimated / (time.perf_counter() - began) < 20
+    assert estimated == pytest.approx(
+        sum(pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
+    )
+    assert [spec.policy_name for spec in tried] == ["on-demand", "lru", "fiddler"]
+    assert n_tried == 3 and {spec.workload.decode_tokens for spec in tried} == {8}
+    estimated, n_tried = seconds(experiment, experiment.specs, limit_s=1e-6)  # over as soon as one has been tried
+    assert n_tried == 1
+    assert estimated == pytest.approx(1_000 * sum(lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5)
 
 
 # ---- keys

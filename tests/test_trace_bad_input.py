@@ -26,7 +26,7 @@ from moesim.traces_io.importing import import_trace
 from tests import import_kit as kit
 from tests.import_kit import SOURCES, Source
 
-FUZZ = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+FUZZ = settings(max_examples=40, derandomize=True, database=None)
 MEMORY = 2**28  # far more than a file of some kilobytes may take
 
 

@@ -77,7 +77,7 @@ def slow_lfu(visits: Sequence[Sequence[int]], capacity: int) -> list[bool]:
     return hits
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(visits=visits_of, capacity=st.integers(0, 5))
 def test_lfu_is_the_obvious_one(visits: list[list[int]], capacity: int) -> None:
     assert replay_lfu(visits, capacity) == slow_lfu(visits, capacity)
@@ -85,7 +85,7 @@ def test_lfu_is_the_obvious_one(visits: list[list[int]], capacity: int) -> None:
     assert replay_lfu(visits, capacity, set_wise=False) == slow_lfu(singles, capacity)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_the_fast_layer_caches_are_the_plain_replays(data: st.DataObject) -> None:
     n_experts = data.draw(st.integers(3, 9))

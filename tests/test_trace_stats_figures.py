@@ -142,7 +142,7 @@ def test_srp_and_sch_of_one_segment():
     assert sch[:, 0].tolist() == pytest.approx([3 / 6, 4 / 6, 1.0])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 5))
 def test_srp_is_the_best_of_all_groups(seed: int, length: int):
     rng = np.random.default_rng(seed)
@@ -246,7 +246,7 @@ def test_signal_recall_by_layer_skips_layers_without_source():
     assert np.isnan(signal_recall_by_layer(trace, said, np.array([0]))).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 6))
 def test_among_best_is_a_stable_sort(seed: int, n: int):
     rng = np.random.default_rng(seed)
@@ -317,7 +317,7 @@ def test_mrs_keeps_what_the_router_scored_high_though_it_was_not_used():
     assert layer_hit_rates(experts, 4, [2])["lru"][0, 0] == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), p=st.integers(1, 6))
 def test_mrs_is_the_obvious_one(seed: int, p: int):
     rng = np.random.default_rng(seed)
@@ -353,7 +353,7 @@ def test_mrs_says_what_it_goes_by():
     assert scores.tolist() == [[[0, 0.5, 0.5, 0]]]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), u_size=st.integers(0, 3), n_rows=st.integers(1, 23))
 def test_workload_aware_is_the_policys_algorithm(seed: int, u_size: int, n_rows: int):
     rng = np.random.default_rng(seed)

@@ -289,7 +289,7 @@ def test_asking_for_more_than_was_recorded_is_an_error(changes: dict[str, object
         compose(RAGGED, spec)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_every_row_runs_once_in_order(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=6))
