@@ -88,6 +88,15 @@ class Ran(NamedTuple):
     device: str
 
 
+class SharedRan(NamedTuple):
+    """The shared experts of a micro-batch have been executed; never told of a model that has none."""
+
+    step: int
+    layer: int
+    mb: int
+    device: str
+
+
 class Sent(NamedTuple):
     """A message has arrived."""
 
@@ -107,7 +116,7 @@ class StepEnd(NamedTuple):
     step: int
 
 
-Event = StepBegin | LayerBegin | Routed | Predicted | Fetched | Ran | Sent | LayerEnd | StepEnd
+Event = StepBegin | LayerBegin | Routed | Predicted | Fetched | Ran | SharedRan | Sent | LayerEnd | StepEnd
 
 # ------------------------------------------------------------------------------------------------------------ actions
 

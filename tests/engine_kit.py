@@ -36,6 +36,7 @@ from moesim.policy import (
     Ran,
     Routed,
     Sent,
+    SharedRan,
     StepBegin,
     StepEnd,
 )
@@ -151,6 +152,7 @@ _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     Predicted: lambda e: ("Predicted", e.step, e.layer, e.mb),
     Fetched: lambda e: ("Fetched", e.layer, e.expert, e.device),
     Ran: lambda e: ("Ran", e.step, e.layer, e.experts[0], e.device),
+    SharedRan: lambda e: ("SharedRan", e.step, e.layer, e.mb, e.device),
     Sent: lambda e: ("Sent", e.tag),
     LayerEnd: lambda e: ("LayerEnd", e.step, e.layer),
     StepEnd: lambda e: ("StepEnd", e.step),

@@ -273,6 +273,16 @@ def test_rule_3_shared_experts_run_before_routed_ones() -> None:
     assert records.makespan_ns == 700
 
 
+def test_the_end_of_shared_experts_is_told_for_each_micro_batch() -> None:
+    model = tiny_model(n_shared=1, shared_intermediate=10)
+    script = Script(copies=ALL, routed=on_gpu, hear=("SharedRan",))
+    work = workload([[[[0, 1], [2, 3]]], [[[0, 1], [2, 3]]]], micro_batches=2)
+    records = both(lambda: script, work, model=model)
+    told = [event for event in script.log if event[1][0] == "SharedRan"][:4]  # of the first of two runs
+    assert told == [(t.end, ("SharedRan", 0, t.layer, t.mb, "gpu0")) for t in records.tasks if t.kind == "shared"]
+    assert told[:2] == [(250, ("SharedRan", 0, 0, 0, "gpu0")), (500, ("SharedRan", 0, 0, 1, "gpu0"))]
+
+
 def test_rule_3_shared_experts_elsewhere_delay_only_the_end_of_the_layer() -> None:
     # gpu0       |DDDDD|00000|11111|                 |DDDDD
     # gpu0->cpu0 |     |i

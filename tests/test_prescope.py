@@ -34,6 +34,7 @@ from moesim.policies.registry import make_policy
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_machine, tiny_model, tiny_workload
+from moesim.workload import WorkloadSpec, compose
 from tests import engine_kit as kit
 
 # ------------------------------------------------------------------------------------------------------------ the plan
@@ -388,6 +389,74 @@ def test_micro_batches_are_planned_together() -> None:
     )  # fmt: skip
     assert on("cpu0", records)[:2] == [(350, 750, "E0x1"), (750, 1250, "E1x2")]
     assert kit.transfers(records)[:2] == down((310, 710, "demand 0/2"), (710, 1110, "prefetch 1/3"))
+
+
+# -------------------------------------------------------------------------------------------- transfers and computation in turns
+def test_without_async_io_copies_and_computation_take_turns() -> None:
+    """The first example of this section: the same loads and prefetches, then everything that computes, layer by layer."""
+    records = run({1: [[3, 4]] * 3, 2: [[0, 5]] * 3}, ROWS, [[3, 4]] * 3, [[0, 5]] * 3, options={"async_io": False})
+    assert kit.transfers(records) == down(
+        (110, 510, "demand 0/2"), (510, 910, "prefetch 1/3"), (910, 1310, "prefetch 1/4"), (2700, 3100, "demand 2/5")
+    )
+    assert on("cpu0", records) == [(1350, 1750, "E0x1"), (1750, 2250, "E1x2"), (3140, 3740, "E0x3")]
+    assert on("gpu0", records) == [
+        (0, 100, "dense"), (100, 110, "predict"), (1310, 1410, "E2x3"),
+        (2290, 2390, "dense"), (2390, 2400, "predict"), (2400, 2500, "E3x3"), (2500, 2600, "E4x3"),
+        (2600, 2700, "dense"), (3100, 3200, "E5x3"),
+    ]  # fmt: skip
+    assert records.makespan_ns == 3780
+
+
+def test_loads_that_the_buffer_does_not_hold_together_come_in_turns_of_their_own() -> None:
+    """One place: E1, then all that is there with E0 on the CPU until 960, then E2 and the prefetch, then E2."""
+    options = {"async_io": False, "scheduler": "threshold", "prefetch_size": 1, "demand_slots": 1}
+    records = run({1: [[3, 4]] * 3}, ROWS, [[3, 4]] * 3, [[0, 5]] * 3, options=options)
+    assert kit.transfers(records)[:3] == down((110, 510, "demand 0/1"), (930, 1330, "demand 0/2"), (1330, 1730, "prefetch 1/3"))
+    assert on("cpu0", records)[0] == (530, 930, "E0x1")
+    assert on("gpu0", records)[2:4] == [(510, 610, "E1x2"), (1730, 1830, "E2x3")]
+    assert [(e.time, e.expert) for e in records.evictions if e.layer == 0] == [(610, 1), (1830, 2)]
+
+
+def beside(records: Records) -> int:
+    """Count the transfers that have something computing beside them."""
+    tasks = [(task.start, task.end) for task in records.tasks]
+    return sum(any(t.start < end and start < t.end for start, end in tasks) for t in records.transfers)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"predictor": None, "head_start": True},
+        {"scheduler": "threshold", "prefetch_size": 4, "demand_slots": 1},
+        {"scheduler": "greedy", "placement": "random"},
+        {"scheduler": "all-gpu", "placement": "none", "prefetch_slots": 1},
+        {"cancel": "next-gate", "none_better": "printed", "prefetch_order": "printed"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_without_async_io_nothing_is_copied_beside_computation(options: dict[str, Any], shared: bool, micro_batches: int) -> None:
+    changes = {"n_shared": 1, "shared_intermediate": 2048} if shared else {}
+
+    def play(async_io: bool, decision_ns: int) -> Records:
+        policy = make_policy({"name": "prescope", "predictor": "oracle", "async_io": async_io, **options})
+        trace, _ = tiny_workload(policy, 4)
+        spec = WorkloadSpec(batch_size=4, prompt_tokens=6, decode_tokens=5, micro_batches=micro_batches)
+        return run_tiny(policy, (trace, compose(trace, spec)), 8, decision_ns, **changes)
+
+    assert beside(play(True, 0)) > 10
+    for decision_ns in (0, 700):
+        records = play(False, decision_ns)
+        assert beside(records) == 0
+        assert len({t.fetch for t in records.transfers}) > 10
+    check_policy(lambda: make_policy({"name": "prescope", "predictor": "oracle", "async_io": False, **options}), slots=(8,))
+
+
+def test_the_window_is_refused_without_async_io() -> None:
+    with pytest.raises(ConfigError, match="window: expected 'none' without async_io"):
+        make_policy({"name": "prescope", "window": "next2", "async_io": False}).place(FakeView())
 
 
 # -------------------------------------------------------------------------------------------------- parts and options

@@ -23,7 +23,7 @@ from moesim.engine.stepping import Stepper
 from moesim.engine.stuck import explain
 from moesim.engine.view import EngineView
 from moesim.errors import DeadlockError, HardwareError
-from moesim.policy import Fetched, Ran, Sent
+from moesim.policy import Fetched, Ran, Sent, SharedRan
 from moesim.records import Records
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Engine:
         self.listens = policy.listens
         self._wants_fetched = Fetched in self.listens
         self._wants_ran = Ran in self.listens
+        self._wants_shared_ran = SharedRan in self.listens
         self.may_chain = options.coalesce and not self._wants_ran
         self.expert_bytes = [model.expert_bytes(layer) for layer in range(model.n_layers)]
         self.number = 0  # of the latest task
@@ -366,6 +367,10 @@ class Engine:
             for task in finished:
                 if task.unit >= 0:
                     self.tell(_new(Ran, (task.step, task.layer, (task.expert,), task.lane.device.name)))
+        if finished and self._wants_shared_ran:
+            for task in finished:
+                if task.kind == "shared":
+                    self.tell(_new(SharedRan, (task.step, task.layer, task.mb, task.lane.device.name)))
         if self.sent:
             sent, self.sent = self.sent, []
             for tag in sent:

@@ -29,10 +29,12 @@ experts that are predicted there.
 | queued prefetches | not stated | none | given up when the layer ends, or, as f counts the next dense part too, at the ``next-gate`` (``cancel``) |
 | predicted and still under way at its gate | not stated | none | runs on the GPU when it arrives; not in the plan |
 | buffers | 2 for loads; two groups for prefetches, sizes not given; overwritten, never kept | none | ``demand_slots``; ``prefetch_slots`` a group, by default all that can be absent; emptied at the end of their layer |
+| without the table | random preloading | none | ``placement: random``; ``none`` leaves the memory empty |
 | AsyncIO | three-part asynchronous copies, 79 % of the link | none | ``async_io``: the ``chunked`` curve, an expert in three; off: the experiment's transfers |
+| without AsyncIO | transfers and computation take turns | none | the same plan: shared experts, as many loads as ``demand_slots`` holds, all experts that are there, further loads; prefetches with the last loads |
 | time of the GPU | hidden by transfers | none | simulated |
 
-Ablations: ``placement: none`` (no table), ``predictor: null``, ``async_io: false``; without PreSched, ``scheduler: threshold``
+Ablations: ``placement: random`` (the paper's, without the table), ``predictor: null``, ``async_io: false``; without PreSched, ``scheduler: threshold``
 (Fiddler's rule, layer by layer) and ``prefetch_size: 4`` (the predictor's "hot Top-4" whether there is time or not). A ``scheduler``
 alone keeps the rule for the number of prefetches, equations 6 and 7, behind another assignment.
 """
@@ -66,19 +68,23 @@ from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_a
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
 from moesim.policies.prefetch_groups import PrefetchGroups
+from moesim.policies.turns import Turns
 from moesim.policy import (
     DEMAND,
     Action,
     Copy,
     Drop,
     Fetch,
+    Fetched,
     LayerEnd,
     Placement,
     Pool,
     Predict,
     Predicted,
+    Ran,
     Routed,
     Run,
+    SharedRan,
     StepBegin,
     View,
 )
@@ -96,18 +102,20 @@ class PreScope(PolicyBase):
     Parameters
     ----------
     placement : str, mapping or part
-        The hot expert table: what is on the GPU for good. ``"none"`` for no table.
+        The hot expert table: what is on the GPU for good. ``"random"`` experts stand in for it in the paper's ablation.
     predictor : str or None
         Source of the prediction of the next layer, for example ``"signal:learned"``, ``"signal:gate_next1"``,
         ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched.
     head_start : bool
-        The CPU begins before the prediction is in with those experts that every plan gives it; False: it waits.
+        The CPU begins before the prediction is in with those experts that every plan gives it; False, or without
+        ``async_io``: it waits.
     scheduler : str, mapping or part
         ``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``.
     prefetch_size : int or None
         Experts to prefetch for each layer, whether there is time or not; None: as many as fit.
     async_io : bool
-        Chunked transfers, an expert in three parts; False: the experiment's.
+        Chunked transfers, an expert in three parts, beside all computation. False: the experiment's transfers, and no
+        transfer beside any computation.
     none_better : {"eq2", "printed", "sentinel"}
         What to load where no load would be done before the CPU.
     limit_to_queue : bool
@@ -190,8 +198,11 @@ class PreScope(PolicyBase):
 
     @property
     def listens(self) -> frozenset[type]:
-        """Steps, routing and layer ends; predictions if there is a predictor."""
-        return frozenset({StepBegin, Routed, LayerEnd} | ({Predicted} if self.predictor is not None else set()))
+        """Steps, routing and layer ends; predictions if there is a predictor; ends of copies and Runs if these take turns."""
+        events: set[type] = {StepBegin, Routed, LayerEnd}
+        if self.predictor is not None:
+            events.add(Predicted)
+        return frozenset(events if self.async_io else events | {Fetched, Ran, SharedRan})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -216,6 +227,11 @@ class PreScope(PolicyBase):
             raise ConfigError(
                 f"window: expected 'none' without a predictor and the scheduler 'presched', got {self.window!r}; leave it out"
             )
+        if self.window != "none" and not self.async_io:
+            raise ConfigError(
+                f"window: expected 'none' without async_io, as the layer after the next uses the buffers of the present one, "
+                f"got {self.window!r}; leave it out"
+            )
         model, costs = view.model, view.costs
         gpu, cpu = self._gpu, self._cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
         setup = Setup(view, gpu, cpu, [min(view.cache_slots(gpu), model.n_layers * model.n_experts)], per_layer=False)
@@ -230,6 +246,7 @@ class PreScope(PolicyBase):
         self._rows = 0  # of the present step
         self._dense: int | None = None  # t_attn of the present step, once asked
         self._visit: _Visit | None = None  # the layer that is routed and has not ended
+        self._turns = Turns(gpu, min(self.demand_slots, model.n_experts))
         table = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(residents))
         pools = [Pool(gpu, CACHE, table), Pool(gpu, STAGING, min(self.demand_slots, model.n_experts) * slot_bytes(view))]
         return Placement(
@@ -241,6 +258,25 @@ class PreScope(PolicyBase):
     # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Run what is there and plan when routed, or when the prediction is in; tidy up at the end of a layer."""
+        return self._answer(event, view) if self.async_io else self._in_turn(event, view)
+
+    def _in_turn(self, event: Any, view: View) -> Iterable[Action]:
+        """Answer as ever, but let copies and Runs go in turns once the layer is planned and its shared experts have run."""
+        kind = type(event)
+        now: Iterable[Action] = ()
+        if kind is Fetched or kind is Ran:
+            self._turns.happened(event)
+        elif kind is not SharedRan:
+            now = self._answer(event, view)
+        visit = self._visit
+        if visit is None:
+            return now
+        if view.model.n_shared:
+            visit.shared += (kind is Routed) - (kind is SharedRan)
+        now = self._turns.hold(visit.layer, now)
+        return [*now, *self._turns.go_on()] if visit.complete and not visit.awaits and not visit.shared else now
+
+    def _answer(self, event: Any, view: View) -> Iterable[Action]:
         kind = type(event)
         if kind is Routed:
             return self._routed(event, view)
@@ -284,7 +320,7 @@ class PreScope(PolicyBase):
         actions += self._residents(event, visit, view)
         if visit.complete and not visit.awaits:
             actions += self._plan(visit, view)
-        elif visit.complete and self.head_start:
+        elif visit.complete and self.head_start and self.async_io:
             actions += self._begin_cpu(visit, view)
         return actions
 
@@ -449,6 +485,7 @@ class _Visit:
     cancelled: set[int] = field(default_factory=set)  # of its experts, prefetches that are given up as it is routed
     awaits: bool = False  # a prediction of the next layer has been asked for and is not in
     complete: bool = False  # all micro-batches are routed
+    shared: int = 0  # micro-batches whose shared experts are still to be run
     looks_further: bool = False  # a prediction of the layer after the next has been asked for
     gap: float = 0  # T_gap of the plan
     n_certain: int = 0  # experts that the CPU has begun with before the plan
