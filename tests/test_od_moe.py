@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moesim.engine.build import required_bytes
-from moesim.errors import CapacityError, HardwareError, PolicyError
+from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model
+from moesim.policies import od_moe
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due, longest_hidden_load, steady_period
 from moesim.policies.base import PolicyBase
 from moesim.policies.od_moe import OdMoE
@@ -275,6 +276,45 @@ def test_without_predictions_experts_are_loaded_once_routed() -> None:
     assert not of(records, "shadow0")
 
 
+def test_random_predictions_have_no_shadow_no_alignment_and_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 and 2 are drawn for both layers: loads begin with the step, the wrong one is loaded again, and 0 and 2 come once more."""
+    monkeypatch.setattr(od_moe, "sample", lambda population, n, seed, place: [0, 2])
+    policy = OdMoE(prediction_source="random")
+    assert not policy.needs
+    assert policy.place(FakeView(hardware=cluster(2))).reserved == {}
+    records = cluster_run([[[2, 3], [0, 1]]], cluster(2), prediction_source="random")
+    assert loads(records) == [
+        (0, 1000, "0", "prefetch 0/0"),
+        (0, 1000, "1", "prefetch 0/2"),
+        (1000, 2000, "0", "demand 0/3"),
+        (2100, 3100, "0", "prefetch 1/0"),
+        (2100, 3100, "1", "prefetch 1/2"),
+        (3100, 4100, "1", "demand 1/1"),
+    ]
+    assert not of(records, "shadow0")
+    assert [t for t in transfers(records) if t[3] == "message"] == []
+    assert of(records, "main") == [(0, 100, "dense"), (2140, 2240, "dense")]
+
+
+def test_random_predictions_are_right_by_chance() -> None:
+    """Two of eight experts, in 30 steps of 6 layers: a quarter of what is routed, from any seed; other seeds draw others."""
+    model = tiny_model(n_layers=6, n_experts=8)
+    rng = np.random.default_rng(1)
+    tokens = [[rng.permutation(8)[:2].tolist() for _ in range(6)] for _ in range(30)]
+    shares = []
+    for source in ("random", "random:1", "random:2"):
+        records = cluster_run(tokens, cluster(6), model=model, prediction_source=source)
+        again = sum(t.cause == "demand" for t in records.transfers)
+        shares.append(1 - again / 360)
+    assert shares == pytest.approx([0.25] * 3, abs=0.06)
+    assert len(set(shares)) > 1
+
+
+def test_a_seed_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prediction_source 'random:x': expected a seed from 0 on"):
+        _ = OdMoE(prediction_source="random:x").needs
+
+
 def test_prefill_loads_the_next_layer_as_workers_get_free() -> None:
     """Two rows need 0, 2 and 3 of layer 0 and all of layer 1; worker 0 loads 0 and 2, worker 1 loads 1 and 3, in turn."""
     records = cluster_run(TOKENS[:2], cluster(2), prompt=2)
@@ -395,6 +435,8 @@ def test_reserved_memory_is_checked(reserved: dict[str, int], message: str) -> N
         {"release": "worker", "prefill_load": "routed", "token_period": 4, "kv_period": 2, "prompt_kv": "own"},
         {"worker_slots": 2, "group_size": 1, "prediction_source": "frequency"},
         {"group_size": 8, "prediction_source": "none"},
+        {"prediction_source": "random"},
+        {"prediction_source": "random", "release": "worker", "prefill_load": "routed", "worker_slots": 2},
     ],
 )
 def test_variants_pass_the_common_checks(options: dict[str, Any]) -> None:

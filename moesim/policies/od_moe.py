@@ -14,6 +14,7 @@ its own, layers ahead, and that is handed the main node's token and KV cache eve
 | eq. 1 | G dense and G - 1 expert parts, G the group's size | none | the number of groups (`longest_hidden_load`), as in its example |
 | N_W - k loaders | printed | none | k is the group's size |
 | which worker loads which expert | not stated | none | by predicted rank, then id |
+| random predictions | its ablation's case 5, without a shadow | none | ``prediction_source: random``: top_k experts a row drawn for every layer as a decode step begins, loaded as workers get free; no shadow, no alignment, no time, no memory |
 | wrong prediction | the worker that holds the wrong expert loads again | none | the worker whose expert is not needed, lowest first; a load that is under way ends first |
 | part-right prediction | not stated | none | only the wrong one is loaded; the layer waits for both |
 | eviction | once computed | none | once the last expert of the layer is (``release: group``), or each worker on its own (``worker``) |
@@ -27,9 +28,9 @@ its own, layers ahead, and that is handed the main node's token and KV cache eve
 | batch | no batching in decode | none | more experts than workers go one after the other, each worker at its own pace |
 | network | t^M and t^W include it | none | hidden states hop by hop; tokens and KV as one message each time |
 
-Its six ablation cases are not listed in what we know of the paper; ours are: all aligned (the default); ``kv_period: null``;
-``token_period: null``; both; random predictions (``prediction_source: synthetic:<k / n_experts>``); none
-(``prediction_source: none``: experts are loaded once routed).
+Its ablation has six cases, of which we know the fifth: no shadow, and experts drawn at random. Ours are: all aligned (the
+default); ``kv_period: null``; ``token_period: null``; both; random (``prediction_source: random``); none (``prediction_source:
+none``: experts are loaded once routed).
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from moesim.costs.model import SHADOW_BITS
-from moesim.errors import HardwareError
+from moesim.errors import ConfigError, HardwareError
 from moesim.model.spec import ModelSpec, bits_to_bytes
+from moesim.policies.algorithms.drawing import sample
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due
 from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
 from moesim.policies.parts import source_needs
@@ -65,6 +67,7 @@ from moesim.policy import (
 )
 
 NO_PREDICTION = "none"
+RANDOM = "random"
 STEP_PARTS = ("embedding", "leading", "head")
 LAYER_PARTS = ("attention", "dense", "shared")
 
@@ -81,7 +84,8 @@ class OdMoE(PolicyBase):
         Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never).
     prediction_source : str or None
         Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of
-        the model, like it; ``"none"``: experts are loaded once routed. The messages of the alignment stay.
+        the model, like it, and the messages of the alignment stay. Without a shadow, alignment or cost: ``"random"``, where
+        experts are drawn (``"random:3"``: from another seed than 0), and ``"none"``, where they are loaded once routed.
     prompt_kv : {"sent", "own"}
         Whether the first alignment of the KV cache brings the prompt's, too.
     release : {"group", "worker"}
@@ -143,17 +147,33 @@ class OdMoE(PolicyBase):
 
     @property
     def source(self) -> str:
-        """Return the name under which predictions are asked for."""
+        """Return the name under which predictions are asked for; of those that are not, the option."""
         given = self.prediction_source
         if given is None:
             return f"signal:shadow-{self.precision}:T{self.token_period or 0}:KV{self.kv_period or 0}"
         return f"shadow-{self.precision}:{given}" if given.startswith(("synthetic:", "oracle")) else given
 
     @property
+    def has_shadow(self) -> bool:
+        """Whether predictions are a shadow's, or paid for as if they were."""
+        return self.source != NO_PREDICTION and self._seed is None
+
+    @property
+    def _seed(self) -> int | None:
+        """Seed of random predictions; None if they are others."""
+        kind, _, seed = (self.prediction_source or "").partition(":")
+        if kind != RANDOM:
+            return None
+        if seed and not seed.isdecimal():
+            what = f"policy od-moe: prediction_source '{self.prediction_source}'"
+            raise ConfigError(f"{what}: expected a seed from 0 on, such as {RANDOM}:3, got '{seed}'")
+        return int(seed or 0)
+
+    @property
     def listens(self) -> frozenset[type]:
         """Events it wants."""
         wanted: set[type] = {StepBegin, Routed}
-        if self.source != NO_PREDICTION:
+        if self.has_shadow:
             wanted |= {Predicted, Sent}
         if self.release == "group":
             wanted.add(Ran)
@@ -164,7 +184,7 @@ class OdMoE(PolicyBase):
     @property
     def needs(self) -> frozenset[str]:
         """The shadow's signal."""
-        return frozenset() if self.source == NO_PREDICTION else source_needs(self.source)
+        return source_needs(self.source) if self.has_shadow else frozenset()
 
     # ------------------------------------------------------------------------------------------------------ the start
     def place(self, view: View) -> Placement:
@@ -200,7 +220,7 @@ class OdMoE(PolicyBase):
         return Placement(
             pools=[Pool(worker, STAGING, n_bytes) for worker in self._workers],
             parts=parts if elsewhere else {},
-            reserved={} if self.source == NO_PREDICTION else self._shadow_bytes(model),
+            reserved=self._shadow_bytes(model) if self.has_shadow else {},
         )
 
     def _shadow_bytes(self, model: ModelSpec) -> dict[str, int]:
@@ -233,8 +253,8 @@ class OdMoE(PolicyBase):
         """Begin a step: the shadow departs at once, or once the main node's token and KV have come."""
         self._step, self._rows, self._prefill = event.step, len(event.requests), event.phase == "prefill"
         self._queues, self._used, self._running, self._releases = {}, {}, {}, {}
-        if self.source == NO_PREDICTION:
-            return ()
+        if not self.has_shadow:
+            return () if self._prefill or self._seed is None else self._load_random(self._seed, view.model.top_k)
         n_bytes = self._aligned_bytes(Counter(event.requests.tolist()), view)
         if self._prefill:
             return ()
@@ -278,6 +298,16 @@ class OdMoE(PolicyBase):
             actions.append(self._message(view.model.activation_bytes(self._rows), self._shadows[share], share + 1))
         if layer not in self._used:  # else too late: the layer is routed
             self._assign(layer, by_rank(event.ids.tolist()), final=False)
+            actions += self._fetches(layer, self._queues[layer], PREFETCH)
+        return actions
+
+    def _load_random(self, seed: int, top_k: int) -> list[Action]:
+        """Load experts drawn for each row of every layer, which wait until the workers are free."""
+        actions: list[Action] = []
+        for layer in range(self._last + 1):
+            first = (self._step * (self._last + 1) + layer) * self._rows
+            drawn = [sample(self._n_experts, top_k, seed, first + row) for row in range(self._rows)]
+            self._assign(layer, by_rank(drawn), final=False)
             actions += self._fetches(layer, self._queues[layer], PREFETCH)
         return actions
 
