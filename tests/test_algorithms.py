@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -138,6 +139,38 @@ def test_a_wide_beam_is_exact_and_width_one_never_beats_it() -> None:
         best = brute_force_assignment(gpu, cpu).makespan
         assert beam_assignment(gpu, cpu, width=1 << len(gpu)).makespan == best
         assert beam_assignment(gpu, cpu, width=1).makespan >= best
+
+
+def test_what_the_first_expert_of_a_device_takes_is_counted_once() -> None:
+    """Every plan's totals are the sums of its costs, and the extra of a device that has any; the searches find the least."""
+    rng = random.Random(SEED)
+    extras: set[tuple[bool, bool]] = set()
+    for _ in range(150):
+        gpu, cpu = random_costs(rng)
+        first = {"gpu_first": rng.choice((0, 1, 5)), "cpu_first": rng.choice((0, 2, 7))}
+        n = len(gpu)
+
+        def total(cost: list[float], ids: Sequence[int], extra: float) -> float:
+            return sum(cost[e] for e in ids) + (extra if ids else 0)
+
+        least = min(
+            max(
+                total(gpu, [e for e in range(n) if code >> e & 1], first["gpu_first"]),
+                total(cpu, [e for e in range(n) if not code >> e & 1], first["cpu_first"]),
+            )
+            for code in range(1 << n)
+        )
+        greedy = greedy_assignment(gpu, cpu, **first)
+        exact = [exact_assignment(gpu, cpu, most, **first) for most in (0, 10)]
+        beam = beam_assignment(gpu, cpu, 1 << n, **first)
+        for plan in (greedy, *exact, beam):
+            assert sorted(plan.gpu + plan.cpu) == list(range(n))
+            assert plan.gpu_total == pytest.approx(total(gpu, plan.gpu, first["gpu_first"]))
+            assert plan.cpu_total == pytest.approx(total(cpu, plan.cpu, first["cpu_first"]))
+        assert [plan.makespan for plan in (*exact, beam)] == pytest.approx([least] * 3)
+        assert greedy.makespan >= least - 1e-9
+        extras.add((bool(exact[0].gpu), bool(exact[0].cpu)))
+    assert extras == {(True, True), (True, False), (False, True)}
 
 
 def test_all_gpu_and_all_cpu() -> None:

@@ -32,10 +32,13 @@ def layers(draw: Any, n_gpus: int | None = None) -> tuple[list[list[int]], list[
     return rows[:-1], rows[-1]
 
 
-@given(layers(n_gpus=1))
-def test_with_one_gpu_the_greedy_rule_is_algorithm_1(costs: tuple[list[list[int]], list[int]]) -> None:
+@given(layers(n_gpus=1), st.integers(0, 4), st.integers(0, 4))
+def test_with_one_gpu_the_greedy_rule_is_algorithm_1(
+    costs: tuple[list[list[int]], list[int]], gpu_first: int, cpu_first: int
+) -> None:
     gpu_costs, cpu_cost = costs
-    one, many = greedy_assignment(gpu_costs[0], cpu_cost), greedy_multi_assignment(gpu_costs, cpu_cost)
+    one = greedy_assignment(gpu_costs[0], cpu_cost, gpu_first=gpu_first, cpu_first=cpu_first)
+    many = greedy_multi_assignment(gpu_costs, cpu_cost, [gpu_first], cpu_first)
     assert many.makespan == one.makespan
     assert many == ((one.gpu,), one.cpu, (one.gpu_total,), one.cpu_total)
 
@@ -67,6 +70,12 @@ def test_the_greedy_rule_may_copy_what_a_busy_gpu_has() -> None:
     assert plan == (((2,), (3,)), (0, 1, 4), (3, 3), 3)
     tied = greedy_multi_assignment([[3, 3, 3, 2, 3], [3, 3, 3, 5, 2]], [1, 1, 5, 4, 1])
     assert tied.gpus == ((2, 3), (4,))
+
+
+def test_each_gpu_counts_its_own_first_expert() -> None:
+    """0 ends at 3 on the second GPU and at 5 on the first; then 1 ends at 5 on either, and goes to the first."""
+    assert greedy_multi_assignment([[2, 2], [2, 2]], [9, 9], [3, 1]).gpus == ((1,), (0,))
+    assert greedy_multi_assignment([[2, 2], [2, 2]], [9, 9]).gpus == ((0,), (1,))
 
 
 @given(

@@ -112,3 +112,14 @@ def test_activities_name_the_lanes_that_were_used(lane: str, side: set[str]) -> 
     toy = machine(TOY_DEVICES, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
     records = both(lambda: make_policy(policy), workload([TOKENS]), toy, slots={"gpu0": 4}, predictors={"told": Oracle()})
     assert activities(records) == {"gpu0.dense", "gpu0.experts", "cpu0.experts", "cpu0->gpu0"} | side
+
+
+@pytest.mark.parametrize("assignment", ["greedy", "exact", "beam"])
+@pytest.mark.parametrize(("first_extra_ns", "on_gpu"), [(0, 0), (700, 1)])
+def test_plans_count_what_the_first_expert_on_the_cpu_takes(assignment: str, first_extra_ns: int, on_gpu: int) -> None:
+    """Nothing is cached: a transfer takes 1000, an expert of one row 400 on the CPU; two of them 800, or 1500."""
+    policy = {"name": "dali", "assignment": assignment, "prefetch": "none", "replacement": "static", "placement": "none"}
+    hardware = machine({"gpu0": gpu(), "cpu0": cpu(first_extra_ns=first_extra_ns)})
+    records = both(lambda: make_policy(policy), workload([[[[0, 1], [2, 3]]]]), hardware, slots={"gpu0": 4})
+    devices = [task.device for task in records.tasks if task.kind == "expert"]
+    assert (len(devices), devices.count("gpu0")) == (4, 2 * on_gpu)

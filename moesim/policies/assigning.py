@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from moesim.policies.algorithms.assignment import (
     Plan,
@@ -48,19 +48,25 @@ class Resident(Part):
 
 
 class _Costed(Part):
-    """Assignment by DALI's cost of each expert: max(transfer, compute) on the GPU, compute on the CPU."""
+    """Assignment by DALI's cost of each expert: max(transfer, compute) on the GPU, compute on the CPU.
+
+    What the first expert of a layer takes beyond that on a device is in the plans, too, except in Fiddler's rule, which looks
+    at one expert at a time.
+    """
 
     uses_cpu = True
-    _rule: Callable[[Sequence[float], Sequence[float]], Plan]
+    _rule: Callable[..., Plan]
 
     def start(self, setup: Setup) -> None:
         """Prepare the costs of both devices."""
         self._gpu_ns = CostTable(setup.view, setup.gpu)
         self._cpu_ns = CostTable(setup.view, setup.cpu)
+        costs = setup.view.costs
+        self._first: dict[str, Any] = {"gpu_first": costs.first_extra_ns(setup.gpu), "cpu_first": costs.first_extra_ns(setup.cpu)}
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Apply the rule to the costs of this layer."""
-        return type(self)._rule(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns))
+        return type(self)._rule(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), **self._first)
 
 
 class Greedy(_Costed):
@@ -83,7 +89,7 @@ class Greedy(_Costed):
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Apply the rule to the costs of this layer."""
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
-        return greedy_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), shared)
+        return greedy_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), shared, **self._first)
 
 
 class Exact(_Costed):
@@ -100,7 +106,7 @@ class Beam(_Costed):
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Search with the costs of this layer."""
-        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width)
+        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, **self._first)
 
 
 class Threshold(_Costed):

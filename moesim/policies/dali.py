@@ -9,6 +9,7 @@ CPU; so the split, the prefetch and the cache are all decided by rows per expert
 |---|---|---|---|
 | assignment | Alg. 1: by cost difference, largest first, to the GPU while its total is not larger | none | the same; ties by id; other rules by ``assignment`` (exact and beam are the paper's comparison) |
 | GPU cost | max(transfer, compute), transfer 0 if resident | none | the same; the rest of a transfer under way; ``cache_only`` counts cached experts only |
+| a device's first expert takes longer (``first_extra_us`` of a profile) | costs by rows alone | none | counted once for each device, as on the engine and in HybriMoE's plans |
 | prefetch | gate of the next layer on h + res, top-k each row, most rows first | none | ``signal:residual``, top ``prefetch_size`` of all, residents skipped; ``prefetch_over`` |
 | where it is predicted | at once, on a separate stream | none | ``lane``: ``main``, ahead of the layer's GPU runs, or ``side`` |
 | not begun when its layer is routed | not stated | none | a demand if the GPU runs it, else queued until the layer ends |

@@ -156,6 +156,8 @@ class DaliMultiGpu(PolicyBase):
         self._cpu = cpu_of(view, "dali-multi-gpu")
         self._cpu_ns = CostTable(view, self._cpu)
         self._gpus = [_Gpu(view, name) for name in self._names(view)]
+        self._gpu_first = [view.costs.first_extra_ns(gpu.name) for gpu in self._gpus]
+        self._cpu_first = view.costs.first_extra_ns(self._cpu)
         self._now = (-1, -1)  # step and layer routed last
         self._scores = [[0] * model.n_experts for _ in range(model.n_layers)]
         self._visits = [0] * model.n_layers
@@ -210,7 +212,7 @@ class DaliMultiGpu(PolicyBase):
             scores[expert] += loads[expert]
         resident = [view.residency(layer, gpu.name) for gpu in self._gpus]
         costs = [gpu.costs(event, here, self._cpu_ns, view) for gpu, here in zip(self._gpus, resident, strict=True)]
-        plan = greedy_multi_assignment([on_gpu for on_gpu, _ in costs], costs[0][1])
+        plan = greedy_multi_assignment([on_gpu for on_gpu, _ in costs], costs[0][1], self._gpu_first, self._cpu_first)
         if plan.cpu:
             actions.append(Run(layer, plan.cpu, self._cpu))
         for gpu, here, experts in zip(self._gpus, resident, plan.gpus, strict=True):

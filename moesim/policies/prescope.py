@@ -14,7 +14,7 @@ experts that are predicted there.
 | when | once gate and prediction are done; its time is hidden | none | the GPU runs what it has at once; with ``head_start`` the CPU begins with what every plan gives it; the rest waits for the prediction, if one will come |
 | plan | Alg. 1: GPU_Q over both layers, checked again for this one | none | the same, once a layer; micro-batches are added up |
 | alpha | not defined in use | none | what is left of the transfer under way; after a head start, from then |
-| t_c of a set | beta w + C for each expert | none | sum of the profile's costs |
+| t_c of a set | beta w + C for each expert | none | sum of the profile's costs; what the first expert takes beyond them (``first_extra_us``) is not in it |
 | x, g | one of each | none | x by layer; g of the busiest expert |
 | t_attn | - | none | attention, router and shared experts, from the profile |
 | no index passes | the loop still loads the busiest | none | ``none_better``: ``eq2`` (that one or none, by eq. 2), ``printed``, ``sentinel`` (none) |

@@ -62,7 +62,9 @@ def layer_costs(
     return gpu, [cpu_table[w] if w else 0 for w in loads]
 
 
-def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_start: float = 0) -> Plan:
+def greedy_assignment(
+    gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_start: float = 0, gpu_first: float = 0, cpu_first: float = 0
+) -> Plan:
     """Assign as DALI's Algorithm 1 does.
 
     Parameters
@@ -71,6 +73,8 @@ def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_
         Cost of each expert on either device.
     gpu_start : float
         What the GPU has to do before; 0 in the paper.
+    gpu_first, cpu_first : float
+        What the first expert on a device takes beyond its cost; 0 in the paper.
 
     Returns
     -------
@@ -86,19 +90,24 @@ def greedy_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_
     --------
     >>> greedy_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1])
     Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=())
+    >>> greedy_assignment([3, 3, 3, 2, 2], [1, 1, 5, 4, 1], cpu_first=3)  # 0 would take the CPU 4, and the GPU 3
+    Plan(gpu=(0, 2, 3), cpu=(1, 4), gpu_total=8, cpu_total=5, loads=())
     """
     ids = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     ids.sort(key=lambda e: -abs(gpu_cost[e] - cpu_cost[e]))
-    gpu, cpu = [], []
+    gpu: list[int] = []
+    cpu: list[int] = []
     gpu_total = gpu_start
     cpu_total: float = 0
     for e in ids:
-        if gpu_total + gpu_cost[e] <= cpu_total + cpu_cost[e]:
+        on_gpu = gpu_total + gpu_cost[e] + (0 if gpu else gpu_first)
+        on_cpu = cpu_total + cpu_cost[e] + (0 if cpu else cpu_first)
+        if on_gpu <= on_cpu:
             gpu.append(e)
-            gpu_total += gpu_cost[e]
+            gpu_total = on_gpu
         else:
             cpu.append(e)
-            cpu_total += cpu_cost[e]
+            cpu_total = on_cpu
     return Plan(tuple(gpu), tuple(cpu), gpu_total, cpu_total)
 
 
@@ -176,6 +185,8 @@ def make_plan(
     cpu_cost: Sequence[float],
     gpu: Sequence[int],
     active: Sequence[int] | None = None,
+    gpu_first: float = 0,
+    cpu_first: float = 0,
 ) -> Plan:
     """Build a plan from the ids on the GPU; the other active ones go to the CPU, ascending.
 
@@ -187,9 +198,12 @@ def make_plan(
         Experts on the GPU, in execution order.
     active : sequence of int or None
         Experts with rows; None: those with a cost on either device.
+    gpu_first, cpu_first : float
+        What the first expert on a device takes beyond its cost.
     """
     if active is None:
         active = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]
     on_gpu = set(gpu)
     cpu = tuple(e for e in active if e not in on_gpu)
-    return Plan(tuple(gpu), cpu, sum(gpu_cost[e] for e in gpu), sum(cpu_cost[e] for e in cpu))
+    gpu_total = sum([gpu_cost[e] for e in gpu]) + (gpu_first if gpu else 0)
+    return Plan(tuple(gpu), cpu, gpu_total, sum([cpu_cost[e] for e in cpu]) + (cpu_first if cpu else 0))

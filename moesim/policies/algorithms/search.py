@@ -15,7 +15,13 @@ MAX_BRUTE_FORCE = 16  # experts; 2 ** 16 assignments
 ENUMERATE_UP_TO = 10  # experts; trying 2 ** 10 assignments takes a small part of the time HiGHS takes to start
 
 
-def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], enumerate_up_to: int = ENUMERATE_UP_TO) -> Plan:
+def exact_assignment(
+    gpu_cost: Sequence[float],
+    cpu_cost: Sequence[float],
+    enumerate_up_to: int = ENUMERATE_UP_TO,
+    gpu_first: float = 0,
+    cpu_first: float = 0,
+) -> Plan:
     """Minimise the larger of the two totals exactly: DALI's 0-1 program.
 
     Parameters
@@ -25,6 +31,8 @@ def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], enume
     enumerate_up_to : int
         Experts up to which all assignments are tried, which is faster, and whose choice among several optima is the
         same on every machine. Beyond, HiGHS solves the program, and finds one of the optima.
+    gpu_first, cpu_first : float
+        What the first expert on a device takes beyond its cost.
 
     Returns
     -------
@@ -39,7 +47,8 @@ def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], enume
     Notes
     -----
     Minimise T subject to ``sum(gpu_cost * x) <= T`` and ``sum(cpu_cost * (1 - x)) <= T`` with x in {0, 1}. Costs are divided
-    by the largest, and the gap is set to 0. It is the best of plans; what is executed overlaps transfers with work.
+    by the largest, and the gap is set to 0. A device's extra time is a further variable in {0, 1}, at least every x or 1 - x.
+    It is the best of plans; what is executed overlaps transfers with work.
 
     Examples
     --------
@@ -53,31 +62,46 @@ def exact_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], enume
     if not ids:
         return Plan((), (), 0, 0)
     if len(ids) <= enumerate_up_to:
-        return brute_force_assignment(gpu_cost, cpu_cost)
+        return brute_force_assignment(gpu_cost, cpu_cost, gpu_first, cpu_first)
     gpu = np.array([gpu_cost[e] for e in ids], dtype=np.float64)
     cpu = np.array([cpu_cost[e] for e in ids], dtype=np.float64)
     scale = max(gpu.max(), cpu.max())
     n = len(ids)
     rows = np.vstack([np.append(gpu, -scale), np.append(-cpu, -scale)]) / scale
+    most = np.array([0.0, -cpu.sum() / scale])
+    n_first = 2 if gpu_first or cpu_first else 0
+    if n_first:  # columns: x, T, whether the GPU has any, whether the CPU has any
+        each, none = np.eye(n), np.zeros((n, 1))
+        rows = np.vstack([
+            np.hstack([rows, np.diag([gpu_first, cpu_first]) / scale]),
+            np.hstack([each, none, none - 1, none]),
+            np.hstack([-each, none, none, none - 1]),
+        ])  # fmt: skip
+        most = np.concatenate([most, np.zeros(n), -np.ones(n)])
     result = milp(
-        c=np.append(np.zeros(n), 1.0),
-        constraints=LinearConstraint(rows, ub=np.array([0.0, -cpu.sum() / scale])),
-        integrality=np.append(np.ones(n), 0),
-        bounds=Bounds(np.zeros(n + 1), np.append(np.ones(n), np.inf)),
+        c=np.concatenate([np.zeros(n), [1.0], np.zeros(n_first)]),
+        constraints=LinearConstraint(rows, ub=most),
+        integrality=np.concatenate([np.ones(n), [0], np.ones(n_first)]),
+        bounds=Bounds(np.zeros(n + 1 + n_first), np.concatenate([np.ones(n), [np.inf], np.ones(n_first)])),
         options={"mip_rel_gap": 0.0},
     )
     if not result.success:
         raise RuntimeError(f"exact assignment of {n} experts: HiGHS found no optimum: {result.message}")
-    return make_plan(gpu_cost, cpu_cost, [e for e, x in zip(ids, result.x[:n], strict=True) if x > 0.5])
+    on_gpu = [e for e, x in zip(ids, result.x[:n], strict=True) if x > 0.5]
+    return make_plan(gpu_cost, cpu_cost, on_gpu, gpu_first=gpu_first, cpu_first=cpu_first)
 
 
-def brute_force_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -> Plan:
+def brute_force_assignment(
+    gpu_cost: Sequence[float], cpu_cost: Sequence[float], gpu_first: float = 0, cpu_first: float = 0
+) -> Plan:
     """Minimise the larger total by trying every assignment of up to 16 experts.
 
     Parameters
     ----------
     gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
         Cost of each expert on either device.
+    gpu_first, cpu_first : float
+        What the first expert on a device takes beyond its cost.
 
     Returns
     -------
@@ -101,11 +125,18 @@ def brute_force_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float])
     on_cpu = (codes[:, None] >> np.arange(len(ids))) & 1
     gpu_totals = (1 - on_cpu) @ np.array([gpu_cost[e] for e in ids])
     cpu_totals = on_cpu @ np.array([cpu_cost[e] for e in ids])
+    if gpu_first:
+        gpu_totals = gpu_totals + gpu_first * (on_cpu.sum(axis=1) < len(ids))
+    if cpu_first:
+        cpu_totals = cpu_totals + cpu_first * (on_cpu.sum(axis=1) > 0)
     best = on_cpu[int(np.argmin(np.maximum(gpu_totals, cpu_totals)))]
-    return make_plan(gpu_cost, cpu_cost, [e for e, cpu in zip(ids, best, strict=True) if not cpu])
+    on_gpu = [e for e, cpu in zip(ids, best, strict=True) if not cpu]
+    return make_plan(gpu_cost, cpu_cost, on_gpu, gpu_first=gpu_first, cpu_first=cpu_first)
 
 
-def beam_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], width: int = 2) -> Plan:
+def beam_assignment(
+    gpu_cost: Sequence[float], cpu_cost: Sequence[float], width: int = 2, gpu_first: float = 0, cpu_first: float = 0
+) -> Plan:
     """Assign by beam search in the greedy order, keeping the partial plans with the smallest makespan.
 
     Parameters
@@ -114,6 +145,8 @@ def beam_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], width:
         Cost of each expert on either device.
     width : int
         Partial plans kept; DALI's comparison has 2.
+    gpu_first, cpu_first : float
+        What the first expert on a device takes beyond its cost.
 
     Returns
     -------
@@ -135,8 +168,9 @@ def beam_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float], width:
     for e in ids:
         grown = []
         for gpu_total, cpu_total, chosen in beam:
-            grown.append((gpu_total + gpu_cost[e], cpu_total, (*chosen, True)))
-            grown.append((gpu_total, cpu_total + cpu_cost[e], (*chosen, False)))
+            gpu_extra, cpu_extra = 0 if True in chosen else gpu_first, 0 if False in chosen else cpu_first
+            grown.append((gpu_total + gpu_cost[e] + gpu_extra, cpu_total, (*chosen, True)))
+            grown.append((gpu_total, cpu_total + cpu_cost[e] + cpu_extra, (*chosen, False)))
         beam = sorted(grown, key=lambda state: max(state[0], state[1]))[:width]
     gpu_total, cpu_total, chosen = beam[0]
     gpu = tuple(e for e, on_gpu in zip(ids, chosen, strict=True) if on_gpu)

@@ -24,7 +24,9 @@ class MultiPlan(NamedTuple):
         return max(*self.gpu_totals, self.cpu_total)
 
 
-def greedy_multi_assignment(gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequence[float]) -> MultiPlan:
+def greedy_multi_assignment(
+    gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequence[float], gpu_first: Sequence[float] = (), cpu_first: float = 0
+) -> MultiPlan:
     """Assign greedily to one CPU and several GPUs.
 
     Parameters
@@ -33,6 +35,10 @@ def greedy_multi_assignment(gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequ
         Cost of each expert on each GPU, which differ with what is resident where.
     cpu_cost : sequence of float, shape (n_experts,)
         Cost of each expert on the CPU.
+    gpu_first : sequence of float, shape (n_gpus,) or ()
+        What the first expert on each GPU takes beyond its cost; empty: nothing.
+    cpu_first : float
+        The same of the CPU.
 
     Returns
     -------
@@ -58,20 +64,22 @@ def greedy_multi_assignment(gpu_costs: Sequence[Sequence[float]], cpu_cost: Sequ
     ids.sort(key=lambda e: -abs(cheapest[e] - cpu_cost[e]))
     gpus: list[list[int]] = [[] for _ in gpu_costs]
     totals: list[float] = [0] * len(gpu_costs)
-    cpu = []
+    cpu: list[int] = []
     cpu_total: float = 0
+    extras = list(gpu_first) or [0] * len(gpu_costs)
     for e in ids:
-        best, with_it = 0, totals[0] + gpu_costs[0][e]
+        best, with_it = 0, totals[0] + gpu_costs[0][e] + extras[0]
         for g in range(1, len(totals)):
-            total = totals[g] + gpu_costs[g][e]
+            total = totals[g] + gpu_costs[g][e] + extras[g]
             if total < with_it:
                 best, with_it = g, total
-        if with_it <= cpu_total + cpu_cost[e]:
+        on_cpu = cpu_total + cpu_cost[e] + (0 if cpu else cpu_first)
+        if with_it <= on_cpu:
             gpus[best].append(e)
-            totals[best] = with_it
+            totals[best], extras[best] = with_it, 0
         else:
             cpu.append(e)
-            cpu_total += cpu_cost[e]
+            cpu_total = on_cpu
     return MultiPlan(tuple(tuple(taken) for taken in gpus), tuple(cpu), tuple(totals), cpu_total)
 
 
