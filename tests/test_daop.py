@@ -30,6 +30,7 @@ from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
 from moesim.table import Format
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
+from moesim.workload import WorkloadSpec, compose
 from tests.engine_kit import Oracle, assert_same, both, cpu, gpu, machine, tasks, transfers, workload
 from tests.engine_kit import tiny_model as toy_model
 from tests.experiment_kit import resolve, write_trace
@@ -171,12 +172,13 @@ TOY = machine({"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()})
 COMMON = {"placement": "lowest-ids", "source": "told", "first_predict_layer": 1}
 
 
-def run(name: str, work: Any, told: Any = None, slots: int = 4, **options: Any) -> Records:
+def run(name: str, work: Any, told: Any = None, slots: int = 4, decision_ns: int = 0, **options: Any) -> Records:
     """Run DAOP on the toy machine."""
     spec = {"name": name, **COMMON, **options}
     return both(
-        lambda: make_policy(spec), work, TOY, slots={"gpu0": slots}, predictors={"told": told or Oracle()}, model=toy_model()
-    )
+        lambda: make_policy(spec), work, TOY, slots={"gpu0": slots}, predictors={"told": told or Oracle()}, model=toy_model(),
+        decision_ns=decision_ns,
+    )  # fmt: skip
 
 
 def decode(*tokens: list[list[int]]) -> Any:
@@ -370,6 +372,18 @@ def test_serial_swaps_go_before_everything() -> None:
     assert_same(records, prefill("daop-code", assignment="resident", serial=False))
 
 
+@pytest.mark.parametrize("decision_ns", [0, 30])
+def test_what_leaves_beside_the_computing_is_computed_on_the_host_whatever_the_plan(decision_ns: int) -> None:
+    """Loads 8, 12, 20 and 0: 2 is swapped for 0, whose 8 rows take 1100 on the CPU, as long as a copy and a GPU run."""
+    prompt = [*[[[2, 0], [0, 1]]] * 8, *[[[2, 1], [0, 1]]] * 12]
+    work = workload([[*prompt, [[1, 2], [0, 1]]]], prompt=20)
+    options = {"precalculate": False, "swap_cost": "overlapped", "assignment": "threshold"}
+    for writeback in (True, False):
+        records = run("daop-paper", work, decision_ns=decision_ns, writeback=writeback, **options)
+        assert [t[3] for t in transfers(records) if t[3].startswith("demand")] == ["demand 0/2"]
+        assert "E0x8" in [what for _, _, what in experts(records, "cpu0")]
+
+
 def test_the_mixed_cold_list_can_leave_the_hottest_expert_behind() -> None:
     """Loads 2, 2, 4, 0: on the CPU, the idle expert 3 stands first in the cold list, opposite the hottest, 2."""
     prompt = [[[2, 0], [0, 1]], [[2, 0], [0, 1]], [[2, 1], [0, 1]], [[2, 1], [0, 1]]]
@@ -404,13 +418,47 @@ def test_the_next_request_starts_from_the_swapped_placement() -> None:
     assert reset == ["demand 0/0", "demand 0/1", "write-back 0/2", "write-back 0/3"]
 
 
-def test_a_reset_holds_for_a_whole_prompt_of_several_chunks() -> None:
-    """The first chunk swaps 2 and 3 in; the second, whose loads are even, would start from 0 and 1 again if it were a reset."""
+@pytest.mark.parametrize(("swap_chunk", "begin"), [("first", 100), ("last", 1900)])
+def test_a_reset_holds_for_a_whole_prompt_of_several_chunks(swap_chunk: str, begin: int) -> None:
+    """2 and 3 are swapped in once: by the first chunk, or by both, in which 0 to 3 have 3, 2, 6 and 5 rows."""
     even = [[[2, 0], [0, 1]], [[2, 0], [0, 1]], [[3, 1], [0, 1]], [[3, 1], [0, 1]]]
     work = workload([[*PROMPT, *even, [[0, 1], [0, 1]]]], prompt=8, prefill_chunk=4)
-    records = run("daop-paper", work, precalculate=False, reset=True)
+    records = run("daop-paper", work, precalculate=False, reset=True, swap_chunk=swap_chunk)
     assert [s.phase for s in records.steps] == ["prefill", "prefill", "decode"]
-    assert len(transfers(records)) == 4
+    assert sorted(transfers(records)) == sorted([*up((begin, 1), (begin + 1000, 0)), *down((begin, 2), (begin + 1000, 3))])
+
+
+@pytest.mark.parametrize(("swap_chunk", "swapped"), [("first", [0, 1]), ("last", [])])
+def test_the_swaps_of_a_prompt_are_decided_once(swap_chunk: str, swapped: list[int]) -> None:
+    """The first chunk wants 2 and 3, the second 0 and 1; in both together 0 to 3 have 5, 4, 4 and 3 rows."""
+    work = workload([[*PROMPT, *[[[0, 1], [0, 1]]] * 4, [[0, 1], [0, 1]]]], prompt=8, prefill_chunk=4)
+    records = run("daop-paper", work, precalculate=False, swap_chunk=swap_chunk)
+    assert sorted(e.expert for e in records.evictions) == swapped
+    assert len(transfers(records)) == 2 * len(swapped)
+
+
+@pytest.mark.parametrize("name", ["daop-paper", "daop-code"])
+@pytest.mark.parametrize("reset", [False, True])
+def test_decode_begins_in_the_same_places_whatever_the_chunks(name: str, reset: bool) -> None:
+    """Two batches of two prompts of 12 rows: whole, and in chunks of 5 or 8."""
+    trace, _ = tiny_workload(make_policy({"name": name, "source": "oracle"}), 4)
+
+    def moved(chunk: int | None) -> list[set[tuple[int, int, str]]]:
+        policy = make_policy({"name": name, "source": "oracle", "reset": reset, "assignment": "resident"})
+        spec = WorkloadSpec(batch_size=2, requests="all", prompt_tokens=12, decode_tokens=3, prefill_chunk=chunk)
+        records = run_tiny(policy, (trace, compose(trace, spec)), 12)
+        batches = [s.batch for s in records.steps]
+        n_batches = max(batches) + 1
+        assert sum(s.phase == "prefill" for s in records.steps) == n_batches * (1 if chunk is None else -(-24 // chunk))
+        found: list[set[tuple[int, int, str]]] = [set() for _ in range(n_batches)]
+        for transfer in records.transfers:
+            step = next(s for s in records.steps if s.begin <= transfer.submitted <= s.end)
+            found[step.batch].add((transfer.layer, transfer.expert, transfer.cause))
+        return found
+
+    whole = moved(None)
+    assert sum(map(len, whole)) > 10
+    assert moved(5) == moved(8) == whole
 
 
 def test_the_first_micro_batch_decides_the_swaps() -> None:

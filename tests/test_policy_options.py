@@ -27,7 +27,6 @@ DAOP = {
     "placement": ({"placement": "lowest-ids"}, {}),
     "swap": ({"swap": False}, {}),
     "swap_factor": ({"swap_factor": 2}, {}),
-    "swap_if": ({"swap_if": "at-least"}, {"swap_factor": 2}),
     "swap_cost": ({"swap_cost": "serial"}, {"swap_cost": "overlapped"}),
     "swap_buffers": ({"swap_buffers": 0}, {"swap_cost": "overlapped"}),
     "writeback": ({"writeback": False}, {}),
@@ -164,7 +163,11 @@ ELSEWHERE = {
     ("prescope", "async_io"),  # tests/test_prescope.py: changes how all transfers are made
     ("prescope", "lane"),  # tests/test_prescope.py: needs a machine with a side lane
     *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/test_prescope.py
-    *((name, option) for name in ("daop-code", "daop-paper") for option in ("cold_list", "pageable", "reset")),  # test_daop.py
+    *(
+        (name, option)
+        for name in ("daop-code", "daop-paper")
+        for option in ("cold_list", "pageable", "reset", "swap_chunk", "swap_if")
+    ),  # test_daop.py
     ("frequency-global", "phase"),  # tests/test_daop.py
     ("all-gpu", "gpus"),  # tests/test_od_moe.py: needs a machine with several
     *(("hybrimoe-code", option) for option in ("credit", "prefetch_size", "wait_prefetch")),  # test_hybrimoe.py: steps of one row

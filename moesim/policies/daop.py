@@ -12,6 +12,7 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 | start | most frequent experts of calibration, an equal share a layer, the rest to the globally most frequent | the same, counted in decode | the same (``placement``) |
 | swap, prefill | Alg. 1: N/2 most loaded on the CPU with N/2 least loaded on the GPU, pair by pair | the same | the same, as far as both lists go; ``swap=False``: none |
 | swap if | w_hot >= 1.05 w_cold | w_hot > 1.05 w_cold | ``swap_if: above``, else two idle experts swap; ``at-least`` as printed |
+| prefill in chunks | not stated | whole prompts | one decision a prompt for each layer: ``swap_chunk: last``, with the rows of all its chunks, so that decode begins as after a whole prompt, or ``first`` |
 | cold list | experts on the GPU | all experts; an idle one on the CPU takes a place, so the hottest may stay there | ``cold_list: gpu-only`` (paper), ``mixed`` (code) |
 | cost of a swap | hidden behind computing | ordinary copies of pageable memory, in line with the kernels | ``swap_cost: overlapped`` (paper), ``serial`` (code: pair after pair, then the layer); ``pageable`` |
 | the expert that leaves | moved to the CPU | moved to the CPU | copied back, and computed there when it has arrived; ``writeback=False``: the host keeps a copy |
@@ -85,6 +86,8 @@ class DaopPaper(PolicyBase):
         Whether exactly that much is enough.
     cold_list : {"gpu-only", "mixed"}
         Candidates to leave: experts on the GPU, or as the released code lists them.
+    swap_chunk : {"last", "first"}
+        With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then.
     swap_cost : {"overlapped", "serial"}
         Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs.
     swap_buffers : int
@@ -121,8 +124,8 @@ class DaopPaper(PolicyBase):
     Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before. The replay is
     conditioned on the recorded routing, from which the hidden states would have diverged. Where weights are renormalised costs
     no time, and the gate that is not asked saves none. A prediction that scores only its best experts says nothing about the
-    others: degradation then takes the one on the GPU with the lowest id. With several micro-batches the loads of the first
-    decide the swaps. Not implemented:
+    others: degradation then takes the one on the GPU with the lowest id. With several micro-batches the swaps are decided before the
+    rows of the second are known. Not implemented:
 
     * serial: in the released code a copy through the buffer also waits for the kernels queued before it
     * the thread pool of the pre-calculation, which shares the cores with the main thread
@@ -146,6 +149,7 @@ class DaopPaper(PolicyBase):
         swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR,
         swap_if: Literal["above", "at-least"] = "above",
         cold_list: Literal["gpu-only", "mixed"] = "gpu-only",
+        swap_chunk: Literal["last", "first"] = "last",
         swap_cost: Literal["overlapped", "serial"] = "overlapped",
         swap_buffers: Annotated[int, Range(0)] = 1,
         writeback: bool = True,
@@ -165,6 +169,7 @@ class DaopPaper(PolicyBase):
         self.swap_factor = swap_factor
         self.swap_if = swap_if
         self.cold_list = cold_list
+        self.swap_chunk = swap_chunk
         self.swap_cost = swap_cost
         self.swap_buffers = swap_buffers
         self.writeback = writeback
@@ -227,6 +232,7 @@ class DaopPaper(PolicyBase):
         n_buffers = self.swap_buffers if self.swap and self.swap_cost == "overlapped" and self.writeback else 0
         self._exchange = Exchange(gpu, view.host, self.writeback, n_buffers)
         self._decode, self._first_chunk, self._last_chunk, self._answered = False, True, True, False
+        self._counts = [[0] * model.n_experts for _ in range(model.n_layers)]  # rows of the present prompt, chunk by chunk
         self._begin_layers(0)
         pools = [Pool(gpu, CACHE, sum(len(here) * model.expert_bytes(at) for at, here in enumerate(residents)))]
         if n_buffers:
@@ -261,6 +267,7 @@ class DaopPaper(PolicyBase):
     def _begin_layers(self, n_rows: int) -> None:
         self._n_rows = n_rows
         self._now = -1  # the layer routed last in this step
+        self._left: set[int] = set()  # experts of this layer that give way to others beside its computing
         self._told: list[Predicted] = []  # predictions about the next layer, by micro-batch
         self._planned: dict[tuple[int, int], dict[int, list[int]]] = {}  # (layer, micro-batch) -> GPU expert -> rows
         self._swaps: deque[tuple[int, int]] = deque()  # serial: (hot, cold) of this layer, not begun
@@ -271,6 +278,8 @@ class DaopPaper(PolicyBase):
         self._begin_layers(len(event.requests))
         self._decode = event.phase == "decode"
         self._first_chunk, self._last_chunk = self._last_chunk, event.last_chunk
+        if self._first_chunk and not self._decode:
+            self._counts = [[0] * len(counts) for counts in self._counts]
         return ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
@@ -278,6 +287,7 @@ class DaopPaper(PolicyBase):
         actions: list[Action] = []
         if not mb:
             self._now = layer
+            self._left = set()
             ahead = layer + 1
             if self.precalculate and self._decode and self.first_predict_layer <= ahead < view.model.n_layers:
                 actions.append(Predict(event.step, ahead, self.source, view.dense_device(layer)))
@@ -291,11 +301,12 @@ class DaopPaper(PolicyBase):
         if self._decode:
             gpu, cpu = [e for e in event.active if on_gpu[e]], [e for e in event.active if not on_gpu[e]]
         else:
-            if self.swap and not mb:
+            if self.swap:
                 actions += self._swap(layer, event, view)
             waiting = [0 if here else self._load_ns[layer] for here in on_gpu]
             plan = self.parts[1].assign(layer, event.loads, waiting)
-            leaving = [e for e in plan.gpu if self._exchange.is_leaving(layer, e)]  # whatever the plan: the host runs those
+            # Whatever the plan: the host runs what leaves beside the computing.
+            leaving = [e for e in plan.gpu if e in self._left or self._exchange.is_leaving(layer, e)]
             gpu, cpu = [e for e in plan.gpu if e not in leaving], [*plan.cpu, *leaving]
         # Rows of several micro-batches that no Run has taken go with the first one.
         taken = {*self._todo["gpu"], *self._todo["cpu"]}
@@ -305,19 +316,23 @@ class DaopPaper(PolicyBase):
 
     # --------------------------------------------------------------------------------------------------------- swaps
     def _swap(self, layer: int, event: Routed, view: View) -> list[Action]:
-        loads, on_gpu = event.loads, self._on_gpu[layer]
-        back = self.reset and self._first_chunk
-        start = self._initial[layer] if back else on_gpu
+        """Count the rows of a prompt; decide its swaps once, with the first micro-batch of one of its chunks."""
+        loads = self._counts[layer] = [old + new for old, new in zip(self._counts[layer], event.loads, strict=True)]
+        if event.mb or not (self._last_chunk if self.swap_chunk == "last" else self._first_chunk):
+            return []
+        on_gpu = self._on_gpu[layer]
+        start = self._initial[layer] if self.reset else on_gpu
         pairs = prefill_swaps(
             loads, start, factor=self.swap_factor, strict=self.swap_if == "above", mixed=self.cold_list == "mixed",
-            prompt_tokens=len(event.experts),
+            prompt_tokens=sum(loads) // view.model.top_k,
         )  # fmt: skip
-        if back:
+        if self.reset:
             pairs = swaps_from(on_gpu, start, pairs, loads)
         pairs = self._change_places(layer, pairs, view)
         if self.swap_cost == "serial":
             self._swaps.extend(pairs)
             return []
+        self._left = {old for _, old in pairs}
         return self._exchange.start(layer, pairs)
 
     def _change_places(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[tuple[int, int]]:
@@ -421,7 +436,7 @@ class DaopCode(DaopPaper):
 
     Parameters
     ----------
-    placement, swap, swap_factor, swap_if, cold_list, swap_cost, swap_buffers, writeback, reset, assignment, serial, first_predict_layer, precalculate, degrade, cpu_experts, source, first_on_cpu, pageable
+    placement, swap, swap_factor, swap_if, cold_list, swap_chunk, swap_cost, swap_buffers, writeback, reset, assignment, serial, first_predict_layer, precalculate, degrade, cpu_experts, source, first_on_cpu, pageable
         See `DaopPaper`.
 
     Notes
@@ -441,6 +456,7 @@ class DaopCode(DaopPaper):
         swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR,
         swap_if: Literal["above", "at-least"] = "above",
         cold_list: Literal["gpu-only", "mixed"] = "mixed",
+        swap_chunk: Literal["last", "first"] = "last",
         swap_cost: Literal["overlapped", "serial"] = "serial",
         swap_buffers: Annotated[int, Range(0)] = 1,
         writeback: bool = True,
@@ -456,8 +472,8 @@ class DaopCode(DaopPaper):
         pageable: bool = True,
     ) -> None:
         super().__init__(
-            placement=placement, swap=swap, swap_factor=swap_factor, swap_if=swap_if, cold_list=cold_list, swap_cost=swap_cost,
-            swap_buffers=swap_buffers, writeback=writeback, reset=reset, assignment=assignment, serial=serial,
+            placement=placement, swap=swap, swap_factor=swap_factor, swap_if=swap_if, cold_list=cold_list, swap_chunk=swap_chunk,
+            swap_cost=swap_cost, swap_buffers=swap_buffers, writeback=writeback, reset=reset, assignment=assignment, serial=serial,
             first_predict_layer=first_predict_layer, precalculate=precalculate, degrade=degrade, cpu_experts=cpu_experts,
             source=source, first_on_cpu=first_on_cpu, pageable=pageable,
         )  # fmt: skip
