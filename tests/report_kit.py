@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from moesim.metrics.frames import write_frame
+from moesim.metrics.frames import frame_bytes
 
 SHA = "ab" * 32
 POLICIES = ("lru", "dali", "daop")
@@ -127,7 +127,7 @@ def write_folder(
     """Write a result folder; with no pictures the report draws its own."""
     path.mkdir(parents=True)
     (path / "summary.json").write_text(json.dumps({"moesim": "0.1.0", "key": "cd" * 32, "runs": rows}))
-    write_frame(path / "runs.parquet", rows)
+    (path / "runs.parquet").write_bytes(frame_bytes(rows))
     (path / "config.resolved.yaml").write_text(yaml.safe_dump(config or resolved(), sort_keys=False))
     if events is not None:
         (path / "timeline.json").write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.runner import Outcome, run_one
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.critical_path import Window
-from moesim.metrics.frames import IDENTITY, _link_busy, layer_frame, step_frame, write_frame
+from moesim.metrics.frames import IDENTITY, _link_busy, frame_bytes, layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.records import LayerRecord, LookupRecord, Records, StepRecord, TaskRecord, TransferRecord
 from tests.effort import lines_run
@@ -149,7 +150,7 @@ def test_rows_tell_the_runs_apart(sweep: list[Outcome]):
 
 def test_a_frame_survives_the_disk(sweep: list[Outcome], tmp_path: Path):
     rows = [row for one in sweep for row in layer_frame(one)]
-    read = pd.read_parquet(write_frame(tmp_path / "layers.parquet", rows))
+    read = pd.read_parquet(io.BytesIO(frame_bytes(rows)))
     assert read["gpu_busy_ns"].tolist() == [row["gpu_busy_ns"] for row in rows]
     assert read["token"].isna().sum() == sum(row["token"] is None for row in rows) > 0
 

@@ -81,11 +81,17 @@ def test_what_is_there_is_replaced_when_asked(folder: Path, capsys: pytest.Captu
     for command in ([*made], ["trace", "import", source], ["trace", "export", "./t.safetensors", "--format", "parquet"]):
         out = ["--out", "there.safetensors"]
         assert "add --overwrite" in refused([*command, *out], folder, capsys)
-        (folder / "there.safetensors").write_text("old")
-        assert main([*command, *out, "--overwrite"]) == 0
-        assert (folder / "there.safetensors").read_bytes() != b"old"
-        (folder / "there.safetensors").write_text("precious")
+        assert "a file that it did not write" in refused([*command, *out, "--overwrite"], folder, capsys)
+        new = ["--out", "new.safetensors"]
+        assert main([*command, *new]) == 0
         capsys.readouterr()
+        assert "add --overwrite" in refused([*command, *new], folder, capsys)
+        assert main([*command, *new, "--overwrite"]) == 0
+        with (folder / "new.safetensors").open("ab") as file:
+            file.write(b"mine")
+        capsys.readouterr()
+        assert "or that was changed since" in refused([*command, *new, "--overwrite"], folder, capsys)
+        (folder / "new.safetensors").unlink()
 
 
 def test_files_beside_are_not_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +120,7 @@ def test_a_bad_folder_for_figures_is_refused_first(
 def test_a_good_place_is_left_as_it_was(folder: Path) -> None:
     before = content(folder)
     check_out(Path("new/deep/x.yaml"), suffix=".yaml")
-    check_out(Path("there.yaml"), suffix=".yaml", overwrite=True)
+    check_out(Path("t.safetensors"), suffix=".safetensors", overwrite=True)
     check_out_folder(Path("new/figures"), option="--plot")
     check_out_folder(Path(), option="--plot")
     assert content(folder) == before

@@ -16,7 +16,8 @@ from moesim.commands.plot import plot, split_names
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.figures import check_plots, draw
-from moesim.metrics.frames import layer_frame, step_frame, write_frame
+from moesim.manifest import FILE
+from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.plots import decode_speed, save
 from moesim.plots.catalogue import FRAME_KINDS, KINDS, SOURCES, figures_of, options_of
 from moesim.plots.kinds import Kind
@@ -44,10 +45,11 @@ def folder(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A result folder, as far as figures read it; power of 100 J a token, since no profile here has all of it."""
     made = tmp_path_factory.mktemp("result")
     rows = [row | {"energy_j_per_token": 100.0, "energy_label": "assumed"} for row in results.rows]
-    write_frame(made / "runs.parquet", rows)
+    (made / "runs.parquet").write_bytes(frame_bytes(rows))
     kept = [outcome for outcome in results.outcomes if outcome.records is not None]
-    write_frame(made / "frames" / "steps.parquet", [row for outcome in kept for row in step_frame(outcome)])
-    write_frame(made / "frames" / "layers.parquet", [row for outcome in kept for row in layer_frame(outcome)])
+    (made / "frames").mkdir()
+    (made / "frames" / "steps.parquet").write_bytes(frame_bytes([row for outcome in kept for row in step_frame(outcome)]))
+    (made / "frames" / "layers.parquet").write_bytes(frame_bytes([row for outcome in kept for row in layer_frame(outcome)]))
     return made
 
 
@@ -59,7 +61,7 @@ def run() -> Callable[..., Any]:
 
 
 def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    return {path.name for path in folder.iterdir()} - {FILE}
 
 
 # ---------------------------------------------------------------------------------------------------------------- every figure
@@ -139,7 +141,8 @@ def test_a_trace(run: Callable[..., Any], folder: Path, tmp_path: Path):
 # ------------------------------------------------------------------------------------------------------------------- the command
 def test_several_folders_are_one_frame_without_what_is_there_twice(folder: Path, results: Results, tmp_path: Path):
     rows = [row | {"decode_tokens_per_s": 1.0, "prompt_tokens": 7, "key": f"other-{row['run']}"} for row in results.rows[:3]]
-    write_frame(tmp_path / "more" / "runs.parquet", [*results.rows[:5], *rows])
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "runs.parquet").write_bytes(frame_bytes([*results.rows[:5], *rows]))
     frame = read_frames("rows", [folder, tmp_path / "more", folder], "x")
     assert len(frame) == len(results.rows) + 3
     assert frame["run"].is_unique
@@ -236,10 +239,10 @@ def test_names_are_split_outside_of_brackets():
 # ------------------------------------------------------------------------------------------------------------------ experiments
 def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Results, tmp_path: Path):
     first = {str(outcome.row["policy"]): outcome for outcome in results.outcomes[:2]}
-    left_out = draw(["decode_speed", "energy", "gantt", "balance_cdf"], results.outcomes, first, tmp_path)
-    assert {"decode_speed.txt", "decode_speed.csv", "decode_speed.png", "gantt.pdf", "balance_cdf.png"} <= names(tmp_path)
+    files, left_out = draw(["decode_speed", "energy", "gantt", "balance_cdf"], results.outcomes, first)
+    assert {"decode_speed.txt", "decode_speed.csv", "decode_speed.png", "gantt.pdf", "balance_cdf.png"} <= set(files)
     assert [line.partition(" is left out: ")[0] for line in left_out] == ["plots: energy"]
-    assert draw([], results.outcomes, first, tmp_path / "none") == []
+    assert draw([], results.outcomes, first) == ({}, [])
 
 
 def test_names_of_plots_are_checked_before_anything_runs():

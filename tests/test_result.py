@@ -12,7 +12,8 @@ import yaml
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.output import Output, describe
-from moesim.experiment.result import DATASET, RECORDS, check_folder, read_summary, replace_folder
+from moesim.experiment.result import DATASET, RECORDS, read_summary
+from moesim.manifest import FILE
 from moesim.timeline.check import check_timeline
 from tests.experiment_kit import resolve
 
@@ -46,7 +47,7 @@ def test_the_folder_holds_what_was_asked_for(result: Path):
     plots = [f"plots/{name}.{kind}" for name in names for kind in ("csv", "pdf", "png", "txt")]
     frames = ["frames/layers.parquet", "frames/steps.parquet"]
     rest = ["runs.parquet", "summary.json", "timeline.json"]
-    assert shown(result) == ["config.resolved.yaml", *frames, *plots, *rest]
+    assert shown(result) == [FILE, "config.resolved.yaml", *frames, *plots, *rest]
     assert len(list((result / DATASET).iterdir())) == 1
     assert len(list((result / RECORDS).iterdir())) == 4
 
@@ -103,37 +104,6 @@ def test_the_key_follows_what_decides_the_results_and_nothing_else(tmp_path: Pat
     assert describe(resolve(tmp_path, model="mixtral-8x7b"))["key"] != key
     hardware = {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"launch_us": 1}}}
     assert describe(resolve(tmp_path, hardware=hardware))["key"] != key
-
-
-def test_an_earlier_result_is_replaced_and_anything_else_is_not(tmp_path: Path):
-    out = write(tmp_path, tmp_path / "out")
-    (out / "stale").write_text("x")
-    write(tmp_path, out)
-    assert not (out / "stale").exists()
-    other = tmp_path / "mine"
-    other.mkdir()
-    check_folder(other)
-    (other / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="mine: expected a new folder or an earlier result, got a folder with other files"):
-        check_folder(other)
-    with pytest.raises(ConfigError, match="expected a folder for the results, got a file"):
-        check_folder(other / "thesis.tex")
-
-
-def test_a_failure_while_writing_leaves_what_was_there(tmp_path: Path):
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "summary.json").write_text("{}")
-
-    def fail() -> None:
-        with replace_folder(out) as folder:
-            (folder / "summary.json").write_text("half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert (out / "summary.json").read_text() == "{}"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_reading_what_is_no_result(tmp_path: Path):

@@ -19,8 +19,9 @@ import yaml
 
 from moesim.cli import main
 from moesim.errors import WriteError
-from moesim.experiment.result import replace_files
 from moesim.experiment.store import Store
+from moesim.manifest import FILE, Manifest
+from moesim.output_folder import OutputFolder
 from tests.sweep_kit import BARE, Counted, _context, content, lines, same, start, start_and_kill, write
 
 GRID: dict[str, Any] = {"cache": {"ratio": [0.25, 0.375, 0.5]}, "policies": ["on-demand", "lru"]}  # six runs
@@ -190,19 +191,23 @@ def test_half_written_files_of_a_killed_sweep_are_no_data_and_go_away(counted: C
     counted()
     counted.before[3] = interrupt
     assert run(file, out) == 130
-    for name in ("dataset/.run-x.parquet.abc", "records/.x.arrow.abc", ".new.abc/summary.json", ".old.abc/runs.parquet"):
-        (out / name).parent.mkdir(exist_ok=True)
+    for name in (".moesim-0123", ".moesim-4567"):
+        Manifest(out).append([{"temporary": [name]}], "run")
         (out / name).write_bytes(b"PAR1 half")
+    (out / FILE).write_bytes((out / FILE).read_bytes() + b'{"temporary": [".moes')
     assert len(rows_of(out)) == 3
     assert run(file, out) == 0
     same(tmp_path / "whole", out)
 
 
 def test_a_sweep_killed_before_its_first_run_ended_goes_on(counted: Counted, tmp_path: Path):
-    """The folder holds nothing but what was in the making: made-up routing for other processes, files of a result."""
-    for name in (".traces.abc", ".new.abc"):
-        (tmp_path / "out" / name).mkdir(parents=True)
-    assert run(write(tmp_path, **GRID), "out") == 0
+    """The folder holds nothing but its list, which may be empty."""
+    for name, begun in {"no-list": None, "empty": b"", "torn": b'{"mani'}.items():
+        (tmp_path / name).mkdir()
+        if begun is not None:
+            (tmp_path / name / FILE).write_bytes(begun)
+        assert run(write(tmp_path, **GRID), name) == 0
+    same(tmp_path / "no-list", tmp_path / "empty")
 
 
 # ---- two at once
@@ -239,7 +244,7 @@ def test_two_sweeps_into_one_folder(different: bool, tmp_path: Path, monkeypatch
     summary = json.loads((out / "summary.json").read_text())
     assert yaml.safe_load((out / "config.resolved.yaml").read_text())["key"] == summary["key"]
     assert pd.read_parquet(out / "runs.parquet")["key"].tolist() == [row["key"] for row in summary["runs"]]
-    assert not [p for p in content(out) if p.startswith(".") or "/." in p]
+    assert [p for p in content(out) if p.startswith(".") or "/." in p] == [FILE]
     counted = Counted(monkeypatch)
     monkeypatch.chdir(tmp_path)
     for file in files:
@@ -249,10 +254,8 @@ def test_two_sweeps_into_one_folder(different: bool, tmp_path: Path, monkeypatch
 
 def _replace_often(folder: str, who: str) -> None:
     for i in range(40):
-        with replace_files(Path(folder)) as made:
-            (made / "plots").mkdir()
-            for name in ("plots/a.csv", f"only-{who}", "runs.parquet", "summary.json"):
-                (made / name).write_text(f"{who} {i}")
+        names = ("plots/a.csv", f"only-{who}", "runs.parquet", "summary.json")
+        OutputFolder(Path(folder), "run").replace({name: f"{who} {i}".encode() for name in names}, last="summary.json")
 
 
 def test_files_of_two_writers_are_never_mixed(tmp_path: Path):
@@ -264,6 +267,7 @@ def test_files_of_two_writers_are_never_mixed(tmp_path: Path):
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
     found = content(tmp_path / "out")
+    del found[FILE]
     (who,) = {text.decode().split()[0] for text in found.values()}
     assert set(found) == {"plots/a.csv", f"only-{who}", "runs.parquet", "summary.json"}
     assert len(set(found.values())) == 1
@@ -297,9 +301,12 @@ def test_damaged_files_are_told_of_and_done_again(
     n = {"run": 2, "part": 6, "records": 1}[what]  # of the sweep broken off, one run was missing anyway
     assert counted() == n
     (line,) = [line for line in lines(capsys) if line.startswith("moesim: ")]
-    assert line.startswith(f"moesim: {victim}: damaged, so that ") and "_unreadable." in line
+    assert (
+        line
+        == f"moesim: {victim}: changed since moesim wrote it, so that its runs are done again; kept as _changed.{victim.name}"
+    )
     assert len(rows_of(out)) == 6, "what was set aside does not hinder reading"
-    assert [p.name for p in out.rglob("_unreadable.*")] == [f"_unreadable.{victim.name}"]
+    assert [p.name for p in out.rglob("_changed.*")] == [f"_changed.{victim.name}"]
     assert run(file, out) == 0
     assert counted() == 0
 
@@ -311,16 +318,15 @@ def test_a_flipped_bit_never_changes_a_row(kind: str, counted: Counted, tmp_path
     assert run(write(tmp_path, **GRID, **BARE), "out") == (130 if kind == "run" else 0)
     good = Store(tmp_path / "out").read()
     (path,) = (tmp_path / "out" / "dataset").iterdir()
-    data, rng, n_told = path.read_bytes(), random.Random(1), 0
+    data, rng = path.read_bytes(), random.Random(1)
     capsys.readouterr()
     for _ in range(60):
         where = rng.randrange(len(data))
         path.write_bytes(data[:where] + bytes([data[where] ^ (1 << rng.randrange(8))]) + data[where + 1 :])
-        rows = Store(tmp_path / "out").read()
-        assert rows in (good, {}), where
-        assert (rows == {}) == any("damaged" in line for line in lines(capsys))
-        n_told += rows == {}
-    assert n_told > 5, "most of the file are texts under a checksum"
+        assert Store(tmp_path / "out", read_only=True).read() == {}, where
+        assert [line for line in lines(capsys) if "changed since" in line]
+    path.write_bytes(data)
+    assert Store(tmp_path / "out").read() == good
 
 
 def test_a_row_under_a_wrong_key_is_not_believed(counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -329,7 +335,7 @@ def test_a_row_under_a_wrong_key_is_not_believed(counted: Counted, tmp_path: Pat
     frame = pd.read_parquet(part)
     frame.assign(key=list(reversed(frame["key"]))).to_parquet(part)
     assert Store(tmp_path / "out").read() == {}
-    assert "damaged" in lines(capsys)[-1]
+    assert "changed since" in lines(capsys)[-1]
 
 
 @pytest.mark.parametrize("name", ["summary.json", "config.resolved.yaml", "runs.parquet", "timeline.json"])
@@ -341,7 +347,10 @@ def test_damaged_files_of_a_result_are_written_anew(name: str, how: str, counted
     (out / name).write_bytes(DAMAGE[how]((out / name).read_bytes()))
     counted()
     assert run(file, out) == 0
-    assert counted() == 0 and content(out) == before
+    assert counted() == 0
+    after = content(out)
+    assert after.pop(f"_changed.{name}") == DAMAGE[how](before[name]), "it may have been changed on purpose"
+    assert after == before
 
 
 # ---- disks
@@ -365,11 +374,11 @@ class _Full:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
-@pytest.mark.parametrize("n", [0, 3, 6, 7, 8])
+@pytest.mark.parametrize("n", [0, 3, 6, 7, 8, 10, 11])
 def test_a_disk_that_fails_at_the_nth_file(
     n: int, code: int, counted: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Six runs write a file each; then they are merged, and the files of the result follow."""
+    """Six runs write a file each; then they are merged, the list is written anew, and three files of the result follow."""
     file, out, opened = write(tmp_path, **GRID, **BARE), tmp_path / "out", 0
     assert run(file, "whole") == 0
     original = os.fdopen
@@ -382,13 +391,13 @@ def test_a_disk_that_fails_at_the_nth_file(
     capsys.readouterr()
     with monkeypatch.context() as patched:
         patched.setattr("moesim.atomic.os.fdopen", fdopen)
-        assert run(file, out) == (1 if n < 8 else 0)
+        assert run(file, out) == (1 if n < 11 else 0)
     said = [line for line in lines(capsys) if line.startswith("moesim: ")]
-    if n < 8:
+    if n < 11:
         assert len(said) == 1 and os.strerror(code) in said[0] and said[0].endswith("run the same command again")
         assert ("; make room, and" in said[0]) == (code == errno.ENOSPC)
         assert not (out / "summary.json").exists()
-        assert not [name for name in content(out) if "/." in name], "nothing half-written stays"
+        assert [name for name in content(out) if "/." in name or name.startswith(".")] == [FILE], "nothing half-written stays"
     counted()
     assert run(file, out) == 0
     assert counted() == 6 - min(n, 6), "finished runs were kept"
@@ -436,6 +445,7 @@ def test_a_disk_that_is_full_in_earnest(
         assert size < 10_000
         assert _mount("-o", f"remount,size={size}k", str(disk))
     assert size > 50, "it was full several times"
+    assert run(file, out) == 0, "the list of files may not have been written anew"
     same(whole, out)
 
 
@@ -447,7 +457,7 @@ def test_a_disk_that_becomes_read_only_in_mid_sweep(
     counted.before[2] = lambda: _mount("-o", "remount,ro", str(disk))
     assert run(file, out) == 1
     (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}/dataset") and "Read-only file system" in line
+    assert line.startswith(f"moesim: {out}: expected to write it") and "Read-only file system" in line
     before = content(out)
     assert len(rows_of(out)) == 2
     assert run(file, out) == 2, "now it is wrong from the start"
@@ -463,11 +473,11 @@ def test_a_disk_that_becomes_read_only_in_mid_sweep(
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="permissions say nothing to root")
 def test_a_permission_lost_in_mid_sweep(counted: Counted, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file, out = write(tmp_path, **GRID, **BARE), tmp_path / "out"
-    counted.before[2] = lambda: (out / "dataset").chmod(0o500)
+    counted.before[2] = lambda: out.chmod(0o500)
     assert run(file, out) == 1
     (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}/dataset") and "Permission denied" in line
-    (out / "dataset").chmod(0o700)
+    assert line.startswith(f"moesim: {out}: expected to write it") and "Permission denied" in line
+    out.chmod(0o700)
     counted()
     assert run(file, out) == 0
     assert counted() == 4
@@ -506,23 +516,14 @@ def test_a_folder_that_becomes_a_file_in_mid_sweep(counted: Counted, tmp_path: P
     counted.before[3] = swap
     assert run(file, out) == 1
     (line,) = lines(capsys)
-    assert line.startswith(f"moesim: {out}/dataset: expected to write it, got: ") and line.endswith("run the same command again")
+    assert line.startswith(f"moesim: {out}: expected to write it, got: ") and line.endswith("run the same command again")
     assert out.read_text() == "a file"
 
 
 def test_errors_about_other_files_stay_what_they_are(tmp_path: Path):
-    def fill() -> None:
-        with replace_files(tmp_path / "out"):
-            (tmp_path / "nothing").read_bytes()
-
+    out = OutputFolder(tmp_path / "out", "run")
     with pytest.raises(FileNotFoundError):
-        fill()
-
-    def full() -> None:
-        with replace_files(tmp_path / "out") as made:
-            (made / "a").write_text("a")
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(WriteError, match="out: expected to write it, got: No space left on device; make room, and run the same"):
-        full()
-    assert list((tmp_path / "out").iterdir()) == []
+        out.put({"a": tmp_path / "nothing"})
+    words = "out: expected to write it, got: No space left on device; make room, and run the same"
+    with pytest.raises(WriteError, match=words), out.alone():
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -13,11 +13,9 @@ from moesim.advice.recommend import Advice
 from moesim.advice.setting import model_yaml
 from moesim.advice.show import document, rows_of, text
 from moesim.advice.written import experiment_of
-from moesim.atomic import write_bytes
-from moesim.experiment.result import SUMMARY, check_folder, replace_folder
+from moesim.experiment.result import SUMMARY
+from moesim.output_folder import OutputFolder
 from moesim.table import Format, render_records
-
-__all__ = ["check_folder", "write_folder"]
 
 
 def write_folder(advice: Advice, out: Path) -> None:
@@ -37,12 +35,13 @@ def write_folder(advice: Advice, out: Path) -> None:
     raw["workload"]["n_batches"] = len(advice.routing.groups)
     if advice.best.candidate.note:
         raw["predictors"] = dict(STAND_INS)
-    with replace_folder(out) as folder:
-        if advice.setting.asked.gguf is not None:
-            write_bytes(folder / "model.yaml", model_yaml(advice.setting.model).encode())
-            raw["model"] = str(out / "model.yaml")
-        write_bytes(folder / "best.yaml", yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode())
-        write_bytes(folder / "recommendation.json", (json.dumps(document(advice), indent=2) + "\n").encode())
-        write_bytes(folder / "recommendation.md", text(advice, Format.MD).encode())
-        write_bytes(folder / "runs.csv", render_records(rows, Format.CSV).encode())
-        write_bytes(folder / SUMMARY, (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode())
+    files = {}
+    if advice.setting.asked.gguf is not None:
+        files["model.yaml"] = model_yaml(advice.setting.model).encode()
+        raw["model"] = str(out / "model.yaml")
+    files["best.yaml"] = yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode()
+    files["recommendation.json"] = (json.dumps(document(advice), indent=2) + "\n").encode()
+    files["recommendation.md"] = text(advice, Format.MD).encode()
+    files["runs.csv"] = render_records(rows, Format.CSV).encode()
+    files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
+    OutputFolder(out, "recommend").replace(files, last=SUMMARY)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.atomic import write_bytes
-from moesim.commands.outputs import check_out_folder
+from moesim.commands.outputs import check_out_folder, write_beside
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 
@@ -92,11 +91,9 @@ def _write(results: Sequence[Result], out: Path, in_order: bool) -> None:
     import pandas as pd
 
     from moesim.plots.assignments import assignment_ratios  # Matplotlib takes most of a second to import
-    from moesim.plots.style import save
+    from moesim.plots.style import pictures
 
-    out.mkdir(parents=True, exist_ok=True)
     records = [one.record() for one in results]
-    written = [write_bytes(out / f"{_NAME}.csv", render_records(records, Format.CSV).encode())]
     figure = assignment_ratios(pd.DataFrame(records), "rule, in order" if in_order else "rule")
-    for path in [*written, *save(figure, out / _NAME)]:
-        print(f"wrote {path}", file=sys.stderr)
+    files = {f"{_NAME}.csv": render_records(records, Format.CSV).encode(), **pictures(figure, _NAME)}
+    write_beside(out, files, "assignments")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from moesim.errors import ConfigError
+from moesim.manifest import is_ours
+from moesim.output_folder import OutputFolder
+from moesim.trace.format import is_trace
 
 
 def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False, option: str = "--out") -> None:
@@ -19,14 +24,15 @@ def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False,
     suffix : str or None
         How its name must end, such as ``.safetensors``.
     overwrite : bool
-        Whether a file that is there may be replaced.
+        Whether a file that moesim wrote may be replaced.
     option : str
         Which option it was given with.
 
     Raises
     ------
     ConfigError
-        If it is a folder, has another suffix, lies where nothing can be written, or is there already.
+        If it is a folder, has another suffix, lies where nothing can be written, or is there already; to be replaced, it must
+        be a trace, or a file that the list in its folder says moesim wrote.
     """
     try:
         if path.is_dir():
@@ -36,6 +42,11 @@ def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False,
             raise ConfigError(f"{option} {path}: expected a name that ends in {suffix}, got '{path.name}'; rename it")
         if path.exists() and not overwrite:
             raise ConfigError(f"{option} {path}: expected nothing there, got a file; add --overwrite or choose another name")
+        if path.exists() and not (is_ours(path) or is_trace(path)):
+            raise ConfigError(
+                f"{option} {path}: expected nothing there, or what moesim wrote, got a file that it did not write, or that was "
+                "changed since; move it away or choose another name"
+            )
         _try_writing(nearest_folder(path), path.name)
     except OSError as error:
         raise ConfigError(
@@ -53,6 +64,33 @@ def check_out_folder(path: Path, *, option: str) -> None:
         raise ConfigError(
             f"{option} {path}: expected a folder that can be written, got: {error.strerror}; choose another"
         ) from None
+
+
+def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
+    """Write the result of a command that has a folder for itself, in the place of an earlier one, and say so on stderr."""
+    _tell(OutputFolder(folder, command).replace(files))
+
+
+def write_beside(folder: Path, files: Mapping[str, bytes], command: str) -> None:
+    """Write files of a command beside whatever else is in a folder, and say so on stderr.
+
+    Raises
+    ------
+    InputError
+        If a file is in the way that moesim did not write, or that was changed since; nothing is written then.
+    """
+    _tell(OutputFolder(folder, command, owned=False).put(files))
+
+
+def note_written(paths: Iterable[Path], command: str) -> None:
+    """List files that a command has written by other means, so that it may replace them later."""
+    for path in paths:
+        OutputFolder(path.parent, command, owned=False).note([path.name])
+
+
+def _tell(paths: Iterable[Path]) -> None:
+    for path in paths:
+        print(f"wrote {path}", file=sys.stderr)
 
 
 def nearest_folder(path: Path) -> Path:

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.commands.outputs import check_out_folder
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config
 from moesim.experiment.output import Output
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import expand
+from moesim.output_folder import OutputFolder, check_own_folder
 from moesim.studies.decision_time import run_clocked
 from moesim.studies.paper_figures import choose, figures
 from moesim.studies.papers import compare, variants
@@ -55,7 +55,8 @@ def papers(
         sys.stdout.write(listing(chosen, {name: len(expand(config, name)) for name, config in configs.items()}, form))
         return 0
     if out is not None:
-        check_out_folder(out, option="--out")
+        check_own_folder(out, "papers")
+        OutputFolder(out, "papers").mark()
     clocked = {row.experiment for one in chosen for row in one.rows if row.source == "decisions"}
     results: dict[str, list[dict[str, Any]]] = {}
     failures: list[str] = []

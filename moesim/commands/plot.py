@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.commands.outputs import check_out_folder
+from moesim.commands.outputs import check_out_folder, write_beside
 from moesim.errors import ConfigError, unknown_name
 from moesim.table import Format, render
 
@@ -65,8 +65,7 @@ def plot(
         words[:n_kinds], words[n_kinds:], {name: value for name, value in given.items() if value is not None},
         split_names(policies), [_pair(text, "--where") for text in where], "paper" if medium == "paper" else "screen",
     )  # fmt: skip
-    for path in draw(request, out):
-        print(f"wrote {path}", file=sys.stderr)
+    write_beside(out, draw(request), "plot")
 
 
 def split_names(text: str) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.advice.folder import check_folder, write_folder
+from moesim.advice.folder import write_folder
 from moesim.advice.recommend import recommend as search
 from moesim.advice.setting import Asked
 from moesim.advice.show import output
+from moesim.output_folder import check_own_folder
 from moesim.table import Format
 from moesim.yaml_reader import read_yaml_value
 
@@ -42,7 +43,7 @@ def recommend(
     Example: moesim recommend --model mixtral-8x7b --hardware rtx3090-epyc7532 --vram 20GiB --ram 64GiB --decode 16
     """
     if out is not None:
-        check_folder(out)
+        check_own_folder(out, "recommend")
     asked = Asked(
         _value(model, "--model"),
         _value(hardware, "--hardware"),

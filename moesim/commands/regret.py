@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.atomic import write_bytes
-from moesim.commands.outputs import check_out_folder
+from moesim.commands.outputs import write_own
 from moesim.commands.runs import Jobs
 from moesim.experiment.config import load_config
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
+from moesim.output_folder import check_own_folder
 from moesim.table import Format, render, render_records
 from moesim.units import NS_PER_MS, NS_PER_S
 
@@ -47,7 +47,7 @@ def regret(
     from moesim.studies.regret import regrets
 
     if out is not None:
-        check_out_folder(out, option="--out")
+        check_own_folder(out, "regret")
     config = load_config(file, overrides)
     experiment = Experiment(quick(config, str(file)) if small else config, str(file))
     names = [name.strip() for name in policies.split(",")] if policies else []
@@ -168,18 +168,16 @@ def _write(found: Sequence[Regret], out: Path) -> None:
     import pandas as pd
 
     from moesim.plots.regret import regret_waterfall  # Matplotlib takes most of a second to import
-    from moesim.plots.style import save
+    from moesim.plots.style import pictures
     from moesim.studies.regret import ASKED
 
-    out.mkdir(parents=True, exist_ok=True)
     records = [record for one in found for record in one.records()]
-    written = [write_bytes(out / "regret.csv", render_records(records, Format.CSV).encode())]
+    files = {"regret.csv": render_records(records, Format.CSV).encode()}
     by_setting: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for record in records:
         if record["base_ns"] is not None:
             by_setting.setdefault(tuple(str(record[key]) for key in ASKED), []).append(record)
     for number, rows in enumerate(by_setting.values()):
         name = "regret" if len(by_setting) == 1 else f"regret-{number}"
-        written += save(regret_waterfall(pd.DataFrame(rows)), out / name)
-    for path in written:
-        print(f"wrote {path}", file=sys.stderr)
+        files |= pictures(regret_waterfall(pd.DataFrame(rows)), name)
+    write_own(out, files, "regret")

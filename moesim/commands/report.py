@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moesim.atomic import write_bytes
-from moesim.commands.outputs import check_out
+from moesim.commands.outputs import check_out, write_beside
 
 
 def report(
@@ -27,5 +25,4 @@ def report(
     result = read_folder(folder)
     page = out or folder / "report.html"
     check_out(page, suffix=".html", overwrite=True)
-    write_bytes(page, report_page(result, progress=True).encode())
-    print(f"wrote {page}", file=sys.stderr)
+    write_beside(page.parent, {page.name: report_page(result, progress=True).encode()}, "report")

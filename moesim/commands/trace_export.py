@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.commands.outputs import check_out
+from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
 from moesim.model import load_model
 from moesim.trace import Trace, find_trace
@@ -56,6 +56,7 @@ def trace_export(
     else:
         sizes = _sizes(found, model, object_size)
         written = export_oracle_general(found, out, sizes, layer=layer, phase=phase.value)
+    note_written(written, "trace export")
     print(f"wrote {' and '.join(str(path) for path in written)}", file=sys.stderr)
 
 

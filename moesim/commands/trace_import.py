@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moesim.commands.outputs import check_out
+from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
 from moesim.trace import SUFFIX
 from moesim.traces_io.contract import Options
@@ -81,6 +81,7 @@ def trace_import(
         print(note, file=sys.stderr)
     written = write_model_file(imported)
     if written is not None:
+        note_written([written], "trace import")
         print(f"wrote {written}, for `model: {written}` of an experiment", file=sys.stderr)
     elif "expert_bytes_by_layer" in trace.header:
         print("the bytes of experts are in the header only: give --model a built-in name or a config.json", file=sys.stderr)

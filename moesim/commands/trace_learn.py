@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.commands.outputs import check_out
+from moesim.commands.outputs import check_out, note_written
 from moesim.errors import ConfigError
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
@@ -73,6 +73,7 @@ def trace_learn(
     table = learned_trace.accuracy(result, ours, predictors.groups, batch)
     if predictor is not None:
         learned.save_predictors(predictors, predictor)
+        note_written([predictor], "trace learn")
     result.write(out)
     sys.stdout.write(render_records(table, form) if form.for_programs else _table(table, form))
     print(f"wrote {out}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -102,8 +103,7 @@ def trace_record(
     """
     if load_in_4bit and load_in_8bit:
         raise ConfigError("--load-in-4bit and --load-in-8bit: expected one of them, got both")
-    check_out(out, suffix=SUFFIX, overwrite=True)
-    check_out(out, overwrite=overwrite or parts_folder(out).is_dir())  # a recording that was begun goes on
+    check_out(out, suffix=SUFFIX, overwrite=overwrite or os.path.isdir(parts_folder(out)))  # a recording that was begun goes on
     check_model_name(model)
     try:
         from moesim.recorder.loading import LoadOptions, quiet

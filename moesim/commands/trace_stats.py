@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.commands.outputs import check_out_folder
+from moesim.commands.outputs import check_out_folder, write_beside
 from moesim.table import Format, render, render_records
 from moesim.trace import Trace, find_trace
 
@@ -45,8 +45,7 @@ def trace_stats(
     if plot is not None:
         from moesim.plots.trace_figures import draw, left_out  # Matplotlib takes most of a second to import
 
-        for written in draw(result, plot):
-            print(f"wrote {written}", file=sys.stderr)
+        write_beside(plot, draw(result), "trace stats")
         for name, why in left_out(result).items():
             print(f"{name}: left out, {why}", file=sys.stderr)
 

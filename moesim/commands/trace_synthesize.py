@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.commands.outputs import check_out, nearest_folder
+from moesim.commands.outputs import check_out, nearest_folder, note_written
 from moesim.errors import ConfigError
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
@@ -100,6 +100,7 @@ def fit(
         print(f"fitting {', '.join(free_parameters(wanted))}", file=sys.stderr)
         found = fit_parameters(start, wanted, range(1, seeds + 1), _tell)
         found.write(out)
+        note_written([out], "trace fit")
         print(f"wrote {out}", file=sys.stderr)
     _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1)), form)
 

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from moesim.commands.outputs import check_out_folder
 from moesim.commands.replay import Backend, Disk, Memory, live_execution, live_machine
 from moesim.commands.runs import As, Set
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
+from moesim.output_folder import check_own_folder
 from moesim.table import Format
 
 
@@ -43,14 +43,12 @@ def validate(
 
     Example: moesim validate --public
     """
-    if out is not None:
-        check_out_folder(out, option="--out")
     if public:
         _check_options(context, "public", ("public", "out", "form"))
         return _public(out, form)
     if out is None:
         raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
-    check_folder(out)
+    check_own_folder(out, "validate")
     if only_compare:
         _check_options(context, "only-compare", ("only_compare", "out", "file", "overrides", "small", "form"))
     if file is None:
@@ -94,11 +92,3 @@ def _check_options(context: typer.Context, mode: str, used: Collection[str]) -> 
         name, given = str(parameter.name), context.get_parameter_source(str(parameter.name))
         if name not in used and given is not None and given.name == "COMMANDLINE":
             raise ConfigError(f"validate --{mode}: expected no {parameter.opts[0]}, which changes nothing here; leave it out")
-
-
-def check_folder(folder: Path) -> None:
-    """Check that a folder is new or holds measurements, so that nothing else is overwritten; raises `ConfigError`."""
-    from moesim.validation.store import FILE
-
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).is_file():
-        raise ConfigError(f"{folder}: expected a new folder or one with measurements, got other files; choose another with --out")

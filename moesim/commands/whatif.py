@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moesim.atomic import write_bytes
-from moesim.commands.outputs import check_out_folder
+from moesim.commands.outputs import write_own
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.quick import quick
-from moesim.metrics.frames import write_frame
+from moesim.metrics.frames import frame_bytes
+from moesim.output_folder import check_own_folder
 from moesim.table import Format, render, render_records
 from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
 
@@ -57,7 +57,7 @@ def whatif(
     if file is None:
         raise ConfigError("whatif: expected an experiment file, got none; name one, or list what can be varied with --knobs")
     if out is not None:
-        check_out_folder(out, option="--out")
+        check_own_folder(out, "whatif")
     config = load_config(file, overrides)
     base = single(quick(config) if small else config, str(file))
     if vary:
@@ -69,22 +69,17 @@ def whatif(
     lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=True)
     sys.stdout.write(table(lines, form, small))
     if out is not None:
-        for path in write(lines, out, small):
-            print(f"wrote {path}", file=sys.stderr)
+        write_own(out, files_of(lines, small), "whatif")
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     for failure in failures:
         print(f"moesim: {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def write(lines: Sequence[Line], out: Path, small: bool = False) -> list[Path]:
-    """Write ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
+def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
+    """Give ``whatif.parquet`` and ``whatif.csv``: one row a varied setting; `small` as of `table`."""
     rows = _records(lines, small)
-    out.mkdir(parents=True, exist_ok=True)
-    return [
-        write_frame(out / "whatif.parquet", rows),
-        write_bytes(out / "whatif.csv", render_records(rows, Format.CSV).encode()),
-    ]
+    return {"whatif.parquet": frame_bytes(rows), "whatif.csv": render_records(rows, Format.CSV).encode()}
 
 
 def knob_table(form: Format) -> str:

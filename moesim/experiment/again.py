@@ -15,6 +15,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
 from moesim.experiment.runner import Outcome, run_one
 from moesim.experiment.store import Store
+from moesim.manifest import read_verified
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 
@@ -56,7 +57,7 @@ def outcome_of(folder: Path, run: int) -> Outcome:
         raise ConfigError(f"{folder}/{RESOLVED}: expected {len(rows)} runs as in the summary, got {n}; run the experiment again")
     spec = experiment.specs[run]
     # Records that were kept are of the run's own inputs: read with others, they would tell of a machine that never was.
-    records = Store(folder).records(str(row.get("key"))) if run_keys(experiment)[run] == row.get("key") else None
+    records = Store(folder, read_only=True).records(str(row.get("key"))) if run_keys(experiment)[run] == row.get("key") else None
     if records is None:
         outcome = run_one(experiment, spec, keep=True)
         changed = [key for key, value in outcome.row.items() if key in row and row[key] != value]
@@ -74,7 +75,7 @@ def outcome_of(folder: Path, run: int) -> Outcome:
 def _experiment(folder: Path) -> Experiment:
     path = folder / RESOLVED
     try:
-        resolved: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        resolved: Any = yaml.safe_load(read_verified(path).decode())
         written = resolved["experiment"]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())

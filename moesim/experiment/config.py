@@ -127,6 +127,16 @@ class TransferConfig(_Strict):
     chunk: Sweep[Size | None] = None
 
 
+def _no_path(name: str) -> str:
+    """It names a folder in ``results/``, and no other."""
+    if set(name) & set("/\\:") or not name.isprintable() or name.startswith(".") or name != name.strip() or len(name) > 100:
+        raise ValueError(
+            f"expected at most 100 characters that name a folder: no slash, backslash or colon, no dot in front, got {name!r}; "
+            "to choose a folder elsewhere, use output or --out"
+        )
+    return name
+
+
 class TimelineConfig(_Strict):
     """Which policies, at the first setting, go into ``timeline.json`` (null: all), and how many of their steps."""
 
@@ -137,7 +147,7 @@ class TimelineConfig(_Strict):
 class Config(_Strict):
     """One experiment: what to run, on what, with which policies."""
 
-    name: Text | None = None
+    name: Annotated[Text, AfterValidator(_no_path)] | None = None
     description: str | None = None
     zip: list[Annotated[list[Text], Field(min_length=2)]] = Field(default_factory=list)
     exclude: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(default_factory=list)

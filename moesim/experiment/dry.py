@@ -36,7 +36,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     """
     rows = [settings(spec) for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
-    there = Store(folder).read() if folder is not None else {}
+    there = Store(folder, read_only=True).read() if folder is not None else {}
     missing = [spec for spec, key in zip(experiment.specs, run_keys(experiment), strict=True) if key not in there]
     n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
     n_policies = len({spec.policy_name for spec in experiment.specs})

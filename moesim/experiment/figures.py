@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moesim.atomic import write_bytes
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.frames import layer_frame, step_frame
 
@@ -59,8 +57,8 @@ def needs_records(names: Sequence[str]) -> bool:
     return any(KINDS[name].source == "records" for name in names if name in KINDS)
 
 
-def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome], folder: Path) -> list[str]:
-    """Draw the figures of an experiment into a folder, each as PNG and PDF, with its data as CSV and its caption as text.
+def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]) -> tuple[dict[str, bytes], list[str]]:
+    """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text.
 
     Parameters
     ----------
@@ -70,27 +68,27 @@ def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, O
         All runs; the failed ones are left out.
     runs : mapping of str to Outcome
         Policy -> its run with records, all at the same setting.
-    folder : Path
-        Where to.
 
     Returns
     -------
-    list of str
+    files : dict of str to bytes
+        By name.
+    left_out : list of str
         A line for each figure that cannot be drawn of these runs, and why: no reason to lose their results.
     """
+    files: dict[str, bytes] = {}
+    left_out: list[str] = []
     if not names:
-        return []
+        return files, left_out
     from moesim.plots.drawing import files_of
 
-    left_out = []
     for name in dict.fromkeys(names):
         try:
             for figure, arguments, options in _figures(name, outcomes, runs):
-                for file, data in files_of(name, figure, arguments, options).items():
-                    write_bytes(folder / file, data)
+                files |= files_of(name, figure, arguments, options)
         except ConfigError as error:
             left_out.append(f"plots: {name} is left out: {error}")
-    return left_out
+    return files, left_out
 
 
 def _figures(

@@ -16,9 +16,10 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.figures import check_plots, draw, needs_records
 from moesim.experiment.naming import fingerprint
 from moesim.experiment.repeats import aggregate, repeated
-from moesim.experiment.result import check_folder, replace_files
+from moesim.experiment.result import GROWING, OWNER, SUMMARY
 from moesim.experiment.store import Store
-from moesim.metrics.frames import layer_frame, step_frame, write_frame
+from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
+from moesim.output_folder import OutputFolder, check_own_folder
 from moesim.timeline import Event, timeline_events, timeline_json
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from moesim.experiment.run import Results
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
+_NAMES = ("config.resolved.yaml", SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
+          "frames/layers.parquet")  # fmt: skip
 _PIDS = 10  # process numbers of one run in a timeline of several
 _FLOWS = 10**9  # numbers of arrows likewise
 
@@ -55,7 +58,9 @@ class Output:
         self.experiment = experiment
         self.folder = folder
         config, place = experiment.config, experiment.place
-        check_folder(folder)
+        check_own_folder(folder, OWNER)
+        self._out = OutputFolder(folder, OWNER)
+        self._out.check_free(_NAMES)
         check_plots(config.plots, place, frames=config.frames)
         first = experiment.specs[0].point.setting
         self._first = [s for s in experiment.specs if s.point.setting == first]  # all policies at the first setting
@@ -82,41 +87,47 @@ class Output:
         Path
             The folder.
         """
-        with collector.paused(), replace_files(self.folder) as folder:
+        with collector.paused():
             resolved = describe(self.experiment)
-            (folder / "config.resolved.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False, width=120), encoding="utf-8")
             summary = {"moesim": __version__, "key": resolved["key"], "runs": results.rows}
-            (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-            write_frame(folder / "runs.parquet", results.rows)
+            files = {
+                "config.resolved.yaml": yaml.safe_dump(resolved, sort_keys=False, width=120).encode(),
+                SUMMARY: (json.dumps(summary, indent=1) + "\n").encode(),
+                "runs.parquet": frame_bytes(results.rows),
+            }
             if repeated(results.rows):
-                write_frame(folder / "repeats.parquet", aggregate(results.rows))
-            self._write_timeline(folder, results)
+                files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
+            files |= self._timeline(results)
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-            for line in draw(self.experiment.config.plots, results.outcomes, by_policy, folder / "plots"):
+            figures, left_out = draw(self.experiment.config.plots, results.outcomes, by_policy)
+            for line in left_out:
                 print(f"moesim: {line}", file=sys.stderr)
+            files |= {f"plots/{name}": content for name, content in figures.items()}
             if self.experiment.config.frames:
-                self._write_frames(folder / "frames", results)
+                files |= self._frames(results)
+        self._out.replace(files, last=SUMMARY, keep=GROWING, tidy=False)
         Store(self.folder).keep_records([str(results.outcomes[i].row["key"]) for i in self.kept])
         return self.folder
 
-    def _write_timeline(self, folder: Path, results: Results) -> None:
+    def _timeline(self, results: Results) -> dict[str, bytes]:
         config = self.experiment.config.timeline
         shown = [results.outcomes[i] for i in self._in_timeline if results.outcomes[i].records is not None]
         if config is None or not shown:
-            return
+            return {}
         events: list[Event] = []
         for i, outcome in enumerate(shown):
             assert outcome.records is not None
             last = min(config.steps, len(outcome.records.steps)) - 1
             found = timeline_events(outcome.records, outcome.machine, (0, last))
             events += _numbered(found, i, str(outcome.row["policy"])) if len(shown) > 1 else found
-        (folder / "timeline.json").write_bytes(timeline_json(events))
+        return {"timeline.json": timeline_json(events)}
 
-    def _write_frames(self, folder: Path, results: Results) -> None:
-        folder.mkdir()
+    def _frames(self, results: Results) -> dict[str, bytes]:
         kept = [outcome for outcome in results.outcomes if outcome.records is not None]
-        write_frame(folder / "steps.parquet", [row for outcome in kept for row in step_frame(outcome)])
-        write_frame(folder / "layers.parquet", [row for outcome in kept for row in layer_frame(outcome)])
+        return {
+            "frames/steps.parquet": frame_bytes([row for outcome in kept for row in step_frame(outcome)]),
+            "frames/layers.parquet": frame_bytes([row for outcome in kept for row in layer_frame(outcome)]),
+        }
 
 
 def _numbered(events: list[Event], run: int, policy: str) -> list[Event]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
 
-from moesim.atomic import write_bytes
 from moesim.errors import InputError
 from moesim.records import Records
 
@@ -19,20 +17,18 @@ _LISTS = {f.name: get_args(get_type_hints(Records)[f.name])[0] for f in fields(R
 _REST = b"moesim"  # key of the schema's metadata that holds what is no list
 
 
-def write_records(path: Path, records: Records) -> Path:
-    """Write the records of a run, atomically; the same records give the same bytes.
+def records_bytes(records: Records) -> bytes:
+    """Give the records of a run as a file; the same records give the same bytes.
 
     Parameters
     ----------
-    path : Path
-        The file: Arrow IPC with one row, a list of structs for each kind of record.
     records : Records
         Of one run.
 
     Returns
     -------
-    Path
-        The file.
+    bytes
+        Arrow IPC with one row, a list of structs for each kind of record.
     """
     rest = {
         "used_fetches": sorted(records.used_fetches),
@@ -45,7 +41,8 @@ def write_records(path: Path, records: Records) -> Path:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)
-    return write_bytes(path, sink.getvalue().to_pybytes())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def _column(kind: Any, records: list[Any]) -> Any:
@@ -61,13 +58,15 @@ def _type(hint: Any) -> Any:
     return simple[hint] if hint in simple else pa.list_(pa.int64())
 
 
-def read_records(path: Path) -> Records:
+def read_records(data: bytes, place: str) -> Records:
     """Read the records of a run.
 
     Parameters
     ----------
-    path : Path
-        As written by `write_records`.
+    data : bytes
+        As of `records_bytes`; its digest must have been checked, for the decoder trusts it.
+    place : str
+        The file, for messages.
 
     Returns
     -------
@@ -80,8 +79,7 @@ def read_records(path: Path) -> Records:
         If it cannot be read.
     """
     try:
-        with pa.OSFile(str(path)) as file:
-            table = pa.ipc.open_file(file).read_all()
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         rest = json.loads(table.schema.metadata[_REST])
         return Records(
             **{name: _records(kind, table[name].chunk(0).flatten()) for name, kind in _LISTS.items()},
@@ -90,9 +88,9 @@ def read_records(path: Path) -> Records:
             pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
             makespan_ns=rest["makespan_ns"],
         )
-    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
+    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{path}: expected the records of a run, got: {reason}; remove the file and run again") from None
+        raise InputError(f"{place}: expected the records of a run, got: {reason}; run the experiment again") from None
 
 
 def _records(kind: Any, structs: Any) -> list[Any]:

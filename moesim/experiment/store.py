@@ -3,6 +3,8 @@
 ``dataset/`` grows by one file a run, each put in place by a rename, so that a kill loses at most the runs in flight and the
 dataset can be read at any moment. Now and then, and at the end, the small files are merged into one, by one process at a time.
 Several processes may add runs to one folder; a run that two of them did is there twice until the next merge.
+
+A file counts as far as the folder's list of files names it and its content is what was written. Others are left alone.
 """
 
 from __future__ import annotations
@@ -11,23 +13,22 @@ import hashlib
 import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moesim.atomic import locked, write_bytes, write_error
 from moesim.errors import InputError
-from moesim.experiment.records_file import read_records, write_records
-from moesim.experiment.result import DATASET, RECORDS
+from moesim.experiment.records_file import read_records, records_bytes
+from moesim.experiment.result import DATASET, OWNER, RECORDS
 from moesim.metrics.columns import columns_of
+from moesim.output_folder import OutputFolder
 from moesim.records import Records
 
 _KEY, _JSON = "key", "row_json"  # the row once more, exactly: a table's columns have one type each
 _ONE, _MANY = "run-", "part-"  # beginnings of file names
-_ASIDE = "_unreadable."  # another: readers of datasets pass over names that begin with an underscore or a dot
+_AGAIN = "so that its runs are done again"
 _MERGE_AT = 500  # small files; each takes about a millisecond to read
 
 # Columns that some runs have and others lack. Without a type of their own, a file of rows that lack them would give them the
@@ -50,11 +51,13 @@ class Store:
     ----------
     folder : Path
         The result folder; it need not be there yet.
+    read_only : bool
+        Change nothing: what is damaged stays where it is.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.dataset = folder / DATASET
-        self._records = folder / RECORDS
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self._out = OutputFolder(folder, OWNER)
+        self._read_only = read_only
         self._n_small = 0
 
     def read(self) -> dict[str, dict[str, Any]]:
@@ -70,142 +73,119 @@ class Store:
         InputError
             If a file may not be read.
         """
-        rows: dict[str, dict[str, Any]] = {}
-        for path in self._files():
-            rows |= self._read(path)
-        self._n_small = len(list(self.dataset.glob(f"{_ONE}*.parquet")))
-        return rows
+        files = self._files()
+        self._n_small = sum(Path(name).name.startswith(_ONE) for name in files)
+        return self._read_all(files)
 
     def find(self, key: str) -> dict[str, Any] | None:
         """Give a run that has been finished since `read`, by another process."""
-        path = self._path(key)
-        return self._read(path).get(key) if path.is_file() else None
+        self._out.manifest.refresh()
+        return self._read(_run_file(key)).get(key)
 
     def add(self, key: str, row: Row) -> None:
-        """Keep a finished run, at once and for good; its row has its ``key``. A `WriteError` says that it could not be kept."""
-        data = _parquet([dict(row)], merged=False)
-        with _working_in(self.dataset, shared=True):
-            write_bytes(self._path(key), data)
+        """Keep the row of a finished run, at once and for good; it has its ``key``. A `WriteError` says that it was not kept."""
+        self._out.put({_run_file(key): _parquet([dict(row)], merged=False)}, tidy=False)
         self._n_small += 1
         if self._n_small >= _MERGE_AT:
             self.merge()
 
     def merge(self) -> None:
         """Put all files together into one, whose name and bytes depend on the rows alone."""
-        if not self.dataset.is_dir():
+        if not self._out.folder.is_dir():
             return
-        with _working_in(self.dataset, shared=False) as alone:
-            if alone:
-                _clear(self.dataset)
-            self._merge()
+        with self._out.alone():
+            files = self._files()
+            rows = self._read_all(files)
+            if rows:
+                data = _parquet([rows[key] for key in sorted(rows)], merged=True)
+                merged = f"{DATASET}/{_MANY}{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+                self._out.put({merged: data}, tidy=False)
+                self._out.remove([name for name in files if name != merged], tidy=False)
+            self._out.tidy()
         self._n_small = 0
-
-    def _merge(self) -> None:
-        files = self._files()
-        rows: dict[str, dict[str, Any]] = {}
-        for path in files:
-            rows |= self._read(path)
-        if not rows:
-            return
-        data = _parquet([rows[key] for key in sorted(rows)], merged=True)
-        merged = self.dataset / f"{_MANY}{hashlib.sha256(data).hexdigest()[:16]}.parquet"
-        if files == [merged]:
-            return
-        write_bytes(merged, data)
-        for path in files:  # only what is in the new file: another process may have added some
-            if path != merged:
-                path.unlink(missing_ok=True)
 
     def records(self, key: str) -> Records | None:
         """Read a run's records; None if they were not kept. Damaged ones are set aside with a line on stderr."""
-        path = self._records_path(key)
-        if not path.is_file():
+        self._out.manifest.refresh()
+        name = _records_file(key)
+        data = self._content(name)
+        if data is None:
             return None
         try:
-            return read_records(path)
-        except InputError as error:
-            _set_aside(path, str(error).removeprefix(f"{path}: "))
+            return read_records(data, str(self._out.folder / name))
+        except InputError as error:  # what was written can be read; this says that it cannot be, with all reasons
+            self._tell(name, f": {error}")
             return None
 
     def add_records(self, key: str, records: Records) -> None:
         """Keep a run's records."""
-        with _working_in(self._records, shared=True):
-            write_records(self._records_path(key), records)
+        self._out.put({_records_file(key): records_bytes(records)}, tidy=False)
 
     def keep_records(self, keys: Collection[str]) -> None:
         """Remove the records of all other runs."""
-        if not self._records.is_dir():
-            return
-        wanted = {self._records_path(key) for key in keys}
-        with _working_in(self._records, shared=False) as alone:
-            if alone:
-                _clear(self._records)
-            for path in self._records.glob("*.arrow"):
-                if path not in wanted and not path.name.startswith(_ASIDE):
-                    path.unlink(missing_ok=True)
+        wanted = {_records_file(key) for key in keys}
+        self._out.remove([name for name in self._out.manifest.paths(under=f"{RECORDS}/") if name not in wanted])
 
-    def _path(self, key: str) -> Path:
-        return self.dataset / f"{_ONE}{key[:32]}.parquet"
+    def _files(self) -> list[str]:
+        self._out.manifest.refresh()
+        return [name for name in self._out.manifest.paths(under=f"{DATASET}/") if name.endswith(".parquet") and self._there(name)]
 
-    def _records_path(self, key: str) -> Path:
-        return self._records / f"{key[:32]}.arrow"
+    def _there(self, name: str) -> bool:
+        return (self._out.folder / name).is_file()
 
-    def _files(self) -> list[Path]:
-        # The small ones are listed first: what is merged in between is then found in one list or the other.
-        small = sorted(self.dataset.glob(f"{_ONE}*.parquet"))
-        return sorted(self.dataset.glob(f"{_MANY}*.parquet")) + small
-
-    def _read(self, path: Path) -> dict[str, dict[str, Any]]:
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:  # merged by another process: the new file is read by whoever lists the folder again
-            return self._read_merged_since(path)
-        except OSError as error:
-            raise InputError(f"{path}: expected to read it, got: {error.strerror}; mend that or choose another --out") from None
-        try:
-            return dict(_rows(data, whole=path.name.startswith(_MANY)))
-        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
-            _set_aside(path, str(error))
-            return {}
-
-    def _read_merged_since(self, gone: Path) -> dict[str, dict[str, Any]]:
+    def _read_all(self, files: Collection[str]) -> dict[str, dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
-        for path in sorted(self.dataset.glob(f"{_MANY}*.parquet")):
-            if path != gone:
-                rows |= self._read(path)
+        for name in files:
+            if self._there(name):
+                rows |= self._read(name)
+            else:  # merged by another process since the files were listed
+                for merged in self._files():
+                    rows |= self._read(merged)
         return rows
 
+    def _read(self, name: str) -> dict[str, dict[str, Any]]:
+        data = self._content(name)
+        if data is None:
+            return {}
+        try:
+            return dict(_rows(data))
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError, RecursionError) as error:
+            self._tell(name, f": {' '.join(str(error).split())}")
+            return {}
 
-@contextmanager
-def _working_in(folder: Path, *, shared: bool) -> Iterator[bool]:
-    """Write files in a folder, beside others that add some, or alone; what goes wrong then is no slip in the input."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, shared=shared) as works:
-            yield works
-    except (OSError, InputError) as error:
-        raise write_error(folder, error) from None
+    def _content(self, name: str) -> bytes | None:
+        """Read a listed file; None if it is not there, or does not hold what was written."""
+        if not self._out.manifest.has(name):
+            return None
+        place = self._out.folder / name
+        try:
+            data = place.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"{place}: expected to read it, got: {error.strerror}; mend that or choose another --out") from None
+        if self._out.manifest.fits(name, hashlib.sha256(data).hexdigest()):
+            return data
+        if self._read_only:
+            self._tell(name)
+        else:
+            self._out.set_aside(name, _AGAIN)
+        return None
+
+    def _tell(self, name: str, why: str = "") -> None:
+        print(f"moesim: {self._out.folder / name}: changed since moesim wrote it, {_AGAIN}{why}", file=sys.stderr)
 
 
-def _clear(folder: Path) -> None:
-    """Remove the half-written files that killed processes left behind: nobody else writes here now."""
-    for path in folder.glob(".*"):
-        if path.is_file():  # made-up routing for other processes is a folder, and not ours
-            path.unlink(missing_ok=True)
+def _run_file(key: str) -> str:
+    return f"{DATASET}/{_ONE}{key[:32]}.parquet"
 
 
-def _set_aside(path: Path, why: str) -> None:
-    aside = path.with_name(_ASIDE + path.name)
-    with suppress(OSError):  # another process has done it, or nothing may be written: then this is said once more next time
-        path.replace(aside)
-    kept = f"; kept as {aside.name}" if aside.exists() else ""
-    print(f"moesim: {path}: damaged, so that its runs are done again: {' '.join(why.split())}{kept}", file=sys.stderr)
+def _records_file(key: str) -> str:
+    return f"{RECORDS}/{key[:32]}.arrow"
 
 
-def _rows(data: bytes, *, whole: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    # The other columns are checked where they stay; those of small files are made anew when they are merged.
-    columns = None if whole else [_KEY, _JSON]
-    table = pq.read_table(pa.BufferReader(data), columns=columns, page_checksum_verification=True)
+def _rows(data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    table = pq.read_table(pa.BufferReader(data), columns=[_KEY, _JSON])
     for key, text in zip(table[_KEY].to_pylist(), table[_JSON].to_pylist(), strict=True):
         row = json.loads(text)
         if row[_KEY] != key:
@@ -224,6 +204,6 @@ def _parquet(rows: list[dict[str, Any]], *, merged: bool) -> bytes:
     sink = pa.BufferOutputStream()
     small: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}  # a third of the time
     options = {"compression": "zstd"} if merged else small
-    pq.write_table(pa.table({**columns, _JSON: texts}), sink, write_page_checksum=True, **options)
+    pq.write_table(pa.table({**columns, _JSON: texts}), sink, **options)
     data: bytes = sink.getvalue().to_pybytes()
     return data

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from moesim import collector
 from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
-from moesim.experiment.result import DATASET
+from moesim.experiment.result import DATASET, OWNER
 from moesim.experiment.runner import Outcome, run_one
+from moesim.output_folder import OutputFolder
 from moesim.policies.sources import source_digest
 from moesim.trace import Trace, find_trace
 from moesim.workload import Workload, WorkloadSpec, compose
@@ -26,6 +27,7 @@ from moesim.workload import Workload, WorkloadSpec, compose
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment, RunSpec
 
+_MADE = f"{DATASET}/.traces"  # made-up routing, in the folder that all processes see; readers of datasets pass over it
 _TRACES = 8  # mapped ones that a process remembers: a cluster's worker outlives many sweeps
 _WORKLOADS = 8  # composed ones; neighbours in a grid share them
 
@@ -91,7 +93,7 @@ def work_of(experiment: Experiment, shared: Path | None) -> Iterator[WorkMaker]:
         with TemporaryDirectory(prefix="moesim.", ignore_cleanup_errors=True) as folder:
             yield WorkMaker(experiment, Path(folder))
         return
-    maker = WorkMaker(experiment, (shared / DATASET / ".traces").absolute())
+    maker = WorkMaker(experiment, shared.absolute(), OutputFolder(shared.absolute(), OWNER))
     try:
         yield maker
     finally:
@@ -101,10 +103,11 @@ def work_of(experiment: Experiment, shared: Path | None) -> Iterator[WorkMaker]:
 class WorkMaker:
     """Makes `Work` of the runs of an experiment; see `work_of`."""
 
-    def __init__(self, experiment: Experiment, folder: Path) -> None:
+    def __init__(self, experiment: Experiment, folder: Path, shared: OutputFolder | None = None) -> None:
         self._experiment = experiment
         self._folder = folder
-        self._made: set[Path] = set()
+        self._shared = shared
+        self._made: set[str] = set()
         # As of now: a policy that is changed in mid-sweep is another one.
         self._sources = {name: source_digest(name) for name in {spec.point.policy["name"] for spec in experiment.specs}}
         self._paths: dict[str, Path] = {}
@@ -125,18 +128,21 @@ class WorkMaker:
         )  # fmt: skip
 
     def _write(self, trace: Trace) -> Path:
-        path = self._folder / f"{trace.digest}.safetensors"
-        if not path.is_file():  # a sweep that was killed left it, or one beside this has removed it
-            trace.write(path)
-        self._made.add(path)
+        name = f"{_MADE}/{trace.digest}.safetensors"
+        path = self._folder / name
+        if name in self._made and path.is_file():  # a sweep beside this one may have removed it
+            return path
+        self._made.add(name)
+        if self._shared is None:
+            return trace.write(path)
+        with TemporaryDirectory(prefix="moesim.") as folder:
+            self._shared.put({name: trace.write(Path(folder, "made.safetensors"))}, tidy=False)
         return path
 
     def remove(self) -> None:
         """Remove the files that were made."""
-        for path in self._made:
-            path.unlink(missing_ok=True)
-        with suppress(OSError):  # there is none, or another sweep uses it
-            self._folder.rmdir()
+        if self._shared is not None:
+            self._shared.remove(self._made)
 
 
 class _Inputs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moesim.atomic import write_bytes
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.columns import columns_of
 from moesim.metrics.hits import flatten_lookups
@@ -33,25 +31,24 @@ IDENTITY: Final = (
 _Ints = NDArray[np.int64]
 
 
-def write_frame(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write rows as Parquet.
+def frame_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Give rows as a Parquet file.
 
     Parameters
     ----------
-    path : Path
-        The file.
     rows : sequence of mapping
         Columns are the keys in the order in which they first occur; what a row lacks is null. A column of integers and
         floats is one of floats.
 
     Returns
     -------
-    Path
+    bytes
         The file.
     """
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns_of(rows)), sink, compression="zstd")
-    return write_bytes(path, sink.getvalue().to_pybytes())
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:

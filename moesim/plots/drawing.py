@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pandas as pd
 
-from moesim.atomic import write_bytes
 from moesim.errors import ConfigError
 from moesim.experiment.again import outcome_of
 from moesim.plots.captions import corner_label
@@ -53,19 +52,17 @@ class Request:
     medium: Medium = "screen"
 
 
-def draw(request: Request, folder: Path) -> list[Path]:
-    """Draw the figures of a request; all files are written at the end, or none.
+def draw(request: Request) -> dict[str, bytes]:
+    """Draw the figures of a request.
 
     Parameters
     ----------
     request : Request
-    folder : Path
-        Where to.
 
     Returns
     -------
-    list of Path
-        Of each figure the picture as PNG and PDF, its data as CSV and its caption as text.
+    dict of str to bytes
+        File name -> content: of each figure the picture as PNG and PDF, its data as CSV and its caption as text.
 
     Raises
     ------
@@ -78,7 +75,7 @@ def draw(request: Request, folder: Path) -> list[Path]:
         for name in dict.fromkeys(request.kinds):
             for figure, arguments, more in _arguments(request, name, options[name]):
                 made |= files_of(name, figure, arguments, {**options[name], **more})
-    return [write_bytes(folder / file, data) for file, data in made.items()]
+    return made
 
 
 def files_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.manifest import read_verified
 from moesim.plots.rows import REPEATS, group_name, settings_in
 
 FILES: Final = {
@@ -92,9 +94,9 @@ def _file(source: str, path: Path, what: str) -> Path:
 def _read(file: Path, what: str) -> pd.DataFrame:
     try:
         if file.suffix == ".parquet":
-            return pd.read_parquet(file)
+            return pd.read_parquet(io.BytesIO(read_verified(file)))
         if file.suffix == ".csv":
-            return pd.read_csv(file)
+            return pd.read_csv(io.BytesIO(read_verified(file)))
     except (OSError, ValueError) as error:  # of Arrow and of the CSV reader too
         said = " ".join(str(error).split())[:200]
         raise ConfigError(f"{file}: plot {what}: expected a table that can be read, got: {said}; write it again") from None

@@ -223,6 +223,11 @@ def save(figure: Figure, path_base: str | Path) -> list[Path]:
     return [write_bytes(Path(f"{path_base}.{suffix}"), data) for suffix, data in rendered(figure).items()]
 
 
+def pictures(figure: Figure, name: str) -> dict[str, bytes]:
+    """Give the files that `save` writes, by name."""
+    return {f"{name}.{suffix}": data for suffix, data in rendered(figure).items()}
+
+
 def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
     """Give the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()

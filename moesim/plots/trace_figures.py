@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from moesim.plots.style import save
+from moesim.plots.style import pictures
 from moesim.plots.trace_balance import popularity, prefill_load
 from moesim.plots.trace_caches import cache_hit_rate, distinct_experts
 from moesim.plots.trace_kit import TraceFigure
@@ -30,27 +29,21 @@ FIGURES: Final[Mapping[str, TraceFigure]] = {
 """Name of the file -> figure of a report, or None where the report lacks what it shows."""
 
 
-def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
+def draw(report: Mapping[str, Any]) -> dict[str, bytes]:
     """Draw every figure for which a report has the numbers.
 
     Parameters
     ----------
     report : mapping
         As by `moesim.stats.report.report`, with the name of the ``trace``.
-    folder : str or Path
-        Where to; it is made if need be.
 
     Returns
     -------
-    list of Path
-        A PNG and a PDF of each; `left_out` says which figures are not among them.
+    dict of str to bytes
+        File name -> content: a PNG and a PDF of each. `left_out` says which figures are not among them.
     """
-    written = []
-    for name, make in FIGURES.items():
-        figure = make(report)
-        if figure is not None:
-            written += save(figure, Path(folder) / name)
-    return written
+    made = {name: make(report) for name, make in FIGURES.items()}
+    return {file: data for name, figure in made.items() if figure is not None for file, data in pictures(figure, name).items()}
 
 
 def left_out(report: Mapping[str, Any]) -> dict[str, str]:

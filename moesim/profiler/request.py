@@ -16,6 +16,7 @@ from moesim.profiler.layout import Layout, layout_of
 from moesim.profiler.machine import Machine
 from moesim.profiler.needs import Wanted
 from moesim.profiler.plan import Plan, make_plan
+from moesim.profiler.write import check_free
 from moesim.units import format_bytes
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -139,6 +140,7 @@ def prepare(request: Request, machine: Machine | None = None) -> Prepared:
         path = request.out / f"{request.name}{tier.suffix}.yaml"
         if path.exists() and not request.overwrite:
             raise ConfigError(f"{path}: expected nothing there, got a file; add --overwrite or choose another name")
+    check_free(request.out, request.name, [f"{request.name}{tier.suffix}" for tier in layout.tiers])
     budgets = _budgets(request, layout, machine)
     wanted = [Wanted.of(model, request.bits) for model in request.models]
     powered = machine.powered(list(layout.devices.values()))

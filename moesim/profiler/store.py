@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
@@ -11,12 +9,15 @@ from typing import IO, Any
 
 import pandas as pd
 
+from moesim.checked_lines import checked_line, read_checked_line
 from moesim.errors import ConfigError, InputError
+from moesim.output_folder import OutputFolder
 from moesim.profiler.fits import COLUMNS
 from moesim.profiler.plan import Plan
 from moesim.profiler.probes import FIELDS, Probe, Reading
+from moesim.profiler.write import COMMAND
 
-FORMAT = 1
+FORMAT = 2
 PART = "samples.jsonl.part"
 
 
@@ -44,6 +45,7 @@ class Store:
 
     def __init__(self, folder: Path, plan: Plan, machine: Mapping[str, str], *, resume: bool = True) -> None:
         self.path = folder / PART
+        self._out, name = OutputFolder(folder.parent, COMMAND, owned=False), f"{folder.name}/{PART}"
         self.resumed = False
         self.sessions = 1
         self.seconds = 0.0  # measured in earlier sessions
@@ -53,9 +55,10 @@ class Store:
         self._order = 0
         header = {"format": FORMAT, "plan": plan.digest, "machine": dict(machine)}
         try:
+            self._out.grow(name)
             folder.mkdir(parents=True, exist_ok=True)
             kept = self._read(header) if resume and self.path.exists() else 0
-            self._file: IO[str] = self.path.open("r+" if kept else "w", encoding="utf-8", newline="\n")
+            self._file: IO[bytes] = self.path.open("r+b" if kept else "wb")
             self._file.truncate(kept)  # what a kill left of a line
             self._file.seek(kept)
         except OSError as error:
@@ -69,12 +72,12 @@ class Store:
         """Take in what is there, and tell how many bytes of it are whole lines."""
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        lines = whole.decode("utf-8", errors="replace").splitlines()
+        lines = whole.splitlines()
         if not lines:
             return 0  # killed before the first line was whole
         remedy = "measure under another name, or add --no-resume to begin anew"
         try:
-            found = json.loads(lines[0])
+            found = _line(lines[0])
             if found["format"] != FORMAT:
                 raise ValueError
             for key, words in (("machine", "this machine"), ("plan", "the same models, mode, seed, repeats and memory")):
@@ -82,7 +85,7 @@ class Store:
                     got = _difference(found[key], header[key]) if key == "machine" else "other ones"
                     raise ConfigError(f"{self.path}: expected an unfinished measurement of {words}, got {got}; {remedy}")
             for line in lines[1:]:
-                self._take(json.loads(line))
+                self._take(_line(line))
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{self.path}: expected an unfinished measurement, got something else; {remedy}") from None
         self.resumed = True
@@ -103,7 +106,7 @@ class Store:
             self._rows.append([*astuple(probe), line["repeat"], line["order"], float(value)])
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write(checked_line(line))
         self._file.flush()
 
     def has(self, probe: Probe, repeat: int) -> bool:
@@ -153,7 +156,14 @@ class Store:
     def remove(self) -> None:
         """Close and delete the file: everything is written elsewhere."""
         self.close()
-        os.unlink(self.path)
+        self._out.remove([f"{self.path.parent.name}/{PART}"])
+
+
+def _line(text: bytes) -> dict[str, Any]:
+    found = read_checked_line(text)
+    if found is None:
+        raise ValueError("a damaged line")
+    return found
 
 
 def _difference(found: Mapping[str, str], here: Mapping[str, str]) -> str:

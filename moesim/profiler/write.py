@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 import yaml
 
-from moesim.atomic import write_bytes
 from moesim.hardware import build_profile
+from moesim.output_folder import OutputFolder
 from moesim.plots.profile import draw
 from moesim.profiler.fits import fit_all
 
+COMMAND: Final = "profile measure"
+_BESIDE: Final = ("samples.csv", "fits.csv", "curves.png", "measurement.json")
 _HEAD = """\
 # Measured with moesim profile measure, {date}. Samples, fitted forms, figure and report: {folder}/.
 # Labels and format: README.md. Times are medians; the command that was given is in {folder}/measurement.json.
@@ -101,7 +103,9 @@ def write_all(
     HardwareError
         If a profile is not valid; nothing is written then.
     InputError
-        If a file cannot be written.
+        If somebody else's file is in the way.
+    WriteError
+        If the disk is full or fails.
     """
     texts = {which: profile_text(content, str(report["date"]), name) for which, content in profiles.items()}
     fits = fit_all(samples)
@@ -115,6 +119,14 @@ def write_all(
         "curves.png": picture.getvalue(),
         "measurement.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode(),
     }
-    for file, data in beside.items():
-        write_bytes(out / name / file, data)
-    return [write_bytes(out / f"{which}.yaml", text.encode()) for which, text in texts.items()]
+    files = {f"{name}/{file}": data for file, data in beside.items()} | {
+        f"{which}.yaml": text.encode() for which, text in texts.items()
+    }
+    OutputFolder(out, COMMAND, owned=False).put(files, last=f"{name}.yaml")
+    return [out / f"{which}.yaml" for which in texts]
+
+
+def check_free(out: Path, name: str, profiles: Iterable[str]) -> None:
+    """Raise `InputError` if a file that moesim did not write stands where `write_all` is to write one."""
+    names = [*(f"{name}/{file}" for file in _BESIDE), *(f"{which}.yaml" for which in profiles)]
+    OutputFolder(out, COMMAND, owned=False).check_free(names)

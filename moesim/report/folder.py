@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from moesim.errors import ConfigError
 from moesim.experiment.result import SUMMARY, read_summary
+from moesim.manifest import read_verified
 from moesim.yaml_reader import read_yaml_value
 
 RUNS = "runs.parquet"
@@ -94,7 +95,7 @@ def read_folder(path: Path) -> ResultFolder:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     try:
-        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(read_verified(path))).to_pylist()
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path}: expected the runs of a result as Parquet, got: {_line(error)}; run it again") from None
     if not rows or "policy" not in rows[0]:
@@ -105,7 +106,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _resolved(path: Path) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_verified(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected the configuration of a result, got: {_line(error)}; run it again") from None
     found = read_yaml_value(text, str(path))
@@ -118,7 +119,7 @@ def _events(path: Path) -> list[Any] | None:
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_verified(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: expected trace events as JSON, got: {_line(error)}; run it again") from None
     events = found.get("traceEvents") if isinstance(found, dict) else found

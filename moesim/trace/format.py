@@ -81,6 +81,15 @@ def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
     return {name: _map_array(path, raw[begin:], name, entry) for name, entry in entries.items()}, header
 
 
+def is_trace(path: Path) -> bool:
+    """Whether a file is a whole container of moesim; its content is not checked."""
+    try:
+        read_container(path)
+    except TraceError:
+        return False
+    return True
+
+
 def _brief(value: object) -> str:
     """What a file holds, short enough for a line."""
     text = repr(value)

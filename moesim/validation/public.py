@@ -14,18 +14,19 @@ from typing import Any, Final
 
 import pandas as pd
 
-from moesim.atomic import write_bytes
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.result import check_folder, replace_folder
+from moesim.experiment.result import SUMMARY
 from moesim.hardware import weakest
 from moesim.model import ModelSpec, load_model
+from moesim.output_folder import OutputFolder, check_own_folder
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 from moesim.validation.public_checks import FILE, Check, checks_file, read_checks
 
+OWNER: Final = "validate --public"
 LOOSE: Final = frozenset({"8", "13", "14", "17", "19", "20"})
 """Rows whose measurements hold to a factor of 1.3 only, as the description of the machine or the method is thin."""
 
@@ -80,7 +81,7 @@ def run_public(
     """
     checks = _chosen(read_checks(path or checks_file()), rows)
     if out is not None:
-        check_folder(out)
+        check_own_folder(out, OWNER)
     records = []
     with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(checks), enabled=progress) as bar:
         for check in checks:
@@ -270,11 +271,13 @@ def _cells(record: Mapping[str, Any]) -> list[str]:
 
 def _write(result: PublicResult, out: Path, plot: bool) -> None:
     from moesim.plots.public import public  # Matplotlib takes a second to import
-    from moesim.plots.style import save
+    from moesim.plots.style import pictures
 
-    with replace_folder(out) as folder:
-        write_bytes(folder / FILE, table(result.frame, Format.CSV).encode())
-        write_bytes(folder / "summary.json", table(result.frame, Format.JSON).encode())
-        write_bytes(folder / "public.md", (table(result.frame, Format.MD) + "\n" + result.summary).encode())
-        if plot:
-            save(public(result.frame), folder / "public")
+    files = {
+        FILE: table(result.frame, Format.CSV).encode(),
+        SUMMARY: table(result.frame, Format.JSON).encode(),
+        "public.md": (table(result.frame, Format.MD) + "\n" + result.summary).encode(),
+    }
+    if plot:
+        files |= pictures(public(result.frame), "public")
+    OutputFolder(out, OWNER).replace(files, last=SUMMARY)

@@ -13,15 +13,15 @@ import pandas as pd
 import yaml
 
 from moesim import __version__
-from moesim.atomic import write_bytes
 from moesim.experiment.result import SUMMARY
-from moesim.plots.style import save
+from moesim.output_folder import OutputFolder
+from moesim.plots.style import pictures
 from moesim.plots.validation import residual_bars, scatter
 from moesim.table import Format, render, render_records
 from moesim.validation.compare import AT_WORST, GOAL, RESAMPLES, SEED, TIMES, Compared, Errors, errors_of
 from moesim.validation.residual import RESIDUALS, largest
 from moesim.validation.run import Validation
-from moesim.validation.store import FILE
+from moesim.validation.store import FILE, OWNER
 
 EXPERIMENT: Final = "experiment.yaml"
 _SETTINGS: Final = ("run", "policy", "model", "hardware", "trace", "batch_size", "cache_ratio", "cache_budget_bytes")
@@ -113,11 +113,11 @@ class Report:
             SUMMARY: json.dumps(self.summary(), indent=1) + "\n",
             "README.md": self._readme(folder),
         }
-        written = [write_bytes(folder / name, text.encode()) for name, text in texts.items()]
         corner = self._corner()
-        written += save(scatter(pd.DataFrame(self.results()), corner), folder / "scatter")
-        written += save(residual_bars(pd.DataFrame(self.residuals()), corner), folder / "residual")
-        return written
+        files = {name: text.encode() for name, text in texts.items()}
+        files |= pictures(scatter(pd.DataFrame(self.results()), corner), "scatter")
+        files |= pictures(residual_bars(pd.DataFrame(self.residuals()), corner), "residual")
+        return OutputFolder(folder, OWNER).replace(files, last=SUMMARY, keep=(FILE,))
 
     def _corner(self) -> str:
         names = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -10,10 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from moesim.atomic import write_bytes
+from moesim.checked_lines import checked_line, read_checked_line
 from moesim.errors import ConfigError
+from moesim.output_folder import OutputFolder
 from moesim.validation.facts import Facts
 
 FILE: Final = "measurements.jsonl"
+OWNER: Final = "validate"
 _MUST_MATCH: Final = ("key", "how")
 
 
@@ -86,17 +88,17 @@ class Measurements:
         """
         path = folder / FILE
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{path}: expected measurements, got: {reason}; measure without --only-compare") from None
-        lines = text.splitlines(keepends=True)
+            lines = path.read_bytes().splitlines(keepends=True)
+        except OSError as error:
+            raise ConfigError(f"{path}: expected measurements, got: {error.strerror}; measure without --only-compare") from None
         found: Measurements | None = None
         for number, line in enumerate(lines, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 break  # the process was stopped while it wrote
             try:
-                content = json.loads(line)
+                content = read_checked_line(line)
+                if content is None:
+                    raise ValueError("a damaged line")
                 if found is None:
                     found = cls(folder, content["header"])
                 else:
@@ -144,17 +146,14 @@ class Measurements:
         self._take(line)
         if not self._begun:  # leaves out what is no longer wanted, and a line in which an earlier process was stopped
             lines = [{"header": self.header}, *self._lines]
-            write_bytes(self.path, "".join(_written(one) for one in lines).encode())
+            OutputFolder(self.path.parent, OWNER).grow(FILE)
+            write_bytes(self.path, b"".join(map(checked_line, lines)))
             self._begun = True
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_written(line))
+        with self.path.open("ab") as file:
+            file.write(checked_line(line))
             file.flush()
             os.fsync(file.fileno())
-
-
-def _written(line: Mapping[str, Any]) -> str:
-    return json.dumps(line, separators=(",", ":")) + "\n"
 
 
 def _describe(error: Exception) -> str:

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from moesim.atomic import write_bytes
 from moesim.errors import InputError
-from moesim.plots import save
+from moesim.output_folder import OutputFolder
 from moesim.plots.fidelity import fidelity
+from moesim.plots.style import pictures
 from moesim.progress import Progress
 from moesim.recorder.fidelity.calibration import calibrate
 from moesim.recorder.fidelity.measure import ALL, FIRST_PREDICTED, RATIOS, batches, cases, measure, rows
@@ -80,12 +80,14 @@ def _run(options: argparse.Namespace) -> None:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    base = Path(options.out) / f"fidelity-{name}"
-    write_bytes(f"{base}.csv", render_records(found, Format.CSV).encode())
-    write_bytes(f"{base}.json", (json.dumps(facts, indent=1) + "\n").encode())
-    save(fidelity(pd.DataFrame(found), name), base)
+    base = f"fidelity-{name}"
+    files = {
+        f"{base}.csv": render_records(found, Format.CSV).encode(),
+        f"{base}.json": (json.dumps(facts, indent=1) + "\n").encode(),
+    }
+    files |= pictures(fidelity(pd.DataFrame(found), name), base)
     print(table(found), end="")
-    print(f"{base}.csv, .json, .png, .pdf")
+    print(*OutputFolder(Path(options.out), "fidelity", owned=False).put(files), sep=", ")
 
 
 def _load(checkpoint: Path) -> tuple[Any, Tokenizer, corpora.Corpus]:
