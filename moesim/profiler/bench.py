@@ -12,6 +12,7 @@ from moesim.errors import LiveError, MoesimError, describe_exception
 from moesim.kernels.affinity import usable_cores
 from moesim.kernels.machine import empty_gpu_caches
 from moesim.kernels.workers import Done
+from moesim.output_folder import OutputFolder
 from moesim.profiler.calls import (
     CHUNKS,
     Call,
@@ -30,6 +31,7 @@ from moesim.profiler.needs import SENTINEL_COPY, pair_copy, subject_of
 from moesim.profiler.plan import Plan, pair_runs
 from moesim.profiler.probes import FOLLOWING, PARTS, Probe, Reading
 from moesim.profiler.runtime import Runtime
+from moesim.profiler.store import COMMAND
 
 FILE = ".moesim-profile.tmp"
 _GROUPS = 3
@@ -82,13 +84,15 @@ class RealBench:
                     self._arenas[name, pinned] = machine.arena(size, place, seed, pinned=pinned)
         if needs.file_bytes:
             assert self._plan.layout.disk is not None
-            self._file = TiledFile(self._plan.layout.disk / FILE, needs.file_bytes, seed)
+            self._disk = OutputFolder(self._plan.layout.disk, COMMAND, owned=False)
+            self._file = TiledFile(self._disk.grow(FILE), needs.file_bytes, seed)
             self.disk_mode = self._file.mode
 
     def release(self) -> None:
         """Give the memory back."""
         if self._file is not None:
             self._file.remove()
+            self._disk.remove([FILE])
         for runtime in self._runtimes.values():
             runtime.close()
         self._clear()

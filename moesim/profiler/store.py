@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import pandas as pd
 
@@ -15,8 +15,8 @@ from moesim.output_folder import OutputFolder
 from moesim.profiler.fits import COLUMNS
 from moesim.profiler.plan import Plan
 from moesim.profiler.probes import FIELDS, Probe, Reading
-from moesim.profiler.write import COMMAND
 
+COMMAND: Final = "profile measure"
 FORMAT = 2
 PART = "samples.jsonl.part"
 

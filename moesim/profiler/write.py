@@ -15,8 +15,8 @@ from moesim.hardware import build_profile
 from moesim.output_folder import OutputFolder
 from moesim.plots.profile import draw
 from moesim.profiler.fits import fit_all
+from moesim.profiler.store import COMMAND
 
-COMMAND: Final = "profile measure"
 _BESIDE: Final = ("samples.csv", "fits.csv", "curves.png", "measurement.json")
 _HEAD = """\
 # Measured with moesim profile measure, {date}. Samples, fitted forms, figure and report: {folder}/.

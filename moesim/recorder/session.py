@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
 from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
 from moesim.recorder.signals import DENSE_EXPERTS, RESIDUAL, SignalPlan
 from moesim.trace import shards
+from moesim.trace.trace import MANIFEST
 
 #: Streams of random numbers: what calibration samples does not depend on the trace, nor the other way round.
 _CALIBRATION, _TRACE = 0, 1
@@ -49,7 +49,7 @@ def record_trace(options: RecordOptions) -> Path:
     """
     options.check()
     folder = shards.parts_folder(options.out)
-    shards.clear_done(options.out)
+    shards.clear_removed(folder)
     if options.out.exists() and not folder.exists() and not options.overwrite:
         raise RecordError(f"{options.out}: expected nothing there, got a file; add --overwrite or choose another name")
     session = _Session.prepare(options)
@@ -64,14 +64,14 @@ def record_trace(options: RecordOptions) -> Path:
         ) from None
     except InputError:
         if not shards.finished_shards(folder):
-            shutil.rmtree(folder)
+            shards.remove(folder)
         raise
     return shards.join(folder, options.out)
 
 
 def _begin(folder: Path, session: _Session) -> None:
     """Start a folder, or check that the one that is there was started with the same options."""
-    if not folder.exists() or not any(folder.glob("[!.]*")):
+    if not (folder / MANIFEST).exists() and not shards.finished_shards(folder):
         manifest = {"options": session.resolved, "header": session.header, "n_requests": len(session.prompts)}
         shards.write_manifest(folder, manifest)
         return

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 CALIBRATION = "calibration.safetensors"
 
 _JOINED = "joined.safetensors"
+_REMOVING = "manifest.removing.json"  # the manifest's name while the folder is removed
 _DIGITS = 8
+_OURS = re.compile(rf"calibration\.safetensors|joined\.safetensors|\d{{{_DIGITS}}}-\d{{{_DIGITS}}}\.safetensors")
+_HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.atomic.writing`
 #: Arrays larger than this are put together in a temporary file instead of in memory.
 _IN_MEMORY_BYTES = 2**26
 
@@ -66,9 +70,31 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a kill left half-written."""
+    """Remove what a kill left half-written; other hidden files are somebody else's."""
     for path in folder.glob(".*"):
-        path.unlink()
+        if _HALF_WRITTEN.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
+
+
+def remove(folder: Path) -> None:
+    """Remove a recording, and its folder unless it holds files of somebody else."""
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    if (folder / MANIFEST).exists():  # what a kill leaves of the folder must not be taken for a recording
+        os.replace(folder / MANIFEST, folder / _REMOVING)
+    clear_leftovers(folder)
+    for path in folder.iterdir():
+        if _OURS.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
+    (folder / _REMOVING).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def clear_removed(folder: Path) -> None:
+    """Go on with `remove` where a kill has stopped it."""
+    if (folder / _REMOVING).exists():
+        remove(folder)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -213,20 +239,8 @@ def join(folder: str | Path, out: str | Path) -> Path:
     joined = trace.write(Path(folder, _JOINED))
     del trace
     os.replace(joined, out)
-    # Out of the way at once: what a kill leaves of the folder must not be taken for a recording.
-    clear_done(out)
-    os.replace(folder, _done_folder(out))
-    clear_done(out)
+    remove(Path(folder))
     return Path(out)
-
-
-def _done_folder(out: str | Path) -> Path:
-    return Path(out).parent / f".{parts_folder(out).name}.done"
-
-
-def clear_done(out: str | Path) -> None:
-    """Remove what is left of the parts of a trace that was put together."""
-    shutil.rmtree(_done_folder(out), ignore_errors=True)
 
 
 def _calibration(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
