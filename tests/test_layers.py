@@ -15,7 +15,10 @@ PACKAGE = Path(__file__).resolve().parents[1] / "moesim"
 # From the bottom up. A module may import from its own group and from those below, patterns of one line being one group;
 # groups of one level do not know each other unless they are the same group.
 LEVELS: list[dict[str, str]] = [
-    {"basics": "__init__ errors units atomic colours data csv_reader yaml_reader table progress collector"},
+    {
+        "basics": "__init__ errors units atomic checked_lines manifest output_folder colours data csv_reader yaml_reader table progress "
+        "collector"
+    },
     {"model": "model model.*"},
     {
         "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* traces_io traces_io.* "

@@ -24,6 +24,7 @@ pytest.importorskip("torch")
 from experiment_kit import SIGNALS
 from profiler_kit import EXPERT_BYTES, MODEL, FakeBench, prepared, request, shrink, tiny, truth_us
 
+from moesim.checked_lines import checked_line, read_checked_line
 from moesim.commands import profile as command
 from moesim.costs import CostModel
 from moesim.errors import CapacityError, ConfigError, HardwareError, InputError, LiveError, ModelError
@@ -34,7 +35,9 @@ from moesim.hardware import load_hardware
 from moesim.kernels import workers
 from moesim.kernels.affinity import usable_cores
 from moesim.kernels.workers import Done, Worker
+from moesim.manifest import FILE as LIST
 from moesim.model import builtin_models
+from moesim.output_folder import OutputFolder
 from moesim.plots.profile import draw
 from moesim.profiler import calls, needs
 from moesim.profiler.bench import FILE, RealBench
@@ -46,7 +49,7 @@ from moesim.profiler.needs import Wanted
 from moesim.profiler.plan import make_plan
 from moesim.profiler.probes import FOLLOWING, Probe, rows_up_to
 from moesim.profiler.request import describe_plan, find_gpu, prepare
-from moesim.profiler.store import PART
+from moesim.profiler.store import COMMAND, PART
 from moesim.testing.traces import synthetic_trace
 from tests.waiting import Clock
 
@@ -342,7 +345,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path):
     first = FakeBench(die_after=200)
     with pytest.raises(KeyboardInterrupt):
         measure(prepared(tmp_path), bench=first)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # no profile, half or whole
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", LIST}  # no profile, half or whole
     part = tmp_path / "mine" / PART
     with part.open("a", encoding="utf-8") as file:
         file.write('{"probe":"expert|core0|1')  # what a kill leaves of a line
@@ -370,10 +373,11 @@ def test_what_is_not_this_measurement_is_refused(tmp_path: Path):
     before = part.read_bytes()
     with pytest.raises(ConfigError, match="the same models, mode, seed, repeats and memory, got other ones; measure under"):
         measure(prepared(tmp_path, seed=1), bench=FakeBench())
-    lines = before.decode().splitlines()
-    header = json.loads(lines[0])
+    first, *rest = before.splitlines(keepends=True)
+    header = read_checked_line(first)
+    assert header is not None
     header["machine"]["processor"] = "another one"
-    part.write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n", encoding="utf-8")
+    part.write_bytes(b"".join([checked_line(header), *rest]))
     with pytest.raises(ConfigError, match="measurement of this machine, got processor 'another one' instead of"):
         measure(prepared(tmp_path), bench=FakeBench())
     part.write_text("no measurement\n", encoding="utf-8")
@@ -410,7 +414,7 @@ def write_and_die(store, line):
     left -= 1
     if left:
         return write(store, line)
-    store._file.write('{{"probe":"expert|core0|1')  # a kill may leave part of a line
+    store._file.write(b'{{"probe":"expert|core0|1')  # a kill may leave part of a line
     store._file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -469,7 +473,11 @@ def test_the_disk_tier_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Real reads and writes of a real file, which is gone in the end."""
     monkeypatch.setattr("moesim.profiler.request.usable_cores", lambda: CORES[:1])
     shrink(monkeypatch.setattr, 2, 2**18)
-    (tmp_path / FILE).write_bytes(b"left by one that was killed")
+    (tmp_path / FILE).write_bytes(b"of somebody else")
+    with pytest.raises(InputError, match=r"profile\.tmp: expected nothing there, or what moesim wrote, got"):
+        measure(prepared(tmp_path, disk=tmp_path, memory_bytes=400_000_000), progress=False)
+    (tmp_path / FILE).unlink()
+    OutputFolder(tmp_path, COMMAND, owned=False).grow(FILE).write_bytes(b"left by one that was killed")
     (path,) = measure(prepared(tmp_path, disk=tmp_path, memory_bytes=400_000_000), progress=False)
     assert path.name == "mine-disk.yaml"
     profile = load_hardware(path)
@@ -477,7 +485,7 @@ def test_the_disk_tier_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert CostModel(tiny(), profile).fetch_ns("disk0", "cpu0") > 0
     reads = samples_of(tmp_path).query("kind == 'disk_read'")
     assert set(reads["variant"]) == {"direct", "page cache"}
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["mine", "mine-disk.yaml"]
+    assert {file.name for file in tmp_path.iterdir()} == {"mine", "mine-disk.yaml", LIST}
 
 
 # --------------------------------------------------------------------------------------------------- the bench, without a GPU

@@ -33,7 +33,7 @@ from moesim.recorder.loading import LoadOptions, quiet
 from moesim.recorder.options import RecordOptions
 from moesim.recorder.session import record_trace
 from moesim.errors import TraceError
-from moesim.trace.shards import parts_folder, read_shards
+from moesim.trace.shards import MANIFEST, parts_folder, read_shards
 
 torch.set_num_threads(1)
 quiet()
@@ -69,7 +69,7 @@ for attempt in range(30):
         record_and_die(attempt % 2 + max(0, attempt - 8), before=bool(attempt % 2))
     status = os.waitpid(child, 0)[1]
     assert status in (0, signal.SIGKILL), status
-    if out.exists() and not parts_folder(out).exists():
+    if out.exists() and not (parts_folder(out) / MANIFEST).exists():
         break
     if parts_folder(out).exists():
         try:

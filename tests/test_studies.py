@@ -311,7 +311,7 @@ def test_combinations_of_nothing_but_links():
 
 def test_regret_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     drawn: list[str] = []
-    monkeypatch.setattr("moesim.plots.style.save", lambda figure, path: drawn.append(path.name) or [])
+    monkeypatch.setattr("moesim.plots.style.pictures", lambda figure, name: drawn.append(name) or {})
     file = write_yaml(tmp_path, policies=["lru", "on-demand"], cache={"ratio": [0.25, 0.5]})
     code = regret(file, "lru", [], small=False, jobs=1, out=tmp_path / "out", form=Format.TABLE)
     said = capsys.readouterr()

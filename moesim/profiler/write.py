@@ -122,7 +122,7 @@ def write_all(
     files = {f"{name}/{file}": data for file, data in beside.items()} | {
         f"{which}.yaml": text.encode() for which, text in texts.items()
     }
-    OutputFolder(out, COMMAND, owned=False).put(files, last=f"{name}.yaml")
+    OutputFolder(out, COMMAND, owned=False).put(files, last=f"{next(iter(texts))}.yaml")
     return [out / f"{which}.yaml" for which in texts]
 
 
