@@ -16,6 +16,7 @@ import yaml
 from moesim import __version__
 from moesim.bench import CASES
 from moesim.cli import main
+from moesim.manifest import FILE
 from moesim.policies.registry import policy_names
 from tests.experiment_kit import write_trace, write_yaml
 
@@ -49,10 +50,10 @@ def test_run_prints_a_table_and_writes_a_folder(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert lines[0].split()[:5] == ["policy", "cache", "batch", "TTFT", "TPOT"]
-    assert lines[1].split()[:3] == ["on-demand", "0.25", "1"]
+    assert lines[1].split()[:2] == ["on-demand", "0.25"]
     assert "simulated; " in lines[-1] and "synthetic" in captured.out
     assert captured.err == "wrote results/small\n"
-    assert {"summary.json", "runs.parquet", "config.resolved.yaml", "timeline.json", "plots", "dataset", "records"} == {
+    assert {"summary.json", "runs.parquet", "config.resolved.yaml", "timeline.json", "plots", "dataset", "records", FILE} == {
         p.name for p in Path("results/small").iterdir()
     }
 

@@ -30,6 +30,7 @@ from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
 from moesim.hardware.load import hardware_names
+from moesim.manifest import FILE
 from moesim.table import Format
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
@@ -272,7 +273,7 @@ def test_the_folder_holds_an_experiment_that_runs(advice: Advice, tmp_path: Path
     out = tmp_path / "advice"
     write_folder(advice, out)
     assert {path.name for path in out.iterdir()} == {
-        "best.yaml", "recommendation.json", "recommendation.md", "runs.csv", "summary.json"
+        FILE,         "best.yaml", "recommendation.json", "recommendation.md", "runs.csv", "summary.json"
     }  # fmt: skip
     assert len(read_summary(out)["runs"]) == 5 * len(advice.found.final)
     config = load_config(out / "best.yaml")
@@ -467,6 +468,6 @@ def test_the_command(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     other = tmp_path / "mine"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="expected a new folder or an earlier result"):
+    with pytest.raises(ConfigError, match="expected a new folder or a result of `moesim recommend`"):
         app(args=["recommend", *words, "--trace", trace, "--out", str(other)], standalone_mode=False)
     assert [path.name for path in other.iterdir()] == ["notes.txt"]

@@ -466,7 +466,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "summary is no JSON": (lambda d: (d / "summary.json").write_text('{"runs": ['), "summary.json: expected the summary"),
     "summary is a list": (lambda d: (d / "summary.json").write_text("[1]"), "summary.json: expected"),
     "summary of other runs": (
-        lambda d: (d / "summary.json").write_text('{"runs": [{}]}'),
+        lambda d: (d / "summary.json").write_text('{"runs": [{"run": 0, "policy": "lru"}]}'),
         "expected the 6 runs of runs.parquet, got 1",
     ),
     "no runs": (lambda d: (d / "runs.parquet").unlink(), "runs.parquet: expected the runs of a result as Parquet"),
