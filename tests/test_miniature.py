@@ -271,3 +271,13 @@ def test_help_is_clear(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     assert "only recorded" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "checkpoint/config.json"])
+def test_other_files_are_not_replaced(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    assert main(["qwen3", "--out", str(tmp_path / "out.safetensors"), "--checkpoint", str(tmp_path / "checkpoint")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path / name}: expected nothing there, or ")
+    assert (tmp_path / name).read_text() == "mine"

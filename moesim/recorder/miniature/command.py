@@ -27,11 +27,17 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from moesim.errors import InputError
+from moesim.output_folder import OutputFolder
 from moesim.recorder.miniature import corpus as corpora
 from moesim.recorder.miniature import training
 from moesim.recorder.miniature.recorded import check_corpus, record_miniature
 from moesim.recorder.miniature.shapes import SHAPES, VOCABULARY, new_model
 from moesim.recorder.miniature.training import TrainingPlan, mean_loss
+from moesim.trace.format import is_trace
+
+_COMMAND = "miniature"
+_CHECKPOINT = ("config.json", "tokenizer.json", "training.json", "model.safetensors")
 
 #: Tokens of each kind of text on which the held-out losses are computed; the same for the model and for the bigram.
 HELD_OUT_TOKENS = 50_000
@@ -40,19 +46,30 @@ HELD_OUT_TOKENS = 50_000
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``python -m moesim.recorder.miniature``."""
     options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
     shape = SHAPES[options.model]
     checkpoint = Path(options.checkpoint or f"build/{shape.name}")
     out = Path(options.out or f"traces/{shape.name}.safetensors")
+    if out.exists() and not is_trace(out):
+        raise InputError(f"{out}: expected nothing there, or a trace, got another file; choose another --out")
     if options.train_further or not _is_trained(checkpoint):
+        OutputFolder(checkpoint, _COMMAND, owned=False).check_free(_CHECKPOINT)
         torch.set_num_threads(options.threads)
         _train(options, checkpoint)
     if options.train_only:
-        return 0
+        return
     torch.set_num_threads(1)  # one token at a time: threads cost more than they give, and one adds up in one order
     trace = record_miniature(*load_checkpoint(checkpoint), shape, seed=options.seed)
     trace.write(out)
     print(f"{out}: {trace.n_rows} rows of {trace.n_requests} requests, {out.stat().st_size / 1e6:.1f} MB")
-    return 0
 
 
 def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
@@ -75,6 +92,7 @@ def save_checkpoint(folder: Path, model: PreTrainedModel, tokenizer: Tokenizer, 
     (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
     weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, str(folder / "model.safetensors"))
+    OutputFolder(folder, _COMMAND, owned=False).note(_CHECKPOINT)
 
 
 def _is_trained(checkpoint: Path) -> bool:
