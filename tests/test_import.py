@@ -172,6 +172,86 @@ def test_headless_llama_cpp_by_name(tmp_path: Path, out: Path) -> None:
         np.testing.assert_array_equal(source.load(path, out).trace.experts, IDS)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("INFO 05-01 10:00:00 [engine.py:161] Initializing, config: x\n", "expected the columns layer, position, expert, got"),
+        ("llama_model_loader: loaded meta data with 33 key-value pairs\n", "got text that begins with 'llama_model_loader"),
+        ("layer=3 pos=5 experts=1,2\n", "the log of an engine holds no routing: vLLM and SGLang return it"),
+        ("[INFO] layer 3: experts [1; 2]\n", "got text that begins with '[INFO]"),
+        ("layer\tposition\texpert\n0\t0\t1\n", "separate the columns by commas instead of tabs"),
+        ("step;layer;expert\n0;0;1\n", "separate the columns by commas instead of semicolons"),
+        ("step layer expert\n0 0 1\n", "separate the columns by commas instead of blanks"),
+        ('{"layer": 0, "experts": [1, 2]}\n', "JSON with the fields layer, experts; if a line is a token in a layer, give"),
+        ('{\n "layer": 0\n}\n', "JSON that is not an object a line; write one object a line"),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_table_is_told_apart(content: str, words: str, tmp_path: Path, out: Path) -> None:
+    path = tmp_path / "engine.log"
+    path.write_text(content)
+    with pytest.raises(TraceError) as error:
+        import_trace([path], out)
+    said(error, "engine.log: ", words)
+
+
+# -------------------------------------------------------------------------------------------- forward passes
+
+_STEPS = [0] * PROMPT + list(range(1, DECODE + 1))
+_REMEDY = "map it with --column step=NAME"
+
+
+def by_steps(form: str, path: Path, steps: list[int], column: str = "pass") -> Options:
+    """Write the routing of the kit, with the forward pass of each token instead of its phase."""
+    places = [(t, layer) for t in range(ROWS) for layer in range(LAYERS)]
+    columns = {"step": column}
+    if form == "csv":
+        lines = [f"{steps[t]},{t},{layer},{k},{IDS[t, layer, k]}" for t, layer in places for k in range(TOP_K)]
+        path.write_text(f"{column},position,layer,rank,expert\n" + "\n".join(lines) + "\n")
+    elif form == "jsonl":
+        rows = [{"layer_idx": b, "token_idx": t, "selected_ids": IDS[t, b].tolist(), column: steps[t]} for t, b in places]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        np.savez(path, expert=IDS, **{column: np.array(steps)})
+    return Options(n_experts=EXPERTS, columns=columns)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "npz"])
+def test_the_first_forward_pass_of_a_request_is_its_prompt(form: str, tmp_path: Path, out: Path) -> None:
+    path = tmp_path / f"a.{form}"
+    options = by_steps(form, path, [7 + step for step in _STEPS])
+    found = import_trace([path], out, options, form=form, label="measured").trace
+    np.testing.assert_array_equal(found.experts, IDS)
+    assert (found.requests.n_prompt.tolist(), found.requests.n_decode.tolist()) == ([PROMPT], [DECODE])
+    for steps, words in [
+        (list(range(ROWS)), "expected a first step with the tokens of the prompt, got one token in every step"),
+        ([*_STEPS[:-1], _STEPS[-2]], "request 0: expected one token in each step after the first, got several in step"),
+        ([*_STEPS[:-1], 0], "expected a step of at least"),
+    ]:
+        options = by_steps(form, path, steps)
+        with pytest.raises(TraceError) as error:
+            import_trace([path], out, options, form=form, label="measured")
+        said(error, f"a.{form}", words)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "npz"])
+def test_a_step_is_no_phase(form: str, tmp_path: Path, out: Path) -> None:
+    """What a user tries first: the number of the pass as the phase. Nothing is guessed, and the line says how it goes."""
+    path = tmp_path / f"a.{form}"
+    options = by_steps(form, path, _STEPS)
+    with pytest.raises(TraceError) as error:
+        import_trace([path], out, Options(n_experts=EXPERTS, columns={"phase": "pass"}), form=form, label="measured")
+    said(error, f"a.{form}", "phase", _REMEDY)
+    with pytest.raises(InputError) as error:
+        import_trace([path], out, Options(columns={"phase": "pass", "step": "pass"}), form=form, label="measured")
+    said(error, "--column step=pass: expected it or a phase, got both")
+    # A column that happens to be called step is not taken for one.
+    options = by_steps(form, path, _STEPS, "step")
+    with pytest.raises(TraceError) as error:
+        import_trace([path], out, Options(n_experts=EXPERTS), form=form, label="measured")
+    said(error, "expected the phase of the rows, got no word of it")
+    assert import_trace([path], out, options, form=form, label="measured").trace.requests.n_prompt.tolist() == [PROMPT]
+
+
 def test_unknown_content_and_names(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"\x01\x02\x03 nothing known")

@@ -251,7 +251,7 @@ def test_csv_values(tmp_path: Path) -> None:
         ("0,0,prefill,0,0,9,", "expert[0, 0, 0]: expected 0..6, got 9"),
         ("0,0,prefill,0,0,x,", "expected rows of a table"),
         ("0,0,prefill,0,0,,", "expert of row 0: expected a value, got none"),
-        ("0,0,begin,0,0,1,", "phase after row 0: expected prefill or decode, got 'begin'"),
+        ("0,0,begin,0,0,1,", "phase after row 0: expected prefill or decode, or 0 or 1, got 'begin'"),
         ("0,0,decode,0,0,1,", "expected one phase for a token"),
         ("0,99,prefill,0,0,1,", "positions must have no gaps"),
         ("0,0,prefill,0,0,1,9,", "expected rows of a table"),

@@ -32,12 +32,12 @@ def check_label(label: str | None) -> None:
 
 
 def check_columns(form: Format, options: Options) -> None:
-    """Check that a format has the columns that ``--column`` maps.
+    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other.
 
     Raises
     ------
     InputError
-        With the names that it has.
+        With the names that it has, or the two of which one is enough.
     """
     for ours, theirs in options.columns.items():
         place = f"--column {ours}={theirs}"
@@ -47,6 +47,8 @@ def check_columns(form: Format, options: Options) -> None:
             )
         if ours not in form.columns:
             raise InputError(f"{place}: expected one of OURS in OURS=THEIRS, got {unknown_name('column', ours, form.columns)}")
+    if {"phase", "step"} <= set(options.columns):
+        raise InputError(f"--column step={options.columns['step']}: expected it or a phase, got both; leave one out")
 
 
 def shape_remedy(options: Options, remedy: str) -> str:

@@ -14,6 +14,11 @@ from moesim.traces_io.contract import Format, wrong
 _HEAD_BYTES = 65_536
 ROUTED = "that is (tokens, layers, top_k)"
 """Axes of an array of expert ids."""
+TEXT_REMEDY = (
+    "the log of an engine holds no routing: vLLM and SGLang return it with an answer, llama.cpp writes it as CSV; or write lines "
+    "of layer,position,expert (docs/importing.md)"
+)
+"""What to do with text that is no table."""
 _PICKLE_REMEDY = "pickles are never loaded, since they can run code; save arrays with numpy.savez"
 
 
@@ -66,25 +71,31 @@ class Probe:
         return list(value) if isinstance(value, dict) else []
 
     @cached_property
-    def _first_line(self) -> list[str]:
+    def first_line(self) -> str | None:
+        """The first line, if it is text."""
         line = self.head.split(b"\n", 1)[0]
-        if self.is_json or line.startswith((b"#", b"PAR1")):
-            return []
         try:
             text = line.decode("utf-8-sig").rstrip("\r")
         except UnicodeDecodeError:
+            return None
+        return text if text.replace("\t", " ").isprintable() else None
+
+    @cached_property
+    def _columns(self) -> list[str]:
+        line = self.first_line
+        if line is None or self.is_json or line.startswith(("#", "PAR1")) or not line.isprintable():
             return []
-        return [name.strip().strip('"') for name in text.split(",")] if text.isprintable() else []
+        return [name.strip().strip('"') for name in line.split(",")]
 
     @property
     def csv_names(self) -> list[str]:
         """The values of the first line of a text with commas: names of columns, or numbers if `headless`."""
-        return self._first_line
+        return self._columns
 
     @property
     def headless(self) -> bool:
         """Whether that line holds whole numbers only."""
-        return bool(self._first_line) and all(name.lstrip("-").isdecimal() for name in self._first_line)
+        return bool(self._columns) and all(name.lstrip("-").isdecimal() for name in self._columns)
 
     @cached_property
     def parquet(self) -> tuple[list[str], dict[bytes, bytes]]:
@@ -165,9 +176,24 @@ def _only(path: Path, probe: Probe, found: Sequence[Format]) -> Format:
         got = ", ".join(f"{name} {array.shape}" for name, array in open_archive(path).items())
         raise wrong(path, f"an array of three axes, {ROUTED}", got[:300], "save it with these axes")
     known = ", ".join(formats())
-    raise wrong(
-        path, f"a format among {known}", f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
-    )
+    raise wrong(path, f"a format among {known}", *_unknown(probe))
+
+
+def _unknown(probe: Probe) -> tuple[str, str]:
+    """Say what a file of no format is, and what can be done."""
+    if probe.json_names:
+        remedy = "if a line is a token in a layer, give --format jsonl, and --column layer=NAME, position=NAME and expert=NAME"
+        return f"JSON with the fields {', '.join(probe.json_names)[:200]}", remedy
+    if probe.is_json and probe.head.lstrip().startswith(b"{"):
+        return "JSON that is not an object a line", "write one object a line, a token in a layer each"
+    line = probe.first_line
+    if line is None:
+        return f"a file that begins with {probe.head[:16]!r}", "name it with --format if it is one"
+    got = f"text that begins with {line[:80]!r}"
+    for separator, called in (("\t", "tabs"), (";", "semicolons"), (None, "blanks")):
+        if {"layer", "expert"} & {name.strip().lower() for name in line.split(separator)[1:]}:
+            return got, f"separate the columns by commas instead of {called}"
+    return got, TEXT_REMEDY
 
 
 def refuse(probe: Probe) -> None:

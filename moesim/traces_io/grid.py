@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.traces_io.contract import Part, wrong
+from moesim.traces_io.phases import phases_of_steps
 from moesim.traces_io.store import Spool, Store, pieces
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 MAX_LAYERS = 2**12
 MAX_TOKEN = 2**31 - 1
 _STEP = 2**20
-_NO_PHASE = 255
 
 
 class Grid:
@@ -26,7 +26,7 @@ class Grid:
     place : str
         The file, for messages.
     spool : Spool
-        Columns ``ids`` (n, k), ``layer`` and ``token``; ``weights``, ``request``, ``rank`` and ``phase`` if given.
+        Columns ``ids`` (n, k), ``layer`` and ``token``; ``weights``, ``request``, ``rank``, and ``phase`` or ``step`` if given.
     n : int
         Entries.
     width : int
@@ -208,23 +208,31 @@ class Grid:
 
     def _phases(self, keep: NDArray[np.bool_]) -> NDArray[np.int64] | None:
         """Count the prefill rows of each request."""
-        if "phase" not in self.spool:
+        name = next((name for name in ("phase", "step") if name in self.spool), None)
+        if name is None:
             return None
-        source = self.spool.column("phase")
-        phase = np.full(self.n_rows, _NO_PHASE, np.uint8)
-        for part in self._pieces():
-            phase[self.row[part]] = source[part]
-        for part in self._pieces():
-            differs = np.flatnonzero(phase[self.row[part]] != source[part])
-            if len(differs):
-                row = part.start + int(differs[0])
-                raise wrong(f"{self.place}: phase of row {row}", "one phase for a token", "two", "a token has one phase")
         request = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        phase = self._per_token(name)
+        if name == "step":
+            phase = phases_of_steps(self.place, phase, request)
         same = request[1:] == request[:-1]
         back = np.flatnonzero(same & keep[:-1] & (phase[1:] < phase[:-1]))
         if len(back):
             raise wrong(self._name(int(back[0]) + 1, 0), "decode after decode", "prefill", "the prompt comes first")
         return np.bincount(request[keep & (phase == 0)], minlength=len(self.lengths))
+
+    def _per_token(self, name: str) -> NDArray[Any]:
+        """Give a column by rows of the grid; its entries for one token must agree."""
+        source = self.spool.column(name)
+        values = np.zeros(self.n_rows, source.dtype)
+        for part in self._pieces():
+            values[self.row[part]] = source[part]
+        for part in self._pieces():
+            differs = np.flatnonzero(values[self.row[part]] != source[part])
+            if len(differs):
+                row = part.start + int(differs[0])
+                raise wrong(f"{self.place}: {name} of row {row}", f"one {name} for a token", "two", f"a token has one {name}")
+        return values
 
 
 def _add_counts(counts: NDArray[np.int32], keys: NDArray[np.int64]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from moesim.traces_io.contract import Format, Options, Part
 from moesim.traces_io.detect import Probe
 from moesim.traces_io.store import Store
-from moesim.traces_io.table import OPTIONAL, REQUIRED, add_entries
+from moesim.traces_io.table import MAPPED, OPTIONAL, REQUIRED, add_entries, step_columns
 from moesim.traces_io.tables import read_json_lines
 from moesim.traces_io.visits import Visits
 
@@ -37,6 +37,7 @@ def _columns(path: Path, named: Mapping[str, str]) -> dict[str, str]:
     present = Probe(path).json_names
     optional = {"weight": "gate_weights", "request": "request", "phase": "phase"}
     found = {ours: there for ours, there in optional.items() if there in present}
+    found |= step_columns(found, named)
     return _FIELDS | found | dict(named)
 
 
@@ -46,5 +47,5 @@ FORMAT = Format(
     matches,
     read,
     None,
-    REQUIRED + OPTIONAL,
+    REQUIRED + OPTIONAL + MAPPED,
 )

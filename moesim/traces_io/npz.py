@@ -7,6 +7,7 @@
 ``request``     (n_rows,): request of each row, instead of ``offsets``; without either there is one request
 ``n_prompt``    (n_requests,): prompt tokens; ``--phase`` says whether their rows are there (both) or not (decode)
 ``phase``       (n_rows,): 0 prefill, 1 decode
+``step``        (n_rows,), instead, if it is mapped: forward pass, of which the first of each request is its prompt
 ``position``    (n_rows,): place of the token in its request
 ``name``        (n_requests,): what to call them in the header
 ==============  ======================================================================================================
@@ -22,6 +23,7 @@ import numpy as np
 from moesim.traces_io.arrays import StoredArray, open_archive
 from moesim.traces_io.contract import Format, Options, Part, wrong
 from moesim.traces_io.detect import ROUTED
+from moesim.traces_io.phases import REMEDY, phases_of_steps
 from moesim.traces_io.store import Store
 from moesim.traces_io.vllm import leading_dense
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from moesim.traces_io.detect import Probe
 
 #: Our names of arrays, and what they hold: a value for each row, or for each request.
-NAMES = ("expert", "weight", "request", "position", "phase", "offsets", "n_prompt", "name")
+NAMES = ("expert", "weight", "request", "position", "phase", "step", "offsets", "n_prompt", "name")
 _MAX_NAME_BYTES = 4096
 
 
@@ -46,7 +48,7 @@ def read(path: Path, options: Options, store: Store) -> Part:
     found = {}
     for ours in NAMES:
         there = options.columns.get(ours, ours)
-        if there in arrays:
+        if there in arrays and (ours != "step" or ours in options.columns):  # many things are called so
             found[ours] = arrays[there]
         elif ours in options.columns or ours == "expert":
             raise wrong(path, f"an array '{there}' for {ours}", sorted(arrays), f"map it with --column {ours}=NAME")
@@ -106,12 +108,16 @@ def _lengths(found: dict[str, StoredArray], n_rows: int) -> NDArray[np.int64]:
 
 
 def _prompts(found: dict[str, StoredArray], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, bool]:
+    if "step" in found:
+        place, step = found["step"].place, _integers(found["step"], int(lengths.sum()), "forward pass of each row")
+        request = np.repeat(np.arange(len(lengths)), lengths)
+        return np.bincount(request[phases_of_steps(place, step, request) == 0], minlength=len(lengths)), True
     if "phase" in found:
         place, phase = found["phase"].place, _integers(found["phase"], int(lengths.sum()), "0 prefill, 1 decode")
         request = np.repeat(np.arange(len(lengths)), lengths)
         bad = np.flatnonzero((phase > 1) | np.append(False, (np.diff(phase) < 0) & (np.diff(request) == 0)))
         if len(bad):
-            raise wrong(f"{place}[{bad[0]}]", "0 (prefill), then 1 (decode) in each request", phase[bad[0]])
+            raise wrong(f"{place}[{bad[0]}]", "0 (prefill), then 1 (decode) in each request", phase[bad[0]], REMEDY)
         return np.bincount(request[phase == 0], minlength=len(lengths)), True
     if "n_prompt" in found:
         return _integers(found["n_prompt"], len(lengths), "prompt tokens of each request"), False

@@ -1,7 +1,8 @@
 """Plain CSV and Parquet: a line for each expert of a token in a layer, in columns that the user names.
 
 Columns: ``layer``, ``position`` (of the token in its request) and ``expert``; where the source has them also ``request``,
-``phase`` (prefill or decode), ``rank`` and ``weight``. In Parquet, ``expert`` and ``weight`` may be lists: one line for
+``phase`` (prefill or decode), ``rank`` and ``weight``; instead of the phase ``step``, the number of the forward pass, of
+which the first of each request is its prompt. In Parquet, ``expert`` and ``weight`` may be lists: one line for
 each token and layer. `tabular_export` writes these, with what a table cannot hold (the number of experts, the model, the
 label) beside them.
 """
@@ -9,18 +10,21 @@ label) beside them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import Probe
+from moesim.traces_io.detect import TEXT_REMEDY, Probe
 from moesim.traces_io.store import Store
 from moesim.traces_io.tables import Batch, read_csv, read_parquet
 from moesim.traces_io.visits import Visits
 
 REQUIRED = ("layer", "position", "expert")
 OPTIONAL = ("request", "phase", "rank", "weight")
+MAPPED = ("step",)
+"""Read if the user maps it only: many things are called so."""
+_MAP = "map them with --column OURS=NAME"
 #: Key of what a table cannot hold, in the metadata of a Parquet file and in the file beside a CSV.
 FACTS_KEY = "moesim"
 #: Facts that stay in the header itself, with their kinds: a table must not turn a miniature or made-up routing into a recording.
@@ -62,11 +66,22 @@ def _columns(path: Path, present: Sequence[str], options: Options) -> dict[str, 
     for ours in OPTIONAL:
         if ours in options.columns or ours in present:
             columns[ours] = options.columns.get(ours, ours)
+    columns |= step_columns(columns, options.columns)
+    if not set(REQUIRED) & set(options.columns) and not {columns[ours] for ours in REQUIRED} & set(present):
+        raise wrong(path, f"the columns {', '.join(REQUIRED)}", repr(", ".join(present)[:120]), f"{_MAP}; {TEXT_REMEDY}")
     for ours, there in columns.items():
         if there not in present:
             got = ", ".join(present)[:300]
             raise wrong(path, f"a column '{there}' for {ours}", got or "none", f"map it with --column {ours}=NAME")
     return columns
+
+
+def step_columns(columns: dict[str, str], mapped: Mapping[str, str]) -> dict[str, str]:
+    """Give the column of forward passes if the user maps one; a column of phases that nobody mapped is then left out."""
+    if "step" not in mapped:
+        return {}
+    columns.pop("phase", None)
+    return {"step": mapped["step"]}
 
 
 def _read(path: Path, batches: Iterator[tuple[int, Batch]], facts: dict[str, Any], options: Options, store: Store) -> Part:
@@ -94,7 +109,7 @@ def _read(path: Path, batches: Iterator[tuple[int, Batch]], facts: dict[str, Any
 
 def add_entries(visits: Visits, batch: Batch) -> None:
     """Put the columns of a table where they belong."""
-    columns = {"weight": "weights", "request": "request", "rank": "rank", "phase": "phase"}
+    columns = {"weight": "weights", "request": "request", "rank": "rank", "phase": "phase", "step": "step"}
     more = {name: batch[ours] for ours, name in columns.items() if ours in batch}
     visits.add(batch["expert"], batch["layer"], batch["position"], **more)
 
@@ -117,5 +132,5 @@ def _parse(place: Path, text: bytes) -> dict[str, Any]:
 
 
 _ABOUT = "with layer, position, expert, or columns named with --column"
-CSV = Format("csv", f"CSV {_ABOUT}", matches_csv, read_csv_file, None, REQUIRED + OPTIONAL)
-PARQUET = Format("parquet", f"Parquet {_ABOUT}", matches_parquet, read_parquet_file, None, REQUIRED + OPTIONAL)
+CSV = Format("csv", f"CSV {_ABOUT}", matches_csv, read_csv_file, None, REQUIRED + OPTIONAL + MAPPED)
+PARQUET = Format("parquet", f"Parquet {_ABOUT}", matches_parquet, read_parquet_file, None, REQUIRED + OPTIONAL + MAPPED)

@@ -13,6 +13,7 @@ import numpy as np
 from moesim.errors import TraceError
 from moesim.traces_io.arrays import HARMLESS_BYTES, MAX_EXPANSION
 from moesim.traces_io.contract import wrong
+from moesim.traces_io.phases import REMEDY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -198,7 +199,7 @@ def _texts(place: str, ours: str, column: pa.Array, first: int, names: Names) ->
         known = [_PHASES.get(name) for name in encoded.dictionary.to_pylist()]
         if None in known:
             got = encoded.dictionary[known.index(None)]
-            raise wrong(f"{place} after row {first}", "prefill or decode", repr(str(got)), "name the phases so")
+            raise wrong(f"{place} after row {first}", "prefill or decode, or 0 or 1", repr(str(got)), REMEDY)
         phases: NDArray[np.uint8] = np.asarray(known, np.uint8)[encoded.indices.to_numpy(zero_copy_only=False)]
         return phases
     raise wrong(f"{place} of row {first}", "a number", repr(str(column[0])), f"map another column with --column {ours}=NAME")

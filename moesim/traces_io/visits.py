@@ -14,6 +14,7 @@ import numpy as np
 
 from moesim.traces_io.contract import Part, wrong
 from moesim.traces_io.grid import MAX_LAYERS, MAX_TOKEN, Grid
+from moesim.traces_io.phases import REMEDY
 from moesim.traces_io.store import Spool, Store, checked_ids, checked_weights
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Visits:
         request: NDArray[Any] | None = None,
         rank: NDArray[Any] | None = None,
         phase: NDArray[Any] | None = None,
+        step: NDArray[Any] | None = None,
     ) -> None:
         """Add entries; a column is given with all of them or with none.
 
@@ -70,11 +72,13 @@ class Visits:
             Of a single expert; without it they are in rank order within a token and layer.
         phase : (n,) integer, optional
             0 prefill, 1 decode.
+        step : (n,) integer, optional
+            Instead: the forward pass, of which the first of each request is its prompt.
 
         Raises
         ------
         TraceError
-            If something is no id, layer, position, rank or phase.
+            If something is no id, layer, position, rank, phase or step.
         """
         if self._n and ids.ndim == 2 and ids.shape[1] != self._width:
             expected = f"{self._width} experts as in the rows before"
@@ -93,14 +97,16 @@ class Visits:
         if rank is not None:
             self._append("rank", rank, MAX_LAYERS - 1, np.uint16)
         if phase is not None:
-            self._append("phase", phase, 1, np.uint8)
+            self._append("phase", phase, 1, np.uint8, REMEDY)
+        if step is not None:
+            self._append("step", step, MAX_TOKEN, np.int32)
         self._n += len(ids)
 
-    def _append(self, name: str, values: NDArray[Any], highest: int, dtype: Any) -> None:
+    def _append(self, name: str, values: NDArray[Any], highest: int, dtype: Any, remedy: str = "export it again") -> None:
         bad = np.flatnonzero((values < 0) | (values > highest))
         if len(bad):
             row = int(bad[0])
-            raise wrong(f"{self._place}: {name} of row {self._n + row}", f"0..{highest}", values[row])
+            raise wrong(f"{self._place}: {name} of row {self._n + row}", f"0..{highest}", values[row], remedy)
         self._spool.append(name, values.astype(dtype))
 
     def finish(self, incomplete: str = "tokens") -> Part:
@@ -114,7 +120,7 @@ class Visits:
         Returns
         -------
         Part
-            ``phased`` if phases were given; ``facts["layers"]`` names the layers kept, if they are not 0, 1, ...
+            ``phased`` if phases or steps were given; ``facts["layers"]`` names the layers kept, if they are not 0, 1, ...
 
         Raises
         ------
