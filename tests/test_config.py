@@ -45,8 +45,16 @@ def parse(**changes: Any) -> Config:
         ({"workload": {"batch_size": True}}, "a.yaml: workload.batch_size: expected an integer, got True"),
         ({"workload": {"batch_size": []}}, "a.yaml: workload.batch_size: expected at least one entry, got []"),
         (
-            {"workload": {"prompt_tokens": [None, 0]}},
-            "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 1, got 0",
+            {"workload": {"prompt_tokens": [None, -1]}},
+            "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 0, got -1",
+        ),
+        *(
+            (
+                {"workload": {"requests": wrong}},
+                "a.yaml: workload.requests: expected all, or a list of request numbers (or several such lists to sweep), "
+                f"got {wrong!r}",
+            )
+            for wrong in (3, "some", [], [1, -1], [1, True], [[1], []], [[1], 2], ["all", 3], [[[1]]])
         ),
         ({"workload": {"reuse": "often"}}, "a.yaml: workload.reuse: expected 'shifted', got 'often'"),
         ({"workload": {"refill": "yes"}}, "a.yaml: workload.refill: expected true or false, got 'yes'"),

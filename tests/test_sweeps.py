@@ -353,6 +353,8 @@ SWEEPS: dict[str, Any] = {
     "trace.seed": {"trace": {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 3, "seed": [0, 1]}},
     "batch_size": {"workload": {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 3}},
     "prompt_tokens": {"workload": {"prompt_tokens": [6, 4], "decode_tokens": 3}},
+    "no prompt": {"workload": {"prompt_tokens": [6, 0], "decode_tokens": 3}},
+    "requests": {"workload": {"prompt_tokens": 6, "decode_tokens": 3, "requests": [[3], [5, 1]]}},
     "decode_tokens": {"workload": {"prompt_tokens": 6, "decode_tokens": [3, 2]}},
     "n_batches": {"workload": {"n_batches": [1, 2], "prompt_tokens": 6, "decode_tokens": 3}},
     "seed": {"workload": {"seed": [0, 3], "prompt_tokens": 6, "decode_tokens": 3}},

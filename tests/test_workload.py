@@ -173,6 +173,26 @@ def test_the_choice_depends_on_the_seed_only() -> None:
     assert compose(synthetic_trace(n_requests=12, prompt=3, decode=2, seed=9), spec).digest != one.digest
 
 
+def test_no_prompt_begins_with_the_first_decoded_token() -> None:
+    """A prompt of 0 tokens: no prefill step, contexts from 0, and a label, for the recorded decode followed a prompt."""
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, prompt_tokens=0, decode_tokens=3, requests=(0, 1)))
+    assert [(s.phase, s.begins, s.ends) for s in w.steps] == [("decode", (0, 1), ()), ("decode", (), ()), ("decode", (), (0, 1))]
+    assert [s.sequences for s in w.steps] == [((1, 0), (1, 0)), ((1, 1), (1, 1)), ((1, 2), (1, 2))]
+    assert [s.rows.tolist() for s in w.steps] == [[5, 14], [6, 15], [7, 16]]  # rows of decode follow those of the prompt
+    assert [s.kv_tokens for s in w.steps] == [6, 6, 6] and w.labels == ("prompt-truncated",)
+    without = synthetic_trace(n_layers=3, n_requests=2, prompt=0, decode=2)
+    assert compose(without, WorkloadSpec(prompt_tokens=0)).labels == ()
+
+
+def test_a_request_takes_part_with_a_row_at_least() -> None:
+    trace = synthetic_trace(n_layers=3, n_requests=3, prompt=[2, 2, 0], decode=[0, 3, 3])
+    assert compose(trace, WorkloadSpec(prompt_tokens=0, requests="all")).requests == (1, 2)
+    assert compose(trace, WorkloadSpec(prompt_tokens=1, decode_tokens=0, requests="all")).requests == (0, 1)
+    for spec in (WorkloadSpec(prompt_tokens=0, requests=(0,)), WorkloadSpec(decode_tokens=0, requests=(2,), reuse="shifted")):
+        with pytest.raises(WorkloadError, match=r"workload\.requests: request"):
+            compose(trace, spec)
+
+
 def test_all_requests_in_the_order_of_the_trace() -> None:
     w = compose(RAGGED, WorkloadSpec(batch_size=3, decode_tokens=5, requests="all"))
     assert w.requests == (1, 3)
@@ -229,8 +249,12 @@ def test_only_requests_that_a_signal_covers() -> None:
     [
         ({"batch_size": 0}, "workload.batch_size: expected an integer of at least 1, got 0"),
         ({"batch_size": True}, "workload.batch_size: expected an integer of at least 1, got True"),
-        ({"prompt_tokens": "64"}, "workload.prompt_tokens: expected an integer of at least 1, got '64'"),
+        ({"prompt_tokens": "64"}, "workload.prompt_tokens: expected an integer of at least 0, got '64'"),
         ({"decode_tokens": -1}, "workload.decode_tokens: expected an integer of at least 0, got -1"),
+        (
+            {"prompt_tokens": 0, "decode_tokens": 0},
+            "workload: expected prompt_tokens or decode_tokens of at least 1, got 0 of both; ask for some",
+        ),
         ({"prefill_chunk": 0}, "workload.prefill_chunk: expected an integer of at least 1, got 0"),
         ({"refill": 1}, "workload.refill: expected true or false, got 1"),
         ({"reuse": "again"}, "workload.reuse: expected 'shifted' or nothing, got 'again'"),

@@ -88,6 +88,27 @@ TraceRef = Annotated[Any, _named("a trace's name, the path of a file,", "synthes
 PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
 
 
+def _requests(value: Any) -> Any:
+    """Check for requests by number, or several such lists to sweep: the one list of an experiment that is no sweep by itself."""
+    for one in value if isinstance(value, list) and not all(map(_is_request, value)) else [value]:
+        if one != "all" and not (isinstance(one, list) and one and all(map(_is_request, one))):
+            raise ValueError(f"expected all, or a list of request numbers (or several such lists to sweep), got {value!r}")
+    return value
+
+
+def _is_request(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+
+
+_NUMBERS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_ONE_OF_REQUESTS: list[Any] = [{"const": "all"}, _NUMBERS]
+RequestsRef = Annotated[
+    Any,
+    AfterValidator(_requests),
+    WithJsonSchema({"anyOf": [*_ONE_OF_REQUESTS, {"type": "array", "items": {"anyOf": _ONE_OF_REQUESTS}}]}),
+]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -96,7 +117,7 @@ class WorkloadConfig(_Strict):
     """What to run; the meaning of each key is that of `moesim.workload.WorkloadSpec`."""
 
     batch_size: Sweep[Positive] = 1
-    prompt_tokens: Sweep[Positive | None] = None
+    prompt_tokens: Sweep[Natural | None] = None
     decode_tokens: Sweep[Natural | None] = None
     n_batches: Sweep[Positive] = 1
     seed: Sweep[Natural] = 0
@@ -104,7 +125,7 @@ class WorkloadConfig(_Strict):
     prefill_chunk: Sweep[Positive | None] = None
     refill: Sweep[Flag] = False
     reuse: Sweep[Literal["shifted"] | None] = None
-    requests: Literal["all"] | None = None
+    requests: RequestsRef | None = None
 
 
 class CacheConfig(_Strict):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 SETTINGS = (
     "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
-    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse", "extrapolate", "warm_up",
+    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse", "requests", "extrapolate",
+    "warm_up",
 )  # fmt: skip
 """Columns of a result row that say what was asked for, but for the policy and its cache."""
 CACHE_SETTINGS = ("cache_ratio", "cache_budget_bytes")

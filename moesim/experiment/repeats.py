@@ -65,7 +65,7 @@ def _together(group: Sequence[Row]) -> dict[str, Any]:
     for i, row in enumerate(done):
         draws.setdefault(tuple(row.get(name) for name in _DRAWN), []).append(i)
     n_draws = len(draws)
-    settings = {*SETTINGS, *CACHE_SETTINGS, *_APART, "decision_ns", "requests"}
+    settings = {*SETTINGS, *CACHE_SETTINGS, *_APART}
     for name in dict.fromkeys(name for row in done or group for name in row):
         told = {value for row in done if (value := row.get(name)) is not None}
         if name in settings or name.startswith("policy") or not told or not all(_is_number(value) for value in told):

@@ -132,19 +132,19 @@ def _check_size(n: int) -> None:
 def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
     """Give all fields of a point but the policy, by name."""
     _check_repeat(config, place)
-    sizes = [(ratio, None) for ratio in _listed(config.cache.ratio) if ratio is not None]
-    sizes += [(None, budget) for budget in _listed(config.cache.budget) if budget is not None]
+    sizes = [(ratio, None) for ratio in listed(config.cache.ratio) if ratio is not None]
+    sizes += [(None, budget) for budget in listed(config.cache.budget) if budget is not None]
     grid = _grid(
         {
-            "model": [one for model in _listed(config.model) for one in _models(model)],
-            "hardware": [one for hardware in _listed(config.hardware) for one in _machines(hardware)],
-            "trace": [one for trace in _listed(config.trace) for one in _traces(trace)],
-            "curve": _listed(config.transfer.curve),
-            "chunk_bytes": _listed(config.transfer.chunk),
-            "decision_us": _listed(config.decision_us),
-            "extrapolate": _listed(config.extrapolate),
-            "warm_up_steps": _listed(config.warm_up_steps),
-            "predictors": list(_grid({source: _listed(stand_in) for source, stand_in in config.predictors.items()})),
+            "model": [one for model in listed(config.model) for one in each_model(model)],
+            "hardware": [one for hardware in listed(config.hardware) for one in _machines(hardware)],
+            "trace": [one for trace in listed(config.trace) for one in _traces(trace)],
+            "curve": listed(config.transfer.curve),
+            "chunk_bytes": listed(config.transfer.chunk),
+            "decision_us": listed(config.decision_us),
+            "extrapolate": listed(config.extrapolate),
+            "warm_up_steps": listed(config.warm_up_steps),
+            "predictors": list(_grid({source: listed(stand_in) for source, stand_in in config.predictors.items()})),
             "workload": list(_workloads(config.workload)),
             "size": sizes,
             "repeat": range(config.repeat),
@@ -157,7 +157,7 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
 
 def _check_repeat(config: Config, place: str) -> None:
     seeds: list[tuple[str, Any]] = [("workload.seed", config.workload.seed)]
-    seeds += [("trace.seed", trace.get("seed")) for trace in _listed(config.trace) if isinstance(trace, Mapping)]
+    seeds += [("trace.seed", trace.get("seed")) for trace in listed(config.trace) if isinstance(trace, Mapping)]
     for field, seed in seeds:
         if config.repeat > 1 and isinstance(seed, list):
             raise ConfigError(f"{place}: repeat: expected one {field}, the first of {config.repeat}, got {seed}; remove either")
@@ -173,7 +173,8 @@ def _repeated(setting: dict[str, Any]) -> dict[str, Any]:
     return setting
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Give the values of a field that may be one or several."""
     return value if isinstance(value, list) else [value]
 
 
@@ -184,21 +185,25 @@ def _grid(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _workloads(workload: WorkloadConfig) -> Iterator[dict[str, Any]]:
-    return _grid({name: _listed(getattr(workload, name)) for name in WorkloadConfig.model_fields})
+    choices = {name: listed(getattr(workload, name)) for name in WorkloadConfig.model_fields}
+    if isinstance(choices["requests"][0], int):
+        choices["requests"] = [choices["requests"]]  # a list by nature; several are lists in a list
+    return _grid(choices)
 
 
 def _traces(trace: Any) -> Iterator[Any]:
     if isinstance(trace, str):
         return iter([trace])
-    return _grid({key: _listed(value) for key, value in trace.items()})
+    return _grid({key: listed(value) for key, value in trace.items()})
 
 
-def _models(model: Any) -> Iterator[Any]:
+def each_model(model: Any) -> Iterator[Any]:
+    """Give every model that a name, or a mapping with lists, stands for."""
     if isinstance(model, str):
         return iter([model])
     nested = {key: isinstance(value, list) and any(isinstance(v, list) for v in value) for key, value in model.items()}
     sweeps = {key: nested[key] or key not in _ONE_MODEL_LISTS for key in model}
-    return _grid({key: _listed(value) if sweeps[key] else [value] for key, value in model.items()})
+    return _grid({key: listed(value) if sweeps[key] else [value] for key, value in model.items()})
 
 
 def _machines(hardware: Any) -> Iterator[Any]:

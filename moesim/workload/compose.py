@@ -44,7 +44,8 @@ class WorkloadSpec:
     batch_size : int
         Requests active at once.
     prompt_tokens : int or None
-        Tokens of each prompt; None: as recorded, which makes prompts ragged.
+        Tokens of each prompt; None: as recorded, which makes prompts ragged. 0: requests begin with their first decoded
+        token, and contexts count from there.
     decode_tokens : int or None
         Decode steps of each request; None: as recorded.
     n_batches : int
@@ -83,7 +84,7 @@ class WorkloadSpec:
     requests: str | tuple[int, ...] | list[int] | None = None
 
     def __post_init__(self) -> None:
-        smallest = {"batch_size": 1, "prompt_tokens": 1, "decode_tokens": 0, "n_batches": 1, "seed": 0}
+        smallest = {"batch_size": 1, "prompt_tokens": 0, "decode_tokens": 0, "n_batches": 1, "seed": 0}
         smallest |= {"micro_batches": 1, "prefill_chunk": 1}
         may_be_none = {"prompt_tokens", "decode_tokens", "prefill_chunk"}
         for name, least in smallest.items():
@@ -92,6 +93,8 @@ class WorkloadSpec:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise WorkloadError(f"workload.{name}: expected an integer of at least {least}, got {value!r}")
+        if self.prompt_tokens == self.decode_tokens == 0:
+            raise WorkloadError("workload: expected prompt_tokens or decode_tokens of at least 1, got 0 of both; ask for some")
         if not isinstance(self.refill, bool):
             raise WorkloadError(f"workload.refill: expected true or false, got {self.refill!r}")
         if self.reuse not in (None, "shifted"):

@@ -118,7 +118,7 @@ def _read_table(trace: Trace, require_signals: Collection[str]) -> _Recorded:
 def _qualifying(r: _Recorded, spec: WorkloadSpec) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Find requests with a prompt as asked for, and with a longer one; both with enough decode rows."""
     decode = r.n_decode if spec.decode_tokens is None else spec.decode_tokens
-    enough = r.covered & (r.n_decode >= decode) & (r.n_prompt + decode > 0)
+    enough = r.covered & (r.n_decode >= decode) & (_used_prompt(r, spec) + decode > 0)
     if spec.prompt_tokens is None:
         return enough, np.zeros_like(enough)
     return enough & (r.prompt == spec.prompt_tokens), enough & (r.prompt > spec.prompt_tokens)
@@ -127,8 +127,14 @@ def _qualifying(r: _Recorded, spec: WorkloadSpec) -> tuple[NDArray[np.bool_], ND
 def _repeatable(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.bool_]:
     """Find requests that will do if rows may repeat from the start."""
     has_decode = (r.n_decode > 0) | (spec.decode_tokens in (0, None))
-    result: NDArray[np.bool_] = r.covered & has_decode & (r.n_prompt + r.n_decode > 0)
+    decode = 0 if spec.decode_tokens == 0 else r.n_decode
+    result: NDArray[np.bool_] = r.covered & has_decode & (_used_prompt(r, spec) + decode > 0)
     return result
+
+
+def _used_prompt(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.int64]:
+    """Count the recorded prompt rows that each request takes part with."""
+    return r.n_prompt if spec.prompt_tokens is None else np.minimum(r.n_prompt, spec.prompt_tokens)
 
 
 def _choose(exact: NDArray[np.bool_], longer: NDArray[np.bool_], spec: WorkloadSpec) -> list[int]:
