@@ -94,7 +94,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}"
+    return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
 
 
 def describe_exception(error: BaseException) -> str:

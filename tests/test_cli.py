@@ -104,7 +104,7 @@ def test_a_failed_run_is_a_row_and_exit_code_1(tmp_path: Path, capsys: pytest.Ca
     path = write_yaml(tmp_path, model="mixtral-8x7b", cache={"ratio": 1.0})
     assert main(["run", str(path)]) == 1
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[2].split() == ["lru", "1", "1", "failed"]
+    assert captured.out.splitlines()[2].split()[:8] == ["lru", "1", "1", "failed", "gpu0", "of", "rtx3090-epyc7532:", "needs"]
     assert captured.err.splitlines()[1].startswith("moesim: run 1 (lru, cache 1, batch 1): gpu0 of rtx3090-epyc7532: needs ")
     rows = json.loads(Path("results/small/summary.json").read_text())["runs"]
     assert [bool(row["error"]) for row in rows] == [False, True]

@@ -114,8 +114,8 @@ def test_signals_of_one_policy_restrict_the_requests_of_all(tmp_path: Path):
     assert experiment.workload(experiment.specs[0]) is experiment.workload(experiment.specs[1])
     bare = tmp_path / "bare.safetensors"
     write_trace(bare, signals={})
-    with pytest.raises(TraceError, match=r"small.yaml: policy dali needs signal:residual; trace '.*': unknown input"):
-        resolve(tmp_path, trace=str(bare), policies=["lru", "dali"])
+    with pytest.raises(TraceError, match=r"small.yaml: policy dali needs signal:residual; trace '.*' has none"):
+        resolve(tmp_path, trace=str(bare), policies=["dali"])
     assert resolve(tmp_path, trace=str(bare), policies=["lru", "on-demand"]).specs
 
 
@@ -129,7 +129,7 @@ def test_notes_say_how_many_requests_were_drawn_from_which(tmp_path: Path):
     (spec,) = experiment.specs
     trace, run = experiment.trace(spec), experiment.workload(spec)
     table = SimpleNamespace(signals=[{"residual"}] * 5 + [set()] * 3)
-    partly = SimpleNamespace(origin=trace.origin, header=trace.header, model=trace.model, requests=table)
+    partly = SimpleNamespace(origin=trace.origin, header=trace.header, model=trace.model, remarks=(), requests=table)
     found = notes_of(spec, partly, run, assumes_memory=False, signals=experiment.signals(spec))
     assert "1 request of the 5 with signal residual" in found
 
@@ -193,7 +193,10 @@ def test_a_signal_is_needed_however_it_is_named(tmp_path: Path):
             {"policies": [{"name": "dali", "prefetch_source": "synthetic:0.5,x"}]},
             "policy dali: .*expected a recall .*got '0.5,x'",
         ),
-        ({"policies": [{"name": "dali", "prefetch_source": "gates"}]}, "needs signal:gates; .*predictors: {gates: oracle}"),
+        (
+            {"policies": [{"name": "dali", "prefetch_source": "gates"}]},
+            "needs signal:gates; .*unknown signal 'gates'.*--set 'predictors.gates=coactivation'",
+        ),
         ({"policies": [{"name": "dali", "prefetch_source": "frequency:all"}]}, "needs signal:frequency:all"),
     ],
 )
@@ -205,6 +208,20 @@ def test_a_wrong_prediction_source_is_refused_before_anything_runs(tmp_path: Pat
 def test_if_every_run_is_impossible_the_message_names_the_file(tmp_path: Path):
     with pytest.raises(InputError, match=r"\.yaml: policy od-moe: option main: expected GPUs"):
         run_experiment(resolve(tmp_path, policies=["od-moe"], predictors={"*": "oracle"}))
+
+
+def test_requests_are_a_list_by_nature_and_several_lists_a_sweep(tmp_path: Path):
+    def drawn(requests: Any, **changes: Any) -> list[tuple[int, ...]]:
+        workload = {"prompt_tokens": 6, "decode_tokens": 2, "requests": requests}
+        experiment = resolve(tmp_path, policies=["lru"], workload=workload, **changes)
+        return [experiment.workload(spec).requests for spec in experiment.specs]
+
+    assert drawn([3, 1]) == [(3, 1)]
+    assert drawn([[3, 1], [4], "all"]) == [(3, 1), (4,), tuple(range(8))]
+    assert drawn("all") == [tuple(range(8))] and drawn(None) == [drawn(None)[0]] and len(drawn(None)[0]) == 1
+    assert drawn([[3, 1], [4]], exclude=[{"workload.requests": [[4]]}]) == [(3, 1)]
+    zipped = drawn([[3, 1], [4]], zip=[["workload.requests", "cache.ratio"]], cache={"ratio": [0.25, 0.5]})
+    assert zipped == [(3, 1), (4,)]
 
 
 def test_an_oracle_policy_is_told_the_future_and_labelled(tmp_path: Path):

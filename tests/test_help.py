@@ -82,8 +82,8 @@ def prepare(name: str, words: list[str], folder: Path) -> None:
     """Make what an example takes for granted: files of the checkout, a recording, a model, a result."""
     if name in ("trace record", "trace learn"):
         make_recordings(folder, record=name == "trace learn")
-    if name == "trace import":
-        make_routes(folder / "routes.npz")
+    if name in ("trace import", "trace calibrate"):
+        make_routes(folder, imported=name == "trace calibrate")
     for before, word in pairwise(["", *words]):
         if word.startswith(("experiments/", "hardware_profiles/")):
             (folder / word).parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def test_import_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        f"wrote {out} from npz: 7 tokens of 1 request, 3 layers x 7 experts, top-2, measured",
+        f"wrote {out} from npz: 3 layers x 7 experts, top-2, measured, 7 tokens of 1 request",
         "absent: calibration tables, gate inputs, model, scores, signals",
     ]
     found = Trace.read(out)

@@ -79,10 +79,16 @@ def make_recordings(folder: Path, *, record: bool) -> None:
         assert main(["trace", "record", "MODEL", "--prompts", prompts, *out]) == 0
 
 
-def make_routes(path: Path) -> None:
-    """Routing of one request as vLLM gives it, in Qwen3's shape."""
+def make_routes(folder: Path, *, imported: bool) -> None:
+    """Routing as vLLM gives it, in Qwen3's shape, a file a request; and if asked for the trace of it."""
     rng = np.random.default_rng(0)
-    np.savez(path, routed_experts=rng.permuted(np.tile(np.arange(128, dtype=np.int16), (5, 48, 1)), axis=2)[..., :8], n_prompt=3)
+    (folder / "routes").mkdir()
+    for name in "abcd":
+        ids = rng.permuted(np.tile(np.arange(128, dtype=np.int16), (5, 48, 1)), axis=2)[..., :8]
+        np.savez(folder / "routes" / f"{name}.npz", routed_experts=ids, n_prompt=3)
+    if imported:
+        out = str(folder / "theirs.safetensors")
+        assert main(["trace", "import", str(folder / "routes"), "--model", "qwen3-30b-a3b", "--out", out]) == 0
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)
@@ -94,8 +100,8 @@ def test_a_command_of_the_readme_runs(
     monkeypatch.chdir(tmp_path)
     if command[:2] in (["trace", "record"], ["trace", "learn"]):
         make_recordings(tmp_path, record=command[1] == "learn")
-    if command[:2] == ["trace", "import"]:
-        make_routes(tmp_path / "routes.npz")
+    if command[:2] in (["trace", "import"], ["trace", "calibrate"]):
+        make_routes(tmp_path, imported=command[1] == "calibrate")
     if command[0] == "check":
         (tmp_path / "my_module.py").write_text(blocks("python")[0])
         monkeypatch.delitem(sys.modules, "my_module", raising=False)

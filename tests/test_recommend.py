@@ -18,7 +18,7 @@ from moesim.advice.folder import write_folder
 from moesim.advice.interval import mixed
 from moesim.advice.launches import FEW_US, gpu_share, layer_us, with_fewer
 from moesim.advice.recommend import Advice, recommend
-from moesim.advice.routing import find_routing, subset
+from moesim.advice.routing import find_routing
 from moesim.advice.search import _coarse, _halves, speed
 from moesim.advice.setting import Asked, look_up
 from moesim.advice.show import document, output
@@ -33,7 +33,6 @@ from moesim.hardware.load import hardware_names
 from moesim.manifest import FILE
 from moesim.table import Format
 from moesim.testing.traces import synthetic_trace
-from moesim.trace import Trace
 
 MODEL = {"base": "mixtral-8x7b", "n_layers": 4}
 GIB = 2**30
@@ -400,17 +399,6 @@ def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
     assert (long.label, long.origin) == ("synthetic mixtral-8x7b", "synthetic") and "mini-mixtral has 2" in long.why
     with pytest.raises(TraceError, match=r"expected routing of .*40 layers.* got none, and no parameters.*moesim trace record"):
         find_routing(replace(model, n_layers=40), None, 1, 64, 64, "test")
-
-
-def test_a_subset_keeps_what_was_recorded(trace: str):
-    whole = Trace.read(trace)
-    part = subset(whole, [1, 4])
-    assert part.n_requests == 2 and part.origin == whole.origin and set(part.signals) == set(whole.signals)
-    first, length = whole.requests.first_row[4], whole.requests.n_prompt[4] + whole.requests.n_decode[4]
-    assert (part.experts[-length:] == whole.experts[first : first + length]).all()
-    signal, mine = whole.signals["residual"], part.signals["residual"]
-    at = (signal.rows >= first) & (signal.rows < first + length)
-    assert (mine.scores[-int(at.sum()) :] == signal.scores[at]).all()
 
 
 @pytest.mark.parametrize(

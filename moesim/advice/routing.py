@@ -13,9 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from moesim.errors import TraceError
+from moesim.experiment.needs import lacking
+from moesim.experiment.trace_choice import fits, how_to_get, parameters_of_shape, shape_of, traces_of_shape
 from moesim.model import ModelSpec
 from moesim.trace import Trace, find_trace
-from moesim.trace.trace import trace_names
+from moesim.trace.subset import subset
 from moesim.workload import WorkloadSpec, compose
 
 GROUPS: Final = 5
@@ -49,26 +51,15 @@ class Routing:
     def has(self, needs: frozenset[str]) -> str | None:
         """Name the first thing that a policy needs and this routing has not for every request; None if it has all."""
         for need in sorted(needs):
-            kind, _, name = need.partition(":")
+            name = need.removeprefix("signal:")
             for trace in self.groups:
-                if kind == "signal" and not all(name in names for names in trace.requests.signals):
-                    return need
-                if kind == "table" and name not in trace.tables:
-                    return need
-                if need == "scores" and trace.scores is None:
-                    return need
-                if need == "scores-or-weights" and trace.scores is None and trace.weights is None:
+                if lacking(trace, [need]) or (name != need and not all(name in names for names in trace.requests.signals)):
                     return need
         return None
 
     def write(self, folder: Path) -> list[Path]:
         """Write one trace a group into a folder."""
         return [trace.write(folder / f"group{number}.safetensors") for number, trace in enumerate(self.groups)]
-
-
-def fits(trace: Trace, model: ModelSpec) -> bool:
-    """Whether a trace has the shape of a model's routing."""
-    return (trace.n_layers, trace.n_experts, trace.top_k) == (model.n_layers, model.n_experts, model.top_k)
 
 
 def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str) -> Routing:
@@ -97,10 +88,7 @@ def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, d
     if trace is not None:
         return _given(model, trace, batch, prompt, decode, place)
     short: list[str] = []
-    for name in trace_names():
-        found = Trace.read(find_trace(name), verify=False)
-        if not fits(found, model):
-            continue
+    for name, found in traces_of_shape(model):
         chosen = _long_enough(found, prompt, decode)
         if len(chosen) >= GROUPS * batch:
             return Routing(name, found.origin, _split(found, chosen, batch), name)
@@ -110,29 +98,21 @@ def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, d
     made = synthetic(model, batch, prompt, decode)
     if made is not None:
         return replace(made, why="; ".join(short))
-    shape = f"{model.n_layers} layers, {model.n_experts} experts, top {model.top_k}"
-    got = f"none that is long enough: {'; '.join(short)}" if short else "none, and no parameters to make it up"
-    raise TraceError(
-        f"{place}: expected routing of {model.name} ({shape}), got {got}; record some with 'moesim trace record MODEL --prompts "
-        "FILE --out FILE' or import it with 'moesim trace import', and give it with --trace"
-    )
+    got = f"none that is long enough: {'; '.join(short)}" if short else "none"
+    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got {got}, and {how_to_get(model)}")
 
 
 def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing | None:
     """Make routing up by the parameters of a model of this shape, its own first; None if there are none."""
-    from moesim.synthesis import parameter_names, read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
 
-    shape = (model.n_layers, model.n_experts, model.top_k)
-    names = sorted(parameter_names(), key=lambda name: (name != model.name, name))
-    for name in names:
-        parameters = read_parameters(name)
-        if (parameters.n_layers, parameters.n_experts, parameters.top_k) != shape:
-            continue
-        n_requests = GROUPS * batch
-        trace = synthesize(parameters, n_requests=n_requests, n_prompt=prompt, n_decode=decode, scores=True)
-        written = {"synthesize": name, "requests": n_requests, "prompt": prompt, "decode": decode}
-        return Routing(f"synthetic {name}", "synthetic", _split(trace, list(range(n_requests)), batch), written)
-    return None
+    name = parameters_of_shape(model)
+    if name is None:
+        return None
+    n_requests = GROUPS * batch
+    trace = synthesize(read_parameters(name), n_requests=n_requests, n_prompt=prompt, n_decode=decode, scores=True)
+    written = {"synthesize": name, "requests": n_requests, "prompt": prompt, "decode": decode}
+    return Routing(f"synthetic {name}", "synthetic", _split(trace, list(range(n_requests)), batch), written)
 
 
 def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int) -> Routing | None:
@@ -149,9 +129,8 @@ def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, d
         return None
     if routing.origin == "miniature":
         return synthetic(model, batch, prompt, decode)
-    for name in trace_names():
-        found = Trace.read(find_trace(name), verify=False)
-        if fits(found, model) and found.origin != "synthetic":
+    for name, found in traces_of_shape(model):
+        if found.origin != "synthetic":
             chosen = _long_enough(found, 1, decode)
             if len(chosen) >= GROUPS * batch:
                 return Routing(name, found.origin, _split(found, chosen, batch), name)
@@ -166,10 +145,9 @@ def shortest_prompt(trace: Trace) -> int:
 def _given(model: ModelSpec, name: str, batch: int, prompt: int, decode: int, place: str) -> Routing:
     found = Trace.read(find_trace(name))
     if not fits(found, model):
-        has = f"{found.n_layers} layers, {found.n_experts} experts, top {found.top_k}"
         raise TraceError(
-            f"{place}: --trace {name}: expected {model.n_layers} layers, {model.n_experts} experts, top {model.top_k}, "
-            f"as {model.name} has, got {has}; leave --trace out or give another"
+            f"{place}: --trace {name}: expected {shape_of(model)}, as {model.name} has, got {shape_of(found)}; leave --trace "
+            "out or give another"
         )
     chosen = _long_enough(found, prompt, decode)[: GROUPS * batch]
     if len(chosen) < batch:
@@ -189,44 +167,3 @@ def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
 def _split(trace: Trace, chosen: list[int], batch: int) -> tuple[Trace, ...]:
     n_groups = min(GROUPS, len(chosen) // batch)
     return tuple(subset(trace, sorted(chosen[group * batch : (group + 1) * batch])) for group in range(n_groups))
-
-
-def subset(trace: Trace, requests: list[int]) -> Trace:
-    """Take some requests out of a trace, with all that was recorded of them but the gate inputs.
-
-    Parameters
-    ----------
-    trace : Trace
-        A trace.
-    requests : list of int
-        Ascending.
-
-    Returns
-    -------
-    Trace
-        With the label and the calibration of the whole one.
-    """
-    table = trace.requests
-    length = table.n_prompt + table.n_decode
-    rows = np.concatenate([np.arange(table.first_row[r], table.first_row[r] + length[r]) for r in requests])
-    signals = {}
-    for name, signal in trace.signals.items():
-        at = np.isin(signal.rows, rows)
-        if at.any():
-            ids = None if signal.ids is None else signal.ids[at]
-            new_rows = np.searchsorted(rows, signal.rows[at]).astype(np.int32)
-            signals[name] = replace(signal, rows=new_rows, scores=signal.scores[at], ids=ids)
-    return Trace.build(
-        experts=trace.experts[rows],
-        weights=None if trace.weights is None else trace.weights[rows],
-        scores=None if trace.scores is None else trace.scores[rows],
-        n_prompt=table.n_prompt[requests],
-        n_decode=table.n_decode[requests],
-        prompt_offset=table.prompt_offset[requests],
-        n_experts=trace.n_experts,
-        model=trace.model,
-        label=trace.label,
-        signals=signals,
-        tables=trace.tables,
-        header={key: value for key, value in trace.header.items() if key not in ("signals", "sha256")},
-    )

@@ -17,6 +17,7 @@ from moesim.experiment.pool import usable_cores
 from moesim.experiment.quick import quick
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.trace_choice import choose_traces
 from moesim.table import Format
 from moesim.yaml_reader import read_yaml_value
 
@@ -61,7 +62,9 @@ def compare(
     policies: Annotated[str, typer.Option(help="Names, or {name: ..., option: ...}, separated by commas.")],
     model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4.5}",
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
-    trace: Annotated[str, typer.Option(help="Name or path of a trace.")] = "mini-mixtral",
+    trace: Annotated[
+        str | None, typer.Option(help="Name or path of a trace; default: one of the model's shape, else routing made up.")
+    ] = None,
     cache: Annotated[
         str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,0.25,4GiB.")
     ] = "0.25,0.5",
@@ -95,15 +98,19 @@ def compare(
     raw: dict[str, Any] = {
         "model": _values("model", model),
         "hardware": _values("hardware", hardware),
-        "trace": _values("trace", trace),
         "workload": {key: _values(key, text) for key, text in workload.items()},
         "cache": _sizes(cache),
         "repeat": repeat,
         "policies": read_yaml_value(f"[{policies}]", "compare: --policies"),
         "transfer": {"curve": _values("transfer", transfer)},
     }
+    if trace is not None:
+        raw["trace"] = _values("trace", trace)
     for override in overrides:
         apply_override(raw, override)
+    if "trace" not in raw:
+        for line in choose_traces(raw, "compare"):
+            print(line, file=sys.stderr)
     config = parse_config(raw, "compare")
     if small:
         config = quick(config, "compare")

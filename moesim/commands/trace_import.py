@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from moesim.commands.additions import HeldBack, Scores, Seed, Weights, additions, describe
 from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
 from moesim.trace import SUFFIX
@@ -50,14 +51,26 @@ def trace_import(
     incomplete: Annotated[
         Incomplete, typer.Option(help="What is left out where first tokens of a request lack a layer.")
     ] = Incomplete.tokens,
+    calibrate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Part of the requests to count calibration tables from; they are left out of the trace."
+        ),
+    ] = None,
+    hold_back: HeldBack = None,
+    seed: Seed = None,
+    weights: Weights = None,
+    scores: Scores = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
     """Make a trace from routing recorded by vLLM, SGLang, llama.cpp or BigMoeOnEdge, or in JSON Lines, NPZ, CSV or Parquet.
 
-    What a source does not record stays absent; docs/importing.md describes the formats.
+    What a source does not record stays absent, unless it is asked for: tables counted from held-back requests (--calibrate),
+    uniform weights. docs/importing.md describes the formats.
 
-    Example: moesim trace import routes.npz --model qwen3-30b-a3b --out theirs.safetensors
+    Example: moesim trace import routes/ --model qwen3-30b-a3b --calibrate 0.25 --out theirs.safetensors
     """
+    wanted = additions(calibrate, "--calibrate", seed, hold_back, weights, scores)
     check_out(out, suffix=SUFFIX, overwrite=overwrite)
     if model is not None:
         check_out(out.with_name(out.stem + MODEL_SUFFIX), overwrite=overwrite)  # it may be written, too
@@ -72,10 +85,10 @@ def trace_import(
         columns=_columns(column or []),
         incomplete=incomplete.value,
     )
-    imported = import_trace(sources, out, options, form=form, label=label)
+    imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
     trace = imported.trace
-    print(f"wrote {out} from {imported.format}: {_describe(imported.trace.n_rows, trace.n_requests)}, ", end="", file=sys.stderr)
-    print(f"{trace.n_layers} layers x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}", file=sys.stderr)
+    shape = f"{trace.n_layers} layers x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
+    print(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}", file=sys.stderr)
     print(f"absent: {', '.join(trace.header['absent'])}", file=sys.stderr)
     for note in imported.notes:
         print(note, file=sys.stderr)
@@ -85,10 +98,6 @@ def trace_import(
         print(f"wrote {written}, for `model: {written}` of an experiment", file=sys.stderr)
     elif "expert_bytes_by_layer" in trace.header:
         print("the bytes of experts are in the header only: give --model a built-in name or a config.json", file=sys.stderr)
-
-
-def _describe(n_rows: int, n_requests: int) -> str:
-    return f"{n_rows} token{'s' * (n_rows != 1)} of {n_requests} request{'s' * (n_requests != 1)}"
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from moesim.experiment.estimate import seconds, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import describe_run
 from moesim.experiment.runner import settings
 from moesim.experiment.store import Store
 from moesim.units import format_bytes
@@ -42,6 +43,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     n_policies = len({spec.policy_name for spec in experiment.specs})
     of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""
     lines.append(f"{_counted(len(rows), 'run')}{of}, {len(rows) - len(missing)} of them done, {len(missing)} to do")
+    lines += [f"cannot run: {describe_run(settings(spec))}: {spec.refusal}" for spec in experiment.specs if spec.refusal]
     if missing:
         took, n_tried = seconds(experiment, missing)
         n = jobs or worth_processes(experiment, missing, cores)

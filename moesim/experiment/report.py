@@ -25,6 +25,7 @@ _SETTINGS = {
     "prefill_chunk": "chunk",
     "refill": "refill",
     "reuse": "reuse",
+    "requests": "requests",
     "transfer_curve": "transfer",
     "chunk_bytes": "chunk",
     "decision_ns": "decision ns",
@@ -153,7 +154,7 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     if len({row.get("source_label") for row in done}) > 1:
         columns["label"] = lambda row: str(row.get("source_label") or "-")
     below = _common_notes(done)
-    if any(_own_notes(row, below) for row in done):
+    if any(_own_notes(row, below) for row in done) or len(done) < len(rows):  # they also say why runs failed
         columns["notes"] = lambda row: ", ".join(_own_notes(row, below)) or "-"
     names = [*varying.values(), *columns]
     cells = [
@@ -169,12 +170,8 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
 
 def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
     known = [columns[name](row) for name in ("policy", "cache", "batch")]
-    return [
-        *(_setting(row.get(key)) for key in varying),
-        *known,
-        "failed",
-        *[""] * (len(columns) - len(known) - 1),
-    ]
+    why = str(row.get("error")).split("; ")[0]  # the rest is the remedy, which stands in the line on standard error
+    return [*(_setting(row.get(key)) for key in varying), *known, "failed", *[""] * (len(columns) - len(known) - 2), why]
 
 
 def _common_notes(done: Sequence[Row]) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moesim.errors import ConfigError, TraceError, WorkloadError, unknown_name
+from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
+from moesim.experiment.needs import explain, lacking
 from moesim.experiment.sweep import Point, expand
+from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
@@ -21,6 +23,7 @@ from moesim.policy import Predicted
 from moesim.predictors.chosen import ALWAYS, stand_in
 from moesim.units import us_to_ns
 from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.workload.selection import select
 
 if TYPE_CHECKING:
     from moesim.experiment.config import Config
@@ -50,6 +53,8 @@ class RunSpec:
         Charged between Routed and the effect of its actions.
     policy_name : str
         Name with its options, unique within the experiment.
+    refusal : InputError or None
+        Why it cannot be carried out: the trace lacks what the policy needs.
     """
 
     index: int
@@ -60,6 +65,7 @@ class RunSpec:
     cache_slots: int | None
     decision_ns: int
     policy_name: str
+    refusal: InputError | None = None
 
 
 class Experiment:
@@ -75,7 +81,8 @@ class Experiment:
     Raises
     ------
     InputError
-        If anything the experiment names is missing, damaged, or does not fit together.
+        If anything the experiment names is missing, damaged, or does not fit together; if no policy can be served. Where some
+        can, the runs of the others have a `RunSpec.refusal`.
     """
 
     def __init__(self, config: Config, place: str) -> None:
@@ -87,21 +94,14 @@ class Experiment:
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
         points = expand(config, place)
         needs = [self._policy_needs(point) for point in points]
-        # Like for like: what one policy needs restricts the requests for all of them.
-        self._signals = {
-            trace: frozenset(
-                need.removeprefix("signal:")
-                for point, found in zip(points, needs, strict=True)
-                for need in found
-                if _key(point.trace) == trace and need.startswith("signal:")
-            )
-            for trace in dict.fromkeys(_key(point.trace) for point in points)
-        }
-        self.specs = [self._resolve(i, point) for i, point in enumerate(points)]
-        self._check_unique()
-        for spec, found in zip(self.specs, needs, strict=True):
+        specs = [self._resolve(i, point) for i, point in enumerate(points)]
+        self._check_unique(specs)
+        for spec in specs:
             self._check_stand_ins(spec)
-            self._check_needs(spec, found)
+        self.specs, self._signals = self._served(specs, needs)
+        refusals = [spec.refusal for spec in self.specs if spec.refusal is not None]
+        if len(refusals) == len(self.specs):
+            raise type(refusals[0])(f"{place}: {refusals[0]}")
         for spec in self.specs:
             self.workload(spec)
 
@@ -150,16 +150,16 @@ class Experiment:
             if recorded[what] != expected:
                 raise TraceError(
                     f"{self.place}: trace: expected {expected} {what} as model {model.name} has, got {recorded[what]} in "
-                    f"trace '{name}'; choose a trace of that shape, or another model"
+                    f"trace '{name}'; {fitting(model)}, or choose another model"
                 )
 
-    def _check_unique(self) -> None:
+    def _check_unique(self, specs: Sequence[RunSpec]) -> None:
         names: dict[str, str] = {}
-        for spec in self.specs:
+        for spec in specs:
             written = json.dumps(spec.point.policy, sort_keys=True, default=str)
             if names.setdefault(spec.policy_name, written) != written:
                 raise ConfigError(f"{self.place}: policies: expected distinct policies, got '{spec.policy_name}' twice")
-        first = [s.policy_name for s in self.specs if s.point.setting == self.specs[0].point.setting]
+        first = [s.policy_name for s in specs if s.point.setting == specs[0].point.setting]
         for name in dict.fromkeys(first):
             if first.count(name) > 1:
                 raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
@@ -171,17 +171,28 @@ class Experiment:
                 known = (*ALWAYS, *signals)
                 raise ConfigError(f"{self.place}: predictors.{source}: {unknown_name('predictor', actual, known)}")
 
-    def _check_needs(self, spec: RunSpec, needs: Iterable[str]) -> None:
-        trace = self.traces[_key(spec.point.trace)]
-        known = {f"signal:{n}" for n in trace.signals} | {f"table:{n}" for n in trace.tables}
-        known |= {"oracle:routing"} | ({"scores", "scores-or-weights"} if trace.scores is not None else set())
-        known |= {"scores-or-weights"} if trace.weights is not None else set()
-        for need in sorted(needs):
-            if need not in known:
-                raise TraceError(
-                    f"{self.place}: policy {spec.policy_name} needs {need}; trace '{trace_label(spec.point.trace)}': "
-                    f"{unknown_name('input', need, known - {'oracle:routing'})}{_remedy(need)}"
-                )
+    def _served(self, specs: Sequence[RunSpec], needs: Sequence[frozenset[str]]) -> tuple[list[RunSpec], list[frozenset[str]]]:
+        """Refuse what the traces cannot serve, and find the signals that each workload's requests must have for all the rest.
+
+        Like for like: what one policy needs restricts the requests for all of them; but not what one needs that cannot run.
+        """
+        served: list[RunSpec] = []
+        short: dict[tuple[str, WorkloadSpec, frozenset[str]], InputError | None] = {}
+        signals: dict[tuple[str, WorkloadSpec], frozenset[str]] = {}
+        for spec, found in zip(specs, needs, strict=True):
+            trace, key = self.trace(spec), (_key(spec.point.trace), spec.workload)
+            own = frozenset(need.removeprefix("signal:") for need in found if need.startswith("signal:"))
+            refusal: InputError | None = None
+            if missing := lacking(trace, found):
+                why = explain(trace, trace_label(spec.point.trace), missing)
+                refusal = TraceError(f"policy {spec.policy_name} {why}")
+            elif own:
+                if (*key, own) not in short:
+                    short[*key, own] = _too_few(trace, spec.workload, own)
+                refusal = short[*key, own]
+            served.append(replace(spec, refusal=refusal))
+            signals[key] = signals.get(key, frozenset()) | (own if refusal is None else frozenset())
+        return served, [signals[_key(spec.point.trace), spec.workload] for spec in served]
 
     def trace(self, spec: RunSpec) -> Trace:
         """Give the trace of a run."""
@@ -216,8 +227,8 @@ class Experiment:
         return found | ({"policies": policies} if policies else {})
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
-        """Name the recorded signals that every request of a run must have, because a policy over its trace needs them."""
-        return self._signals[_key(spec.point.trace)]
+        """Name the recorded signals that every request of a run must have: a policy needs them that runs the same workload."""
+        return self._signals[spec.index]
 
     def workload(self, spec: RunSpec) -> Workload:
         """Give the workload of a run; runs that differ in something else share it."""
@@ -231,11 +242,17 @@ class Experiment:
         return self._workloads[key]
 
 
-def _remedy(need: str) -> str:
-    """Say what can be done where a trace lacks something."""
-    source = need.removeprefix("signal:")
-    instead = "" if source == need else f", or let another source answer: predictors: {{{source}: oracle}}"
-    return f"; choose another trace{instead}"
+def _too_few(trace: Trace, workload: WorkloadSpec, signals: frozenset[str]) -> InputError | None:
+    """Say why a workload cannot be composed of requests that carry some signals, if it can be composed of others."""
+    try:
+        select(trace, workload, signals)
+    except WorkloadError as error:
+        try:
+            select(trace, workload, ())
+        except WorkloadError:
+            return None  # which every policy is told
+        return error
+    return None
 
 
 def _key(written: Any) -> str:

@@ -13,6 +13,7 @@ from moesim.engine import EngineOptions, simulate
 from moesim.engine.budget import initial_placement, slots_used, slots_within
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.naming import hardware_label, model_label
+from moesim.experiment.needs import SCORES
 from moesim.experiment.traces import trace_label
 from moesim.hardware import LABELS, weakest
 from moesim.metrics import Value, summarise
@@ -125,6 +126,8 @@ def run_one(
     """
     machine = Machine.of(spec.hardware)
     failure: MoesimError
+    if spec.refusal is not None:
+        return Outcome({**settings(spec), "error": str(spec.refusal)}, machine, failure=spec.refusal)
     try:
         with collector.paused():
             return _run(inputs, spec, machine, keep, progress, execution)
@@ -170,12 +173,12 @@ def _run(
     metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=spec.point.warm_up_steps, split=split)
     labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *predictors.labels]
     labels += ["oracle"] if oracle else []
-    labels += ["assumed"] if spec.decision_ns else []
+    labels += ["assumed"] if spec.decision_ns or (trace.made_up and SCORES & policy.needs) else []
     notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=inputs.signals(spec))
     if own := _own_transfer(spec, costs):
         notes.append(f"transfers of its own: {own}")
     notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
-    if "scores-or-weights" in policy.needs and trace.scores is None:
+    if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
         notes.append("scores of the chosen experts only")
     row: dict[str, Value] = {
         **settings(spec),
@@ -276,11 +279,13 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     if trace.origin == "synthetic":
         notes.append(f"synthetic routing of {trace.model}")
     elif trace.origin == "miniature":
-        notes.append("miniature")
+        of = trace.header.get("miniature_of", spec.model.name)
+        notes.append("miniature" + (f" of {of}" if of != spec.model.name else ""))
     elif trace.model != spec.model.name:
         notes.append(f"routing of {trace.model}")
     notes.append(drawn(trace, workload, signals))
     notes += list(workload.labels)
+    notes += trace.remarks
     if assumes_memory:
         notes.append("assumes-memory")
     notes += [f"model {label}" for label in spec.model.labels]

@@ -60,9 +60,9 @@ def reuse_map_data(trace: Trace, lags: int = 16, phase: str | None = None) -> pd
 def _ranked(sample: Sample) -> NDArray[Any]:
     """Order the experts of each row by score; without full scores only the chosen ones, as the router did."""
     trace = sample.trace
-    if trace.scores is None:
+    if trace.recorded_scores is None:
         return sample.experts
-    scores = np.asarray(trace.scores)
+    scores = np.asarray(trace.recorded_scores)
     ranked = np.empty((len(sample.rows), trace.n_layers, trace.n_experts), np.uint16)
     for layer in range(trace.n_layers):
         ranked[:, layer] = by_score(scores[sample.rows, layer])
@@ -102,7 +102,9 @@ def _levels(trace: Trace, phase: str | None) -> tuple[float, float]:
 def reuse_map_caption(trace: Trace, lags: int = 16, phase: str | None = None) -> str:
     """Write the caption of `reuse_map`."""
     baseline, chance = _levels(trace, phase)
-    ranks = "by its full score" if trace.scores is not None else "among the chosen experts (the trace has no other scores)"
+    ranks = (
+        "by its full score" if trace.recorded_scores is not None else "among the chosen experts (the trace has no other scores)"
+    )
     return (
         f"Reuse of experts by layer. Left: share of a token's experts that the token d positions earlier also used, d from 1 to "
         f"{lags}. Right: probability that a token uses an expert, by that expert's rank in the token before, {ranks}. "

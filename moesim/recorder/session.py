@@ -20,7 +20,8 @@ from moesim.recorder.predictors.shadow import ShadowObserver
 from moesim.recorder.progress import RecordingProgress
 from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
 from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
-from moesim.recorder.signals import DENSE_EXPERTS, RESIDUAL, SignalPlan
+from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
+from moesim.stats.calibration import RESIDUAL
 from moesim.trace import shards
 from moesim.trace.trace import MANIFEST
 

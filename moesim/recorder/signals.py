@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moesim.recorder.architectures import Gate
+from moesim.stats.calibration import RESIDUAL
 
 #: A signal is stored as scores of all experts if there are no more than this many.
 DENSE_EXPERTS = 16
-RESIDUAL = "residual"
 
 
 @dataclass(frozen=True)

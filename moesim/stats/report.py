@@ -56,8 +56,8 @@ def report(trace: Trace, phase: str | None = None, *, max_rows: int | None = Non
     Returns
     -------
     dict
-        Facts of the trace (``model``, ``label``, ``shape``, ``phase``, ``n_rows``, ``n_requests``, ``sampled``), one dict
-        for each of `QUESTIONS`, and ``absent``: ``"question.figure"`` -> why it is None. Numbers, strings, lists and
+        Facts of the trace (``model``, ``label``, ``remarks``, ``shape``, ``phase``, ``n_rows``, ``n_requests``, ``sampled``), one
+        dict for each of `QUESTIONS`, and ``absent``: ``"question.figure"`` -> why it is None. Numbers, strings, lists and
         None only; never nan.
 
     Raises
@@ -82,6 +82,7 @@ def facts(sample: Sample) -> dict[str, Any]:
     return {
         "model": trace.model,
         "label": trace.label,
+        "remarks": list(trace.remarks),
         "shape": {"n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k},
         "phase": sample.phase,
         "n_rows": len(sample.rows),

@@ -51,7 +51,7 @@ def caches(context: Context) -> dict[str, Any]:
     if scores is None:
         rates["mrs"], context.absent["hit_rate.mrs"] = None, basis
     else:
-        p = min(n_experts, top_k if trace.scores is None else 2 * top_k)
+        p = min(n_experts, top_k if trace.recorded_scores is None else 2 * top_k)
         rates["mrs"] = mrs_hits(sample.experts, scores, p, capacities)
     context.begin("workload-aware", 3)
     rates["workload-aware"] = workload_aware_hits(sample.experts, n_experts, capacities, u_size)

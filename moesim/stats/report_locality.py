@@ -78,10 +78,10 @@ def locality(context: Context) -> dict[str, Any]:
 
 def _by_rank(sample: Sample) -> dict[str, Any] | None:
     trace = sample.trace
-    if trace.scores is None:
+    if trace.recorded_scores is None:
         basis, ranked = "rank among the chosen", sample.experts
     else:
-        scores = np.asarray(trace.scores)
+        scores = np.asarray(trace.recorded_scores)
         ranked = np.empty((len(sample.rows), trace.n_layers, trace.n_experts), np.uint16)
         for layer in range(trace.n_layers):
             ranked[:, layer] = by_score(scores[sample.rows, layer])

@@ -84,12 +84,12 @@ def mrs_scores(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[Any] | No
     basis : str
         Which, in words; without scores, why not.
     """
-    if trace.scores is not None:
-        return np.asarray(trace.scores)[rows], "full scores, p = 2 k"
-    if trace.weights is None:
-        return None, "the trace has neither scores nor weights"
+    if trace.recorded_scores is not None:
+        return np.asarray(trace.recorded_scores)[rows], "full scores, p = 2 k"
+    if trace.recorded_weights is None:
+        return None, "the trace has neither scores nor weights" + (" that were recorded" if trace.made_up else "")
     scores = np.zeros((len(rows), trace.n_layers, trace.n_experts), np.float16)
-    np.put_along_axis(scores, np.asarray(trace.experts)[rows].astype(np.int64), np.asarray(trace.weights)[rows], axis=2)
+    np.put_along_axis(scores, np.asarray(trace.experts)[rows].astype(np.int64), np.asarray(trace.recorded_weights)[rows], axis=2)
     return scores, "weights of the chosen only, p = k"
 
 

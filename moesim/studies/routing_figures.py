@@ -145,7 +145,7 @@ def _hit_rate(trace: Trace, arguments: Arguments) -> float:
         scores, basis = mrs_scores(trace, sample.rows)
         if scores is None:
             raise TraceError(basis)
-        p = trace.top_k if trace.scores is None else 2 * trace.top_k
+        p = trace.top_k if trace.recorded_scores is None else 2 * trace.top_k
         return float(mrs_hits(sample.experts, scores, min(n_experts, p), capacities).mean())
     if policy not in ("lru", "lfu", "belady"):
         raise ConfigError(unknown_name("policy", policy, ["lru", "lfu", "belady", "mrs"]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.errors import TraceError
+from moesim.trace.additions import check_additions
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _check_header(header: dict[str, Any], place: str) -> None:
         raise _wrong(f"{place}: header.n_experts", f"at most {_MAX_EXPERTS}", header["n_experts"])
     if header["top_k"] > header["n_experts"]:
         raise _wrong(f"{place}: header.top_k", f"at most n_experts = {header['n_experts']}", header["top_k"])
+    check_additions(header, place)
 
 
 def _check_types(trace: Trace, place: str) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from moesim import atomic
 from moesim.errors import TraceError
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
 from moesim.trace.parts import GateInputs, Signal, header_object
+from moesim.trace.subset import joined
 from moesim.trace.trace import MANIFEST, PARTS_SUFFIX, Trace
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ _REMOVING = "manifest.removing.json"  # the manifest's name while the folder is 
 _DIGITS = 8
 _OURS = re.compile(rf"calibration\.safetensors|joined\.safetensors|\d{{{_DIGITS}}}-\d{{{_DIGITS}}}\.safetensors")
 _HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.atomic.writing`
-#: Arrays larger than this are put together in a temporary file instead of in memory.
-_IN_MEMORY_BYTES = 2**26
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ def read_shards(folder: str | Path) -> Trace:
         header["incomplete"] = {"planned": manifest["n_requests"], "recorded": len(requests)}
     starts = np.cumsum([0, *(trace.n_rows for trace in traces)])[:-1]
     trace = Trace(
-        **{name: _joined([getattr(t, name) for t in traces], place) for name in ("experts", "position", "phase")},
+        **{name: joined([getattr(t, name) for t in traces], place) for name in ("experts", "position", "phase")},
         weights=_optional([t.weights for t in traces], place),
         request=np.concatenate([t.request + np.int32(shard.first) for t, shard in zip(traces, shards, strict=True)]),
         scores=_optional([t.scores for t in traces], place),
@@ -236,9 +234,9 @@ def join(folder: str | Path, out: str | Path) -> Path:
             f"{folder}: expected {missing['planned']} recorded requests, got {missing['recorded']}; "
             "go on recording with the same command"
         )
-    joined = trace.write(Path(folder, _JOINED))
+    whole = trace.write(Path(folder, _JOINED))
     del trace
-    os.replace(joined, out)
+    os.replace(whole, out)
     remove(Path(folder))
     return Path(out)
 
@@ -252,23 +250,9 @@ def _calibration(folder: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
     return tables, {"calibration_requests": header["calibration_requests"]} if tables else {}
 
 
-def _joined(parts: Sequence[NDArray[Any]], folder: Path) -> NDArray[Any]:
-    n_rows = sum(len(part) for part in parts)
-    shape = (n_rows, *parts[0].shape[1:])
-    if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
-        return np.concatenate(parts)
-    with tempfile.TemporaryFile(dir=folder) as file:  # has no name, and lives as long as it is mapped
-        out = np.memmap(file, parts[0].dtype, "w+", shape=shape)
-    start = 0
-    for part in parts:
-        out[start : start + len(part)] = part
-        start += len(part)
-    return out
-
-
 def _optional(parts: Sequence[NDArray[Any] | None], folder: Path) -> NDArray[Any] | None:
     present = [part for part in parts if part is not None]
-    return _joined(present, folder) if len(present) == len(parts) else None
+    return joined(present, folder) if len(present) == len(parts) else None
 
 
 def _shifted(rows: Iterable[tuple[NDArray[Any], np.int64]]) -> NDArray[np.int32]:
@@ -279,24 +263,22 @@ def _inputs(traces: Sequence[Trace], starts: NDArray[np.int64], folder: Path) ->
     having = [(trace.inputs, start) for trace, start in zip(traces, starts, strict=True) if trace.inputs is not None]
     if not having:
         return None
-    return GateInputs(
-        _shifted((part.rows, start) for part, start in having), _joined([part.values for part, _ in having], folder)
-    )
+    return GateInputs(_shifted((part.rows, start) for part, start in having), joined([part.values for part, _ in having], folder))
 
 
 def _signals(traces: Sequence[Trace], starts: NDArray[np.int64], folder: Path) -> dict[str, Signal]:
-    joined = {}
+    found = {}
     for name in sorted(set().union(*(trace.signals for trace in traces))):
         having = [(trace.signals[name], start) for trace, start in zip(traces, starts, strict=True) if name in trace.signals]
         first = having[0][0]
-        joined[name] = Signal(
+        found[name] = Signal(
             name,
             _shifted((part.rows, start) for part, start in having),
-            _joined([part.scores for part, _ in having], folder),
+            joined([part.scores for part, _ in having], folder),
             _optional([part.ids for part, _ in having], folder),
             first.lookahead,
             first.needs_layer_offset,
             first.first_layer,
             first.about,
         )
-    return joined
+    return found

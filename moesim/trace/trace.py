@@ -30,6 +30,7 @@ import numpy as np
 
 from moesim.data import data_dirs
 from moesim.errors import TraceError, unknown_name
+from moesim.trace.additions import made_up, remarks
 from moesim.trace.check import check_trace
 from moesim.trace.format import SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
 from moesim.trace.parts import DECODE, PREFILL, GateInputs, Requests, Signal, header_object, read_inputs, read_signals, tabulate
@@ -212,6 +213,26 @@ class Trace:
         if self.label == "synthetic":
             return "synthetic"
         return "miniature" if self.header.get("miniature") else "recorded"
+
+    @property
+    def made_up(self) -> tuple[str, ...]:
+        """Names among ``weights`` and ``scores`` that are uniform over the chosen experts, because none were recorded."""
+        return made_up(self.header)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was added to the recorded routing, a few words each: held-back calibration, what is made up."""
+        return remarks(self.header)
+
+    @property
+    def recorded_weights(self) -> NDArray[Any] | None:
+        """The weights, unless they are made up."""
+        return None if "weights" in self.made_up else self.weights
+
+    @property
+    def recorded_scores(self) -> NDArray[Any] | None:
+        """The scores, unless they are made up."""
+        return None if "scores" in self.made_up else self.scores
 
     @cached_property
     def prompt_offset(self) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from moesim.model import ModelSpec, load_model
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.check import LABELS
 from moesim.traces_io.answers import check_columns, check_experts, check_label, shape_remedy
+from moesim.traces_io.calibrating import Additions, extend
 from moesim.traces_io.contract import PHASES, Format, Options, Part, wrong
 from moesim.traces_io.detect import find_format
 from moesim.traces_io.store import Store
@@ -61,6 +62,7 @@ def import_trace(
     *,
     form: str | None = None,
     label: str | None = None,
+    additions: Additions | None = None,
 ) -> Imported:
     """Make a trace from what another program recorded.
 
@@ -77,6 +79,8 @@ def import_trace(
         Name of the format; None: by content.
     label : {"measured", "synthetic"}, optional
         What the routing is, where neither the format nor the file says.
+    additions : Additions, optional
+        What to add that the source does not record.
 
     Returns
     -------
@@ -110,6 +114,8 @@ def import_trace(
         ):
             trace, notes = _read(files, chosen, options, label, store)
             trace.header["said_by_user"] = said
+            if additions is not None and additions.any:
+                trace = extend(trace, additions, ", ".join(file.name for file in files), Path(folder))
             trace.write(out)
     except OSError as error:
         raise InputError(f"--out {out}: expected a place to write to, got: {error.strerror}; choose another") from None

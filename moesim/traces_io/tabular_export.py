@@ -3,7 +3,7 @@
 Both hold ``request, position, phase, layer, rank, expert`` and, if recorded, ``weight``: float16 is exact as float32, and
 that in the shortest text that is read back as the same. What a table cannot hold (the number of experts, the model, the
 label, the rest of the header) is in the metadata of the Parquet file, and in ``NAME.csv.json`` beside ``NAME.csv``. Full
-scores, signals, calibration tables and gate inputs are not exported.
+scores, signals, calibration tables, gate inputs and weights that nobody recorded are not exported.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _schema(trace: Trace) -> pa.Schema:
     names = pa.dictionary(pa.int8(), pa.string())
     fields = [("request", pa.int32()), ("position", pa.int32()), ("phase", names), ("layer", pa.uint16())]
     fields += [("rank", pa.uint16()), ("expert", pa.uint16())]
-    fields += [] if trace.weights is None else [("weight", pa.float32())]
+    fields += [] if trace.recorded_weights is None else [("weight", pa.float32())]
     return pa.schema(fields)
 
 
@@ -92,6 +92,6 @@ def _batches(trace: Trace, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         codes = np.repeat(trace.phase[rows], n_layers * top_k).astype(np.int8)
         columns.append(pa.DictionaryArray.from_arrays(codes, list(_PHASES)))
         columns += [np.tile(layers, n), np.tile(ranks, n), trace.experts[rows].reshape(-1).astype(np.uint16)]
-        if trace.weights is not None:
-            columns.append(trace.weights[rows].reshape(-1).astype(np.float32))
+        if (weights := trace.recorded_weights) is not None:
+            columns.append(weights[rows].reshape(-1).astype(np.float32))
         yield pa.RecordBatch.from_arrays([pa.array(c) for c in columns], schema=schema)

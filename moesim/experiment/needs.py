@@ -1,0 +1,89 @@
+"""What a policy reads of a trace, whether it is there, and how it can be had."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from moesim.errors import unknown_name
+
+if TYPE_CHECKING:
+    from moesim.trace import Trace
+
+SCORES = frozenset({"scores", "scores-or-weights"})
+"""What a policy needs that goes by the router's scores."""
+_COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation")  # by moesim trace calibrate
+_SHARE = 0.25  # of the requests, in the command that messages name
+_OUT = "calibrated.safetensors"
+
+
+def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
+    """Name what a policy needs and a trace does not hold at all.
+
+    Parameters
+    ----------
+    trace : Trace
+    needs : iterable of str
+        As of `moesim.policy.Policy.needs`.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+    """
+    has = {"oracle:routing", *(f"signal:{name}" for name in trace.signals), *(f"table:{name}" for name in trace.tables)}
+    has |= SCORES if trace.scores is not None else set()
+    has |= {"scores-or-weights"} if trace.weights is not None else set()
+    return sorted(set(needs) - has)
+
+
+def explain(trace: Trace, label: str, missing: Collection[str]) -> str:
+    """Say that a trace lacks what a policy needs, and the way out.
+
+    Parameters
+    ----------
+    trace : Trace
+    label : str
+        Its name or path.
+    missing : collection of str
+        As of `lacking`; at least one.
+
+    Returns
+    -------
+    str
+        One line, to stand behind the name of the policy.
+    """
+    signals = [need.removeprefix("signal:") for need in missing if need.startswith("signal:")]
+    tables = [need.removeprefix("table:") for need in missing if need.startswith("table:")]
+    ways = [_by_command(trace, label, tables, set(SCORES.intersection(missing)))] if len(signals) < len(missing) else []
+    ways += [_signals_remedy(trace, signals)] if signals else []
+    return f"needs {', '.join(missing)}; trace '{label}' has none; {'; '.join(ways)}"
+
+
+def _by_command(trace: Trace, label: str, tables: Collection[str], scores: Collection[str]) -> str:
+    """Name the command that adds tables and scores to a trace, or say why none can."""
+    if "scores" in scores and trace.weights is not None:
+        return "choose a trace with the scores of all experts: moesim trace record --scores, or scores: true of a synthetic one"
+    if not (tables or scores) or not set(tables) <= set(_COUNTED):
+        return "choose a trace that has it"
+    if tables and trace.tables:
+        return "what its tables were counted from has nothing of the kind; choose another trace"
+    ends = " --hold-back ends" if trace.n_requests < 2 else ""
+    options = [f"--share {_SHARE:g}{ends}"] if tables else []
+    what = ["count it from tokens that are then left out"] if tables else []
+    if scores:
+        options.append(f"--{'scores' if 'scores' in scores else 'weights'} uniform")
+        what.append("make up weights that nobody recorded")
+    command = f"moesim trace calibrate {shlex.quote(label)} {' '.join(options)} --out {_OUT}"
+    return f"{' and '.join(what)}: {command}"
+
+
+def _signals_remedy(trace: Trace, signals: Sequence[str]) -> str:
+    """Signals come from a model's routers and hidden states: a finished trace cannot get them, so another source must answer."""
+    known = "".join(f"{unknown_name('signal', name, trace.signals)}; " for name in signals) if trace.signals else ""
+    source = signals[0] if len(signals) == 1 else "*"
+    return (
+        f"{known}let another source answer, such as one counted from routing: predictors: {{'{source}': coactivation}}, or "
+        f"--set 'predictors.{source}=coactivation'"
+    )

@@ -1,0 +1,160 @@
+"""Which routing fits a model: a trace of its shape, or parameters to make routing of its shape up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from moesim.errors import TraceError
+from moesim.experiment.config import WorkloadConfig, parse_config
+from moesim.experiment.sweep import each_model, listed
+from moesim.experiment.traces import MADE
+from moesim.model import load_model
+from moesim.trace import Trace, find_trace, trace_names
+
+if TYPE_CHECKING:
+    from moesim.model import ModelSpec
+
+_TOKENS = 64  # of a prompt and of a decode whose length is left to the trace
+_ORIGINS = ("recorded", "miniature", "synthetic")  # what is taken first
+
+
+def shape_of(what: ModelSpec | Trace) -> str:
+    """Write the shape of a model's routing, or of a trace.
+
+    Examples
+    --------
+    >>> from moesim.model import load_model
+    >>> shape_of(load_model("mixtral-8x7b"))
+    '32 layers of 8 experts, top 2'
+    """
+    return f"{what.n_layers} layers of {what.n_experts} experts, top {what.top_k}"
+
+
+def fits(trace: Trace, model: ModelSpec) -> bool:
+    """Whether a trace has the shape of a model's routing."""
+    return (trace.n_layers, trace.n_experts, trace.top_k) == (model.n_layers, model.n_experts, model.top_k)
+
+
+def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
+    """Give the traces that fit a model by name: its own first, then recordings, then miniatures, then synthetic ones."""
+    found = []
+    for name in trace_names():
+        with suppress(TraceError):  # damaged, or being written: it is not asked for by name
+            if fits(trace := Trace.read(find_trace(name), verify=False), model):
+                own = model.name in (trace.model, trace.header.get("miniature_of"))
+                found.append((not own, _ORIGINS.index(trace.origin), name, trace))
+    for *_, name, trace in sorted(found, key=lambda one: one[:3]):
+        yield name, trace
+
+
+def parameters_of_shape(model: ModelSpec) -> str | None:
+    """Name the shipped parameters that make routing up of a model's shape, its own first; None if there are none."""
+    from moesim.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
+
+    for name in sorted(parameter_names(), key=lambda name: (name != model.name, name)):
+        parameters = read_parameters(name)
+        if (parameters.n_layers, parameters.n_experts, parameters.top_k) == (model.n_layers, model.n_experts, model.top_k):
+            return name
+    return None
+
+
+def choose_trace(model: ModelSpec, sizes: Mapping[str, int], place: str) -> tuple[str | dict[str, Any], str]:
+    """Choose routing for a model.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    sizes : mapping of str to int
+        ``requests``, ``prompt`` and ``decode`` (tokens of each) of routing that is made up.
+    place : str
+        For messages.
+
+    Returns
+    -------
+    written : str or dict
+        The trace as an experiment has it.
+    why : str
+        What it is, in one line.
+
+    Raises
+    ------
+    TraceError
+        If there is none, with the commands that make one.
+    """
+    for name, trace in traces_of_shape(model):
+        of = trace.header.get("miniature_of", trace.model) if trace.origin == "miniature" else trace.model
+        what = {"miniature": "a miniature in the shape of ", "synthetic": "synthetic routing of "}.get(trace.origin, "")
+        return name, f"trace {name}, routing of {what}{of}; it fits {model.name}: {shape_of(model)}"
+    if (parameters := parameters_of_shape(model)) is not None:
+        written = {MADE: parameters, **sizes}
+        return written, f"trace {_yaml(written)}, made up: no recorded one fits {model.name}: {shape_of(model)}"
+    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got none, and {how_to_get(model)}")
+
+
+def choose_traces(raw: dict[str, Any], place: str) -> list[str]:
+    """Give an experiment without a trace one for each of its models, and let the two vary together where they differ.
+
+    Parameters
+    ----------
+    raw : dict
+        The experiment; changed in place.
+    place : str
+        For messages.
+
+    Returns
+    -------
+    list of str
+        What was chosen, one line each.
+
+    Raises
+    ------
+    InputError
+        If the experiment has not the right form otherwise, or there is no routing for a model.
+    """
+    config = parse_config({**raw, "trace": "to be chosen"}, place)
+    models = [one for model in listed(config.model) for one in each_model(model)]
+    sizes = _sizes(config.workload)
+    found = [choose_trace(load_model(model, f"{place}: model"), sizes, place) for model in models]
+    traces = [written for written, _ in found]
+    if all(written == traces[0] for written in traces):
+        raw["trace"] = traces[0]
+    else:
+        raw |= {"model": models, "trace": traces, "zip": [*config.zip, ["model", "trace"]]}
+    return list(dict.fromkeys(why for _, why in found))
+
+
+def _sizes(workload: WorkloadConfig) -> dict[str, int]:
+    """Requests, and tokens of each, that suffice for every workload of a sweep."""
+
+    def most(values: Any, unset: int) -> int:
+        return max(unset if value is None else int(value) for value in listed(values))
+
+    requests = most(workload.batch_size, 1) * most(workload.n_batches, 1)
+    return {
+        "requests": requests,
+        "prompt": most(workload.prompt_tokens, _TOKENS),
+        "decode": most(workload.decode_tokens, _TOKENS),
+    }
+
+
+def fitting(model: ModelSpec) -> str:
+    """Say which routing fits a model, as the remedy of a message."""
+    for name, _ in traces_of_shape(model):
+        return f"choose one of that shape, such as {name}"
+    if (parameters := parameters_of_shape(model)) is not None:
+        return f"make one of that shape up: trace: {_yaml({MADE: parameters, 'requests': 8, 'prompt': 64, 'decode': 64})}"
+    return how_to_get(model)
+
+
+def how_to_get(model: ModelSpec) -> str:
+    """Name the commands that make a trace for a model that nothing fits."""
+    return (
+        "no parameters to make it up; record some with 'moesim trace record MODEL --prompts FILE --out NAME.safetensors', or "
+        f"import it with 'moesim trace import FILE --model {model.name} --out NAME.safetensors', and name it as the trace"
+    )
+
+
+def _yaml(written: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}"
