@@ -416,7 +416,7 @@ def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
         ({"hardware": "rtx3090x2-epyc7532"}, "expected a machine with one GPU and one host, got 2 GPUs (gpu0, gpu1)"),
         ({"hardware": "ryzen5900x"}, "expected a machine with one GPU and one host, got none"),
         ({"hardware": "zen5-2core-disk"}, "--ram: zen5-2core-disk keeps all experts on disk0"),
-        ({"trace": "mini-qwen3"}, "--trace mini-qwen3: expected 4 layers, 8 experts, top 2, as mixtral-8x7b has"),
+        ({"trace": "mini-qwen3"}, "--trace mini-qwen3: expected 4 layers of 8 experts, top 2, as mixtral-8x7b has"),
         ({"prompt": 9000}, "9000"),
         ({"batch": 7}, "7"),
         ({"gguf": Path("no.gguf"), "model": None}, "no.gguf: expected a GGUF file, got nothing there"),
