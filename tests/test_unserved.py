@@ -112,7 +112,6 @@ def test_the_command_that_a_message_names_is_the_way_out(tmp_path: Path, monkeyp
         for command in re.findall(r"moesim (trace calibrate \S+ (?:--\S+ \S+ )+--out \S+)", texts)[:1]:
             words = shlex.split(command)
             n_typed += 1
-            words[-1] = f"{n_typed}.safetensors"
             assert main(words) == 0
             trace = str(tmp_path / words[-1])
     assert not refusals and n_typed == 2  # tables, and weights
@@ -123,7 +122,10 @@ def test_the_command_that_a_message_names_is_the_way_out(tmp_path: Path, monkeyp
 def test_a_trace_of_one_request_is_told_to_hold_back_its_end():
     one = synthetic_trace(4, 8, 2, 1)
     text = explain(one, "my trace.safetensors", lacking(one, {"table:activation_frequency"}))
-    assert "moesim trace calibrate 'my trace.safetensors' --share 0.25 --hold-back ends --out calibrated.safetensors" in text
+    assert (
+        "moesim trace calibrate 'my trace.safetensors' --share 0.25 --hold-back ends --out 'my trace-calibrated.safetensors'"
+        in text
+    )
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -147,7 +149,7 @@ def test_one_command_adds_all_that_can_be_added():
     text = explain(bare, "t", ["scores-or-weights", "table:coactivation"])
     assert text.endswith(
         "count it from tokens that are then left out and make up weights that nobody recorded: moesim trace calibrate t "
-        "--share 0.25 --weights uniform --out calibrated.safetensors"
+        "--share 0.25 --weights uniform --out t-calibrated-uniform.safetensors"
     )
     assert "--scores uniform" in explain(bare, "t", ["scores"])
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.errors import unknown_name
+from moesim.trace import SUFFIX
 
 if TYPE_CHECKING:
     from moesim.trace import Trace
@@ -15,7 +17,6 @@ SCORES = frozenset({"scores", "scores-or-weights"})
 """What a policy needs that goes by the router's scores."""
 _COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation")  # by moesim trace calibrate
 _SHARE = 0.25  # of the requests, in the command that messages name
-_OUT = "calibrated.safetensors"
 
 
 def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
@@ -72,10 +73,12 @@ def _by_command(trace: Trace, label: str, tables: Collection[str], scores: Colle
     ends = " --hold-back ends" if trace.n_requests < 2 else ""
     options = [f"--share {_SHARE:g}{ends}"] if tables else []
     what = ["count it from tokens that are then left out"] if tables else []
+    out = Path(label).stem + ("-calibrated" if tables else "")
     if scores:
         options.append(f"--{'scores' if 'scores' in scores else 'weights'} uniform")
         what.append("make up weights that nobody recorded")
-    command = f"moesim trace calibrate {shlex.quote(label)} {' '.join(options)} --out {_OUT}"
+        out += "-uniform"
+    command = f"moesim trace calibrate {shlex.quote(label)} {' '.join(options)} --out {shlex.quote(out + SUFFIX)}"
     return f"{' and '.join(what)}: {command}"
 
 
