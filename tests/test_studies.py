@@ -22,6 +22,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
 from moesim.plots.assignments import assignment_ratios
 from moesim.plots.regret import regret_caption, regret_data, regret_waterfall
+from moesim.policies.algorithms.schedule import optimal_schedule
 from moesim.policies.part_names import make_part
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.studies.assignments import LOADS, REGIMES, RULES, SIZES, Result, draw, study
@@ -67,6 +68,25 @@ def test_a_gpu_that_takes_what_is_there_is_never_slower(mixed: dict[tuple[str, s
     assert mixed["rule", "threshold"].mean < mixed["rule, in order", "threshold"].mean
 
 
+def test_no_rule_is_as_near_where_the_gpus_time_grows_with_rows(mixed: dict[tuple[str, str], Result]):
+    """The queues know the times of all three resources; what they do not know is which of two transfers is worth more."""
+    growing = {one.name: one for one in study("growing", (3, 9), 150) if one.kind == "rule"}
+    even = mixed["rule", "queues"]
+    assert growing["queues"].optimal < 0.85 < 0.95 < even.optimal
+    assert growing["queues"].mean > even.mean
+    assert min(growing.values(), key=lambda one: one.mean).name == "queues"
+    assert growing["queues"].worst > 1.05
+
+
+def test_a_best_of_many_unequal_experts_is_a_best_of_all_splits():
+    """11 and 12 experts: what is enumerated there is what the program finds, which larger layers of this regime rely on."""
+    rng = random.Random(3)
+    for _ in range(6):
+        layer, _ = draw(rng, REGIMES["growing"], (11, 12))
+        found = optimal_schedule(layer, enumerate_up_to=0).makespan
+        assert found == pytest.approx(optimal_schedule(layer).makespan, rel=1e-6)
+
+
 def test_instances_are_as_described():
     rng = random.Random(0)
     cached = set()
@@ -75,7 +95,13 @@ def test_instances_are_as_described():
             layer, rows = draw(rng, regime, sizes)
             assert sizes[0] <= len(rows) == len(layer.active) <= sizes[1]
             assert set(rows) <= set(LOADS)
-            assert layer.gpu_time[0] / 1000 in regime.gpu
+            fits = [
+                (each, row)
+                for each in regime.gpu
+                for row in regime.gpu_row or (0,)
+                if list(layer.gpu_time) == [round(1000 * (each + row * w)) for w in rows]
+            ]
+            assert fits
             assert layer.transfer / 1000 in regime.transfer
             cached.add(sum(layer.resident) / len(rows))
     assert min(cached) < 0.3 < 0.7 < max(cached)

@@ -45,7 +45,7 @@ def assignment_ratios(frame: pd.DataFrame, kind: str = "rule") -> Figure:
         axes.axvline(1, color=BLACK, linewidth=0.8)
         for i, regime in enumerate(regimes):
             rows = frame[(frame["regime"] == regime) & (frame["active"] == active)]
-            places = [names.index(name) + (i - (len(regimes) - 1) / 2) * 0.2 for name in rows["name"]]
+            places = [names.index(name) + (i - (len(regimes) - 1) / 2) * 0.7 / len(regimes) for name in rows["name"]]
             colour, mean = SERIES[i % len(SERIES)], rows["mean"]
             spread = [mean - rows["low"], rows["high"] - mean]
             marker = _MARKERS[i % len(_MARKERS)]
