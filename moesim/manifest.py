@@ -97,7 +97,7 @@ class Manifest:
     def _take(self, line: bytes) -> None:
         found = read_checked_line(line)
         if found is None:
-            if line:  # an empty one ends what a kill left of a line
+            if line.endswith(b"}"):  # else it is what a kill left of a line, and the file has not taken its place
                 self.damaged.append(self._n_lines)
         elif "manifest" in found:
             self.marked, self.owner = found["manifest"] == _VERSION, found["owner"]

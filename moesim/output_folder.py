@@ -92,6 +92,7 @@ class OutputFolder:
         self.folder = folder
         self._by = by
         self._owner = by if owned else None
+        self._told: set[int] = set()
         self._held: bool | None = None  # whether the lock that this process holds works
         self.manifest = Manifest(folder)
 
@@ -116,9 +117,19 @@ class OutputFolder:
                         _check_mark(self.manifest, self._owner, "choose another folder")
                     if not self.manifest.marked:
                         self.manifest.append([], self._owner)
+                    self._tell_damage()
                     yield bool(self._held)
                 finally:
                     self._held = None
+
+    def _tell_damage(self) -> None:
+        new = [line for line in self.manifest.damaged if line not in self._told]
+        self._told.update(new)
+        for line in new:
+            place = self.folder / FILE
+            print(
+                f"moesim: {place}: line {line} is damaged: the file that it names is taken for somebody else's", file=sys.stderr
+            )
 
     def mark(self) -> None:
         """Make the folder and its list, if they are not there."""

@@ -90,6 +90,16 @@ def test_a_list_with_a_damaged_line_never_makes_a_foreign_file_ours(name: str, t
         assert len(found.paths()) + found.marked < 3, "one line is lost"
 
 
+def test_a_damaged_line_is_told_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    OutputFolder(tmp_path / "out", "run").put({"a": b"1", "b": b"2"})
+    place = tmp_path / "out" / FILE
+    place.write_bytes(place.read_bytes().replace(b'"path":"b"', b'"path":"c"'))
+    for expected in ([f"moesim: {place}: line 3 is damaged: the file that it names is taken for somebody else's"], []):
+        OutputFolder(tmp_path / "out", "run").put({"a": b"3"})
+        assert lines(capsys) == expected
+    assert (tmp_path / "out" / "b").read_bytes() == b"2"
+
+
 # -------------------------------------------------------------------------------------------------------------------- writing
 def test_a_foreign_file_in_the_way_stops_everything(tmp_path: Path):
     out = OutputFolder(tmp_path, "plot", owned=False)
