@@ -14,7 +14,7 @@ from moesim.policies.caches import LRU, Belady
 from moesim.policies.composed import Composed
 from moesim.policies.dali import Dali
 from moesim.policies.part_names import PARTS, make_part
-from moesim.policies.parts import Setup
+from moesim.policies.parts import Setup, Unit
 from moesim.policies.registry import make_policy
 from moesim.policy import Drop, Fetch, LayerEnd, Move, Predict, Predicted, Routed, Run
 from moesim.testing import FakeView, check_policy, routed, tiny_model
@@ -88,7 +88,7 @@ def test_prefetch_into_a_static_cache_is_refused() -> None:
 
 
 def test_staging_slots_of_a_cache_that_admits_loads_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"staging_slots: expected none with replacement LRU\(\), .*got 3; leave it out"):
+    with pytest.raises(ConfigError, match=r"staging_slots: expected none with replacement LRU\(.*\), .*got 3; leave it out"):
         start(Composed(staging_slots=3))
 
 
@@ -116,14 +116,47 @@ def test_a_global_lru_evicts_across_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "victim"), [("lru", (0, 2)), ("fifo", (0, 0)), ("lfu", (0, 1)), ("static", None)], ids=lambda x: str(x)
+    ("name", "victim", "idle"),
+    [("lru", (0, 2), (0, 2)), ("fifo", (0, 2), (0, 0)), ("lfu", (0, 2), (0, 1)), ("static", None, None)],
+    ids=lambda x: str(x),
 )
-def test_replacements_differ_in_their_victim(name: str, victim: tuple[int, int] | None) -> None:
-    policy = Composed(replacement=name)
-    view = start(policy, slots=12)
-    for step, rows in enumerate([[[0, 2]], [[2, 0]], [[0, 1]]]):
-        policy.decide(routed(rows, step=step), view)
-    assert policy.evict(Fetch(0, [6], "gpu0"), view) == victim
+def test_replacements_differ_in_their_victim(name: str, victim: Unit | None, idle: Unit | None) -> None:
+    """Only expert 2 is not routed to now; it is neither the first that came in nor the one used least."""
+    for options, expected in (({}, victim), ({"victims": "idle"}, idle)):
+        policy = Composed(replacement={"name": name, **(options if name in ("fifo", "lfu") else {})})
+        view = start(policy, slots=12)
+        for step, rows in enumerate([[[0, 2]], [[2, 0]], [[0, 1]]]):
+            policy.decide(routed(rows, step=step), view)
+        assert policy.evict(Fetch(0, [6], "gpu0"), view) == expected
+
+
+def test_what_the_visit_uses_goes_last_and_in_the_order_of_the_rule() -> None:
+    """Three slots, 0 and 1 routed to: first 2, then those, of which LRU takes 1, of the lower rank."""
+    for name, order in (("lru", [2, 1, 0]), ("fifo", [2, 0, 1]), ("lfu", [2, 1, 0])):
+        policy = Composed(replacement=name)
+        view = start(policy, slots=12)
+        policy.decide(routed([[2, 0]]), view)
+        policy.decide(routed([[1, 0]], step=1), view)
+        found = []
+        while (unit := policy.evict(Fetch(0, [6], "gpu0"), view)) is not None:
+            found.append(unit[1])
+            view.remove(0, [unit[1]], "gpu0")
+        assert found == order, name
+
+
+def test_a_visit_ends_when_another_layer_is_routed() -> None:
+    """In a pool for all layers; several micro-batches of a layer are one visit."""
+    policy = Composed(replacement="fifo", scope="global")
+    view = start(policy, slots=8)  # experts 0 and 1 of each layer, in the order of layers
+    policy.decide(routed([[0, 0]]), view)
+    policy.decide(routed([[1, 1]], mb=1, first_row=1), view)
+    assert policy.evict(Fetch(0, [6], "gpu0"), view) == (1, 0)
+    policy.decide(routed([[1, 1]], layer=1), view)
+    assert policy.evict(Fetch(1, [6], "gpu0"), view) == (0, 0)
+    assert policy.evict(Fetch(1, [6], "gpu0"), view) == (0, 1)
+    policy.decide(routed([[1, 1]], layer=1, step=1), view)
+    policy.decide(routed([[1, 1]], layer=0, step=1), view)
+    assert policy.evict(Fetch(1, [6], "gpu0"), view) == (1, 1)
 
 
 def test_random_victims_are_the_same_in_every_run_and_differ_between_seeds() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesim.stats.cache_replay import replay_belady, replay_lru
+from moesim.stats.cache_replay import replay_belady, replay_lfu, replay_lru
 from moesim.stats.trace_stats import stats
 from moesim.trace import Trace
 from tests.helpers_bigmoe import Lookup, RouteTrace, read_route_trace
@@ -193,8 +193,8 @@ def test_any_other_convention_disagrees(engine: RouteTrace, changes: dict[str, A
 # ---------------------------------------------------------------------------------------- against brute force
 
 
-def most_hits(visits: list[list[int]], capacity: int) -> int:
-    """Try everything that a cache could keep after each visit."""
+def most_hits(visits: list[list[int]], capacity: int, keep_visit: bool = False) -> int:
+    """Try everything that a cache could keep after each visit, or all that holds what the visit used."""
 
     @cache
     def best(i: int, held: frozenset[int]) -> int:
@@ -202,7 +202,10 @@ def most_hits(visits: list[list[int]], capacity: int) -> int:
             return 0
         there = held | set(visits[i])
         n = min(capacity, len(there))
-        after = max(best(i + 1, frozenset(keep)) for keep in combinations(sorted(there), n))
+        kept = [frozenset(keep) for keep in combinations(sorted(there), n)]
+        if keep_visit:  # what a cache too small for the visit keeps is of the visit
+            kept = [keep for keep in kept if keep >= set(visits[i]) or keep <= set(visits[i])]
+        after = max(best(i + 1, keep) for keep in kept)
         return after + sum(key in held for key in visits[i])
 
     return best(0, frozenset())
@@ -218,3 +221,16 @@ def test_belady_is_the_best_there_is(visits: list[list[int]], capacity: int) -> 
     singles = [[key] for visit in visits for key in visit]
     assert sum(replay_belady(visits, capacity, set_wise=False)) == most_hits(singles, capacity)
     assert sum(replay_lru(visits, capacity)) <= sum(replay_belady(visits, capacity))
+    held = sum(replay_belady(visits, capacity, keep_visit=True))
+    assert held == most_hits(visits, capacity, keep_visit=True) <= most_hits(visits, capacity)
+    if capacity >= 3:  # large enough for each visit
+        assert max(sum(replay_lru(visits, capacity)), sum(replay_lfu(visits, capacity))) <= held
+
+
+def test_a_worked_example_of_visits() -> None:
+    """Two places for visits of two: a cache that holds a whole visit has nothing to choose, one that need not saves fetches."""
+    visits = [[0, 1], [0, 2], [0, 3], [1, 0], [2, 0], [0, 1], [3, 0], [0, 1]]
+    assert replay_lru(visits, 2).count(False) == 9
+    assert replay_lfu(visits, 2).count(False) == 9
+    assert replay_belady(visits, 2, keep_visit=True).count(False) == 9
+    assert replay_belady(visits, 2).count(False) == 6

@@ -284,7 +284,7 @@ def test_arc_finds_room_for_a_load_that_later_ones_have_displaced() -> None:
 
 # ----------------------------------------------------------------------------------------------------- activation-aware
 def test_the_lowest_count_goes_and_ties_are_scanned_expert_by_expert() -> None:
-    policy = Composed(replacement={"name": "activation-aware", "reading": "code"}, scope="global")
+    policy = Composed(replacement={"name": "activation-aware", "reading": "code", "victims": "idle"}, scope="global")
     view = start(policy, slots=9)  # experts 0 and 1 of each layer, and 2 of layer 1
     policy.decide(routed([[0, 1]], layer=0), view)
     policy.decide(routed([[0, 0]], layer=1), view)
@@ -297,7 +297,7 @@ def test_the_lowest_count_goes_and_ties_are_scanned_expert_by_expert() -> None:
 
 
 def test_counts_survive_eviction() -> None:
-    policy = Composed(replacement={"name": "activation-aware", "reading": "code"})
+    policy = Composed(replacement={"name": "activation-aware", "reading": "code", "victims": "idle"})
     view = start(policy, slots=8)
     for step in range(3):
         policy.decide(routed([[0, 0]], step=step), view)
@@ -405,10 +405,15 @@ def test_the_store_holds_requests_that_are_over_and_no_more_than_asked_for() -> 
 
 # ---------------------------------------------------------------------------------------------------------- least-stale
 @pytest.mark.parametrize(
-    ("distance", "layers"), [("next-pass", [2, 2, 1, 1, 0, 0, 3, 3]), ("absolute", [0, 0, 1, 1, 3, 3, 2, 2])]
+    ("distance", "victims", "layers"),
+    [
+        ("next-pass", "idle", [2, 2, 1, 1, 0, 0, 3, 3]),
+        ("next-pass", "unrouted-first", [2, 1, 1, 0, 0, 3, 3, 2]),
+        ("absolute", "idle", [0, 0, 1, 1, 3, 3, 2, 2]),
+    ],
 )
-def test_the_farthest_layer_goes_first(distance: str, layers: list[int]) -> None:
-    policy = Composed(replacement={"name": "least-stale", "distance": distance}, scope="global")
+def test_the_farthest_layer_goes_first(distance: str, victims: str, layers: list[int]) -> None:
+    policy = Composed(replacement={"name": "least-stale", "distance": distance, "victims": victims}, scope="global")
     view = start(policy, slots=8)  # experts 0 and 1 of each layer
     policy.decide(routed([[0, 0]], layer=1), view)
     policy.decide(routed([[0, 5]], layer=2), view)

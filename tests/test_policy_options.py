@@ -22,6 +22,7 @@ CACHES = {  # what all caches share
     "scope": {"scope": "global"},
     "slots_split": EQUAL,
 }
+TEXTBOOK = {**CACHES, "victims": {"victims": "idle"}}
 
 DAOP = {
     "placement": ({"placement": "lowest-ids"}, {}),
@@ -44,11 +45,11 @@ DAOP = {
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "daop-code": DAOP,
     "daop-paper": DAOP,
-    "belady": {key: (value, {}) for key, value in CACHES.items()},
-    "fifo": {key: (value, {}) for key, value in CACHES.items()},
-    "lfu": {key: (value, {}) for key, value in CACHES.items()},
-    "lru": {key: (value, {}) for key, value in CACHES.items()},
-    "random": {key: (value, {}) for key, value in {**CACHES, "seed": {"seed": 1}}.items()},
+    "belady": {key: (value, {}) for key, value in TEXTBOOK.items()},
+    "fifo": {key: (value, {}) for key, value in TEXTBOOK.items()},
+    "lfu": {key: (value, {}) for key, value in {**CACHES, "ties": {"ties": "id"}}.items()},
+    "lru": {key: (value, {}) for key, value in {**CACHES, "use_order": {"use_order": "id"}}.items()},
+    "random": {key: (value, {}) for key, value in {**TEXTBOOK, "seed": {"seed": 1}}.items()},
     "static": {
         "placement": ({"placement": "lowest-ids"}, {}),
         "assignment": ({"assignment": "greedy"}, {}),
@@ -155,6 +156,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
 }
 ELSEWHERE = {
+    ("lfu", "victims"),  # tests/test_engine_caches.py: needs copies that take longer than Runs
     ("greedy", "shared_in_plan"),  # tests/test_parts_more.py: needs a model with shared experts
     ("arc", "variant"),  # tests/test_parts_more.py: needs a longer run
     ("activation-aware", "capacity"),  # tests/test_parts_more.py: needs requests that are over
@@ -194,9 +196,15 @@ PREFETCH_CHANGES: dict[str, dict[str, Any]] = {
 # Part -> option -> changed value; those of the workload-aware cache are DALI's.
 PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("placement", "random"): {"seed": 3},
-    ("replacement", "random"): {"seed": 3},
-    ("replacement", "activation-aware"): {"reading": "code"},
-    ("replacement", "least-stale"): {"distance": "absolute"},
+    ("replacement", "lru"): {"use_order": "id"},
+    ("replacement", "lfu"): {"ties": "id"},
+    ("replacement", "fifo"): {"victims": "idle"},
+    ("replacement", "belady"): {"victims": "idle"},
+    ("replacement", "mrs"): {"victims": "unrouted-first"},
+    ("replacement", "arc"): {"victims": "idle"},
+    ("replacement", "random"): {"seed": 3, "victims": "idle"},
+    ("replacement", "activation-aware"): {"reading": "code", "victims": "idle"},
+    ("replacement", "least-stale"): {"distance": "absolute", "victims": "idle"},
     ("prefetch", "random"): {"size": 3, "seed": 3, "pool": "cache", "buffers": 3, "lookahead": 2},
     ("assignment", "beam"): {"width": 1},
     ("assignment", "fixed-threshold"): {"cpu_ms": 9, "load_ms": 40},

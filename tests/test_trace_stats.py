@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +60,8 @@ def test_lfu_keeps_what_was_used_most_and_then_last() -> None:
 def test_a_cache_smaller_than_a_visit() -> None:
     assert replay_lru([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]
     assert replay_lfu([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]
-    assert replay_belady([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [True, True, False]
+    assert replay_belady([[0, 1, 2], [0, 1, 2]], 2) == [False] * 3 + [False, True, True]
+    assert replay_belady([[0, 1, 2], [0, 1, 2]], 2, keep_visit=True) == [False] * 3 + [False, True, True]
     assert replay_lru([[0], [0]], 0) == replay_belady([[0], [0]], 0) == replay_lfu([[0], [0]], 0) == [False] * 2
 
 
@@ -93,8 +96,10 @@ def test_the_fast_layer_caches_are_the_plain_replays(data: st.DataObject) -> Non
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     rows = rng.random((data.draw(st.integers(1, 30)), 3, n_experts)).argsort(axis=2)[:, :, :top_k].astype(np.uint8)
     sizes = list(range(n_experts + 1))
-    rates = layer_hit_rates(rows, n_experts, sizes)
-    for name, replay in (("lru", replay_lru), ("lfu", replay_lfu), ("belady", replay_belady)):
+    replays: dict[str, Any] = {"lru": replay_lru, "lfu": replay_lfu, "belady": replay_belady}
+    replays["belady-visit"] = partial(replay_belady, keep_visit=True)
+    rates = layer_hit_rates(rows, n_experts, sizes, list(replays))
+    for name, replay in replays.items():
         for i, size in enumerate(sizes):
             for layer in range(3):
                 hits = replay(rows[:, layer].tolist(), size)

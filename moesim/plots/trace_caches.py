@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from matplotlib.figure import Figure
 
 from moesim.colours import BLACK, GREY
 from moesim.plots.style import OPTIMUM, legend_beside, new_figure
 from moesim.plots.trace_kit import doubling_axis, drawn, line, source
+
+REACHABLE: Final = "belady-visit"
 
 
 @drawn("caches")
@@ -20,6 +22,9 @@ def cache_hit_rate(report: Mapping[str, Any], found: Mapping[str, Any]) -> Figur
     rates = {name: [100 * v for v in values] for name, values in found["hit_rate"].items() if values is not None}
     best = rates.pop(OPTIMUM)
     axes.plot(x, best, color=BLACK, linewidth=2.4, marker="*", markersize=9, label=f"{OPTIMUM} (oracle)", zorder=4)
+    held = rates.pop(REACHABLE)
+    style: dict[str, Any] = {"linewidth": 1.4, "linestyle": "--", "marker": "*", "markersize": 7}
+    axes.plot(x, held, color=BLACK, label=f"{REACHABLE} (oracle)", zorder=4, **style)
     for i, (name, values) in enumerate(rates.items()):
         line(axes, x, values, i, name)
     null = [100 * v for v in found["uniform_belady"]]

@@ -11,12 +11,13 @@ Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity. The whole system is m
 | where past sequences come from | a data set, ahead | 1000, from the run | requests of this run that are over; before there is one, the present sequences' own counts |
 | a full store | replaced by similarity | the same | the oldest is replaced |
 | several sequences at once | - | each is matched; priorities add up | the mean over the sequences of the step |
+| experts of the present layer as victims | protected | locked once they are queued | only if nothing else is idle; ``victims: idle``: like any other once they have run |
 | ties | - | expert by expert, within it layer by layer | the same for both readings |
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from moesim.policies.algorithms.activations import remaining_priority, shares, unit_rows
 from moesim.policies.base import Range
 from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
 from moesim.policy import Fetch, Routed, StepBegin, View
 
 if TYPE_CHECKING:
@@ -39,13 +41,22 @@ class ActivationAware(Part):
         By the closest past sequence, or by the count of visits since the start.
     capacity : int
         Past sequences kept; ``paper`` only. The released code keeps 1000.
+    victims : {"unrouted-first", "idle"}
+        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
     """
 
     admits = True
 
-    def __init__(self, *, reading: Literal["paper", "code"] = "paper", capacity: Annotated[int, Range(1)] = 1000) -> None:
+    def __init__(
+        self,
+        *,
+        reading: Literal["paper", "code"] = "paper",
+        capacity: Annotated[int, Range(1)] = 1000,
+        victims: Victims = UNROUTED_FIRST,
+    ) -> None:
         self.reading = reading
         self.capacity = capacity
+        self.victims: Victims = victims
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with nothing counted."""
@@ -58,6 +69,7 @@ class ActivationAware(Part):
         self._values: NDArray[Any] | None = None  # of the members, inf for others; None: to be worked out
         self._past = _Past(self.capacity, model.n_layers, model.n_experts) if self.reading == "paper" else None
         self._now = model.n_layers - 1  # the layer routed last
+        self._visit = PresentVisit()
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
 
@@ -69,6 +81,7 @@ class ActivationAware(Part):
     def used(self, event: Routed) -> None:
         """Count the visit."""
         self._now = event.layer
+        self._visit.add(event)
         self._values = None
         self._visits[event.active, event.layer] += 1
         if self._past is not None:
@@ -84,23 +97,20 @@ class ActivationAware(Part):
         if self._values is None:
             value = self._visits if self._past is None else self._past.priority(self._now).T
             self._values = np.where(self._members, value, np.inf)
-        found = None
         values = self._values[:, fetch.layer] if self._per_layer else self._values.ravel()
-        busy = []
-        while found is None:
-            i = int(values.argmin())
-            if values[i] == np.inf:
-                break
-            expert, layer = (i, fetch.layer) if self._per_layer else divmod(i, self._members.shape[1])
-            if view.is_resident(layer, expert, self._gpu) and not view.is_pinned(layer, expert, self._gpu):
-                found = layer, expert
-                self._members[expert, layer] = False
-            else:
-                busy.append((i, values[i]))
-            values[i] = np.inf
-        for i, value in busy:
-            values[i] = value
+        found = self._visit.first_idle(self._ranked(values, fetch.layer), self._gpu, view, self.victims)
+        if found is not None:
+            layer, expert = found
+            self._members[expert, layer] = False
+            self._values[expert, layer] = np.inf
         return found
+
+    def _ranked(self, values: NDArray[Any], layer: int) -> Iterator[Unit]:
+        """Go through the members by ascending value, of equals the first."""
+        left = values.copy()
+        while left[i := int(left.argmin())] != np.inf:
+            yield (layer, i) if self._per_layer else divmod(i, self._members.shape[1])[::-1]
+            left[i] = np.inf
 
     def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
         """Replace nothing: replacement happens on demand."""

@@ -2,6 +2,9 @@
 
 The algorithm decides at the moment of a request, the engine when a copy can start. So a victim named by ARC waits in a list until
 the engine asks, and until then it is still there: asked for meanwhile, it is requested anew, and something else leaves.
+
+ARC knows requests, not visits: it may name an expert that the same layer visit is about to run. By default the oldest other one
+leaves instead.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Literal
 
 from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
 from moesim.policy import Fetch, Routed, View
 
 
@@ -24,17 +28,24 @@ class ArcVictim(Part):
     ----------
     variant : {"canonical", "fate"}
         The published rule, or that of Fate's released code (`FateArc` says where it differs).
+    victims : {"unrouted-first", "idle"} or None
+        What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no
+        visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run.
     """
 
     admits = True
 
-    def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical") -> None:
+    def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical", victims: Victims | None = None) -> None:
         self.variant = variant
+        self.victims: Victims | None = victims
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, requested once each."""
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
+        self._visit = PresentVisit()
+        default = UNROUTED_FIRST if self.variant == "canonical" else "idle"
+        self._spares = (self.victims or default) == UNROUTED_FIRST
         arc: type[Arc[Unit]] = FateArc if self.variant == "fate" else Arc
         self._caches = [arc(slots) for slots in setup.slots]
         # Victims that the engine has not asked for yet, in the order in which ARC named them.
@@ -44,6 +55,7 @@ class ArcVictim(Part):
 
     def used(self, event: Routed) -> None:
         """Request what is cached, or was to leave and still is there."""
+        self._visit.add(event)
         layer = event.layer
         at = layer if self._per_layer else 0
         cache, leaving = self._caches[at], self._leaving[at]
@@ -77,8 +89,9 @@ class ArcVictim(Part):
 
     def _request(self, at: int, units: Iterable[Unit]) -> None:
         cache, leaving = self._caches[at], self._leaving[at]
+        spared = self._visit.units if self._spares else ()
         for unit in units:
-            victim = cache.request(unit)
+            victim = cache.request(unit, spared)
             leaving.pop(unit, None)
             if victim is not None:
                 leaving[victim] = None

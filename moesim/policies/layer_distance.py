@@ -7,6 +7,8 @@ the stalest, of layer l + 1, is needed next.
 
 EdgeMoE is described as evicting experts of the layers farthest from the present one first, which can also be read as plain
 distance in the stack: then both ends of the model go before its neighbours, and layer l goes last.
+
+What layer l does use now goes last in either reading, unless ``victims`` is ``idle``: then it goes with its layer once it has run.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from moesim.errors import ConfigError
 from moesim.policies.algorithms.layers import farthest_layers
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.replacement import LRU
+from moesim.policies.visit import UNROUTED_FIRST, Victims
 from moesim.policy import Fetch, Routed, View
 
 
@@ -30,9 +33,13 @@ class LeastStale(LRU):
     ----------
     distance : {"next-pass", "absolute"}
         How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already).
+    victims : {"unrouted-first", "idle"}
+        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, with its layer.
     """
 
-    def __init__(self, *, distance: Literal["next-pass", "absolute"] = "next-pass") -> None:
+    def __init__(self, *, distance: Literal["next-pass", "absolute"] = "next-pass", victims: Victims = UNROUTED_FIRST) -> None:
+        super().__init__()
+        self.victims = victims
         self.distance = distance
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
@@ -53,9 +60,8 @@ class LeastStale(LRU):
         super().used(event)
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first idle one, layer after layer."""
-        for layer in self._orders[self._now]:
-            unit = self.take(self._members[layer], self._members[layer], view)
-            if unit is not None:
-                return unit
-        return None
+        """Name the first idle one, layer after layer, and forget it."""
+        found = self.first_idle((unit for layer in self._orders[self._now] for unit in self._members[layer]), view)
+        if found is not None:
+            del self._members[found[0]][found]
+        return found

@@ -10,6 +10,7 @@ place only: a miss copies the newcomer in and the victim out, through a few spar
 |---|---|---|---|
 | cache | LRU, the same number per layer | the same; initially the highest ids | LRU, initially the highest ids; slots that do not divide by the layers are dealt out, ``slots_split: equal`` leaves them unused |
 | when used | - | all active experts are marked before the first load; each load evicts the LRU head at once | the same |
+| experts of the present layer as victims | - | only if the layer has more misses than other residents | the same |
 | order | - | residents first, then misses, both by ascending id | the same |
 | write-back | - | the victim is copied to the host while the newcomer arrives | ``writeback=True``: the copy out runs on its own link |
 | buffers | 4 | 4 shared by all layers, so 3 loads under way; the next starts when a loaded one is taken | the same; a loaded one is taken when it has arrived |

@@ -4,40 +4,57 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from moesim.policies.base import Future
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.replacement import Admitting
+from moesim.policies.visit import UNROUTED_FIRST, Victims, order_of_use
 from moesim.policy import Fetch, Routed, View
+
+LfuTies = Literal["last-use", "id"]
 
 
 class _Ranked(Admitting):
-    """Members by a rank that changes only when they are used: the lowest goes first."""
+    """Members by a rank that changes only when they are used: the lowest goes first, of equals the one used longest ago.
+
+    Within a visit, experts count as used in the order of `order_of_use`; being fetched ahead counts as a use.
+    """
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._orders: dict[int, list[tuple[Any, Unit]]] = {}  # pool -> its members by rank, made at the first question
         self._ranks: dict[Unit, Any] = {}
+        self._last: dict[Unit, int] = {}  # the number of its last use
+        self._n_uses = 0
         super().start(setup, residents)
 
     def used(self, event: Routed) -> None:
-        self._renew(event.layer, event.active)
+        super().used(event)
+        layer = event.layer
+        for expert in order_of_use(event):
+            self._n_uses += 1
+            self._last[layer, expert] = self._n_uses
+        self._renew(layer, event.active)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
         super().inserted(layer, experts)
+        for unit in ((layer, expert) for expert in experts):
+            if unit not in self._visit.units:
+                self._n_uses += 1
+                self._last[unit] = self._n_uses
         self._renew(layer, experts)
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        at, gpu = fetch.layer if self._per_layer else 0, self._gpu
+        at = fetch.layer if self._per_layer else 0
+        members, ranks = self._members[at], self._ranks
         order = self._orders.get(at)
         if order is None:
-            self._ranks.update((unit, self._rank(unit)) for unit in self._members[at])
-            order = self._orders[at] = sorted((self._ranks[unit], unit) for unit in self._members[at])
-        for i, (_, unit) in enumerate(order):
-            if view.is_resident(*unit, gpu) and not view.is_pinned(*unit, gpu):
-                del order[i], self._ranks[unit], self._members[at][unit]
-                return unit
-        return None
+            ranks.update((unit, self._rank(unit)) for unit in members)
+            order = self._orders[at] = sorted((ranks[unit], unit) for unit in members)
+        found = self.first_idle((unit for _, unit in order), view)
+        if found is not None:
+            del order[bisect_left(order, (ranks[found], found))], ranks[found], members[found]
+        return found
 
     def _renew(self, layer: int, experts: Sequence[int]) -> None:
         at = layer if self._per_layer else 0
@@ -56,7 +73,19 @@ class _Ranked(Admitting):
 
 
 class LFU(_Ranked):
-    """The one used in the fewest layer visits since the start, whether cached or not; ties to the lower layer and id."""
+    """The one used in the fewest layer visits since the start, whether cached or not.
+
+    Parameters
+    ----------
+    victims : {"unrouted-first", "idle"}
+        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
+    ties : {"last-use", "id"}
+        Of equals the one used longest ago, or the one of the lowest layer and id, as a scan finds it.
+    """
+
+    def __init__(self, *, victims: Victims = UNROUTED_FIRST, ties: LfuTies = "last-use") -> None:
+        super().__init__(victims=victims)
+        self.ties: LfuTies = ties
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with no visit counted."""
@@ -71,12 +100,12 @@ class LFU(_Ranked):
             counts[expert] += 1
         super().used(event)
 
-    def _rank(self, unit: Unit) -> int:
-        return self._counts[unit[0]][unit[1]]
+    def _rank(self, unit: Unit) -> tuple[int, int]:
+        return self._counts[unit[0]][unit[1]], self._last[unit] if self.ties == "last-use" else 0
 
 
 class Belady(_Ranked):
-    """The one whose next use is farthest in the future; ties to the one longest in the cache."""
+    """The one whose next use is farthest in the future; of equals the one used longest ago."""
 
     needs = frozenset({"oracle:routing"})
     _future: Future | None = None
@@ -88,21 +117,12 @@ class Belady(_Ranked):
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin before the first step."""
         self._now = (-1, -1)
-        self._since: dict[Unit, int] = {}  # the number of its last insertion
-        self._n_inserted = 0
         super().start(setup, residents)
 
     def used(self, event: Routed) -> None:
         """Remember the present step and layer."""
         self._now = (event.step, event.layer)
         super().used(event)
-
-    def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        """Note the order of insertion, too."""
-        for expert in experts:
-            self._n_inserted += 1
-            self._since[layer, expert] = self._n_inserted
-        super().inserted(layer, experts)
 
     def _rank(self, unit: Unit) -> tuple[int, int, int]:
         if self._future is None:
@@ -111,4 +131,4 @@ class Belady(_Ranked):
         of_layer, expert = unit
         # A layer that is still to come in this step may use it in this very step.
         next_use = self._future.next_use(of_layer, expert, step if of_layer <= layer else step - 1)
-        return -next_use, -of_layer, self._since[unit]
+        return -next_use, -of_layer, self._last[unit]

@@ -12,23 +12,37 @@ from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
 from moesim.policies.base import CACHE, Range, layer_residents
 from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
+
+UseOrder = Literal["rank", "id"]
 
 
 class Admitting(Part):
-    """Demand loads enter the cache; keeps the cached experts of each pool in order of insertion."""
+    """Demand loads enter the cache; keeps the cached experts of each pool in order of insertion.
+
+    Parameters
+    ----------
+    victims : {"unrouted-first", "idle"}
+        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
+    """
 
     admits = True
+
+    def __init__(self, *, victims: Victims = UNROUTED_FIRST) -> None:
+        self.victims: Victims = victims
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
+        self._visit = PresentVisit()
         self._members: list[dict[Unit, None]] = [{} for _ in range(setup.view.model.n_layers)]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
 
     def used(self, event: Routed) -> None:
-        """Take no note."""
+        """Take note of the layer visit."""
+        self._visit.add(event)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
         members = self._members[layer if self._per_layer else 0]
@@ -40,46 +54,79 @@ class Admitting(Part):
         """Replace nothing: replacement happens on demand."""
         return None
 
-    def take(self, members: dict[Unit, None], ranked: Iterable[Unit], view: View) -> Unit | None:
-        """Forget the first of these members that is idle, and return it; None if there is none."""
-        gpu, is_resident, is_pinned = self._gpu, view.is_resident, view.is_pinned
-        for unit in ranked:
-            layer, expert = unit
-            if is_resident(layer, expert, gpu) and not is_pinned(layer, expert, gpu):
-                del members[unit]
-                return unit
-        return None
+    def first_idle(self, ranked: Iterable[Unit], view: View) -> Unit | None:
+        """Return the first of these members that may go now; None if there is none."""
+        return self._visit.first_idle(ranked, self._gpu, view, self.victims)
 
 
 class FIFO(Admitting):
     """The one that has been in the cache longest."""
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first idle one in order of insertion."""
+        """Name the first idle one in order of insertion, and forget it."""
         members = self._members[fetch.layer if self._per_layer else 0]
-        return self.take(members, members, view)
+        unit = self.first_idle(members, view)
+        if unit is not None:
+            del members[unit]
+        return unit
 
 
 class LRU(FIFO):
-    """The one whose last use is longest ago; being fetched counts as a use.
+    """The one whose last use is longest ago; being fetched ahead counts as a use.
 
-    The active experts of a layer are marked together, ascending, before anything is evicted for that layer.
+    The active experts of a layer are marked together, before anything is evicted for that layer, so that all others go first.
+
+    Parameters
+    ----------
+    use_order : {"rank", "id"}
+        Of the experts of one row, the last-ranked counts as used last. Of several rows, which have no common ranks, and with
+        ``id`` always, what is loaded counts as used after what was cached, each by ascending id: as they are executed.
     """
+
+    def __init__(self, *, use_order: UseOrder = "rank") -> None:
+        super().__init__()
+        self.use_order: UseOrder = use_order
+
+    def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
+        """Begin with the residents, used in ascending order."""
+        self._present: list[Unit] = []  # what a single row that was routed last uses, by rank
+        super().start(setup, residents)
 
     def used(self, event: Routed) -> None:
         """Move the cached ones among the active to the recent end."""
-        layer = event.layer
+        super().used(event)
+        by_rank = self.use_order == "rank" and len(event.experts) == 1
+        units = [(event.layer, expert) for expert in (order_of_use(event) if by_rank else event.active)]
+        self._present = units if by_rank else []
+        self._mark(event.layer, units)
+
+    def inserted(self, layer: int, experts: Sequence[int]) -> None:
+        """Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit."""
+        super().inserted(layer, experts)
+        if self._present and self._present[0][0] == layer:
+            self._mark(layer, self._present)
+
+    def _mark(self, layer: int, units: Iterable[Unit]) -> None:
         members = self._members[layer if self._per_layer else 0]
-        for expert in event.active:
-            if (layer, expert) in members:
-                del members[layer, expert]
-                members[layer, expert] = None
+        for unit in units:
+            if unit in members:
+                del members[unit]
+                members[unit] = None
 
 
 class RandomVictim(Admitting):
-    """Any idle one, with equal chance, from a counter and a seed: the same choices in every run."""
+    """Any idle one, with equal chance, from a counter and a seed: the same choices in every run.
 
-    def __init__(self, *, seed: int = 0) -> None:
+    Parameters
+    ----------
+    seed : int
+        Of the draws.
+    victims : {"unrouted-first", "idle"}
+        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
+    """
+
+    def __init__(self, *, seed: int = 0, victims: Victims = UNROUTED_FIRST) -> None:
+        super().__init__(victims=victims)
         self.seed = seed
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
@@ -91,13 +138,15 @@ class RandomVictim(Admitting):
         """Draw among the idle residents, and forget the one drawn."""
         gpu, is_resident, is_pinned = self._gpu, view.is_resident, view.is_pinned
         members = self._members[fetch.layer if self._per_layer else 0]
-        idle = [unit for unit in members if is_resident(*unit, gpu) and not is_pinned(*unit, gpu)]
-        if not idle:
-            return None
-        self._asked += 1
-        unit = idle[scramble((self.seed << 32) + self._asked) % len(idle)]
-        del members[unit]
-        return unit
+        routed = self._visit.units if self.victims == UNROUTED_FIRST else ()
+        for group in ((unit for unit in members if unit not in routed), (unit for unit in members if unit in routed)):
+            idle = [unit for unit in group if is_resident(*unit, gpu) and not is_pinned(*unit, gpu)]
+            if idle:
+                self._asked += 1
+                unit = idle[scramble((self.seed << 32) + self._asked) % len(idle)]
+                del members[unit]
+                return unit
+        return None
 
 
 class Static(Part):

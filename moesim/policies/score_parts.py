@@ -12,6 +12,7 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import Range
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.replacement import LRU
+from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
 from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
 
@@ -128,6 +129,9 @@ class MRS(LRU):
     credit : {"own", "by-id"}
         Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
         largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on.
+    victims : {"unrouted-first", "idle"}
+        What the present layer visit is routed to goes only if nothing else is idle, or, as in paper and code, by its score
+        like any other once it has run.
 
     Notes
     -----
@@ -144,7 +148,10 @@ class MRS(LRU):
         p: Annotated[int, Range(1)] | None = None,
         tokens: Literal["mean", "first"] = "mean",
         credit: Credit = "own",
+        victims: Victims = "idle",
     ) -> None:
+        super().__init__(use_order="id")
+        self.victims = victims
         self.alpha = alpha
         self.p = p
         self.tokens = tokens
@@ -176,7 +183,10 @@ class MRS(LRU):
         ranked = self._ranked.get(pool)
         if ranked is None:
             ranked = self._ranked[pool] = sorted(members, key=lambda unit: of(unit[0])[unit[1]])
-        return self.take(members, (unit for unit in ranked if unit in members), view)
+        found = self.first_idle((unit for unit in ranked if unit in members), view)
+        if found is not None:
+            del members[found]
+        return found
 
 
 class MRSScore(Part):

@@ -6,6 +6,7 @@ ways of counting it differ by up to several points, so both are here:
 * **set-wise** (the default): every lookup of a visit is answered before the cache is updated. Then the
   visited keys enter or are refreshed in the order given, and only after all of them does the cache shrink to
   its capacity. This is what an engine does that asks once per layer what is resident.
+  Each rule breaks ties by last use: of equals the one used longest ago goes.
 * **sequential**: lookup and insertion one key at a time, as a general-purpose cache library does. An early
   miss of a visit can evict what the same visit looks up later.
 
@@ -99,40 +100,25 @@ def replay_lfu(
     >>> replay_lfu([[0], [0], [1], [2], [0], [1]], 2)
     [False, True, False, False, True, False]
     """
-    count: dict[K, int] = {}
-    last: dict[K, int] = {}
     cached: dict[K, int] = {}
-    queue: list[tuple[int, int, K]] = []  # (uses, last use, key); entries of the past are skipped when met
+    rank: dict[K, tuple[int, int]] = {}  # (uses, order of use): the smallest goes first
+    queue: list[tuple[tuple[int, int], K]] = []  # entries of the past are skipped when met
     hits: list[bool] = []
-    used = now = 0
+    used = order = 0
     for group in _groups(visits, set_wise):
         hits += [key in cached for key in group]
         for key in group:
-            now += 1
-            count[key], last[key] = count.get(key, 0) + 1, now
+            order += 1
+            rank[key] = (rank[key][0] + 1 if key in rank else 1, order)
             if key not in cached:
                 cached[key] = 1 if sizes is None else sizes[key]
                 used += cached[key]
         while used > capacity:
-            used -= cached.pop(_least_used(queue, cached, group, last, count))
+            used -= cached.pop(_lowest(queue, cached, group, rank))
         for key in dict.fromkeys(group):
             if key in cached:
-                heapq.heappush(queue, (count[key], last[key], key))
+                heapq.heappush(queue, (rank[key], key))
     return hits
-
-
-def _least_used(
-    queue: list[tuple[int, int, K]],
-    cached: Mapping[K, int],
-    group: Sequence[K],
-    last: Mapping[K, int],
-    count: Mapping[K, int],
-) -> K:
-    while queue:
-        _, when, key = heapq.heappop(queue)
-        if key in cached and last[key] == when and key not in group:
-            return key
-    return min((key for key in group if key in cached), key=lambda key: (count[key], last[key]))
 
 
 def replay_belady(
@@ -141,16 +127,19 @@ def replay_belady(
     *,
     sizes: Mapping[K, int] | None = None,
     set_wise: bool = True,
+    keep_visit: bool = False,
 ) -> list[bool]:
     """Replay a cache that knows the future, and keeps what is used again soonest.
 
-    A key that was only just used may be the one that goes: no cache that fetches on demand has more hits if
-    all sizes are equal. With different sizes it is a strong heuristic, not an optimum.
+    Among equals the one used longest ago goes. A key that was only just used may be the one that goes: no cache that fetches
+    on demand has more hits if all sizes are equal. With different sizes it is a strong heuristic, not an optimum.
 
     Parameters
     ----------
     visits, capacity, sizes, set_wise
         As for `replay_lru`.
+    keep_visit : bool
+        What a visit used goes last, as in a cache that holds all keys of a visit at once. No such cache has more hits.
 
     Returns
     -------
@@ -159,30 +148,44 @@ def replay_belady(
 
     Examples
     --------
-    >>> replay_belady([[0], [1], [2], [0], [1]], 2)
-    [False, False, False, True, True]
+    >>> replay_belady([[0], [1], [2], [0], [1]], 2), replay_belady([[0], [1], [2], [0], [1]], 2, keep_visit=True)
+    ([False, False, False, True, True], [False, False, False, True, False])
     """
     groups = [list(g) for g in _groups(visits, set_wise)]
     upcoming = _next_uses(groups)
     cached: dict[K, int] = {}
-    next_use: dict[K, int] = {}
-    queue: list[tuple[int, int, K]] = []  # (-next use, -order, key): the farthest first, the latest among equals
+    rank: dict[K, tuple[int, int]] = {}  # (-next use, order of use): the smallest goes first
+    queue: list[tuple[tuple[int, int], K]] = []  # entries of the past are skipped when met
     hits: list[bool] = []
     used = order = 0
     for group, uses in zip(groups, upcoming, strict=True):
         hits += [key in cached for key in group]
         for key, use in zip(group, uses, strict=True):
             order += 1
-            next_use[key] = use
+            rank[key] = (-use, order)
             if key not in cached:
                 cached[key] = 1 if sizes is None else sizes[key]
                 used += cached[key]
-            heapq.heappush(queue, (-use, -order, key))
+            if not keep_visit:
+                heapq.heappush(queue, (rank[key], key))
         while used > capacity:
-            use, _, key = heapq.heappop(queue)
-            if key in cached and next_use[key] == -use:
-                used -= cached.pop(key)
+            used -= cached.pop(_lowest(queue, cached, group, rank))
+        if keep_visit:
+            for key in dict.fromkeys(group):
+                if key in cached:
+                    heapq.heappush(queue, (rank[key], key))
     return hits
+
+
+def _lowest(
+    queue: list[tuple[tuple[int, int], K]], cached: Mapping[K, int], group: Sequence[K], rank: Mapping[K, tuple[int, int]]
+) -> K:
+    """Take the cached key of the smallest rank out of a queue; of the group that has been looked up, if it holds no other."""
+    while queue:
+        now, key = heapq.heappop(queue)
+        if key in cached and rank[key] == now:
+            return key
+    return min((key for key in group if key in cached), key=lambda key: rank[key])
 
 
 def _next_uses(groups: Sequence[Sequence[K]]) -> list[list[int]]:

@@ -36,7 +36,7 @@ _MAKERS: dict[str, Callable[[Context], dict[str, Any]]] = {
     "caches": caches,
     "batching": batching,
 }
-_STEPS = 22  # the makers count them
+_STEPS = 23  # the makers count them
 
 
 def report(trace: Trace, phase: str | None = None, *, max_rows: int | None = None, show_progress: bool = False) -> dict[str, Any]:

@@ -39,13 +39,14 @@ def caches(context: Context) -> dict[str, Any]:
     dict
         See ``docs/statistics.md``.
     """
-    context.begin("LRU, LFU, Belady", 3)
+    context.begin("LRU, LFU, Belady", 4)
     sample = context.sample
     trace = sample.trace
     n_experts, top_k = trace.n_experts, trace.top_k
     capacities = sorted({c for share in CACHE_SHARES if 0 < (c := round(share * n_experts)) < n_experts})
     u_size = default_u_size(n_experts)
-    rates: dict[str, NDArray[np.float64] | None] = {**layer_hit_rates(sample.experts, n_experts, capacities)}
+    textbook = layer_hit_rates(sample.experts, n_experts, capacities, ("lru", "lfu", "belady-visit", "belady"))
+    rates: dict[str, NDArray[np.float64] | None] = {**textbook}
     context.begin("MRS", 5)
     scores, basis = mrs_scores(trace, sample.rows)
     if scores is None:
@@ -61,7 +62,8 @@ def caches(context: Context) -> dict[str, Any]:
     else:
         rates["static"] = static_hits(context.frequency, np.asarray(trace.tables[table]), capacities)
     rates["static-hindsight"] = static_hits(context.frequency, context.frequency, capacities)
-    random = layer_hit_rates(uniform_rows(_NULL_ROWS, _NULL_LAYERS, n_experts, top_k), n_experts, capacities)
+    drawn = uniform_rows(_NULL_ROWS, _NULL_LAYERS, n_experts, top_k)
+    random = layer_hit_rates(drawn, n_experts, capacities, ("belady", "belady-visit"))
     return {
         "capacities": capacities,
         "shares": [c / n_experts for c in capacities],
@@ -69,6 +71,7 @@ def caches(context: Context) -> dict[str, Any]:
         "hit_rate_by_layer": {name: rate for name, rate in rates.items() if rate is not None},
         "uniform": [c / n_experts for c in capacities],
         "uniform_belady": random["belady"].mean(axis=1),
+        "uniform_belady_visit": random["belady-visit"].mean(axis=1),
         "mrs_basis": basis,
         "workload_aware": {"w_size": W_SIZE, "u_size": u_size},
         "static_table": table,

@@ -171,11 +171,12 @@ def _caches(found: Mapping[str, Any], full: bool) -> Iterator[tuple[Any, ...]]:
         "static": f"by the table {found['static_table']}",
         "static-hindsight": "by these very rows",
         "belady": "the best of those that start empty",
+        "belady-visit": "the best of those that hold a token's experts at once",
     }
     for policy, rates in found["hit_rate"].items():
         if rates is None:
             continue
-        null = found["uniform_belady"] if policy == "belady" else found["uniform"]
+        null = found[{"belady": "uniform_belady", "belady-visit": "uniform_belady_visit"}.get(policy, "uniform")]
         for i in range(len(shares)) if full else sorted({_nearest(shares, share) for share in _SHARES}):
             yield f"{policy} hit rate at {100 * shares[i]:.3g} %", rates[i], null[i], UNIFORM, notes.get(policy, "")
 

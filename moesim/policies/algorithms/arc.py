@@ -6,6 +6,7 @@ the released code of Fate, an offloading system.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -50,13 +51,16 @@ class Arc(Generic[Key]):
         """Whether it is in the cache."""
         return key in self._once or key in self._often
 
-    def request(self, key: Key) -> Key | None:
+    def request(self, key: Key, spared: Container[Key] = ()) -> Key | None:
         """Ask for a key; it is in the cache afterwards.
 
         Parameters
         ----------
         key : hashable
             What is asked for.
+        spared : container of hashable
+            Keys that leave only if no other is in the cache: then the oldest other key leaves, of the other list where the
+            rule's has none.
 
         Returns
         -------
@@ -73,17 +77,17 @@ class Arc(Generic[Key]):
             return None
         if key in self._once_gone:
             self.target = min(self.capacity, self.target + self._growth())
-            victim = self._replace(often=False)
+            victim = self._replace(spared, often=False)
             del self._once_gone[key]
             self._often[key] = None
             return victim
         if key in self._often_gone:
             self.target = max(0, self.target - self._shrinkage())
-            victim = self._replace(often=True)
+            victim = self._replace(spared, often=True)
             del self._often_gone[key]
             self._often[key] = None
             return victim
-        leaving = self._make_room()
+        leaving = self._make_room(spared)
         self._once[key] = None
         return leaving
 
@@ -108,29 +112,28 @@ class Arc(Generic[Key]):
         n_once = len(self._once)
         return bool(n_once) and (n_once > self.target or (often and n_once == self.target))
 
-    def _make_room(self) -> Key | None:
+    def _make_room(self, spared: Container[Key]) -> Key | None:
         """Make room for a key that no list knows (case IV)."""
         once = len(self._once) + len(self._once_gone)
         if once == self.capacity:
             if len(self._once) == self.capacity:  # nothing to forget: the oldest leaves and is not remembered
-                return _pop_oldest(self._once)
+                return _pop_oldest(self._once, spared)
             _pop_oldest(self._once_gone)
-            return self._replace(often=False)
+            return self._replace(spared, often=False)
         total = once + len(self._often) + len(self._often_gone)
         if total < self.capacity:
             return None
         if total == 2 * self.capacity:
             self._forget()
-        return self._replace(often=False)
+        return self._replace(spared, often=False)
 
-    def _replace(self, often: bool) -> Key:
+    def _replace(self, spared: Container[Key], often: bool) -> Key:
         """Let the oldest of T1 or T2 leave, and remember it."""
-        if self._from_once(often):
-            victim = _pop_oldest(self._once)
-            self._once_gone[victim] = None
-        else:
-            victim = _pop_oldest(self._often)
-            self._often_gone[victim] = None
+        once, twice = (self._once, self._once_gone), (self._often, self._often_gone)
+        lists = (once, twice) if self._from_once(often) else (twice, once)
+        held, gone = next((pair for pair in lists if any(key not in spared for key in pair[0])), lists[0])
+        victim = _pop_oldest(held, spared)
+        gone[victim] = None
         return victim
 
 
@@ -165,7 +168,8 @@ class FateArc(Arc[Key]):
         return len(self._once) > self.target or not self._often
 
 
-def _pop_oldest(keys: dict[Key, None]) -> Key:
-    key = next(iter(keys))
+def _pop_oldest(keys: dict[Key, None], spared: Container[Key] = ()) -> Key:
+    found = next((key for key in keys if key not in spared), None)
+    key = next(iter(keys)) if found is None else found
     del keys[key]
     return key

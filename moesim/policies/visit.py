@@ -1,0 +1,69 @@
+"""What the present layer visit uses: in which order, and what that means for victims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from moesim.policies.parts import Unit
+from moesim.policy import Routed, View
+
+Victims = Literal["unrouted-first", "idle"]
+UNROUTED_FIRST: Final = "unrouted-first"
+
+
+class PresentVisit:
+    """The experts that the present layer visit is routed to, in all its micro-batches so far.
+
+    Attributes
+    ----------
+    units : set of (layer, expert)
+    """
+
+    def __init__(self) -> None:
+        self._at = (-1, -1)  # step and layer
+        self.units: set[Unit] = set()
+
+    def add(self, event: Routed) -> None:
+        """Take note of a routed micro-batch; the first of another layer visit begins anew."""
+        layer = event.layer
+        if self._at != (event.step, layer):
+            self._at = event.step, layer
+            self.units = set()
+        self.units.update([(layer, expert) for expert in event.active])
+
+    def first_idle(self, ranked: Iterable[Unit], gpu: str, view: View, victims: Victims) -> Unit | None:
+        """Return the first of some residents that is idle; None if there is none.
+
+        Parameters
+        ----------
+        ranked : iterable of (layer, expert)
+            Best victims first.
+        gpu : str
+        view : View
+        victims : {"unrouted-first", "idle"}
+            What the present layer visit is routed to goes only if nothing else is idle, or is a victim like any other once it
+            has run.
+        """
+        is_resident, is_pinned = view.is_resident, view.is_pinned
+        spared = self.units if victims == UNROUTED_FIRST else ()
+        routed = []
+        for unit in ranked:
+            if unit in spared:
+                routed.append(unit)
+            elif is_resident(*unit, gpu) and not is_pinned(*unit, gpu):
+                return unit
+        return next((unit for unit in routed if is_resident(*unit, gpu) and not is_pinned(*unit, gpu)), None)
+
+
+def order_of_use(event: Routed) -> Sequence[int]:
+    """Return the active experts in the order in which they count as used: those of one row by rank, those of several by id.
+
+    Examples
+    --------
+    >>> from moesim.testing import routed
+    >>> order_of_use(routed([[3, 1]])), order_of_use(routed([[3, 1], [0, 3]]))
+    ([3, 1], [0, 1, 3])
+    """
+    ranked: list[int] = event.experts[0].tolist()
+    return ranked if len(event.experts) == 1 else event.active
