@@ -130,6 +130,15 @@ def test_replacements_differ_in_their_victim(name: str, victim: Unit | None, idl
         assert policy.evict(Fetch(0, [6], "gpu0"), view) == expected
 
 
+@pytest.mark.parametrize(("ties", "victim"), [("last-use", 1), ("id", 0)])
+def test_of_experts_used_as_often_lfu_takes_the_one_used_longest_ago_or_the_lowest_id(ties: str, victim: int) -> None:
+    policy = make_policy({"name": "lfu", "ties": ties})
+    view = start(policy, slots=12)
+    for step, expert in enumerate([1, 0, 2]):
+        policy.decide(routed([[expert]], step=step), view)
+    assert policy.evict(Fetch(0, [6], "gpu0"), view) == (0, victim)
+
+
 def test_what_the_visit_uses_goes_last_and_in_the_order_of_the_rule() -> None:
     """Three slots, 0 and 1 routed to: first 2, then those, of which LRU takes 1, of the lower rank."""
     for name, order in (("lru", [2, 1, 0]), ("fifo", [2, 0, 1]), ("lfu", [2, 1, 0])):

@@ -45,10 +45,10 @@ DAOP = {
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "daop-code": DAOP,
     "daop-paper": DAOP,
-    "belady": {key: (value, {}) for key, value in TEXTBOOK.items()},
+    "belady": {key: (value, {}) for key, value in CACHES.items()},
     "fifo": {key: (value, {}) for key, value in TEXTBOOK.items()},
-    "lfu": {key: (value, {}) for key, value in {**CACHES, "ties": {"ties": "id"}}.items()},
-    "lru": {key: (value, {}) for key, value in {**CACHES, "use_order": {"use_order": "id"}}.items()},
+    "lfu": {key: (value, {}) for key, value in CACHES.items()},
+    "lru": {key: (value, {}) for key, value in CACHES.items()},
     "random": {key: (value, {}) for key, value in {**TEXTBOOK, "seed": {"seed": 1}}.items()},
     "static": {
         "placement": ({"placement": "lowest-ids"}, {}),
@@ -156,7 +156,9 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
 }
 ELSEWHERE = {
-    ("lfu", "victims"),  # tests/test_engine_caches.py: needs copies that take longer than Runs
+    ("lfu", "ties"),  # tests/test_composed.py: needs equal counts
+    ("lru", "use_order"),  # tests/test_engine_caches.py: needs one row a step
+    *((name, "victims") for name in ("lfu", "belady")),  # tests/test_engine_caches.py: need copies that take longer than Runs
     ("greedy", "shared_in_plan"),  # tests/test_parts_more.py: needs a model with shared experts
     ("arc", "variant"),  # tests/test_parts_more.py: needs a longer run
     ("activation-aware", "capacity"),  # tests/test_parts_more.py: needs requests that are over
@@ -196,10 +198,7 @@ PREFETCH_CHANGES: dict[str, dict[str, Any]] = {
 # Part -> option -> changed value; those of the workload-aware cache are DALI's.
 PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("placement", "random"): {"seed": 3},
-    ("replacement", "lru"): {"use_order": "id"},
-    ("replacement", "lfu"): {"ties": "id"},
     ("replacement", "fifo"): {"victims": "idle"},
-    ("replacement", "belady"): {"victims": "idle"},
     ("replacement", "mrs"): {"victims": "unrouted-first"},
     ("replacement", "arc"): {"victims": "idle"},
     ("replacement", "random"): {"seed": 3, "victims": "idle"},
