@@ -1,5 +1,6 @@
 # make quickstart   install, run ten policies at six settings, print the table, write plots and a timeline
 # make test         install everything for development, run the tests
+# make test-long    thousands of mutated inputs, flipped bits, kills and audited runs: see docs/promises.md
 # make lint         ruff and mypy
 #
 # Each installs what it needs into .venv; a second call is quick.
@@ -12,7 +13,7 @@ JOBS ?= 2
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test test-long lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -20,6 +21,10 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q --tb=short tests/long/campaign_*.py $(CAMPAIGN)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -120,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    line = " ".join(message.split())
+    # Names in files, and messages of libraries, may hold what a terminal obeys.
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(message.split()))
     if len(line) > _LONGEST:  # it quotes what was given
         line = f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 :]}"
     print(f"moesim: {line}", file=sys.stderr)

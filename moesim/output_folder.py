@@ -38,9 +38,9 @@ def check_own_folder(folder: Path, owner: str, *, option: str = "--out") -> None
         If it is a file or a dangling link, holds anything else, or cannot be made or written.
     """
     other = f"choose another with {option}"
-    if folder.is_symlink() and not folder.exists():
-        raise ConfigError(f"{folder}: expected a folder, got a link to {os.readlink(folder)}, where nothing is; {other}")
     try:
+        if folder.is_symlink() and not folder.exists():
+            raise ConfigError(f"{folder}: expected a folder, got a link to {os.readlink(folder)}, where nothing is; {other}")
         place = folder if folder.exists() else next(one for one in folder.absolute().parents if one.exists())
         if place == folder and not folder.is_dir():
             raise ConfigError(f"{folder}: expected a folder for the results, got a file; {other}")

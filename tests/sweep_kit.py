@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
 
 
+Command = Callable[[list[str]], int]
 _context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
 if hasattr(_context, "set_forkserver_preload"):
     _context.set_forkserver_preload(["moesim.cli", "tests.sweep_kit"])  # what takes a second to import is imported once
@@ -77,17 +79,17 @@ def start(folder: Path, *arguments: str) -> BaseProcess:
     return process
 
 
-def _command(folder: str, arguments: list[str]) -> None:
+def _command(folder: str, arguments: list[str], run: Command = main) -> None:
     os.chdir(folder)
     with Path(f"err-{os.getpid()}.txt").open("w") as err, Path(os.devnull).open("w") as out:
         sys.stderr, sys.stdout = err, out
-        code = main(arguments)
+        code = run(arguments)
     sys.exit(code)
 
 
-def start_and_kill(folder: Path, moment: int, *arguments: str) -> BaseProcess:
+def start_and_kill(folder: Path, moment: int, *arguments: str, run: Command = main) -> BaseProcess:
     """Start the command line, and kill it at a moment, counted from 0; if it ends before, moments.txt holds their number."""
-    process = _context.Process(target=_killed_command, args=(str(folder), moment, list(arguments)))
+    process = _context.Process(target=_killed_command, args=(str(folder), moment, list(arguments), run))
     process.start()
     return process
 
@@ -95,8 +97,8 @@ def start_and_kill(folder: Path, moment: int, *arguments: str) -> BaseProcess:
 _TOUCHES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")  # audit events, told before they happen
 
 
-def _killed_command(folder: str, moment: int, arguments: list[str]) -> None:
-    out, seen = arguments[arguments.index("--out") + 1], 0
+def _killed_command(folder: str, moment: int, arguments: list[str], run: Command) -> None:
+    out, seen = Path(arguments[arguments.index("--out") + 1]).parts[0], 0
 
     def count(event: str, touched: tuple[Any, ...]) -> None:
         nonlocal seen
@@ -108,6 +110,6 @@ def _killed_command(folder: str, moment: int, arguments: list[str]) -> None:
     os.chdir(folder)
     sys.addaudithook(count)
     try:
-        _command(folder, arguments)
+        _command(folder, arguments, run)
     finally:
         Path("moments.txt").write_text(str(seen))

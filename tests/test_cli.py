@@ -302,3 +302,28 @@ def test_what_a_policy_of_the_current_folder_raises_fails_its_run_only(
     inputs = yaml.safe_load(Path("results/small/config.resolved.yaml").read_text())["inputs"]
     assert inputs["policies"] == {name: {"sha256": hashlib.sha256(MINE.encode()).hexdigest()}}
     sys.modules.pop(f"mine{jobs}")
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "\x9b31m", "\u202egnp.x", "\u2066x", "x\x00", "\ud800"])
+def test_a_message_holds_nothing_that_a_terminal_obeys(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Names in files are quoted in messages, as characters that can be seen."""
+    escaped = text.encode("unicode_escape").decode()
+    profile = {"name": "x", "devices": {text: {}}}
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(profile).replace('"\\uD800"', '"\\ud800"'))
+    for arguments in (["profile", "show", "./p.yaml"], ["list", text.replace("\0", "")], ["report", text.replace("\0", "")]):
+        line = fails(arguments, 2, capsys)
+        assert line.isprintable()
+    assert escaped.replace("\\x00", "") in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "small.yaml"],
+        ["validate", "small.yaml", "--only-compare"],
+        ["trace", "export", "./small.safetensors", "--format", "csv"],
+    ],
+)
+def test_a_name_that_no_file_can_have(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_yaml(tmp_path)
+    assert "File name too long" in fails([*command, "--out", "x" * 300], 2, capsys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,15 @@ def test_a_file_that_is_no_predictor(content: bytes | None, tmp_path: Path) -> N
         path.write_bytes(content)
     with pytest.raises(RecordError, match=r"p: expected a learned predictor, got .*; train it again"):
         load_predictors(path)
+
+
+def test_a_flipped_bit_is_never_read(trained: Predictors, tmp_path: Path) -> None:
+    data, rng = save_predictors(trained, tmp_path / "p").read_bytes(), random.Random(1)
+    for _ in range(40):
+        at = rng.randrange(len(data))
+        (tmp_path / "p").write_bytes(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
+        with pytest.raises(RecordError, match=r"p: expected a learned predictor, got .*; train it again"):
+            load_predictors(tmp_path / "p")
 
 
 # --- the command

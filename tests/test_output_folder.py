@@ -294,7 +294,9 @@ def _slim(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- files of a result, read back
-@pytest.mark.parametrize("name", ["summary.json", "config.resolved.yaml", "runs.parquet", "timeline.json"])
+@pytest.mark.parametrize(
+    "name", ["summary.json", "config.resolved.yaml", "runs.parquet", "timeline.json", "plots/decode_speed.txt"]
+)
 def test_a_result_that_was_changed_is_not_reported(
     name: str, bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

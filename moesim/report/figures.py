@@ -12,6 +12,7 @@ from typing import Final
 import pandas as pd
 
 from moesim.errors import ConfigError
+from moesim.manifest import read_verified
 from moesim.progress import Progress
 from moesim.report.data_uris import csv_uri, data_uri
 from moesim.report.folder import ResultFolder
@@ -129,7 +130,7 @@ def _read(pictures: list[Path]) -> Iterator[tuple[str, Files]]:
         name = picture.name.removesuffix(".png")
         beside = {suffix: picture.with_name(f"{name}.{suffix}") for suffix in ("png", "csv", "txt")}
         try:
-            yield name, {suffix: path.read_bytes() for suffix, path in beside.items() if path.is_file()}
+            yield name, {suffix: read_verified(path) for suffix, path in beside.items() if path.is_file()}
         except OSError as error:
             raise ConfigError(f"{picture}: expected a figure that can be read, got: {error.strerror}") from None
 

@@ -28,6 +28,7 @@ online learning       possible                                 not done: a recor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -257,6 +258,7 @@ def save_predictors(predictors: Predictors, path: str | Path) -> Path:
         "n_experts": predictors.n_experts,
         "facts": predictors.facts,
     }
+    about["sha256"] = _digest(tensors, about)
     return atomic.write_bytes(path, save(tensors, metadata={_METADATA: json.dumps(about, sort_keys=True)}))
 
 
@@ -272,6 +274,8 @@ def load_predictors(path: str | Path) -> Predictors:
         with safe_open(str(path), framework="pt") as file:
             about = json.loads((file.metadata() or {})[_METADATA])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        if about.pop("sha256") != _digest(tensors, about):
+            raise ValueError("another content than was written (its sha256 differs)")
         options, n_experts, groups = LearnedOptions(**about["options"]), int(about["n_experts"]), tuple(about["groups"])
         layers = []
         for layer in range(1, len(groups)):
@@ -284,3 +288,11 @@ def load_predictors(path: str | Path) -> Predictors:
         got = " ".join(str(error).split())[:200]
         raise RecordError(f"{path}: expected a learned predictor, got {type(error).__name__}: {got}; {_REMEDY}") from None
     return Predictors(options, groups, n_experts, tuple(layers), about["facts"])
+
+
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
+    """Give the sha256 of what a file of predictors holds."""
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()

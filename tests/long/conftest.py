@@ -1,0 +1,39 @@
+"""Options of the campaigns: how many cases, and from which seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add counts and the seed."""
+    group = parser.getgroup("campaigns")
+    for name, n, what in (
+        ("inputs", 3200, "mutated inputs"),
+        ("flips", 3000, "flipped bits"),
+        ("kills", 60, "kills"),
+        ("audits", 60, "audited runs"),
+    ):
+        group.addoption(f"--{name}", type=int, default=n, metavar="N", help=f"{what} of a campaign (default: {n})")
+    group.addoption("--campaign-seed", type=int, default=0, metavar="N", help="another seed gives other cases (default: 0)")
+    group.addoption("--campaign-log", type=Path, metavar="FILE", help="where findings and progress are written as they come")
+    kinds = "cases of some kinds only, separated by commas"
+    group.addoption("--only-kinds", type=lambda text: text.split(","), default=[], metavar="NAMES", help=kinds)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw figures, but do not render them: their data is what is compared."""
+    import matplotlib.pyplot as plt
+
+    png = b"\x89PNG\r\n\x1a\n" + bytes(32)
+
+    def rendered(figure: Any, suffixes: Any = ("png", "pdf")) -> dict[str, bytes]:
+        plt.close(figure)
+        return dict.fromkeys(suffixes, png)
+
+    for module in ("moesim.plots.style", "moesim.plots.drawing"):
+        monkeypatch.setattr(f"{module}.rendered", rendered)
