@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 a run failed; 2 the input is wrong, and nothing was writte
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -107,6 +108,10 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return _fail(f"{error.filename}: expected a path, got a name that no file can have (too long); choose another", 2)
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
         if hasattr(error, "format_message"):

@@ -327,3 +327,8 @@ def test_a_message_holds_nothing_that_a_terminal_obeys(text: str, tmp_path: Path
 def test_a_name_that_no_file_can_have(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_yaml(tmp_path)
     assert "File name too long" in fails([*command, "--out", "x" * 300], 2, capsys)
+
+
+@pytest.mark.parametrize("command", [["trace", "import", "--out", "t.safetensors"], ["report"], ["run"], ["profile", "show"]])
+def test_an_input_that_no_file_can_be(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert "x" * 200 in fails([*command, "x" * 300], 2, capsys)
