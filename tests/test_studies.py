@@ -323,7 +323,8 @@ def test_a_run_that_fails_is_told_and_ends_no_other(tmp_path: Path, monkeypatch:
 
 
 def test_processes_do_not_change_the_result(tmp_path: Path):
-    experiment = resolve(tmp_path, policies=["on-demand"], workload={"prompt_tokens": 6, "decode_tokens": 1})
+    """Of a policy, too, whose oracle is another one that the experiment does not name."""
+    experiment = resolve(tmp_path, policies=["lru"], workload={"prompt_tokens": 6, "decode_tokens": 1})
     assert regrets(experiment, jobs=2) == regrets(experiment)
 
 

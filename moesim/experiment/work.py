@@ -122,10 +122,12 @@ class WorkMaker:
             path = self._paths[name]
         else:
             path = self._paths[name] = find_trace(name).absolute()
+        policy = spec.point.policy["name"]
+        if policy not in self._sources:  # an oracle's, which the experiment does not name
+            self._sources[policy] = source_digest(policy)
         return Work(
-            spec, experiment.place, str(path), name, digest, experiment.signals(spec), keep, code_digest(),
-            self._sources[spec.point.policy["name"]],
-        )  # fmt: skip
+            spec, experiment.place, str(path), name, digest, experiment.signals(spec), keep, code_digest(), self._sources[policy]
+        )
 
     def _write(self, trace: Trace) -> Path:
         name = f"{_MADE}/{trace.digest}.safetensors"
