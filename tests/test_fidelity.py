@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, DeepseekV2Config, MixtralConfig, 
 
 from moesim.engine.layer import FRESH, SKIPPED, STALE, Visit
 from moesim.errors import InputError
+from moesim.manifest import FILE
 from moesim.metrics import fidelity
 from moesim.plots.fidelity import fidelity as draw
 from moesim.progress import Progress
@@ -604,7 +605,7 @@ def test_the_command_writes_the_same_bytes_again(checkpoint: Path, tmp_path: Pat
     for out in ("a", "b"):
         assert main([str(checkpoint), "--out", str(tmp_path / out), *sizes]) == 0
     files = sorted(p.name for p in (tmp_path / "a").iterdir())
-    assert files == [f"fidelity-mini.{s}" for s in ("csv", "json", "pdf", "png")]
+    assert files == [FILE, *(f"fidelity-mini.{s}" for s in ("csv", "json", "pdf", "png"))]
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
     frame = pd.read_csv(tmp_path / "a" / "fidelity-mini.csv")
     assert set(frame["text"]) == {"code", "prose", "all"}
