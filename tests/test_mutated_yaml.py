@@ -267,7 +267,7 @@ def swept(n: int, *names: str) -> str:
             f"workload: {{{swept(2000, 'n_batches', 'seed')}}}\n{swept(2000, 'decision_us')}\n{swept(2000, 'warm_up_steps')}",
             TOO_MANY,
         ),
-        ("name: " + "x" * 100_000 + "\nrepeat: " + "y" * 100_000, "repeat: expected an integer, got 'yyyy"),
+        ("description: " + "x" * 100_000 + "\nrepeat: " + "y" * 100_000, "repeat: expected an integer, got 'yyyy"),
     ],
     ids=lambda text: text[:40],
 )
