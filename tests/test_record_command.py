@@ -140,7 +140,13 @@ def test_nothing_is_replaced_unasked(home: Path, tmp_path: Path) -> None:
     out.write_text("precious")
     with pytest.raises(InputError, match="add --overwrite"):
         run(home, out)
+    with pytest.raises(InputError, match="a file that it did not write"):
+        run(home, out, "--overwrite")
     assert out.read_text() == "precious"
+    out.unlink()
+    run(home, out)
+    with pytest.raises(InputError, match="add --overwrite"):
+        run(home, out)
     assert run(home, out, "--overwrite").n_requests == 5
 
 

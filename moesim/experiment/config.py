@@ -152,8 +152,8 @@ def _no_path(name: str) -> str:
     """It names a folder in ``results/``, and no other."""
     if set(name) & set("/\\:") or not name.isprintable() or name.startswith(".") or name != name.strip() or len(name) > 100:
         raise ValueError(
-            f"expected at most 100 characters that name a folder: no slash, backslash or colon, no dot in front, got {name[:40]!r}; "
-            "to choose a folder elsewhere, use output or --out"
+            "expected at most 100 characters that name a folder: no slash, backslash or colon, no dot in front, "
+            f"got {name[:40]!r}; to choose a folder elsewhere, use output or --out"
         )
     return name
 
