@@ -112,7 +112,8 @@ def test_swaps_keep_the_gpus_disjoint_and_take_the_extremes(
 # ----------------------------------------------------------------------------------------------------------- one GPU
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"w_size": 1, "u_size": 2, "firing": "printed"},
+    {"w_size": 1, "u_size": 2},
+    {"w_size": 3, "u_size": 2, "firing": "printed"},
     {"w_size": 2, "u_size": 8, "only_if_better": True, "prefetch_size": 3, "staging_slots": 1},
     {"w_size": 1, "u_size": 1, "prefetch_size": 2, "prefetch_source": "synthetic:0.4"},
     {"u_size": 0, "prefetch_size": 0},

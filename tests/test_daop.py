@@ -25,7 +25,7 @@ from moesim.policies.daop import DaopCode, DaopPaper
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.parts import Setup
 from moesim.policies.placement import FrequencyGlobal, FrequencyPerLayer
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import make_policy, without_moot
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
 from moesim.table import Format
@@ -176,7 +176,8 @@ def run(name: str, work: Any, told: Any = None, slots: int = 4, decision_ns: int
     """Run DAOP on the toy machine."""
     spec = {"name": name, **COMMON, **options}
     return both(
-        lambda: make_policy(spec), work, TOY, slots={"gpu0": slots}, predictors={"told": told or Oracle()}, model=toy_model(),
+        lambda: make_policy(without_moot(spec)), work, TOY, slots={"gpu0": slots}, model=toy_model(),
+        predictors={"told": told or Oracle()},
         decision_ns=decision_ns,
     )  # fmt: skip
 
@@ -507,7 +508,7 @@ def test_without_swaps_and_predictions_it_is_a_static_placement() -> None:
     [
         {"first_predict_layer": 1},
         {"first_predict_layer": 2, "first_on_cpu": "next", "reset": True, "swap_if": "at-least", "swap_factor": 0},
-        {"first_predict_layer": 1, "swap_buffers": 3, "assignment": "exact", "source": "frequency"},
+        {"first_predict_layer": 1, "swap_cost": "overlapped", "swap_buffers": 3, "assignment": "exact", "source": "frequency"},
         {"writeback": False, "placement": "random", "swap_cost": "overlapped", "cpu_experts": 0},
     ],
     ids=str,

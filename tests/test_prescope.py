@@ -30,7 +30,7 @@ from moesim.policies.algorithms.presched import (
 from moesim.policies.cross_layer import CrossLayer, Foresight
 from moesim.policies.parts import Setup
 from moesim.policies.prescope import PREDICTOR_BYTES, PreScope
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import make_policy, without_moot
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_machine, tiny_model, tiny_workload
@@ -199,7 +199,7 @@ def run(
     requests = [[list(row) for _ in range(steps)] for row in zip(*layers, strict=True)]
     work = kit.workload(requests, n_experts=6)
     fields: dict[str, Any] = {"hardware": toy(), "model": MODEL, "slots": {"gpu0": 0}, "predictors": {"told": Told(says)}}
-    return kit.both(lambda: make_policy(spec), work, **(fields | more))
+    return kit.both(lambda: make_policy(without_moot(spec)), work, **(fields | more))
 
 
 def down(*times: tuple[int, int, str]) -> list[tuple[int, int, str, str]]:
@@ -427,11 +427,11 @@ def beside(records: Records) -> int:
     "options",
     [
         {},
-        {"predictor": None, "head_start": True},
+        {"predictor": None},
         {"scheduler": "threshold", "prefetch_size": 4, "demand_slots": 1},
         {"scheduler": "greedy", "placement": "random"},
         {"scheduler": "all-gpu", "placement": "none", "prefetch_slots": 1},
-        {"cancel": "next-gate", "none_better": "printed", "prefetch_order": "printed"},
+        {"none_better": "printed", "prefetch_order": "printed"},
     ],
     ids=str,
 )
@@ -452,11 +452,6 @@ def test_without_async_io_nothing_is_copied_beside_computation(options: dict[str
         assert beside(records) == 0
         assert len({t.fetch for t in records.transfers}) > 10
     check_policy(lambda: make_policy({"name": "prescope", "predictor": "oracle", "async_io": False, **options}), slots=(8,))
-
-
-def test_the_window_is_refused_without_async_io() -> None:
-    with pytest.raises(ConfigError, match="window: expected 'none' without async_io"):
-        make_policy({"name": "prescope", "window": "next2", "async_io": False}).place(FakeView())
 
 
 # -------------------------------------------------------------------------------------------------- parts and options
@@ -512,12 +507,10 @@ def test_prefetch_groups_hold_what_can_be_absent() -> None:
     assert PreScope(prefetch_slots=3).place(view).pools[2].n_bytes == 3 * size
 
 
-def test_a_window_without_a_plan_is_refused() -> None:
-    view = FakeView()
-    view.tables = {"activation_frequency": np.ones((4, 8))}
-    for more in ({"predictor": None}, {"scheduler": "greedy"}):
-        with pytest.raises(ConfigError, match="window: expected 'none'"):
-            make_policy({"name": "prescope", "window": "next2", **more}).place(view)
+def test_a_window_is_refused_without_a_plan_a_prediction_or_asynchronous_copies() -> None:
+    for more in ({"predictor": None}, {"scheduler": "greedy"}, {"async_io": False}):
+        with pytest.raises(ConfigError, match=f"window: cannot matter beside {next(iter(more))}: "):
+            make_policy({"name": "prescope", "window": "next2", **more})
 
 
 def test_a_machine_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -549,7 +542,7 @@ def test_missing_is_what_the_docstring_says() -> None:
         {"predictor": None},
         {"predictor": "synthetic:0.5", "cancel": "next-gate", "scheduler": "greedy", "prefetch_size": 5},
         {"window": "next2", "next2_predictor": "oracle"},
-        {"placement": "none", "demand_slots": 1, "prefetch_slots": 1, "none_better": "printed", "prefetch_order": "printed"},
+        {"placement": "none", "demand_slots": 1, "prefetch_slots": 2, "none_better": "printed", "prefetch_order": "printed"},
     ],
     ids=str,
 )

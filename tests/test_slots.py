@@ -89,9 +89,10 @@ def test_the_slot_more_is_filled_and_never_exceeded(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lru", "static", "hybrimoe-paper", "composed"])
 def test_an_equal_split_of_one_pool_is_refused(name: str) -> None:
-    policy: Any = make_policy({"name": name, "scope": "global", "slots_split": "equal"})
-    with pytest.raises(ConfigError, match=r"slots_split: expected none with scope 'global', .* got 'equal'; leave it out"):
-        policy.place(FakeView(slots=13))
+    with pytest.raises(
+        ConfigError, match=r"slots_split: cannot matter beside scope: global.*; leave it out, or set scope: per-layer"
+    ):
+        make_policy({"name": name, "scope": "global", "slots_split": "equal"})
 
 
 # ------------------------------------------------------------------------------------------------------ what is reported

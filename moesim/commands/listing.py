@@ -15,6 +15,7 @@ import typer
 from moesim.hardware import hardware_names, load_hardware
 from moesim.model import builtin_models
 from moesim.policies.base import option_parameters
+from moesim.policies.moot import describe_rules
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import policy_info
 from moesim.table import Format, render, render_records
@@ -60,6 +61,8 @@ def _card(row: dict[str, Any]) -> str:
     """Write a policy as a paragraph: its texts are too long for columns."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [f"{row['name']}: {row['summary']}", *(f"{key}: {_cell(row[key])}" for key in ("paper", "missing", "options"))]
+    rules = dict.fromkeys(row["moot"].values())
+    lines += [f"{', '.join(name for name, text in row['moot'].items() if text == rule)}: {rule}" for rule in rules]
     if not row["exact"]:
         lines.append("not exact: what it runs may differ from what was routed")
     wrapped = [textwrap.fill(lines[0], width, subsequent_indent="  ")]
@@ -86,6 +89,7 @@ def _policies() -> Rows:
             "paper": info.paper or "-",
             "missing": list(info.missing),
             "options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()},
+            "moot": dict(info.moot),
         }
         for info in policy_info()
     ]
@@ -97,12 +101,15 @@ def _parts() -> Rows:
             "kind": kind,
             "name": name,
             "options": [
-                key if one.default is one.empty else f"{key}={_cell(one.default)}" for key, one in option_parameters(part).items()
+                (key if one.default is one.empty else f"{key}={_cell(one.default)}")
+                + (f" ({rules[key]})" if key in rules else "")
+                for key, one in option_parameters(part).items()
             ],
             "summary": (inspect.getdoc(part) or "").split("\n\n")[0].replace("\n", " "),
         }
         for kind, parts in PARTS.items()
         for name, part in parts.items()
+        for rules in (describe_rules(part),)
     ]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from moesim.policies.algorithms.activations import remaining_priority, shares, unit_rows
 from moesim.policies.base import Range
+from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
 from moesim.policy import Fetch, Routed, StepBegin, View
@@ -46,12 +47,13 @@ class ActivationAware(Part):
     """
 
     admits = True
+    swaps = False
 
     def __init__(
         self,
         *,
         reading: Literal["paper", "code"] = "paper",
-        capacity: Annotated[int, Range(1)] = 1000,
+        capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000,
         victims: Victims = UNROUTED_FIRST,
     ) -> None:
         self.reading = reading

@@ -34,6 +34,7 @@ class ArcVictim(Part):
     """
 
     admits = True
+    swaps = False
 
     def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical", victims: Victims | None = None) -> None:
         self.variant = variant

@@ -23,6 +23,8 @@ from typing import Annotated, Any, Literal
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed, PartSpec
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.part_conditions import COLD, DEALT_OUT, IDLE_PREFETCH, LOADS_NOTHING, NO_LOADS
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart
 from moesim.policies.ranking import LfuTies
 from moesim.policies.replacement import UseOrder
@@ -65,10 +67,10 @@ class LRU(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
         scope: Scope = "per-layer",
-        slots_split: SlotsSplit = "spread",
-        use_order: UseOrder = "rank",
+        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
+        use_order: Annotated[UseOrder, NO_LOADS] = "rank",
     ) -> None:
         self.use_order: UseOrder = use_order
         super().__init__({"name": "lru", "use_order": use_order}, placement, assignment, prefetch, scope, slots_split)
@@ -84,11 +86,11 @@ class LFU(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
         scope: Scope = "per-layer",
-        slots_split: SlotsSplit = "spread",
-        victims: Victims = UNROUTED_FIRST,
-        ties: LfuTies = "last-use",
+        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
+        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
+        ties: Annotated[LfuTies, NO_LOADS] = "last-use",
     ) -> None:
         self.victims: Victims = victims
         self.ties: LfuTies = ties
@@ -103,10 +105,10 @@ class FIFO(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
         scope: Scope = "per-layer",
-        slots_split: SlotsSplit = "spread",
-        victims: Victims = UNROUTED_FIRST,
+        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
+        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
     ) -> None:
         self.victims: Victims = victims
         super().__init__({"name": "fifo", "victims": victims}, placement, assignment, prefetch, scope, slots_split)
@@ -120,10 +122,10 @@ class Belady(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
         scope: Scope = "per-layer",
-        slots_split: SlotsSplit = "spread",
-        victims: Victims = UNROUTED_FIRST,
+        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
+        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
     ) -> None:
         self.victims: Victims = victims
         super().__init__({"name": "belady", "victims": victims}, placement, assignment, prefetch, scope, slots_split)
@@ -139,11 +141,11 @@ class RandomCache(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
         scope: Scope = "per-layer",
-        slots_split: SlotsSplit = "spread",
-        victims: Victims = UNROUTED_FIRST,
-        seed: int = 0,
+        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
+        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
+        seed: Annotated[int, NO_LOADS] = 0,
     ) -> None:
         self.victims: Victims = victims
         self.seed = seed
@@ -163,9 +165,9 @@ class StaticCache(Composed):
         placement: PartSpec | PlacementPart = "frequency-global",
         assignment: PartSpec | AssignmentPart = "all-gpu",
         prefetch: PartSpec | PrefetchPart = "none",
-        scope: Scope = "global",
-        slots_split: SlotsSplit = "spread",
-        staging_slots: Annotated[int, Range(1)] | None = None,
+        scope: Annotated[Scope, MootIf(placement=DEALT_OUT)] = "global",
+        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer"), MootIf(placement=COLD)] = "spread",
+        staging_slots: Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None = None,
     ) -> None:
         super().__init__(
             placement=placement,

@@ -40,7 +40,19 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
+from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.on_demand import staging_pool
+from moesim.policies.part_conditions import (
+    IDLE_PREFETCH,
+    LOADED_ARE_CACHED,
+    LOADS_NOTHING,
+    NEVER_FILLED,
+    NONE_BUT_CACHED,
+    NOTHING_EVICTED,
+    ONE_DEVICE_PLANNED,
+    STAGED_ALIKE,
+    STAGES,
+)
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Setup, Unit
 from moesim.policies.prefetching import NoPrefetch
@@ -64,6 +76,9 @@ from moesim.policy import (
 
 PREFETCHED = "prefetch"  # the pool of a transient prefetch part
 PartSpec = str | Mapping[str, Any]
+Scope = Annotated[Literal["per-layer", "global"], STAGED_ALIKE]
+PerLayerSplit = Annotated[SlotsSplit, OnlyWith(scope="per-layer"), NEVER_FILLED]
+StagingSlots = Annotated[int, Range(1), OnlyWith(replacement=STAGES), MootIf(assignment=LOADS_NOTHING)] | None
 
 
 class Parts(NamedTuple):
@@ -114,13 +129,13 @@ class Composed(PolicyBase):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
-        replacement: PartSpec | ReplacementPart = "lru",
-        scope: Literal["per-layer", "global"] = "per-layer",
-        slots_split: SlotsSplit = "spread",
-        staging_slots: Annotated[int, Range(1)] | None = None,
-        load_order: Literal["id", "rows", "plan"] = "id",
-        cache_only: bool = False,
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "lru",
+        scope: Scope = "per-layer",
+        slots_split: PerLayerSplit = "spread",
+        staging_slots: StagingSlots = None,
+        load_order: Annotated[Literal["id", "rows", "plan"], MootIf(assignment=LOADS_NOTHING)] = "id",
+        cache_only: Annotated[bool, ONE_DEVICE_PLANNED, NONE_BUT_CACHED, LOADED_ARE_CACHED] = False,
     ) -> None:
         self.placement = placement
         self.assignment = assignment
@@ -202,15 +217,6 @@ class Composed(PolicyBase):
             raise ConfigError(
                 f"prefetch {prefetch!r}: expected pool 'transient' with replacement {replacement!r}, which admits "
                 f"nothing to the cache, got pool 'cache'; {remedy}"
-            )
-        if self.slots_split != "spread" and self.scope == "global":
-            raise ConfigError(
-                f"slots_split: expected none with scope 'global', whose slots belong to no layer, got '{self.slots_split}'; leave it out"
-            )
-        if self.staging_slots is not None and replacement.admits:
-            raise ConfigError(
-                f"staging_slots: expected none with replacement {replacement!r}, whose demand loads enter the cache, "
-                f"got {self.staging_slots}; leave it out"
             )
         if self.cache_only and getattr(self.parts.assignment, "counts_issued", False):
             raise ConfigError(

@@ -14,6 +14,7 @@ from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import prefetch_count
 from moesim.policies.base import CostTable, Range
+from moesim.policies.moot import MootIf
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
 
@@ -132,7 +133,7 @@ class CrossLayer(Part):
         *,
         source: str = "signal:learned",
         size: Annotated[int, Range(1)] | None = None,
-        order: Literal["busiest", "printed"] = "busiest",
+        order: Annotated[Literal["busiest", "printed"], MootIf(size=1)] = "busiest",
         prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT,
         lane: Literal["main", "side"] = "main",
     ) -> None:

@@ -42,16 +42,20 @@ from typing import Annotated, Literal
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, Parts, PartSpec
+from moesim.policies.composed import Composed, Parts, PartSpec, StagingSlots
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.part_conditions import COLD, LOADED_ARE_CACHED, NEVER_FILLED, NONE_BUT_CACHED, ONE_DEVICE_PLANNED
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 from moesim.policies.prefetching import NoPrefetch, TopPredicted
-from moesim.policies.replacement import WorkloadAware
+from moesim.policies.replacement import NO_SWAPS, WorkloadAware
 from moesim.policy import Placement, View
 
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more
 PUBLISHED_U_SIZE = (1, 8)  # with few experts, with many
 PUBLISHED_PREFETCH_SIZE = (1, 4)  # of its Fig. 12; its Fig. 19 has 8 for Qwen
+OWN_CACHE, OWN_PREFETCH = OnlyWith(replacement=None), OnlyWith(prefetch=None)
+NO_PREFETCH, COLD_START = MootIf(prefetch_size=0), MootIf(placement=COLD)
 
 
 class Dali(Composed):
@@ -62,7 +66,7 @@ class Dali(Composed):
     assignment : str, mapping or part
         ``"greedy"`` (the paper's), ``"exact"``, ``"beam"``, ``"threshold"``, ``"all-cpu"``, ``"all-gpu"`` or any other.
     replacement, prefetch : str, mapping, part or None
-        None: the paper's. With another part, the options below that describe the paper's are not read.
+        None: the paper's. With another part, the options below that describe the paper's are refused.
     w_size : int
         Visits of a layer in a window.
     u_size : int or None
@@ -118,21 +122,21 @@ class Dali(Composed):
         assignment: PartSpec | AssignmentPart = "greedy",
         replacement: PartSpec | ReplacementPart | None = None,
         prefetch: PartSpec | PrefetchPart | None = None,
-        w_size: Annotated[int, Range(1)] = 4,
-        u_size: Annotated[int, Range(0)] | None = None,
-        firing: Literal["default", "printed"] = "default",
-        only_if_better: bool = False,
-        blocking: bool = False,
-        relabel: bool = False,
-        prefetch_size: Annotated[int, Range(0)] | None = None,
-        prefetch_source: str = "signal:residual",
-        prefetch_over: Literal["all", "non-resident"] = "all",
-        prefetch_buffers: Annotated[int, Range(1)] = 1,
-        lane: Literal["main", "side"] = "main",
-        cache_only: bool = False,
+        w_size: Annotated[int, Range(1), OWN_CACHE, COLD_START, NO_SWAPS] = 4,
+        u_size: Annotated[int, Range(0), OWN_CACHE, COLD_START] | None = None,
+        firing: Annotated[Literal["default", "printed"], OWN_CACHE, COLD_START, NO_SWAPS, MootIf(w_size=1)] = "default",
+        only_if_better: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
+        blocking: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
+        relabel: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
+        prefetch_size: Annotated[int, Range(0), OWN_PREFETCH] | None = None,
+        prefetch_source: Annotated[str, OWN_PREFETCH, NO_PREFETCH] = "signal:residual",
+        prefetch_over: Annotated[Literal["all", "non-resident"], OWN_PREFETCH, NO_PREFETCH, NEVER_FILLED] = "all",
+        prefetch_buffers: Annotated[int, Range(1), OWN_PREFETCH, NO_PREFETCH] = 1,
+        lane: Annotated[Literal["main", "side"], OWN_PREFETCH, NO_PREFETCH] = "main",
+        cache_only: Annotated[bool, ONE_DEVICE_PLANNED, NONE_BUT_CACHED, LOADED_ARE_CACHED] = False,
         placement: PartSpec | PlacementPart = "random",
-        staging_slots: Annotated[int, Range(1)] | None = None,
-        slots_split: SlotsSplit = "spread",
+        staging_slots: StagingSlots = None,
+        slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread",
     ) -> None:
         self.w_size = w_size
         self.u_size = u_size

@@ -44,9 +44,11 @@ from moesim.policies.base import (
     slots_per_layer,
 )
 from moesim.policies.composed import PREFETCHED
-from moesim.policies.dali import FEW_EXPERTS, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
+from moesim.policies.dali import FEW_EXPERTS, NO_PREFETCH, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
+from moesim.policies.moot import MootIf
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import source_needs
+from moesim.policies.replacement import NO_SWAPS
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -113,13 +115,13 @@ class DaliMultiGpu(PolicyBase):
         self,
         *,
         n_gpus: Annotated[int, Range(1)] | None = None,
-        w_size: Annotated[int, Range(1)] = 4,
+        w_size: Annotated[int, Range(1), NO_SWAPS] = 4,
         u_size: Annotated[int, Range(0)] | None = None,
-        firing: Literal["default", "printed"] = "default",
-        only_if_better: bool = False,
+        firing: Annotated[Literal["default", "printed"], NO_SWAPS, MootIf(w_size=1)] = "default",
+        only_if_better: Annotated[bool, NO_SWAPS] = False,
         prefetch_size: Annotated[int, Range(0)] | None = None,
-        prefetch_source: str = "signal:residual",
-        lane: Literal["main", "side"] = "main",
+        prefetch_source: Annotated[str, NO_PREFETCH] = "signal:residual",
+        lane: Annotated[Literal["main", "side"], NO_PREFETCH] = "main",
         seed: int = 0,
         staging_slots: Annotated[int, Range(1)] | None = None,
         slots_split: SlotsSplit = "spread",

@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.daop import SWAP_FACTOR, degraded, prefill_swaps, swaps_from
@@ -44,6 +44,8 @@ from moesim.policies.assigning import Resident
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
 from moesim.policies.composed import PartSpec
 from moesim.policies.exchanging import LEAVING, Exchange
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.part_conditions import COLD, LOADS_NOTHING
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
 from moesim.policy import (
@@ -67,8 +69,33 @@ from moesim.policy import (
 
 PLACEHOLDER = "placeholder"  # of the one expert that is copied for one use
 DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}
+# The options of both classes, with what makes them moot.
+NO_SWAPS, NOTHING_TO_SWAP = MootIf(swap=False), MootIf(placement=COLD)
+OWN_GATES = MootIf(precalculate=False)
+Swap = Annotated[bool, NOTHING_TO_SWAP]
+SwapFactor = Annotated[float, Range(0), NO_SWAPS, NOTHING_TO_SWAP]
+SwapIf = Annotated[Literal["above", "at-least"], NO_SWAPS, NOTHING_TO_SWAP]
+ColdList = Annotated[Literal["gpu-only", "mixed"], NO_SWAPS, NOTHING_TO_SWAP]
+SwapChunk = Annotated[Literal["last", "first"], NO_SWAPS, NOTHING_TO_SWAP]
+SwapCost = Annotated[Literal["overlapped", "serial"], NO_SWAPS, NOTHING_TO_SWAP]
+SwapBuffers = Annotated[int, Range(0), NO_SWAPS, NOTHING_TO_SWAP, OnlyWith(swap_cost="overlapped"), OnlyWith(writeback=True)]
+OfSwaps = Annotated[bool, NO_SWAPS, NOTHING_TO_SWAP]
+FirstPredictLayer = Annotated[int, Range(1), OWN_GATES]
+Degrade = Annotated[bool, OWN_GATES, NOTHING_TO_SWAP]
+CpuExperts = Annotated[int, Range(0), OWN_GATES, NOTHING_TO_SWAP, OnlyWith(degrade=True)] | None
+Source = Annotated[str, OWN_GATES]
+FirstOnCpu = Annotated[Literal["current", "next"], OWN_GATES]
+Pageable = Annotated[bool, MootIf(swap=False, assignment=LOADS_NOTHING), MootIf(placement=COLD, assignment=LOADS_NOTHING)]
+
 _Awaited = tuple[int, int, str]  # (layer, expert, device): an arrival on a GPU, a Run on a CPU
 _PREDICTION = -1  # in place of the expert: what is awaited is the prediction about that layer
+
+
+class DaopParts(NamedTuple):
+    """The parts of DAOP."""
+
+    placement: PlacementPart
+    assignment: AssignmentPart
 
 
 class DaopPaper(PolicyBase):
@@ -145,24 +172,24 @@ class DaopPaper(PolicyBase):
         self,
         *,
         placement: PartSpec | PlacementPart = DECODE_FREQUENCY,
-        swap: bool = True,
-        swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR,
-        swap_if: Literal["above", "at-least"] = "above",
-        cold_list: Literal["gpu-only", "mixed"] = "gpu-only",
-        swap_chunk: Literal["last", "first"] = "last",
-        swap_cost: Literal["overlapped", "serial"] = "overlapped",
-        swap_buffers: Annotated[int, Range(0)] = 1,
-        writeback: bool = True,
-        reset: bool = False,
+        swap: Swap = True,
+        swap_factor: SwapFactor = SWAP_FACTOR,
+        swap_if: SwapIf = "above",
+        cold_list: ColdList = "gpu-only",
+        swap_chunk: SwapChunk = "last",
+        swap_cost: SwapCost = "overlapped",
+        swap_buffers: SwapBuffers = 1,
+        writeback: OfSwaps = True,
+        reset: OfSwaps = False,
         assignment: PartSpec | AssignmentPart = "resident",
         serial: bool = False,
-        first_predict_layer: Annotated[int, Range(1)] = 5,
+        first_predict_layer: FirstPredictLayer = 5,
         precalculate: bool = True,
-        degrade: bool = True,
-        cpu_experts: Annotated[int, Range(0)] | None = None,
-        source: str = "signal:gate_next1",
-        first_on_cpu: Literal["current", "next"] = "current",
-        pageable: bool = False,
+        degrade: Degrade = True,
+        cpu_experts: CpuExperts = None,
+        source: Source = "signal:gate_next1",
+        first_on_cpu: FirstOnCpu = "current",
+        pageable: Pageable = False,
     ) -> None:
         self.placement = placement
         self.swap = swap
@@ -185,14 +212,14 @@ class DaopPaper(PolicyBase):
         self.pageable = pageable
 
     @cached_property
-    def parts(self) -> tuple[PlacementPart, AssignmentPart]:
+    def parts(self) -> DaopParts:
         """Placement and assignment, built from their names at the first use."""
-        return make_part("placement", self.placement), make_part("assignment", self.assignment)
+        return DaopParts(make_part("placement", self.placement), make_part("assignment", self.assignment))
 
     @property
     def streams(self) -> bool:
         """Whether the assignment may send an expert to the GPU that is not there."""
-        return not isinstance(self.parts[1], Resident)
+        return not isinstance(self.parts.assignment, Resident)
 
     @property
     def listens(self) -> frozenset[type]:
@@ -304,7 +331,7 @@ class DaopPaper(PolicyBase):
             if self.swap:
                 actions += self._swap(layer, event, view)
             waiting = [0 if here else self._load_ns[layer] for here in on_gpu]
-            plan = self.parts[1].assign(layer, event.loads, waiting)
+            plan = self.parts.assignment.assign(layer, event.loads, waiting)
             # Whatever the plan: the host runs what leaves beside the computing.
             leaving = [e for e in plan.gpu if e in self._left or self._exchange.is_leaving(layer, e)]
             gpu, cpu = [e for e in plan.gpu if e not in leaving], [*plan.cpu, *leaving]
@@ -452,24 +479,24 @@ class DaopCode(DaopPaper):
         self,
         *,
         placement: PartSpec | PlacementPart = DECODE_FREQUENCY,
-        swap: bool = True,
-        swap_factor: Annotated[float, Range(0)] = SWAP_FACTOR,
-        swap_if: Literal["above", "at-least"] = "above",
-        cold_list: Literal["gpu-only", "mixed"] = "mixed",
-        swap_chunk: Literal["last", "first"] = "last",
-        swap_cost: Literal["overlapped", "serial"] = "serial",
-        swap_buffers: Annotated[int, Range(0)] = 1,
-        writeback: bool = True,
-        reset: bool = False,
+        swap: Swap = True,
+        swap_factor: SwapFactor = SWAP_FACTOR,
+        swap_if: SwapIf = "above",
+        cold_list: ColdList = "mixed",
+        swap_chunk: SwapChunk = "last",
+        swap_cost: SwapCost = "serial",
+        swap_buffers: SwapBuffers = 1,
+        writeback: OfSwaps = True,
+        reset: OfSwaps = False,
         assignment: PartSpec | AssignmentPart = "threshold",
         serial: bool = True,
-        first_predict_layer: Annotated[int, Range(1)] = 5,
+        first_predict_layer: FirstPredictLayer = 5,
         precalculate: bool = True,
-        degrade: bool = True,
-        cpu_experts: Annotated[int, Range(0)] | None = None,
-        source: str = "signal:gate_next1",
-        first_on_cpu: Literal["current", "next"] = "current",
-        pageable: bool = True,
+        degrade: Degrade = True,
+        cpu_experts: CpuExperts = None,
+        source: Source = "signal:gate_next1",
+        first_on_cpu: FirstOnCpu = "current",
+        pageable: Pageable = True,
     ) -> None:
         super().__init__(
             placement=placement, swap=swap, swap_factor=swap_factor, swap_if=swap_if, cold_list=cold_list, swap_chunk=swap_chunk,

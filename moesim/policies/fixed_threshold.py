@@ -7,7 +7,10 @@ from typing import Annotated
 
 from moesim.policies.algorithms.assignment import FIDDLER_CPU_PER_ROW, FIDDLER_GPU_LOAD, Plan, make_plan
 from moesim.policies.base import Range
+from moesim.policies.moot import MootIf, Where
 from moesim.policies.parts import Part
+
+POSITIVE = Where("above 0", lambda ms: ms > 0)
 
 
 class FixedThreshold(Part):
@@ -26,8 +29,8 @@ class FixedThreshold(Part):
     def __init__(
         self,
         *,
-        cpu_ms: Annotated[float, Range(0)] = FIDDLER_CPU_PER_ROW,
-        load_ms: Annotated[float, Range(0)] = FIDDLER_GPU_LOAD,
+        cpu_ms: Annotated[float, Range(0), MootIf(load_ms=0)] = FIDDLER_CPU_PER_ROW,
+        load_ms: Annotated[float, Range(0), MootIf(cpu_ms=0, load_ms=POSITIVE)] = FIDDLER_GPU_LOAD,
     ) -> None:
         self.cpu_ms = cpu_ms
         self.load_ms = load_ms

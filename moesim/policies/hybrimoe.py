@@ -45,11 +45,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
-from moesim.policies.composed import Composed, Parts, PartSpec
+from moesim.policies.composed import Composed, Parts, PartSpec, PerLayerSplit, Scope
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, IDLE_PREFETCH, NAMED, NEVER_FILLED, NOTHING_EVICTED
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Unit
 from moesim.policies.prefetching import NoPrefetch
@@ -59,6 +61,8 @@ from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run
 
 ORACLES = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
 PAPER = "HybriMoE (2025)"
+NO_OWN_SCORES = MootIf(replacement=NAMED, prefetch_size=0)
+NO_OWN_CACHE = MootIf(replacement=NAMED, prefetch=NAMED)
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
@@ -91,9 +95,9 @@ class HybriMoEPaper(Composed):
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "queues",
         prefetch: PartSpec | PrefetchPart = "impact-driven",
-        replacement: PartSpec | ReplacementPart = "mrs",
-        scope: Literal["per-layer", "global"] = "per-layer",
-        slots_split: SlotsSplit = "spread",
+        replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "mrs",
+        scope: Scope = "per-layer",
+        slots_split: PerLayerSplit = "spread",
     ) -> None:
         super().__init__(
             placement=placement,
@@ -170,12 +174,12 @@ class HybriMoECode(Composed):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "hss",
-        prefetch: PartSpec | PrefetchPart | None = None,
-        replacement: PartSpec | ReplacementPart | None = None,
-        prefetch_size: Annotated[int, Range(0)] = 0,
-        credit: Credit = "by-id",
-        wait_prefetch: bool = True,
-        slots_split: SlotsSplit = "spread",
+        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] | None = None,
+        replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] | None = None,
+        prefetch_size: Annotated[int, Range(0), OnlyWith(prefetch=None), MootIf(assignment=ALL_CPU)] = 0,
+        credit: Annotated[Credit, NO_OWN_CACHE, NO_OWN_SCORES, NOTHING_EVICTED] = "by-id",
+        wait_prefetch: Annotated[bool, MootIf(prefetch=FILLS_NO_CACHE), MootIf(assignment=ALL_CPU)] = True,
+        slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread",
     ) -> None:
         super().__init__(placement=placement, assignment=assignment, slots_split=slots_split, load_order="plan")
         self.prefetch = prefetch

@@ -14,10 +14,11 @@ What layer l does use now goes last in either reading, unless ``victims`` is ``i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.layers import farthest_layers
+from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.replacement import LRU
 from moesim.policies.visit import UNROUTED_FIRST, Victims
@@ -34,10 +35,16 @@ class LeastStale(LRU):
     distance : {"next-pass", "absolute"}
         How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already).
     victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, with its layer.
+        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, with its layer, which
+        by the absolute distance goes last anyway.
     """
 
-    def __init__(self, *, distance: Literal["next-pass", "absolute"] = "next-pass", victims: Victims = UNROUTED_FIRST) -> None:
+    def __init__(
+        self,
+        *,
+        distance: Literal["next-pass", "absolute"] = "next-pass",
+        victims: Annotated[Victims, OnlyWith(distance="next-pass")] = UNROUTED_FIRST,
+    ) -> None:
         super().__init__()
         self.victims = victims
         self.distance = distance

@@ -33,6 +33,7 @@ from moesim.policies.base import (
     idle_resident,
     layer_residents,
 )
+from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.on_demand import staging_pool
 from moesim.policy import DEMAND, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
@@ -75,10 +76,10 @@ class LlamaCpp(PolicyBase):
         self,
         *,
         n_gpu_layers: Annotated[int, Range(0)] | None = None,
-        n_cpu_moe: Annotated[int, Range(0)] | None = None,
+        n_cpu_moe: Annotated[int, Range(0), MootIf(n_gpu_layers=(0, 1))] | None = None,
         op_offload: bool = True,
-        op_offload_min_rows: Annotated[int, Range(1)] = 32,
-        staging_slots: Annotated[int, Range(1)] | None = None,
+        op_offload_min_rows: Annotated[int, Range(1), OnlyWith(op_offload=True)] = 32,
+        staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None,
     ) -> None:
         self.n_gpu_layers = n_gpu_layers
         self.n_cpu_moe = n_cpu_moe

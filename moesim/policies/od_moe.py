@@ -45,6 +45,7 @@ from moesim.model.spec import ModelSpec, bits_to_bytes
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due
 from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
+from moesim.policies.moot import MootIf, Where
 from moesim.policies.parts import source_needs
 from moesim.policy import (
     DEMAND,
@@ -68,6 +69,7 @@ from moesim.policy import (
 
 NO_PREDICTION = "none"
 RANDOM = "random"
+NO_SHADOW = MootIf(prediction_source=Where("none or random", lambda given: _kind(given) in (NO_PREDICTION, RANDOM)))
 STEP_PARTS = ("embedding", "leading", "head")
 LAYER_PARTS = ("attention", "dense", "shared")
 
@@ -119,17 +121,17 @@ class OdMoE(PolicyBase):
     def __init__(
         self,
         *,
-        token_period: Annotated[int, Range(1)] | None = 1,
-        kv_period: Annotated[int, Range(1)] | None = 1,
-        precision: Literal["int8", "nf4", "fp16"] = "int8",
+        token_period: Annotated[int, Range(1), NO_SHADOW] | None = 1,
+        kv_period: Annotated[int, Range(1), NO_SHADOW] | None = 1,
+        precision: Annotated[Literal["int8", "nf4", "fp16"], NO_SHADOW] = "int8",
         prediction_source: str | None = None,
-        prompt_kv: Literal["sent", "own"] = "sent",
-        release: Literal["group", "worker"] = "group",
+        prompt_kv: Annotated[Literal["sent", "own"], NO_SHADOW, MootIf(kv_period=None)] = "sent",
+        release: Annotated[Literal["group", "worker"], MootIf(group_size=1, worker_slots=1)] = "group",
         prefill_load: Literal["ahead", "routed"] = "ahead",
         group_size: Annotated[int, Range(1)] | None = None,
         worker_slots: Annotated[int, Range(1)] = 1,
         main: str = "main",
-        shadow: str = "shadow",
+        shadow: Annotated[str, NO_SHADOW] = "shadow",
         workers: str = "worker",
     ) -> None:
         self.token_period = token_period
@@ -156,14 +158,14 @@ class OdMoE(PolicyBase):
     @property
     def has_shadow(self) -> bool:
         """Whether predictions are a shadow's, or paid for as if they were."""
-        return self.source != NO_PREDICTION and self._seed is None
+        return _kind(self.source) != NO_PREDICTION and self._seed is None
 
     @property
     def _seed(self) -> int | None:
         """Seed of random predictions; None if they are others."""
-        kind, _, seed = (self.prediction_source or "").partition(":")
-        if kind != RANDOM:
+        if _kind(self.prediction_source) != RANDOM:
             return None
+        _, _, seed = str(self.prediction_source).partition(":")
         if seed and not seed.isdecimal():
             what = f"policy od-moe: prediction_source '{self.prediction_source}'"
             raise ConfigError(f"{what}: expected a seed from 0 on, such as {RANDOM}:3, got '{seed}'")
@@ -191,7 +193,7 @@ class OdMoE(PolicyBase):
         """Give the roles out: nothing is on the workers, everything else on the main node, and the shadow on its own."""
         model = view.model
         self._main = _named(view, "main", self.main)[0]
-        self._shadows = _named(view, "shadow", self.shadow, (self._main,))
+        self._shadows = _named(view, "shadow", self.shadow, (self._main,)) if self.has_shadow else []
         self._workers = _named(view, "workers", self.workers, (self._main, *self._shadows))
         self._size = self.group_size or model.top_k
         if len(self._workers) < self._size:
@@ -202,7 +204,7 @@ class OdMoE(PolicyBase):
         self._n_groups = len(self._workers) // self._size
         self._n_experts = model.n_experts
         self._last = model.n_layers - 1
-        each = -(-model.n_layers // len(self._shadows))
+        each = -(-model.n_layers // max(1, len(self._shadows)))
         self._shares = [range(i * each, min((i + 1) * each, model.n_layers)) for i in range(len(self._shadows))]
         self._aligned: dict[int, tuple[int, int, int]] = {}  # request -> tokens decoded, in the main node's KV cache, sent of it
         self._awaited: dict[str, tuple[int, int]] = {}  # message -> step, share of the shadow that it sets going
@@ -382,6 +384,10 @@ class OdMoE(PolicyBase):
         """Load what each worker lacks."""
         pairs = zip(queues, self._team(layer), strict=True)
         return [Fetch(layer, queue, worker, urgency, STAGING) for queue, worker in pairs if queue]
+
+
+def _kind(source: str | None) -> str:
+    return (source or "").partition(":")[0]
 
 
 def _named(view: View, option: str, prefix: str, taken: Sequence[str] = ()) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.base import Range, option_parameters
+from moesim.policies.moot import moot_options
 
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 
@@ -34,7 +35,7 @@ def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> An
     Raises
     ------
     ConfigError
-        If an option is unknown, missing, of a wrong type or outside its range.
+        If an option is unknown, missing, of a wrong type, outside its range, or cannot matter beside the others.
     """
     parameters = option_parameters(cls)
     hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}
@@ -47,7 +48,14 @@ def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> An
     required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
     if required:
         raise ConfigError(f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none")
-    return cls(**options)
+    made = cls(**options)
+    try:
+        moot = moot_options(made, options)
+    except ConfigError as error:  # of a part, which is built to see whether it makes an option moot
+        raise ConfigError(f"{place}: {what}: {error}") from None
+    for name, why in moot.items():
+        raise ConfigError(f"{place}: {what}: option {name}: {why}")
+    return made
 
 
 def matches(value: object, hint: Any) -> bool:

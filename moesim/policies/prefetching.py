@@ -9,6 +9,7 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
+from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, View
 
@@ -76,7 +77,7 @@ class RandomAhead(_Pooled):
         size: Annotated[int, Range(1)] = 1,
         seed: int = 0,
         pool: Literal["transient", "cache"] = "transient",
-        buffers: Annotated[int, Range(1)] = 1,
+        buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1,
         lookahead: Annotated[int, Range(1)] = 1,
     ) -> None:
         self.size = size
@@ -137,7 +138,7 @@ class TopPredicted(_Pooled):
         source: str,
         size: Annotated[int, Range(1)] = 1,
         pool: Literal["transient", "cache"] = "transient",
-        buffers: Annotated[int, Range(1)] = 1,
+        buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1,
         over: Literal["all", "non-resident"] = "all",
         lookahead: Annotated[int, Range(1)] = 1,
         lane: Literal["main", "side"] = "main",

@@ -47,7 +47,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from moesim.errors import ConfigError
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
@@ -65,6 +64,7 @@ from moesim.policies.base import (
 )
 from moesim.policies.composed import PartSpec
 from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent
+from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
 from moesim.policies.prefetch_groups import PrefetchGroups
@@ -94,6 +94,9 @@ LEARNED = "signal:learned"
 PREDICTOR_BYTES = 2_800_000  # a layer, the largest that is printed
 PARTS_OF_A_TRANSFER = 3
 PRESCHED = "presched"
+PREDICTS, PLANS = MootIf(predictor=None), OnlyWith(scheduler=PRESCHED)
+ONE_BUFFER = MootIf(prefetch_slots=1)
+BEGUN_IN_TIME = MootIf(prefetch_slots=1, prefetch_size=None, scheduler=PRESCHED)  # GPU_Q's first member begins in its layer
 
 
 class PreScope(PolicyBase):
@@ -158,20 +161,20 @@ class PreScope(PolicyBase):
         *,
         placement: PartSpec | PlacementPart = "frequency-global",
         predictor: str | None = LEARNED,
-        head_start: bool = True,
+        head_start: Annotated[bool, PREDICTS, PLANS, OnlyWith(async_io=True)] = True,
         scheduler: PartSpec | AssignmentPart = PRESCHED,
-        prefetch_size: Annotated[int, Range(1)] | None = None,
+        prefetch_size: Annotated[int, Range(1), PREDICTS] | None = None,
         async_io: bool = True,
-        none_better: Literal["eq2", "printed", "sentinel"] = "eq2",
-        limit_to_queue: bool = False,
-        prefetch_order: Literal["busiest", "printed"] = "busiest",
-        window: Literal["none", "next2"] = "none",
-        next2_predictor: str = "signal:gate_next2",
-        prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT,
+        none_better: Annotated[Literal["eq2", "printed", "sentinel"], PLANS] = "eq2",
+        limit_to_queue: Annotated[bool, PREDICTS, PLANS, OnlyWith(prefetch_size=None), ONE_BUFFER] = False,
+        prefetch_order: Annotated[Literal["busiest", "printed"], PREDICTS, MootIf(prefetch_size=1), ONE_BUFFER] = "busiest",
+        window: Annotated[Literal["none", "next2"], PREDICTS, PLANS, OnlyWith(async_io=True)] = "none",
+        next2_predictor: Annotated[str, OnlyWith(window="next2")] = "signal:gate_next2",
+        prior_hit: Annotated[float, Range(0, 1), PREDICTS, OnlyWith(prefetch_size=None)] = PUBLISHED_HIT,
         demand_slots: Annotated[int, Range(1)] = 2,
-        prefetch_slots: Annotated[int, Range(1)] | None = None,
-        cancel: Literal["layer-end", "next-gate"] = "layer-end",
-        lane: Literal["main", "side"] = "main",
+        prefetch_slots: Annotated[int, Range(1), PREDICTS, MootIf(prefetch_size=1, window="none")] | None = None,
+        cancel: Annotated[Literal["layer-end", "next-gate"], PREDICTS, OnlyWith(async_io=True), BEGUN_IN_TIME] = "layer-end",
+        lane: Annotated[Literal["main", "side"], PREDICTS] = "main",
     ) -> None:
         self.placement = placement
         self.predictor = predictor
@@ -197,6 +200,11 @@ class PreScope(PolicyBase):
         return make_part("placement", self.placement), None if own else make_part("assignment", self.scheduler)
 
     @property
+    def looks_further(self) -> bool:
+        """Whether the layer after the next may be prefetched for, which takes its own predictions and buffers of its own."""
+        return self.window == "next2" and self.predictor is not None and self.parts[1] is None and self.async_io
+
+    @property
     def listens(self) -> frozenset[type]:
         """Steps, routing and layer ends; predictions if there is a predictor; ends of copies and Runs if these take turns."""
         events: set[type] = {StepBegin, Routed, LayerEnd}
@@ -211,7 +219,7 @@ class PreScope(PolicyBase):
         found = placement.needs | (frozenset() if scheduler is None else scheduler.needs)
         if self.predictor is not None:
             found |= source_needs(self.predictor)
-        return found | source_needs(self.next2_predictor) if self.window == "next2" else found
+        return found | source_needs(self.next2_predictor) if self.looks_further else found
 
     def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
         """Return chunks of a third of an expert, or nothing without AsyncIO."""
@@ -223,15 +231,6 @@ class PreScope(PolicyBase):
     def place(self, view: View) -> Placement:
         """Fill the hot table, and set the buffers up."""
         placement, scheduler = self.parts
-        if self.window != "none" and (self.predictor is None or scheduler is not None):
-            raise ConfigError(
-                f"window: expected 'none' without a predictor and the scheduler 'presched', got {self.window!r}; leave it out"
-            )
-        if self.window != "none" and not self.async_io:
-            raise ConfigError(
-                f"window: expected 'none' without async_io, as the layer after the next uses the buffers of the present one, "
-                f"got {self.window!r}; leave it out"
-            )
         model, costs = view.model, view.costs
         gpu, cpu = self._gpu, self._cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
         setup = Setup(view, gpu, cpu, [min(view.cache_slots(gpu), model.n_layers * model.n_experts)], per_layer=False)
@@ -313,7 +312,7 @@ class PreScope(PolicyBase):
                 visit.cancelled.update(e for drop in cancelled if drop.layer == event.layer for e in drop.experts)
                 actions += cancelled
         visit.complete = self._foresight.routed(event)
-        if self.window == "next2":
+        if self.looks_further:
             self._foresight2.routed(event)
         if self.parts[1] is not None:
             return actions + self._by_layer(self.parts[1], event, visit, view)
@@ -411,7 +410,7 @@ class PreScope(PolicyBase):
             actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
         n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self.limit_to_queue else plan.n_prefetch
         actions += self._prefetch(layer + 1, wanted, self.prefetch_size or n_prefetch)
-        if self.window == "next2" and not plan.queue[1]:
+        if self.looks_further and not plan.queue[1]:
             further = self._ask(self.next2_predictor, layer + 2, visit, view)
             visit.looks_further = bool(further)
             actions += further

@@ -19,6 +19,7 @@ from moesim.policies.algorithms.queues import (
     two_ended_plan,
 )
 from moesim.policies.base import CostTable, Range
+from moesim.policies.moot import OnlyWith
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
 
@@ -59,7 +60,7 @@ class Queues(Part):
         *,
         timeline: Literal["completion", "free"] = "completion",
         ties: Literal["gpu", "cpu", "link"] = "gpu",
-        count_compute: bool = False,
+        count_compute: Annotated[bool, OnlyWith(timeline="completion")] = False,
         overtake: bool = True,
         shared_in_plan: bool = False,
     ) -> None:
@@ -112,7 +113,7 @@ class TwoEnded(Part):
         self,
         *,
         costs: Literal["profile", "code"] = "profile",
-        cpu_per_row: Literal["deepseek", "mixtral", "qwen2"] = "deepseek",
+        cpu_per_row: Annotated[Literal["deepseek", "mixtral", "qwen2"], OnlyWith(costs="code")] = "deepseek",
         cached_from: Literal["issue", "start"] = "issue",
     ) -> None:
         self.costs = costs

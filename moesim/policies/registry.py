@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, unknown_name
 from moesim.policies.base import option_parameters
+from moesim.policies.moot import describe_rules, moot_options
 from moesim.policies.options import construct
 from moesim.policy import Policy
 
@@ -70,6 +71,8 @@ class PolicyInfo:
         True if every routed expert is executed on fresh inputs.
     options : mapping of str to object
         Default of each option.
+    moot : mapping of str to str
+        Beside which others an option can matter only, or not, for options that have such a rule.
     target : str
         ``package.module:Class``.
     """
@@ -80,6 +83,7 @@ class PolicyInfo:
     missing: tuple[str, ...]
     exact: bool
     options: Mapping[str, Any]
+    moot: Mapping[str, str]
     target: str
 
 
@@ -101,7 +105,8 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, an option has a wrong type, or the class cannot be imported.
+        If the name or an option is unknown, an option has a wrong type or cannot matter beside another one, or the class
+        cannot be imported.
 
     Examples
     --------
@@ -134,6 +139,29 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     except AttributeError as error:
         raise ConfigError(f"{place}: policy {name}: expected a policy with exact, listens and needs, got {error}") from None
     return cast(Policy, policy)
+
+
+def without_moot(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the options of a policy that cannot matter beside the others, where others were changed by no user.
+
+    Parameters
+    ----------
+    spec : mapping
+        ``name`` and options, each right by itself.
+
+    Returns
+    -------
+    dict
+        ``name`` and options that `make_policy` takes.
+
+    Examples
+    --------
+    >>> without_moot({"name": "dali", "w_size": 2, "lane": "side", "replacement": "belady"})
+    {'name': 'dali', 'lane': 'side', 'replacement': 'belady'}
+    """
+    options = {key: value for key, value in spec.items() if key != "name"}
+    moot = moot_options(policy_class(spec["name"])(**options), options)
+    return {key: value for key, value in spec.items() if key not in moot}
 
 
 def policy_class(name: str, place: str = "policies") -> type:
@@ -238,6 +266,7 @@ def describe_policy(name: str) -> PolicyInfo:
         paper=getattr(cls, "paper", ""),
         missing=tuple(getattr(cls, "missing", ())),
         exact=bool(getattr(cls, "exact", True)),
+        moot=describe_rules(cls),
         options={key: None if one.default is one.empty else one.default for key, one in parameters.items()},
         target=POLICIES.get(name) or (found.value if found is not None else name),
     )

@@ -11,11 +11,14 @@ from typing import Annotated, Literal
 from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
 from moesim.policies.base import CACHE, Range, layer_residents
+from moesim.policies.moot import MootIf
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
 UseOrder = Literal["rank", "id"]
+
+NO_SWAPS = MootIf(u_size=0)
 
 
 class Admitting(Part):
@@ -28,6 +31,7 @@ class Admitting(Part):
     """
 
     admits = True
+    swaps = False
 
     def __init__(self, *, victims: Victims = UNROUTED_FIRST) -> None:
         self.victims: Victims = victims
@@ -153,6 +157,7 @@ class Static(Part):
     """Nothing is ever evicted; demand loads go through the staging pool."""
 
     admits = False
+    swaps = False
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Keep nothing."""
@@ -191,15 +196,17 @@ class WorkloadAware(Static):
         A newcomer that is on the GPU as a transient copy is kept instead of copied again.
     """
 
+    swaps = True
+
     def __init__(
         self,
         *,
-        w_size: Annotated[int, Range(1)] = 4,
+        w_size: Annotated[int, Range(1), NO_SWAPS] = 4,
         u_size: Annotated[int, Range(0)] = 1,
-        firing: Literal["default", "printed"] = "default",
-        only_if_better: bool = False,
-        blocking: bool = False,
-        relabel: bool = False,
+        firing: Annotated[Literal["default", "printed"], NO_SWAPS, MootIf(w_size=1)] = "default",
+        only_if_better: Annotated[bool, NO_SWAPS] = False,
+        blocking: Annotated[bool, NO_SWAPS] = False,
+        relabel: Annotated[bool, NO_SWAPS] = False,
     ) -> None:
         self.w_size = w_size
         self.u_size = u_size

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import Range
+from moesim.policies.moot import MootIf
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.replacement import LRU
 from moesim.policies.visit import Victims
@@ -17,6 +18,7 @@ from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
 from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
 
 SCORES = frozenset({"scores-or-weights"})
+ALL_ZERO = MootIf(alpha=0)
 Credit = Literal["own", "by-id"]
 
 
@@ -145,9 +147,9 @@ class MRS(LRU):
         self,
         *,
         alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
-        p: Annotated[int, Range(1)] | None = None,
-        tokens: Literal["mean", "first"] = "mean",
-        credit: Credit = "own",
+        p: Annotated[int, Range(1), ALL_ZERO] | None = None,
+        tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "mean",
+        credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "own",
         victims: Victims = "idle",
     ) -> None:
         super().__init__(use_order="id")
@@ -215,9 +217,9 @@ class MRSScore(Part):
         size: Annotated[int, Range(1)] = 1,
         over: Literal["all", "non-resident"] = "all",
         alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
-        p: Annotated[int, Range(1)] | None = None,
-        tokens: Literal["mean", "first"] = "first",
-        credit: Credit = "by-id",
+        p: Annotated[int, Range(1), ALL_ZERO] | None = None,
+        tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "first",
+        credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "by-id",
     ) -> None:
         self.size = size
         self.over = over

@@ -9,7 +9,7 @@ from typing import Any
 from moesim.experiment.resolve import RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.hardware.types import Transfer
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import make_policy, without_moot
 from moesim.policy import Predicted
 
 DECISIONS = ("prediction", "replacement", "assignment", "bandwidth")
@@ -57,8 +57,8 @@ def derive(spec: RunSpec, decisions: Decisions) -> RunSpec:
     Returns
     -------
     RunSpec
-        With the same requests, model and cache. An option that an oracle sets to None is left out. A prediction that tells the
-        true routing is still charged what the policy's own predictor costs; it waits for no state of the model.
+        With the same requests, model and cache. An option that an oracle sets to None or makes moot is left out. A prediction
+        that tells the true routing is still charged what the policy's own predictor costs; it waits for no state of the model.
     """
     point, hardware = spec.point, spec.hardware
     options = dict(point.policy)
@@ -67,6 +67,7 @@ def derive(spec: RunSpec, decisions: Decisions) -> RunSpec:
         if decision in decisions:
             options |= oracles[decision]
             options = {key: value for key, value in options.items() if oracles[decision].get(key, value) is not None}
+            options = without_moot(options)
     if "prediction" in decisions:
         point = replace(point, predictors={"*": "oracle"})
     if "bandwidth" in decisions:

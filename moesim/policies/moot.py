@@ -1,0 +1,144 @@
+"""Options that cannot matter beside others: declared with the option, refused where a user writes one.
+
+A policy or part says so in the annotation of its constructor's parameter, as it gives a `Range`::
+
+    w_size: Annotated[int, Range(1), OnlyWith(replacement=None), MootIf(u_size=0)] = 4
+
+The rule is about what happens in a run: a moot option leaves all its records as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from moesim.policies.base import option_parameters
+
+
+class Where(NamedTuple):
+    """A condition on the value of an option that no list of values says; of a part, on the part that was built.
+
+    Attributes
+    ----------
+    text : str
+        The condition in a few words, to be read after the option's name: ``"all-cpu or resident"``.
+    holds : callable
+        Value or part -> bool.
+    as_written : bool
+        Ask of the option's value even where a part is built from it.
+    """
+
+    text: str
+    holds: Callable[[Any], bool]
+    as_written: bool = False
+
+
+class MootIf:
+    """Marks an option that cannot matter where all the others named have the given values.
+
+    Parameters
+    ----------
+    **others
+        Option -> value, tuple of values or `Where`. The option itself may be among them, if only some values are moot.
+    """
+
+    def __init__(self, **others: Any) -> None:
+        self.others = others
+
+    def broken_by(self, owner: Any) -> Mapping[str, Any]:
+        """Return the options of a policy or part that make the marked one moot; none if it may matter."""
+        return self.others if all(_has(owner, name, wanted) for name, wanted in self.others.items()) else {}
+
+    def __str__(self) -> str:
+        return "not with " + " and ".join(f"{name} {_text(wanted)}" for name, wanted in self.others.items())
+
+
+class OnlyWith(MootIf):
+    """Marks an option that can only matter where all the others named have the given values; arguments as of `MootIf`."""
+
+    def broken_by(self, owner: Any) -> Mapping[str, Any]:
+        """Return the first of the options that has another value."""
+        return next(({name: wanted} for name, wanted in self.others.items() if not _has(owner, name, wanted)), {})
+
+    def __str__(self) -> str:
+        return super().__str__().replace("not with", "only with", 1)
+
+
+def moot_options(owner: Any, written: Iterable[str]) -> dict[str, str]:
+    """Find the options of a policy or part that cannot matter beside its other options.
+
+    Parameters
+    ----------
+    owner : policy or part
+        As it was built.
+    written : iterable of str
+        Options to judge: the ones that a user wrote.
+
+    Returns
+    -------
+    dict of str to str
+        What makes each of them moot and what to do, as the rest of a message; without those that may matter.
+    """
+    rules = rules_of(type(owner))
+    found = {}
+    for option in written:
+        why = next((why for rule in rules.get(option, ()) if (why := _why(rule, owner, option))), "")
+        if why:
+            found[option] = why
+    return found
+
+
+def _why(rule: MootIf, owner: Any, option: str) -> str:
+    broken = rule.broken_by(owner)
+    if not broken:
+        return ""
+    others = " and ".join(_now(owner, name) for name in broken if name != option)
+    or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith)]
+    return f"cannot matter beside {others}; {', or '.join(['leave it out', *or_set])}"
+
+
+def rules_of(cls: type) -> dict[str, tuple[MootIf, ...]]:
+    """Return the rules of the options of a policy or part, by option; without those that have none."""
+    parameters = option_parameters(cls)
+    hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}  # type: ignore[misc]
+    found = {name: tuple(_rules(hints[name])) for name in parameters if name in hints}
+    return {name: rules for name, rules in found.items() if rules}
+
+
+def describe_rules(cls: type) -> dict[str, str]:
+    """Write the rules of a policy's or part's options for people, by option."""
+    return {name: "; ".join(map(str, rules)) for name, rules in rules_of(cls).items()}
+
+
+def _rules(hint: Any) -> Iterator[MootIf]:
+    """Find the rules anywhere in an annotation: ``Annotated[int, ...] | None`` has them in a member of a union."""
+    if get_origin(hint) is Annotated:
+        yield from (extra for extra in get_args(hint)[1:] if isinstance(extra, MootIf))
+    for inside in get_args(hint):
+        yield from _rules(inside)
+
+
+def _has(owner: Any, name: str, wanted: Any) -> bool:
+    value = getattr(owner, name)
+    if isinstance(wanted, Where):
+        return wanted.holds(value if wanted.as_written else getattr(getattr(owner, "parts", None), name, value))
+    options = wanted if isinstance(wanted, tuple) else (wanted,)
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in options)
+
+
+def _now(owner: Any, name: str) -> str:
+    """Write the present value of an option, and whether it is the default."""
+    value = getattr(owner, name)
+    default = option_parameters(type(owner))[name].default
+    shown = value.get("name", value) if isinstance(value, Mapping) else value
+    return f"{name}: {_text(shown)}" + (" (the default)" if type(value) is type(default) and value == default else "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Where):
+        return value.text
+    if isinstance(value, tuple):
+        return " or ".join(map(_text, value))
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

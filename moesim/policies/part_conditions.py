@@ -1,0 +1,39 @@
+"""What is asked of parts to know whether an option can matter beside them; see `moesim.policies.moot`."""
+
+from __future__ import annotations
+
+from moesim.policies.assigning import AllCpu, AllGpu, Resident
+from moesim.policies.fixed_threshold import FixedThreshold
+from moesim.policies.moot import MootIf, Where
+from moesim.policies.placement import Empty, HighestIds, LowestIds
+from moesim.policies.prefetching import NoPrefetch
+from moesim.policies.score_parts import MRSScore
+
+NAMED = Where("any part by name", lambda part: part is not None, as_written=True)
+COLD = Where("none", lambda part: isinstance(part, Empty))
+DEALT_OUT = Where("none, lowest-ids or highest-ids", lambda part: isinstance(part, Empty | LowestIds | HighestIds))
+ALL_CPU = Where("all-cpu", lambda part: isinstance(part, AllCpu))
+RESIDENT = Where("resident", lambda part: isinstance(part, Resident))
+LOADS_NOTHING = Where("all-cpu or resident", lambda part: isinstance(part, AllCpu | Resident))
+ONE_DEVICE = Where("all-cpu or all-gpu", lambda part: isinstance(part, AllCpu | AllGpu))
+ASKS_WHETHER = Where("fixed-threshold", lambda part: isinstance(part, FixedThreshold))
+ADMITS = Where("any but static or workload-aware", lambda part: part.admits)
+STAGES = Where("static or workload-aware", lambda part: not part.admits)
+ONLY_EVICTS = Where("lru or another that only evicts", lambda part: part.admits and not getattr(part, "swaps", True))
+FILLS_NO_CACHE = Where("none or transient", lambda part: isinstance(part, NoPrefetch) or part.transient)
+NOT_TRANSIENT = Where("none or into the cache", lambda part: not part.transient)
+MRS_SCORE = Where("mrs-score", lambda part: isinstance(part, MRSScore))
+
+NEVER_FILLED = MootIf(placement=COLD, replacement=STAGES)
+"""A cache that starts empty and that nothing enters."""
+NO_LOADS = MootIf(assignment=LOADS_NOTHING, prefetch=FILLS_NO_CACHE)
+NOTHING_EVICTED = MootIf(assignment=LOADS_NOTHING, prefetch=FILLS_NO_CACHE, replacement=ONLY_EVICTS)
+"""A cache that nothing enters, so that nothing is ever evicted."""
+IDLE_PREFETCH = MootIf(assignment=ALL_CPU, prefetch=MRS_SCORE)
+"""A prefetch that goes by what the GPU has to do, where it has nothing to do."""
+STAGED_ALIKE = MootIf(replacement=STAGES, placement=DEALT_OUT)
+"""One pool for all layers that holds what pools of the layers would hold, as nothing but its layer's takes a place."""
+ONE_DEVICE_PLANNED = MootIf(assignment=ONE_DEVICE)
+NONE_BUT_CACHED = MootIf(assignment=RESIDENT, prefetch=NOT_TRANSIENT)
+LOADED_ARE_CACHED = MootIf(assignment=ASKS_WHETHER, prefetch=NOT_TRANSIENT, replacement=ADMITS)
+"""No expert is on the GPU, or on its way there, beside those in the cache."""

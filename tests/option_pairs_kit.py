@@ -1,0 +1,389 @@
+"""Every option of every policy and part beside every other: which values are tried, on which small machines and workloads."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from moesim.costs import CostModel
+from moesim.engine import EngineOptions, simulate
+from moesim.errors import ConfigError, MoesimError
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.model import ModelSpec
+from moesim.policies.base import Range, option_parameters
+from moesim.policies.moot import moot_options
+from moesim.policies.part_names import PARTS
+from moesim.policies.registry import POLICIES, make_policy, policy_class
+from moesim.predictors.chosen import PredictorSet
+from moesim.predictors.future import FutureUse
+from moesim.records import Records
+from moesim.testing import tiny_model
+from moesim.testing.traces import synthetic_trace
+from moesim.trace import Trace
+from moesim.workload import Workload, WorkloadSpec, compose
+
+Options = dict[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+@dataclass(frozen=True)
+class Setting:
+    """A model, a machine and a workload, small enough for thousands of runs."""
+
+    layers: int = 4
+    experts: int = 8
+    top_k: int = 2
+    shared: int = 0
+    slots: int = 13
+    batch: int = 4
+    batches: int = 1
+    micro_batches: int = 1
+    prompt: int = 12
+    decode: int = 6
+    chunk: int | None = None
+    decision_ns: int = 0
+    load_us: float = 3.0  # of an expert over a link
+    cpu_us: float = 1.0  # of a row of an expert on the CPU
+    launch_us: float = 0.5  # of a kernel on the GPU
+    gpu_mib: int = 1024
+
+
+SETTINGS = (
+    Setting(),
+    Setting(batch=1, layers=7, slots=24, decode=12, cpu_us=2.0),
+    Setting(micro_batches=2, decision_ns=700, slots=9, layers=5),
+    Setting(load_us=12.0, cpu_us=0.6, slots=21, layers=7, batch=2, decode=10, shared=1),
+    Setting(load_us=1.0, cpu_us=4.0, batch=3, slots=6, decode=10),
+    Setting(experts=16, top_k=4, layers=6, slots=43, batch=1, prompt=24, decode=20, cpu_us=2.0, load_us=15.0),
+    Setting(batch=2, batches=2, slots=15, decode=5, chunk=5, layers=6, load_us=5.0),
+    Setting(experts=16, slots=20, batch=2, micro_batches=2, prompt=8, decision_ns=700, load_us=12.0, cpu_us=8.0, launch_us=10.0),
+    Setting(experts=16, batch=1, batches=3, prompt=3, slots=40, decode=4, cpu_us=2.0),
+    Setting(batch=1, prompt=64, batches=2, slots=11, decode=3, layers=6, cpu_us=0.3),
+    Setting(batch=1, slots=20, load_us=0.7, cpu_us=3.0, decode=12),
+    Setting(batch=1, slots=12, load_us=4.0, cpu_us=3.0, launch_us=5.0, decode=12),
+    Setting(experts=16, batch=1, slots=26, load_us=8.0, cpu_us=8.0, launch_us=2.0, decode=8),
+    Setting(slots=3, decode=2),  # fewer than layers
+    Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
+)
+SIGNALS = {
+    "residual": 0.8, "gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.6, "learned": 0.9,
+    **{f"shadow-{precision}:T{token}:KV{kv}": recall for precision, recall in (("int8", 0.9), ("nf4", 0.8), ("fp16", 0.95))
+       for token in range(3) for kv in range(3)},
+}  # fmt: skip
+ONE_GPU, TWO_GPUS = ("gpu0",), ("gpu0", "gpu1")
+CLUSTER = ("main0", "shadow0", "shadow1", "worker0", "worker1", "worker2", "worker3")
+GPUS = {"dali-multi-gpu": TWO_GPUS, "all-gpu": TWO_GPUS, "od-moe": CLUSTER}
+
+
+@cache
+def workload_of(setting: Setting) -> tuple[ModelSpec, Trace, Workload]:
+    """Make the model, a trace with all that any policy needs, and the workload of a setting."""
+    n_requests = max(4, setting.batch * setting.batches)
+    trace = synthetic_trace(
+        n_layers=setting.layers, n_experts=setting.experts, top_k=setting.top_k, n_requests=n_requests,
+        prompt=setting.prompt, decode=setting.decode, scores=True, calibration=True, signals=SIGNALS,
+    )  # fmt: skip
+    spec = WorkloadSpec(
+        batch_size=setting.batch, n_batches=setting.batches, prompt_tokens=setting.prompt, decode_tokens=setting.decode,
+        micro_batches=setting.micro_batches, prefill_chunk=setting.chunk,
+    )  # fmt: skip
+    model = tiny_model(
+        n_layers=setting.layers, n_experts=setting.experts, top_k=setting.top_k, n_shared=setting.shared,
+        shared_intermediate=256 if setting.shared else 0,
+    )  # fmt: skip
+    return model, trace, compose(trace, spec)
+
+
+@cache
+def machine_of(setting: Setting, gpus: Sequence[str]) -> HardwareProfile:
+    """Make a machine with all curves, side lanes, and links of which each is a little slower than the one before."""
+
+    def assumed(value: float) -> dict[str, Any]:
+        return {"value": value, "source": "assumed", "why": "a number for tests"}
+
+    def device(kind: str, mib: int, launch_us: float, base_us: float, per_token_us: float) -> dict[str, Any]:
+        shape = {"hidden": 256, "intermediate": 256, "bits": 16.0}
+        curve = {"shape": shape, "form": "linear", "range": [1, 4096]}
+        return {
+            "kind": kind, "memory_bytes": assumed(mib * 2**20), "memory_bytes_per_s": assumed(1e12), "flops": assumed(1e14),
+            "launch_us": assumed(launch_us),
+            "experts": [{**curve, "base_us": assumed(base_us), "per_token_us": assumed(per_token_us)}],
+        }  # fmt: skip
+
+    def link(at: int) -> dict[str, Any]:
+        rate = tiny_model().expert_bytes(0) * 1e6 / (setting.load_us * (1 + at / 8))
+        speeds = {"any": (0.0, rate), "pageable": (1.0, rate / 2), "chunked": (0.1, rate), "activation": (0.1, rate)}
+        return {name: {"latency_us": assumed(us), "bytes_per_s": assumed(speed)} for name, (us, speed) in speeds.items()}
+
+    profile = {
+        "name": "pairs", "description": "Numbers for tests; no machine.", "compute": gpus[0], "backing": ["cpu0"],
+        "devices": {
+            **{gpu: device("gpu", setting.gpu_mib, setting.launch_us, 2.0, 0.1) for gpu in gpus},
+            "cpu0": device("cpu", 4096, 0.5, 0.0, setting.cpu_us),
+        },
+        "links": {name: link(i) for i, gpu in enumerate(gpus) for name in (f"cpu0->{gpu}", f"{gpu}->cpu0")},
+        "contention": [
+            {"a": f"{gpu}.side", "b": f"{gpu}.experts", "a_rate": assumed(0.5), "b_rate": assumed(0.9)} for gpu in gpus
+        ],
+    }  # fmt: skip
+    return load_hardware(profile)
+
+
+# ---------------------------------------------------------------------------------------------------------------- values
+PREDICTED = {"name": "predicted", "source": "oracle", "size": 2}
+INTO_CACHE = {**PREDICTED, "pool": "cache"}
+CROSS_LAYER = {"name": "cross-layer", "source": "oracle"}
+FEW_PARTS: dict[str, list[Any]] = {
+    "placement": ["none", "lowest-ids", "random"],
+    "assignment": ["all-cpu", "resident", "all-gpu", "greedy"],
+    "prefetch": ["none", PREDICTED, INTO_CACHE],
+    "replacement": ["lru", "static"],
+}
+ALL_PARTS: dict[str, list[Any]] = {
+    "placement": ["none", "random", "lowest-ids", "highest-ids", "frequency-per-layer", "frequency-global"],
+    "assignment": ["all-gpu", "all-cpu", "greedy", "threshold", "fixed-threshold", "exact", "beam", "resident", "queues", "hss"],
+    "prefetch": ["none", PREDICTED, INTO_CACHE, "random", "impact-driven", "mrs-score", CROSS_LAYER],
+    "replacement": ["lru", "fifo", "lfu", "random", "mrs", "belady", "static", "workload-aware", "arc", "activation-aware",
+                    "least-stale"],
+}  # fmt: skip
+# Policy or part, option -> values, where its annotation does not say what could be tried.
+VALUES: dict[tuple[str, str], list[Any]] = {
+    ("prescope", "predictor"): [None, "signal:gate_next1"],
+    ("prescope", "scheduler"): ["threshold", "all-gpu"],
+    ("prescope", "next2_predictor"): ["oracle"],
+    ("od-moe", "prediction_source"): ["none", "synthetic:0.3", "random"],
+    ("od-moe", "token_period"): [None, 2],  # the trace has the shadow's signals for these
+    ("od-moe", "kv_period"): [None, 2],
+    ("od-moe", "main"): ["worker3"],
+    ("od-moe", "shadow"): ["shadow1"],
+    ("od-moe", "workers"): ["worker1"],
+    ("llama-cpp", "n_cpu_moe"): [7, 3],
+    ("dali-multi-gpu", "n_gpus"): [1],
+    ("all-gpu", "gpus"): ["all"],
+    ("fixed-threshold", "cpu_ms"): [0.0, 1.0],
+    ("fixed-threshold", "load_ms"): [0.0, 5.0],
+}
+# Policy or part, option -> what it needs beside it to matter at all.
+BESIDE: dict[tuple[str, str], Options] = {
+    ("prescope", "next2_predictor"): {"window": "next2"},
+    ("composed", "staging_slots"): {"replacement": "static"},
+    ("composed", "cache_only"): {"assignment": "greedy"},
+    ("hybrimoe-code", "wait_prefetch"): {"prefetch": INTO_CACHE},
+    ("od-moe", "workers"): {"group_size": 1},
+    ("static", "scope"): {"placement": "random"},
+    ("static", "slots_split"): {"placement": "random", "scope": "per-layer"},
+    ("hss", "cpu_per_row"): {"costs": "code"},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A policy, or a part in a composition, whose options are tried."""
+
+    name: str
+    cls: type
+    kind: str = ""  # of the part
+    around: Options = field(default_factory=dict)  # of the part: the rest of the composition
+    fixed: Options = field(default_factory=dict)  # of the part: options without a default
+
+    def spec(self, options: Options) -> Options:
+        """Write the policy as in an experiment."""
+        if not self.kind:
+            return {"name": self.name, **options}
+        return {"name": "composed", **self.around, self.kind: {"name": self.name, **self.fixed, **options}}
+
+    def refusal(self, options: Options) -> str:
+        """Return why the registry refuses the options, or nothing."""
+        try:
+            make_policy(self.spec(options))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def make(self, options: Options) -> Any:
+        """Build the policy without the registry, which would refuse what is moot."""
+        made = self.cls(**self.fixed | options)
+        return policy_class("composed")(**self.around, **{self.kind: made}) if self.kind else made
+
+    def values(self, *, every: bool) -> dict[str, list[Any]]:
+        """Return for each option values other than its default."""
+        hints = get_type_hints(self.cls.__init__, include_extras=True) if option_parameters(self.cls) else {}  # type: ignore[misc]
+        found = {}
+        for option, parameter in option_parameters(self.cls).items():
+            default = self.fixed.get(option, parameter.default)
+            if (self.name, option) in VALUES:
+                tried = VALUES[self.name, option]
+            elif option in ALL_PARTS:
+                tried = (ALL_PARTS if every else FEW_PARTS)[option]
+            elif option.endswith("source"):
+                tried = ["synthetic:0.2", "frequency"] if every else ["synthetic:0.2"]
+            else:
+                tried = list(_values(hints[option], every=every))
+            found[option] = [value for value in tried if (value, type(value)) != (default, type(default))]
+        return found
+
+
+def _values(hint: Any, *, every: bool) -> Iterator[Any]:
+    """Give values that an annotation allows: each that is listed, the least, and some above it."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        base, *extras = get_args(hint)
+        bounds = next((one for one in extras if isinstance(one, Range)), Range())
+        if base is int:
+            low = int(bounds.low or 0)
+            yield from [low, low + 1, low + 2] if every else [low, low + 2]
+        elif base is float:
+            yield from [float(bounds.low or 0), 0.5, 3.0 if bounds.high is None else bounds.high]
+        else:
+            yield from _values(base, every=every)
+    elif origin in (Union, types.UnionType):
+        for one in get_args(hint):
+            yield from _values(one, every=every)
+    elif origin is Literal:
+        yield from get_args(hint)
+    elif hint is bool:
+        yield from (True, False)
+    elif hint is type(None):
+        yield None
+    elif hint is int:
+        yield 7
+
+
+# Part -> the rest of a composition in which its options can matter, and its options that have no default.
+_GREEDY: Options = {"assignment": "greedy"}
+AROUND: dict[tuple[str, str], tuple[Options, Options]] = {
+    ("placement", "frequency-global"): ({"scope": "global"}, {}),
+    ("assignment", "queues"): ({"prefetch": INTO_CACHE, "load_order": "plan"}, {}),
+    ("assignment", "hss"): ({"prefetch": INTO_CACHE, "load_order": "plan"}, {}),
+    ("prefetch", "predicted"): (_GREEDY, {"source": "oracle"}),
+    ("prefetch", "random"): (_GREEDY, {}),
+    ("prefetch", "impact-driven"): ({"assignment": "queues"}, {}),
+    ("prefetch", "mrs-score"): ({"assignment": "queues"}, {}),
+    ("prefetch", "cross-layer"): (_GREEDY, {}),
+    ("replacement", "workload-aware"): ({"assignment": "greedy", "prefetch": PREDICTED, "placement": "random"}, {}),
+    ("replacement", "mrs"): ({"scope": "global", "prefetch": INTO_CACHE}, {}),
+    ("replacement", "least-stale"): ({"scope": "global"}, {}),
+}
+POLICY_SUBJECTS = [Subject(name, policy_class(name)) for name in sorted(POLICIES)]
+PART_SUBJECTS = [
+    Subject(name, cls, kind, *AROUND.get((kind, name), ({}, {})))
+    for kind, parts in PARTS.items() for name, cls in parts.items() if option_parameters(cls)
+]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------------ runs
+_RUNS: dict[tuple[Any, ...], int | str] = {}
+
+
+def outcome(subject: Subject, options: Options, setting: Setting) -> int | str:
+    """Return a hash of all records of a run, or its error."""
+    key = subject.name, subject.kind, json.dumps(options, sort_keys=True), setting
+    if key not in _RUNS:
+        try:
+            _RUNS[key] = hash(_plain(_run(subject, options, setting)))
+        except MoesimError as error:
+            _RUNS[key] = str(error)
+    return _RUNS[key]
+
+
+def _run(subject: Subject, options: Options, setting: Setting) -> Records:
+    model, trace, workload = workload_of(setting)
+    hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU))
+    policy = subject.make(options)
+    own = policy.transfer(model)
+    if "oracle:routing" in policy.needs:
+        policy.bind_oracle(FutureUse(workload))
+    gpus = [device for device in hardware.devices if device != "cpu0"]
+    return simulate(
+        model=model,
+        costs=CostModel(model, hardware, transfer=own[0], chunk_bytes=own[1]) if own else CostModel(model, hardware),
+        workload=workload,
+        policy=policy,
+        cache_slots=dict.fromkeys(gpus, setting.slots // len(gpus)),
+        predictors=PredictorSet(trace, workload, {}, 0),
+        tables=trace.tables,
+        options=EngineOptions(decision_ns=setting.decision_ns),
+        policy_name=subject.name,
+    )
+
+
+def _plain(records: Records) -> str:
+    """Write all that happened; a pool that nothing enters is no event."""
+    pools = {pool: peak for pool, peak in records.pool_peak_bytes.items() if peak}
+    return repr({**vars(records), "pool_peak_bytes": pools})
+
+
+# ----------------------------------------------------------------------------------------------------------------- pairs
+class Pairs:
+    """All pairs of options of a policy or part.
+
+    Parameters
+    ----------
+    subject : Subject
+    every : bool
+        Try every value that `Subject.values` knows, and where an option is refused, every setting.
+    """
+
+    def __init__(self, subject: Subject, *, every: bool = False) -> None:
+        self.subject = subject
+        self.values = subject.values(every=every)
+        self._witnesses = SETTINGS if every else SETTINGS[:2]
+        self._settings: dict[str, list[Setting]] = {}  # option -> settings, first those on which it has mattered
+
+    def problems(self) -> list[str]:
+        """Name options that are accepted and change nothing, and those that are refused and change something."""
+        refusal, found = self.subject.refusal, set()
+        for option, tried in self.values.items():
+            for base in self._bases(option):
+                if refusal(base):
+                    continue
+                accepted = [value for value in tried if not refusal({**base, option: value})]
+                if accepted and not self._matters(option, accepted, base):
+                    found.add(f"{option}: accepted beside {base}, where it changes nothing")
+                refused = [{**base, option: value} for value in tried if value not in accepted]
+                found.update(line for options in refused for line in self._unjust(options))
+        return sorted(found)
+
+    def _bases(self, option: str) -> Iterable[Options]:
+        """Give what an option is tried beside: what it needs, and that with each value of each other option."""
+        needed = BESIDE.get((self.subject.name, option), {})
+        yield needed
+        for other, values in self.values.items():
+            if other != option:
+                yield from ({**needed, other: value} for value in values)
+
+    def _matters(self, option: str, values: Sequence[Any], base: Options) -> bool:
+        """Whether any of the values changes the records, or makes a run possible, on some setting."""
+        settings = self._settings.setdefault(option, list(SETTINGS))
+        for setting in list(settings):
+            before = outcome(self.subject, base, setting)
+            afters = [outcome(self.subject, {**base, option: value}, setting) for value in values]
+            if any(after != before and not isinstance(after, str) for after in afters):
+                settings.remove(setting)
+                settings.insert(0, setting)
+                return True
+        return not any(isinstance(one, int) for setting in settings for one in self._all(option, values, base, setting))
+
+    def _all(self, option: str, values: Sequence[Any], base: Options, setting: Setting) -> Iterator[int | str]:
+        """Give the outcomes of an option; where all are errors, it is refused later, by what it is asked to do."""
+        for value in values:
+            yield outcome(self.subject, {**base, option: value}, setting)
+
+    def _unjust(self, options: Options) -> Iterator[str]:
+        """Say which options are called moot, and yet change the records."""
+        try:
+            owner = self.subject.cls(**self.subject.fixed | options)
+            moot = moot_options(owner, options)
+        except ConfigError:
+            return  # refused for another reason
+        for one in moot:
+            less = {key: value for key, value in options.items() if key != one}
+            for setting in self._witnesses:
+                pair = outcome(self.subject, options, setting), outcome(self.subject, less, setting)
+                if pair[0] != pair[1] and not any(isinstance(side, str) for side in pair):
+                    yield f"{one}: refused in {options}, where it changes something"
+                    break
