@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import Decimal, DecimalException
 
 from moesim.errors import ConfigError
+from moesim.limits import BYTES
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -37,7 +38,7 @@ def parse_bytes(value: int | str, place: str = "size") -> int:
     Raises
     ------
     ConfigError
-        If the value is negative, no number, or has no known unit.
+        If the value is negative, no number, has no known unit, or is beyond `moesim.limits.BYTES`.
 
     Examples
     --------
@@ -49,7 +50,7 @@ def parse_bytes(value: int | str, place: str = "size") -> int:
     if isinstance(value, int):
         if value < 0:
             raise ConfigError(f"{place}: expected a size of at least 0 bytes, got {value}")
-        return value
+        return _checked(Decimal(value), value, place)
     match = _QUANTITY.fullmatch(value)
     if match is None:
         raise ConfigError(f"{place}: expected a size such as '8 GiB', got {value!r}")
@@ -57,7 +58,17 @@ def parse_bytes(value: int | str, place: str = "size") -> int:
     if unit not in _BYTES:
         known = ", ".join(_BYTES)
         raise ConfigError(f"{place}: expected a size with a unit ({known}), got {value!r}; write for example '8 GiB'")
-    return int((Decimal(match[1].replace("_", "")) * _BYTES[unit]).to_integral_value())
+    try:
+        size = Decimal(match[1].replace("_", "")) * _BYTES[unit]
+    except DecimalException:  # an exponent beyond its range
+        size = Decimal("inf")
+    return _checked(size, value, place)
+
+
+def _checked(size: Decimal, written: int | str, place: str) -> int:
+    if size > BYTES.most:
+        raise ConfigError(f"{place}: expected a size of at most {BYTES.most} bytes (8 PiB), got {written!r}")
+    return int(size.to_integral_value())
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -368,8 +368,8 @@ def test_hops_add_up() -> None:
         "gpu1": {
             "kind": "gpu",
             "memory_bytes": number(1),
-            "memory_bytes_per_s": number(1),
-            "flops": number(1),
+            "memory_bytes_per_s": number(1000),
+            "flops": number(1000),
         }
     }
     base = machine()
@@ -407,7 +407,10 @@ def test_curve_of_the_chosen_kind() -> None:
     )
     with pytest.raises(HardwareError, match="unknown kind of transfer 'pined'; did you mean 'pinned'"):
         costs(profile, transfer="pined")
-    with pytest.raises(HardwareError, match="chunk_bytes: expected at least 1 byte"):
+    with pytest.raises(
+        HardwareError,
+        match=r"chunk_bytes: expected at least 48 bytes, as an expert of tiny \(49.2 kB\) goes in at most 1024 chunks",
+    ):
         costs(profile, chunk_bytes=0)
 
 

@@ -140,8 +140,20 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
      "links.core1->gpu0.pinned.bytes_per_s.value: expected a number of bytes per second such as 25e9 (the unit is in the key), "
      "got inf"),
     ("a rate that rounds to none", {f"{GPU}/memory_bytes_per_s/value": 0.3},
-     "devices.gpu0.memory_bytes_per_s.value: expected at least 1 a second, got 0.3; rates are in bytes or operations per "
-     "second"),
+     "devices.gpu0.memory_bytes_per_s.value: expected bytes per second such as 25e9, got 0.3; if these are GB/s, write "
+     "0.3e9"),
+    ("operations in tera", {f"{GPU}/flops/value": 71.2},
+     "devices.gpu0.flops.value: expected operations per second such as 71e12, got 71.2; if these are TFLOP/s, write 71.2e12"),
+    ("a rate beyond any memory's", {f"{GPU}/memory_bytes_per_s/value": 1e308},
+     "devices.gpu0.memory_bytes_per_s.value: expected at most 1e+18, got 1e+308; correct it"),
+    ("a launch of eleven days", {f"{GPU}/launch_us/value": 1e12},
+     "devices.gpu0.launch_us.value: expected at most 1e+09, got 1000000000000.0; correct it"),
+    ("a point of eleven days", {POINTS: [[1, 10], [8, 1e12]]},
+     "devices.gpu0.experts.1.points.value: expected times of at most 1e+09 us, got 1e+12 at 8 rows; check the unit"),
+    ("a point of too many rows", {POINTS: [[1, 10], [1e300, 12]]},
+     "devices.gpu0.experts.1.points.value: expected at most 1e+09 rows, got 1e+300; measure less"),
+    ("a memory beyond any", {f"{GPU}/memory_bytes/value": "1e99999999 GiB"},
+     "devices.gpu0.memory_bytes.value: expected a size of at most 9007199254740992 bytes (8 PiB), got '1e99999999 GiB'"),
     ("a rate of a link in GB/s", {"links/core1->gpu0/pinned/bytes_per_s/value": 23.8},
      "links.core1->gpu0.pinned.bytes_per_s.value: expected bytes per second such as 25e9, got 23.8; if these are GB/s, write "
      "23.8e9"),

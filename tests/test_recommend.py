@@ -408,7 +408,7 @@ def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
         ({"vram": "0.5GiB"}, "--vram: expected more than the 1.07 GB that software takes on gpu0"),
         ({"vram": "1.1GiB"}, "expected a placement of mixtral-8x7b that fits rtx3090-epyc7532, got none: needs"),
         ({"ram": "0GiB"}, "recommend: --ram: expected a size of at least 1 byte, got '0GiB'"),
-        ({"bits": 0.0}, "recommend: --bits: expected a number of bits above 0"),
+        ({"bits": 0.0}, "recommend: --bits: expected a number of bits from 0.1 to 64, got 0"),
         ({"context": 10}, "recommend: --context: expected at least --prompt and --decode together, 14, got 10"),
         ({"model": "mixtrall"}, "unknown model 'mixtrall'; did you mean 'mixtral-8x7b'?"),
         ({"model": None}, "expected --model or --gguf, got neither"),

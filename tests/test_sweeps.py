@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -431,6 +432,60 @@ def test_a_dry_run_tells_grid_size_and_what_is_done(
     assert counted() == 0
     assert main(["run", str(file), "--out", "new", "--dry-run"]) == 0
     assert not (tmp_path / "new").exists()
+
+
+FOREIGN = """
+from pathlib import Path
+
+from moesim.policies.caches import LRU
+
+Path(__file__).with_name("imported").write_text("yes")
+
+
+class Mine(LRU):
+    \"\"\"One like LRU.\"\"\"
+"""
+
+
+def test_a_dry_run_lists_what_it_would_import_and_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dry_package").mkdir()
+    (tmp_path / "dry_package" / "__init__.py").write_text(FOREIGN)
+    (tmp_path / "dry_package" / "inner.py").write_text(FOREIGN)
+    (tmp_path / "dry_single.py").write_text(FOREIGN)
+    (tmp_path / "dry-1.0.dist-info").mkdir()
+    (tmp_path / "dry-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: dry\nVersion: 1.0\n")
+    (tmp_path / "dry-1.0.dist-info" / "entry_points.txt").write_text("[moesim.policies]\nby-entry = dry_package.inner:Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policies = ["lru", "dry_package.inner:Mine", "by-entry", {"name": "dry_single:Mine", "slots_split": ["spread", "equal"]}]
+    file = write(tmp_path, **BARE | {"policies": policies})
+    for more in ([], ["--quick"]):
+        assert main(["run", str(file), "--dry-run", *more]) == 0
+        told = capsys.readouterr().out.splitlines()
+        package = f"{tmp_path}/dry_package"
+        said = [line for line in told if line.startswith("would import and run ")]
+        assert said == [
+            f"would import and run dry_package.inner ({package}/__init__.py and {package}/inner.py); its policies are neither "
+            "checked nor tried here",
+            f"would import and run dry_single ({tmp_path}/dry_single.py); its policies are neither checked nor tried here",
+        ]
+        assert "5 runs (5 policies at 1 settings); how many of them are done shows once the policies are imported" in told
+        assert told[-1].endswith("(from short runs of 1 policy)")
+    assert main(["compare", "--policies", "lru,dry_single:Mine", "--dry-run"]) == 0
+    assert f"would import and run dry_single ({tmp_path}/dry_single.py)" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("imported"))
+    assert not {"dry_package", "dry_package.inner", "dry_single"} & set(sys.modules)
+    assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 0
+    assert len(list(tmp_path.rglob("imported"))) == 2
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Mine", "tests.nothing:Mine", "xml.nothing:Mine"])
+def test_a_dry_run_finds_out_that_a_module_is_not_there(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = write(tmp_path, **BARE | {"policies": [name]})
+    assert main(["run", str(file), "--dry-run"]) == 2
+    assert f"expected a module '{name.removesuffix(':Mine')}', got none, neither installed" in capsys.readouterr().err
 
 
 def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

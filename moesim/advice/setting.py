@@ -13,6 +13,7 @@ from moesim.advice.gguf import read_gguf
 from moesim.atomic import write_bytes
 from moesim.errors import CapacityError, ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.limits import BITS
 from moesim.model import ModelSpec, load_model
 from moesim.units import format_bytes, parse_bytes
 
@@ -175,8 +176,8 @@ def _memory(given: str | None, option: str, own: int) -> int:
 
 
 def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
-    if asked.bits is not None and not 0 < asked.bits <= 64:
-        raise ConfigError(f"{PLACE}: --bits: expected a number of bits above 0 and at most 64, got {asked.bits:g}")
+    if asked.bits is not None and not BITS.hold(asked.bits):
+        raise ConfigError(f"{PLACE}: --bits: expected a number of bits {BITS}, got {asked.bits:g}")
     if asked.gguf is not None:
         if asked.model is not None:
             raise ConfigError(f"{PLACE}: expected --model or --gguf, got both; the file says what the model is")

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from moesim.errors import InputError
+from moesim.limits import COUNT
 from moesim.trace import Trace
 from moesim.traces_io.calibrating import Additions
 
 HoldBack = StrEnum("HoldBack", ["requests", "ends"])
 Uniform = StrEnum("Uniform", ["uniform"])
 
-Seed = Annotated[int | None, typer.Option(min=0, help="Of the choice of requests that are held back; default: 0.")]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=COUNT.most, help="Of the choice of requests that are held back; default: 0.")
+]
 HeldBack = Annotated[
     HoldBack | None,
     typer.Option("--hold-back", help="Whole requests, or the last tokens of each request; default: requests."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moesim.commands.outputs import check_out_folder, write_beside
+from moesim.limits import COUNT, REPEATS
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 
@@ -20,9 +21,11 @@ _NAME = "assignments"
 
 
 def assignments(
-    instances: Annotated[int, typer.Option(min=2, help="Random layers of each regime and number of experts.")] = 500,
+    instances: Annotated[
+        int, typer.Option(min=2, max=REPEATS.most, help="Random layers of each regime and number of experts.")
+    ] = 500,
     regimes: Annotated[str | None, typer.Option(help="Names, separated by commas; default: all.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the layers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Of the layers.")] = 0,
     in_order: Annotated[bool, typer.Option("--in-order", help="Tell of a GPU that waits for each expert in order.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for a CSV and the figure.")] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,

@@ -11,15 +11,16 @@ from moesim.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_decidin
 from moesim.bench_sweeps import measure_sweep
 from moesim.errors import ConfigError
 from moesim.experiment.pool import usable_cores
+from moesim.limits import REPEATS, TOKENS
 from moesim.table import Format, render, render_records
 
 SWEEP_RUNS = 64
 
 
 def bench(
-    repeats: Annotated[int, typer.Option(min=1, help="Repeats; minimum and median are told.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Repeats; minimum and median are told.")] = 5,
     tokens: Annotated[
-        int | None, typer.Option(min=1, help="Decode tokens of each run.", show_default="64; 16 with --policies")
+        int | None, typer.Option(min=1, max=TOKENS.most, help="Decode tokens of each run.", show_default="64; 16 with --policies")
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,

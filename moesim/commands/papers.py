@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.commands.runs import Jobs
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config
 from moesim.experiment.output import Output
@@ -31,7 +32,7 @@ def papers(
     ] = None,
     shown: Annotated[bool, typer.Option("--list", help="List the figures and what is run for them; run nothing.")] = False,
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: all cores.")] = None,
+    jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:

@@ -12,6 +12,7 @@ from moesim.commands.outputs import check_out_folder
 from moesim.errors import ConfigError
 from moesim.hardware import load_hardware
 from moesim.kernels import require_torch
+from moesim.limits import BITS, COUNT, PROCESSES, REPEATS
 from moesim.model import builtin_models, load_model
 from moesim.profiler.compare import compare as compare_profiles
 from moesim.profiler.compare import table as comparison_table
@@ -25,8 +26,10 @@ _ALL = "all"
 _WHAT, _HOW = "What to measure", "How"
 
 
-def _option(*names: str, help: str, panel: str = _HOW, least: int | None = None, default: bool | str = True) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, min=least, show_default=default)
+def _option(
+    *names: str, help: str, panel: str = _HOW, least: int | None = None, most: float | None = None, default: bool | str = True
+) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, min=least, max=most, show_default=default)
 
 
 @app.command("measure")
@@ -41,18 +44,23 @@ def measure(
         ),
     ] = None,
     bits: Annotated[
-        list[float] | None, _option(help="Of the experts' weights; several times.", panel=_WHAT, default="each model's own")
+        list[float] | None,
+        _option(help="Of the experts' weights; several times.", panel=_WHAT, least=0, most=BITS.most, default="each model's own"),
     ] = None,
     mode: Annotated[str, _option(help="quick: up to 64 rows; full: up to 4096.", panel=_WHAT)] = "full",
     disk: Annotated[
         Path | None, _option(help="Folder on the disk to measure.", panel=_WHAT, default="that of --out, without a GPU")
     ] = None,
     no_disk: Annotated[bool, _option("--no-disk", help="Measure no disk.", panel=_WHAT)] = False,
-    gpu: Annotated[int | None, _option(help="Which GPU.", panel=_WHAT, default="the first, if any")] = None,
+    gpu: Annotated[
+        int | None, _option(help="Which GPU.", panel=_WHAT, least=0, most=PROCESSES.most, default="the first, if any")
+    ] = None,
     no_gpu: Annotated[bool, _option("--no-gpu", help="Measure cores, memory and disk only.", panel=_WHAT)] = False,
     memory: Annotated[str | None, _option(help="Host memory to use, such as 8GB.", default="half of what is available")] = None,
-    repeats: Annotated[int | None, _option(help="Of each probe, at least 5.", default="quick 5, full 7")] = None,
-    seed: Annotated[int, _option(help="Of the order and the random weights.", least=0)] = 0,
+    repeats: Annotated[
+        int | None, _option(help="Of each probe, at least 5.", least=1, most=REPEATS.most, default="quick 5, full 7")
+    ] = None,
+    seed: Annotated[int, _option(help="Of the order and the random weights.", least=0, most=COUNT.most)] = 0,
     out: Annotated[Path, _option("--out", help="Folder of profiles.")] = Path("hardware_profiles"),
     resume: Annotated[bool, _option("--resume/--no-resume", help="Go on with what was interrupted.")] = True,
     overwrite: Annotated[bool, _option("--overwrite", help="Replace a profile that is there.")] = False,

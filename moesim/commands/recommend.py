@@ -12,6 +12,8 @@ from moesim.advice.folder import write_folder
 from moesim.advice.recommend import recommend as search
 from moesim.advice.setting import Asked
 from moesim.advice.show import output
+from moesim.commands.runs import Jobs
+from moesim.limits import BITS, TOKENS
 from moesim.output_folder import check_own_folder
 from moesim.table import Format
 from moesim.yaml_reader import read_yaml_value
@@ -23,19 +25,20 @@ def recommend(
     vram: Annotated[str | None, typer.Option(help="Memory of the GPU, such as 12GiB. [default: the profile's]")] = None,
     ram: Annotated[str | None, typer.Option(help="Memory of the host, such as 64GiB. [default: the profile's]")] = None,
     bits: Annotated[
-        float | None, typer.Option(help="Bits per weight. [default: 4.5 for models given with 16, else the model's]")
+        float | None,
+        typer.Option(min=0, max=BITS.most, help="Bits per weight. [default: 4.5 for models given with 16, else the model's]"),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
-    prompt: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 512,
-    decode: Annotated[int, typer.Option(min=1, help="Tokens to decode.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Requests at once.")] = 1,
+    prompt: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Prompt tokens.")] = 512,
+    decode: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens to decode.")] = 128,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a request in the KV cache. [default: prompt and decode]")
+        int | None, typer.Option(min=1, max=TOKENS.most, help="Tokens of a request in the KV cache. [default: prompt and decode]")
     ] = None,
     trace: Annotated[str | None, typer.Option(help="Name or path of a trace. [default: one that fits]")] = None,
     gguf: Annotated[Path | None, typer.Option(help="Instead of --model: a GGUF file says shapes and bytes.")] = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Policies that change what the model computes as well.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. [default: all cores]")] = None,
+    jobs: Jobs = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the advice.")] = Format.TABLE,
 ) -> int:
     """Find the best placement of a model's experts on a machine, with an interval, runners-up and flags to type.

@@ -18,6 +18,7 @@ from moesim.experiment.quick import quick
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.trace_choice import choose_traces
+from moesim.limits import PROCESSES, REPEATS
 from moesim.table import Format
 from moesim.yaml_reader import read_yaml_value
 
@@ -25,12 +26,17 @@ Set = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. [default: all cores, if that is worth while]")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes. [default: all cores, if that is worth while]"),
+]
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
 ]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the grid, its size and the estimated time; run nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the grid, what would be imported, sizes and the estimated time; run nothing.")
+]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
 
 
@@ -53,7 +59,7 @@ def run(
     """
     config = load_config(file, overrides)
     if small:
-        config = quick(config, str(file))
+        config = quick(config, str(file), imports=not dry)
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
     return _execute(config, str(file), folder, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
 
@@ -76,7 +82,9 @@ def compare(
     transfer: Annotated[str, typer.Option(help="pinned, pageable or chunked.")] = "pinned",
     overrides: Set = [],  # noqa: B006
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; the table has means and 95 % intervals.")] = 1,
+    repeat: Annotated[
+        int, typer.Option(min=1, max=REPEATS.most, help="Seeds, from --seed on; the table has means and 95 % intervals.")
+    ] = 1,
     small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
     dry: DryRun = False,
     jobs: Jobs = None,
@@ -113,7 +121,7 @@ def compare(
             print(line, file=sys.stderr)
     config = parse_config(raw, "compare")
     if small:
-        config = quick(config, "compare")
+        config = quick(config, "compare", imports=not dry)
     return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
 
 
@@ -135,7 +143,7 @@ def _execute(
     config: Config, place: str, folder: Path | None, jobs: int | None, form: Format, *, dry: bool, scheduler: str | None,
     fail_fast: bool,
 ) -> int:  # fmt: skip
-    experiment = Experiment(config, place)
+    experiment = Experiment(config, place, imports=not dry)
     output = Output(experiment, folder) if folder is not None else None
     if dry:
         sys.stdout.write(describe_grid(experiment, folder, jobs, usable_cores()))

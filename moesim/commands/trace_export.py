@@ -11,6 +11,7 @@ import typer
 
 from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
+from moesim.limits import BYTES, LAYERS
 from moesim.model import load_model
 from moesim.trace import Trace, find_trace
 from moesim.traces_io.oracle_general import export_oracle_general
@@ -33,10 +34,12 @@ def trace_export(
     trace: Annotated[str, typer.Argument(help="Name or path of a trace.")],
     out: Annotated[Path, typer.Option("--out", help="The file to write.")],
     form: Annotated[ExportFormat, typer.Option("--format", help="oracleGeneral is libCacheSim's.")],
-    layer: Annotated[int | None, typer.Option(min=0, help="Only this layer (oracleGeneral).")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, max=LAYERS.most, help="Only this layer (oracleGeneral).")] = None,
     phase: Annotated[Phase, typer.Option(help="Only this phase (oracleGeneral).")] = Phase.all,
     model: Annotated[str | None, typer.Option(help="Whose experts' bytes the objects have (oracleGeneral).")] = None,
-    object_size: Annotated[int | None, typer.Option(min=1, help="Bytes of every object instead (oracleGeneral).")] = None,
+    object_size: Annotated[
+        int | None, typer.Option(min=1, max=BYTES.most, help="Bytes of every object instead (oracleGeneral).")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
     """Write the routing of a trace for other programs.

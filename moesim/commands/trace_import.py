@@ -12,6 +12,7 @@ import typer
 from moesim.commands.additions import HeldBack, Scores, Seed, Weights, additions, describe
 from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
+from moesim.limits import EXPERTS, LAYERS
 from moesim.trace import SUFFIX
 from moesim.traces_io.contract import Options
 from moesim.traces_io.importing import LABELS, import_trace
@@ -35,12 +36,16 @@ def trace_import(
     label: Annotated[
         str | None, typer.Option(help=f"{' or '.join(LABELS)}: where neither the format nor the file says what the routing is.")
     ] = None,
-    n_experts: Annotated[int | None, typer.Option(min=1, max=2**16, help="Routed experts of a layer.")] = None,
-    n_layers: Annotated[int | None, typer.Option(min=1, help="Layers of an array without a shape, dense ones included.")] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Experts of a token in a layer, where the source does not say.")
+    n_experts: Annotated[int | None, typer.Option(min=1, max=EXPERTS.most, help="Routed experts of a layer.")] = None,
+    n_layers: Annotated[
+        int | None, typer.Option(min=1, max=LAYERS.most, help="Layers of an array without a shape, dense ones included.")
     ] = None,
-    first_layer: Annotated[int | None, typer.Option(min=0, help="Layers before this one are dense and are left out.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=EXPERTS.most, help="Experts of a token in a layer, where the source does not say.")
+    ] = None,
+    first_layer: Annotated[
+        int | None, typer.Option(min=0, max=LAYERS.most, help="Layers before this one are dense and are left out.")
+    ] = None,
     phase: Annotated[Phase | None, typer.Option(help="Of all rows, or both: the prompt first, then decode.")] = None,
     n_prompt: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Prompt tokens of all requests, or of each, separated by commas.")

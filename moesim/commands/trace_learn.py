@@ -12,6 +12,7 @@ import typer
 
 from moesim.commands.outputs import check_out, note_written
 from moesim.errors import ConfigError
+from moesim.limits import COUNT, REPEATS, TOKENS
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 from moesim.trace import SUFFIX, Trace, find_trace
@@ -29,15 +30,17 @@ def trace_learn(
     trace: Annotated[str, typer.Option("--for", metavar="TRACE", help="Trace with gate inputs to make predictions for.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write that trace with the signal 'learned'.")],
     predictor: Annotated[Path | None, typer.Option("--predictor", metavar="FILE", help="Keep the trained networks, too.")] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the calibration tokens.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of initial weights, noise and order.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Passes over the calibration tokens.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Of initial weights, noise and order.")] = 0,
     groups: Annotated[
         Groups, typer.Option(help="First and last eighth of the layers, or fitted to gate reuse.")
     ] = Groups.EIGHTHS,
     setting: Annotated[
         list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Any other size or rate, such as width=256.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Tokens of a batch, for the accuracy of the busiest experts.")] = 64,
+    batch: Annotated[
+        int, typer.Option(min=1, max=TOKENS.most, help="Tokens of a batch, for the accuracy of the busiest experts.")
+    ] = 64,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the accuracy.")] = Format.TABLE,
 ) -> None:

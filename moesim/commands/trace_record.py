@@ -11,11 +11,13 @@ import typer
 
 from moesim.commands.outputs import check_out
 from moesim.errors import ConfigError
+from moesim.limits import COUNT, LAYERS, TOKENS
 from moesim.recorder.model_name import check_model_name
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.shards import parts_folder
 
 _MODEL, _PROMPTS, _SIGNALS, _DECODING = "Model", "Prompts", "What to record", "Decoding"
+_HOTTEST = 1000  # beyond, all tokens are as likely as each other
 
 
 def trace_record(
@@ -45,21 +47,28 @@ def trace_record(
     chat_template: Annotated[
         bool, typer.Option("--chat-template", help="Put each prompt through the tokenizer's template.", rich_help_panel=_PROMPTS)
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read so many prompts.", rich_help_panel=_PROMPTS)] = None,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Cut longer prompts.", rich_help_panel=_PROMPTS)] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=COUNT.most, help="Read so many prompts.", rich_help_panel=_PROMPTS)
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, max=COUNT.most, help="Cut longer prompts.", rich_help_panel=_PROMPTS)
+    ] = None,
     max_new_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens to generate for each prompt.", rich_help_panel=_DECODING)
+        int, typer.Option(min=0, max=TOKENS.most, help="Tokens to generate for each prompt.", rich_help_panel=_DECODING)
     ] = 128,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on at the end of a text.", rich_help_panel=_DECODING)
     ] = False,
-    temperature: Annotated[float, typer.Option(help="0: greedy.", rich_help_panel=_DECODING)] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, max=_HOTTEST, help="0: greedy.", rich_help_panel=_DECODING)] = 0.0,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens of this share.", rich_help_panel=_DECODING)
+        float, typer.Option(min=0, max=1, help="Sample from the likeliest tokens of this share.", rich_help_panel=_DECODING)
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.", rich_help_panel=_DECODING)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Of the sampling.", rich_help_panel=_DECODING)] = 0,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Requests at once; requests with a shadow one at a time.", rich_help_panel=_DECODING)
+        int,
+        typer.Option(
+            min=1, max=TOKENS.most, help="Requests at once; requests with a shadow one at a time.", rich_help_panel=_DECODING
+        ),
     ] = 1,
     scores: Annotated[
         bool | None,
@@ -70,9 +79,11 @@ def trace_record(
             show_default=False,
         ),
     ] = None,
-    lookahead: Annotated[int, typer.Option(min=0, help="Record gate_next1 to gate_nextN.", rich_help_panel=_SIGNALS)] = 3,
+    lookahead: Annotated[
+        int, typer.Option(min=0, max=LAYERS.most, help="Record gate_next1 to gate_nextN.", rich_help_panel=_SIGNALS)
+    ] = 3,
     signal_requests: Annotated[
-        int | None, typer.Option(min=0, help="Signals for the first N requests only.", rich_help_panel=_SIGNALS)
+        int | None, typer.Option(min=0, max=TOKENS.most, help="Signals for the first N requests only.", rich_help_panel=_SIGNALS)
     ] = None,
     keep_inputs: Annotated[
         str, typer.Option(metavar="N|all", help="Keep what the routers read, for the first N requests.", rich_help_panel=_SIGNALS)
@@ -157,6 +168,6 @@ def trace_record(
 def _count(text: str) -> int | None:
     if text == "all":
         return None
-    if not text.isdigit():
+    if not text.isdecimal() or len(text) > len(str(COUNT.most)):
         raise ConfigError(f"--keep-inputs: expected a number of requests or 'all', got '{text}'")
     return int(text)

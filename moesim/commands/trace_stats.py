@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesim.commands.outputs import check_out_folder, write_beside
+from moesim.limits import COUNT
 from moesim.table import Format, render, render_records
 from moesim.trace import Trace, find_trace
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def trace_stats(
     trace: Annotated[str, typer.Argument(help="Name or path of a trace.")],
     phase: Annotated[str | None, typer.Option(help="decode or prefill; default: decode, unless it has none.")] = None,
-    max_rows: Annotated[int | None, typer.Option(min=1, help="Stop after about so many tokens.")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=1, max=COUNT.most, help="Stop after about so many tokens.")] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it; json has every layer.")] = Format.TABLE,
     plot: Annotated[
         Path | None,

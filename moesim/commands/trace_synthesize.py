@@ -12,6 +12,7 @@ import typer
 
 from moesim.commands.outputs import check_out, nearest_folder, note_written
 from moesim.errors import ConfigError
+from moesim.limits import COUNT, REPEATS, TOKENS
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 from moesim.trace import SUFFIX, Trace, find_trace
@@ -30,12 +31,14 @@ def synthesize(
         str, typer.Option("--parameters", help="Parameter file: a path, or a shipped name such as mixtral-8x7b.")
     ],
     out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the trace.")],
-    requests: Annotated[int, typer.Option(min=1, help="Requests.")] = 64,
-    prompt: Annotated[int, typer.Option(min=0, help="Prompt tokens of each.")] = 64,
-    decode: Annotated[int, typer.Option(min=0, help="Decoded tokens of each.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Of routers, topics and requests.")] = 0,
-    signals: Annotated[int | None, typer.Option(min=0, help="Requests that carry signals; default: all.")] = None,
-    inputs: Annotated[int, typer.Option(min=0, help="Requests that carry the gate inputs.")] = 0,
+    requests: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Requests.")] = 64,
+    prompt: Annotated[int, typer.Option(min=0, max=TOKENS.most, help="Prompt tokens of each.")] = 64,
+    decode: Annotated[int, typer.Option(min=0, max=TOKENS.most, help="Decoded tokens of each.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Of routers, topics and requests.")] = 0,
+    signals: Annotated[
+        int | None, typer.Option(min=0, max=TOKENS.most, help="Requests that carry signals; default: all.")
+    ] = None,
+    inputs: Annotated[int, typer.Option(min=0, max=TOKENS.most, help="Requests that carry the gate inputs.")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="Keep the softmax over all experts.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
 ) -> None:
@@ -68,8 +71,8 @@ def fit(
     trace: Annotated[str | None, typer.Option("--trace", help="Trace to take the target figures from.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="PATH", help="Where to write the parameter file.")] = None,
     base: Annotated[str | None, typer.Option("--from", help="Parameter file to start from; what is not fitted stays.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds to fit on: 1, 2, ...")] = 2,
-    fresh: Annotated[int, typer.Option(min=1, help="Other seeds, to report on.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Seeds to fit on: 1, 2, ...")] = 2,
+    fresh: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Other seeds, to report on.")] = 5,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     only_report: Annotated[bool, typer.Option("--only-report", help="Only report on the parameters of --from.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the report.")] = Format.TABLE,

@@ -15,6 +15,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
+from moesim.limits import REPEATS
 from moesim.output_folder import check_own_folder
 from moesim.table import Format
 
@@ -23,7 +24,7 @@ def validate(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.yaml]", help="The experiment.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder of the measurements, tables and figures.")] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Replays of each run, interleaved.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=REPEATS.most, help="Replays of each run, interleaved.")] = 3,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Keep the measurements that are in the folder.")] = True,
     only_compare: Annotated[
         bool, typer.Option("--only-compare", help="Replay nothing: compare the simulator with the measurements in the folder.")

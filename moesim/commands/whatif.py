@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesim.commands.outputs import write_own
+from moesim.commands.runs import Jobs
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.notes import cost_notes, split_notes
@@ -39,7 +40,7 @@ def whatif(
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
     knobs: Annotated[bool, typer.Option("--knobs", help="List what can be varied, and stop.")] = False,
     look: Annotated[bool, typer.Option("--next/--no-next", help="Look where along each knob the limit changes.")] = True,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes. [default: all cores]")] = None,
+    jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for whatif.parquet and whatif.csv.")] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from moesim.costs.curves import covers, curve_ns, nearest, range_text
 from moesim.costs.fitting import Unfitting, part_curves
 from moesim.costs.links import LinkCosts
-from moesim.costs.parts import Roofline
+from moesim.costs.parts import Roofline, within_a_day
 from moesim.errors import HardwareError
 from moesim.hardware.types import CostCurve, Device, HardwareProfile
 from moesim.model import ModelSpec
@@ -36,10 +36,13 @@ class PartCosts(LinkCosts):
             )
         key = (device.name, part)
         if key not in self._rooflines:
-            self._rooflines[key] = Roofline(device, device.launches.get(part, 1))
+            self._rooflines[key] = Roofline(device, device.launches.get(part, 1), self._place(device, part))
             names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}")
             self._ledger.note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
         return self._rooflines[key]
+
+    def _place(self, device: Device, part: str) -> str:
+        return f"{self.hardware.path}: devices.{device.name} ({part} of {self.model.name})"
 
     def _part_curves(self, device: str, part: str) -> list[CostCurve]:
         found = self.hardware.devices[device]
@@ -78,4 +81,4 @@ class PartCosts(LinkCosts):
         names = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points")
         form = curve.form if covers(curve, n_rows) else f"{curve.form}, extrapolated"
         self._ledger.note(cost, form, *(f"{curve.key}.{name}" for name in names))
-        return curve_ns(curve, n_rows)
+        return within_a_day(curve_ns(curve, n_rows), f"{self.hardware.path}: {curve.key} ({what} at {n_rows} rows)")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from moesim.costs.curves import copy_ns
-from moesim.costs.parts import Ledger
+from moesim.costs.parts import Ledger, within_a_day
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.types import TRANSFERS, HardwareProfile, Link, Transfer
+from moesim.limits import CHUNKS
 from moesim.model import ModelSpec
+from moesim.units import ceil_div, format_bytes
 
 
 class LinkCosts:
@@ -18,8 +20,8 @@ class LinkCosts:
         self.extrapolate = extrapolate
         if transfer not in TRANSFERS:
             raise HardwareError(f"transfer: {unknown_name('kind of transfer', transfer, TRANSFERS)}")
-        if chunk_bytes is not None and chunk_bytes < 1:
-            raise HardwareError(f"chunk_bytes: expected at least 1 byte, or nothing for no chunks, got {chunk_bytes}")
+        if chunk_bytes is not None:
+            check_chunk(model, chunk_bytes, "chunk_bytes")
         self.model = model
         self.hardware = hardware
         self.transfer = transfer
@@ -90,7 +92,7 @@ class LinkCosts:
     def _over(self, curve: Transfer, n_bytes: int, what: str) -> int:
         if not curve.points:
             self._ledger.note(what, "latency + bytes / rate", f"{curve.key}.latency_us", f"{curve.key}.bytes_per_s")
-            return copy_ns(curve, n_bytes)
+            return self._copied(curve, n_bytes)
         first, last = curve.points[0][0], curve.points[-1][0]
         inside = first <= n_bytes <= last
         if not inside and not self.extrapolate:
@@ -100,4 +102,26 @@ class LinkCosts:
             )
         self._ledger.note(what if inside else f"{what} outside its range",
                           "points" if inside else "points, extrapolated", f"{curve.key}.points")  # fmt: skip
-        return copy_ns(curve, n_bytes)
+        return self._copied(curve, n_bytes)
+
+    def _copied(self, curve: Transfer, n_bytes: int) -> int:
+        return within_a_day(copy_ns(curve, n_bytes), f"{self.hardware.path}: {curve.key} ({n_bytes} bytes)")
+
+
+def most_chunks(model: ModelSpec, chunk_bytes: int | None) -> int:
+    """Count the chunks of a transfer of the model's largest expert."""
+    return 1 if chunk_bytes is None else ceil_div(_largest(model), max(1, chunk_bytes))
+
+
+def check_chunk(model: ModelSpec, chunk_bytes: int, place: str) -> None:
+    """Refuse chunks so small that a transfer would have more than `moesim.limits.CHUNKS`. Raises `HardwareError`."""
+    least = ceil_div(_largest(model), CHUNKS)
+    if chunk_bytes < least:
+        raise HardwareError(
+            f"{place}: expected at least {least} bytes, as an expert of {model.name} ({format_bytes(_largest(model))}) goes in "
+            f"at most {CHUNKS} chunks, or nothing for one piece, got {chunk_bytes}"
+        )
+
+
+def _largest(model: ModelSpec) -> int:
+    return max(model.expert_bytes_by_layer or (model.expert_bytes(0),))

@@ -14,7 +14,7 @@ import numpy as np
 
 from moesim.costs.choice import PartCosts
 from moesim.costs.fitting import expert_curves
-from moesim.costs.parts import Roofline
+from moesim.costs.parts import Roofline, within_a_day
 from moesim.hardware.types import Device, HardwareProfile, weakest
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.units import NS_PER_S, ceil_div
@@ -189,7 +189,8 @@ class CostModel(PartCosts):
                 context = self._part_ns(device, "context", ceil_div(seen, 2), 0, 0)
             else:
                 context = ceil_div(n_bytes * NS_PER_S, roofline.rate)
-            return self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
+            ns = self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
+            return within_a_day(ns, roofline.place)
         return roofline.ns(weights + n_bytes, per_row * n_rows + operations)
 
     def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int, bool]:
@@ -293,7 +294,7 @@ class CostModel(PartCosts):
         self._roofline(device, "predict")  # notes the device's rates
         parts = ("attention", "dense", "shared") if self.model.shared_params else ("attention", "dense")
         launches = sum(device.launches.get(part, 1) for part in parts)
-        return Roofline(device, launches + active * device.launches.get("expert", 1))
+        return Roofline(device, launches + active * device.launches.get("expert", 1), self._place(device, "shadow"))
 
     # ---- provenance
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from moesim.errors import HardwareError
 from moesim.hardware.types import LABELS, Device, HardwareProfile, weakest
+from moesim.limits import COST_NS
 from moesim.units import NS_PER_S, ceil_div
 
 
@@ -20,20 +22,33 @@ class Roofline:
         Its rates and its time of one launch.
     launches : int
         Kernels of the part; 0 for none.
+    place : str
+        What it is, for messages.
     """
 
-    __slots__ = ("first_ns", "floor_ns", "flops", "rate")
+    __slots__ = ("first_ns", "floor_ns", "flops", "place", "rate")
 
-    def __init__(self, device: Device, launches: int) -> None:
+    def __init__(self, device: Device, launches: int, place: str) -> None:
+        self.place = place
         self.first_ns = round(device.launch_us * 1000) if launches else 0
         self.floor_ns = round(device.launch_us * 1000 * max(0, launches - 1))
         self.rate = device.memory_bytes_per_s
         self.flops = device.flops
 
     def ns(self, n_bytes: int, operations: int) -> int:
-        """Time for these bytes read and operations done, rounded up."""
+        """Time for these bytes read and operations done, rounded up. Raises `HardwareError` as `within_a_day`."""
         reading = ceil_div(n_bytes * NS_PER_S, self.rate)
-        return self.first_ns + max(reading, ceil_div(operations * NS_PER_S, self.flops), self.floor_ns)
+        return within_a_day(self.first_ns + max(reading, ceil_div(operations * NS_PER_S, self.flops), self.floor_ns), self.place)
+
+
+def within_a_day(ns: int, place: str) -> int:
+    """Give a time back, unless it is longer than any single task or copy; then raise `HardwareError`."""
+    if ns > COST_NS:
+        raise HardwareError(
+            f"{place}: expected at most a day for a single task or copy, got {ns / COST_NS:.3g} days; correct the rate or time "
+            "there, or ask for less at once"
+        )
+    return ns
 
 
 class Ledger:

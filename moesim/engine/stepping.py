@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from moesim.engine.devices import DeviceState, Task
 from moesim.engine.layer import Visit
-from moesim.errors import PolicyError
+from moesim.errors import HardwareError, PolicyError
+from moesim.limits import RUN_NS
 from moesim.policy import LayerBegin, LayerEnd, StepBegin, StepEnd
 from moesim.records import LayerRecord, StepRecord
 
@@ -98,6 +99,7 @@ class Stepper:
 
     def _end_step(self) -> None:
         engine = self.engine
+        self._check_clock()
         step = engine.step
         engine.records.steps.append(
             StepRecord(
@@ -116,6 +118,16 @@ class Stepper:
         if engine.progress is not None:
             engine.progress(step.index)
         self.next_step()
+
+    def _check_clock(self) -> None:
+        """Stop long before nanoseconds have more than 64 bits: every cost may be thinkable, and so many of them are not."""
+        engine = self.engine
+        if engine.now > RUN_NS:
+            got = f"{engine.now / RUN_NS:.3g} after step {engine.step.index}"
+            raise HardwareError(
+                f"{engine.costs.hardware.path}: expected a run of at most a year of simulated time, got {got}; correct the rates "
+                "and times of the profile, or run less"
+            )
 
     # ------------------------------------------------------------------------------------------------------------- layers
     def begin_layer(self, layer: int) -> None:

@@ -26,6 +26,7 @@ from pydantic import (
 from moesim.errors import ConfigError
 from moesim.experiment.config_errors import first_problem
 from moesim.experiment.include import read_merged
+from moesim.limits import CACHE_RATIO, COUNT, TIME_US
 from moesim.units import parse_bytes
 from moesim.yaml_reader import read_yaml_value
 
@@ -65,14 +66,17 @@ def _size(value: Any) -> int:
         raise ValueError(str(error).removeprefix(": ")) from None
     if n_bytes < 1:
         raise ValueError(f"expected a size of at least 1 byte, got {value!r}")
-    if n_bytes > _MOST:
-        raise ValueError(f"expected a size of at most {_MOST} bytes (8 PiB), got {value!r}")
     return n_bytes
 
 
-_MOST = 2**53  # what every column of a table, and every reader of JSON, holds exactly
-Positive = Annotated[int, Field(strict=True, ge=1, le=_MOST)]
-Natural = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+def _share(value: float) -> float:
+    if value < CACHE_RATIO.least:
+        raise ValueError(f"expected a share of all experts of at least {CACHE_RATIO.least:g}, got {value:g}; less is no expert")
+    return value
+
+
+Positive = Annotated[int, Field(strict=True, ge=1, le=COUNT.most)]
+Natural = Annotated[int, Field(strict=True, ge=0, le=COUNT.most)]
 Size = Annotated[
     Any,
     AfterValidator(_size),
@@ -97,7 +101,7 @@ def _requests(value: Any) -> Any:
 
 
 def _is_request(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT.most
 
 
 _NUMBERS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -131,7 +135,7 @@ class WorkloadConfig(_Strict):
 class CacheConfig(_Strict):
     """How many experts each GPU may cache: shares of all experts, or what fits into memory budgets, or those and then these."""
 
-    ratio: Sweep[Annotated[float, Field(strict=True, gt=0, le=1)]] | None = None
+    ratio: Sweep[Annotated[float, Field(strict=True, gt=0, le=CACHE_RATIO.most), AfterValidator(_share)]] | None = None
     budget: Sweep[Size] | None = None
 
     @model_validator(mode="after")
@@ -181,7 +185,7 @@ class Config(_Strict):
     policies: Annotated[list[PolicyRef], Field(min_length=1)]
     predictors: dict[str, Sweep[Text]] = Field(default_factory=dict)
     transfer: TransferConfig = TransferConfig()
-    decision_us: Sweep[Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]] = 0.0
+    decision_us: Sweep[Annotated[float, Field(strict=True, ge=0, le=TIME_US.most, allow_inf_nan=False)]] = 0.0
     extrapolate: Sweep[Flag] = False
     plots: list[Text] = Field(default_factory=list)
     timeline: TimelineConfig | None = TimelineConfig()

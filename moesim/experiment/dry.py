@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moesim.experiment.estimate import seconds, worth_processes
+from moesim.experiment.estimate import chunks, seconds, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
 from moesim.experiment.runner import settings
 from moesim.experiment.store import Store
+from moesim.policies.imports import WouldImport
 from moesim.units import format_bytes
 
 
@@ -22,7 +23,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     Parameters
     ----------
     experiment : Experiment
-        Resolved.
+        Resolved without importing policies that are not moesim's own: those are listed, and not tried.
     folder : Path or None
         Where results would go; what is there counts as done.
     jobs : int or None
@@ -33,17 +34,27 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     Returns
     -------
     str
-        Lines: each setting that varies with its values, the size of the grid, what is done, and the estimated time.
+        Lines: each setting that varies with its values, what would be imported, the size of the grid, what is done, chunks of
+        transfers, and the estimated time.
     """
     rows = [settings(spec) for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
-    there = Store(folder, read_only=True).read() if folder is not None else {}
-    missing = [spec for spec, key in zip(experiment.specs, run_keys(experiment), strict=True) if key not in there]
+    lines += [_would_import(one) for one in dict.fromkeys(experiment.not_imported.values())]
     n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
     n_policies = len({spec.policy_name for spec in experiment.specs})
     of = f" ({n_policies} policies at {n_points} settings)" if len(rows) == n_policies * n_points else ""
-    lines.append(f"{_counted(len(rows), 'run')}{of}, {len(rows) - len(missing)} of them done, {len(missing)} to do")
+    if experiment.not_imported:
+        missing = experiment.specs
+        lines.append(f"{_counted(len(rows), 'run')}{of}; how many of them are done shows once the policies are imported")
+    else:
+        there = Store(folder, read_only=True).read() if folder is not None else {}
+        missing = [spec for spec, key in zip(experiment.specs, run_keys(experiment), strict=True) if key not in there]
+        lines.append(f"{_counted(len(rows), 'run')}{of}, {len(rows) - len(missing)} of them done, {len(missing)} to do")
     lines += [f"cannot run: {describe_run(settings(spec))}: {spec.refusal}" for spec in experiment.specs if spec.refusal]
+    counts = [chunks(experiment, spec) for spec in missing]
+    if any(each > 1 for each, _ in counts):
+        each, total = max(each for each, _ in counts), sum(total for each, total in counts if each > 1)
+        lines.append(f"chunks: {each:,} a transfer at most, about {total:,} in all")
     if missing:
         took, n_tried = seconds(experiment, missing)
         n = jobs or worth_processes(experiment, missing, cores)
@@ -51,6 +62,11 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
         basis = f"from short runs of {_counted(n_tried, 'policy')}" if n_tried else "no policy could be tried"
         lines.append(f"estimated time: {_time(took / n)} on {_counted(n, 'process')} ({basis})")
     return "\n".join(lines) + "\n"
+
+
+def _would_import(one: WouldImport) -> str:
+    files = " and ".join(str(path) for path in one.files) or "which comes from no file"
+    return f"would import and run {one.module} ({files}); its policies are neither checked nor tried here"
 
 
 def _varying(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:

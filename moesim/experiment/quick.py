@@ -10,7 +10,7 @@ from moesim.experiment.sweep import Point, expand
 QUICK_DECODE_TOKENS = 4
 
 
-def quick(config: Config, place: str = "experiment") -> Config:
+def quick(config: Config, place: str = "experiment", *, imports: bool = True) -> Config:
     """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay.
 
     Parameters
@@ -19,6 +19,8 @@ def quick(config: Config, place: str = "experiment") -> Config:
         An experiment.
     place : str
         The file, for messages.
+    imports : bool
+        As of `moesim.experiment.sweep.expand`.
 
     Returns
     -------
@@ -30,7 +32,7 @@ def quick(config: Config, place: str = "experiment") -> Config:
     ConfigError
         As of `moesim.experiment.sweep.expand`.
     """
-    points = expand(config, place)
+    points = expand(config, place, imports=imports)
     first = points[0]
     tokens = first.workload["decode_tokens"]
     fewer = min(QUICK_DECODE_TOKENS, tokens if isinstance(tokens, int) else QUICK_DECODE_TOKENS)

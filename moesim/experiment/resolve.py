@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from moesim.costs.links import check_chunk
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.experiment.needs import explain, lacking
+from moesim.experiment.runner import transfer_of
 from moesim.experiment.sweep import Point, expand
 from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
+from moesim.policies.imports import WouldImport, would_import
 from moesim.policies.parts import source_needs
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
@@ -77,6 +81,14 @@ class Experiment:
         The experiment.
     place : str
         The file, for messages.
+    imports : bool
+        Whether policies that are not moesim's own are imported, which runs their code. Without it they are listed in
+        ``not_imported``, what they need counts as nothing, and nothing can be run.
+
+    Attributes
+    ----------
+    not_imported : dict of str to WouldImport
+        Of policies by name, with their options; empty if they are imported.
 
     Raises
     ------
@@ -85,14 +97,20 @@ class Experiment:
         can, the runs of the others have a `RunSpec.refusal`.
     """
 
-    def __init__(self, config: Config, place: str) -> None:
+    def __init__(self, config: Config, place: str, *, imports: bool = True) -> None:
         self.config = config
         self.place = place
+        self.not_imported: dict[str, WouldImport] = {}
+        self._chunks: dict[tuple[str, str, int | None], int | None] = {}
         self._models: dict[str, ModelSpec] = {}
         self._machines: dict[str, HardwareProfile] = {}
         self.traces: dict[str, Trace] = {}
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
-        points = expand(config, place)
+        points = expand(config, place, imports=imports)
+        if not imports:
+            sources = {str(p.policy["name"]): would_import(p.policy["name"], f"{place}: policies") for p in points}
+            of = {policy_label(p.policy): sources[p.policy["name"]] for p in points}
+            self.not_imported = {label: source for label, source in of.items() if source is not None}
         needs = [self._policy_needs(point) for point in points]
         specs = [self._resolve(i, point) for i, point in enumerate(points)]
         self._check_unique(specs)
@@ -106,6 +124,8 @@ class Experiment:
             self.workload(spec)
 
     def _policy_needs(self, point: Point) -> frozenset[str]:
+        if policy_label(point.policy) in self.not_imported:
+            return frozenset()
         policy = make_policy(point.policy, f"{self.place}: policies")
         needs = {n for n in policy.needs if not n.startswith("signal:") or stand_in(n, point.predictors) == n}
         if Predicted in policy.listens:  # what answers may be a recorded signal too, which every request must have then
@@ -122,6 +142,8 @@ class Experiment:
         place = self.place
         model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
+        if point.chunk_bytes is not None:
+            check_chunk(model, point.chunk_bytes, f"{place}: transfer.chunk")
         trace = _remembered(self.traces, point.trace, lambda: read_trace(point.trace, place))
         self._check_shape(trace_label(point.trace), trace, model)
         try:
@@ -225,6 +247,16 @@ class Experiment:
                 policies[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
         return found | ({"policies": policies} if policies else {})
+
+    def chunk_bytes(self, spec: RunSpec) -> int | None:
+        """Give the largest piece of a run's transfers: the experiment's, or that of a policy with transfers of its own."""
+        key = (spec.policy_name, model_label(spec.model), spec.point.chunk_bytes)
+        if key not in self._chunks:
+            self._chunks[key] = spec.point.chunk_bytes
+            if spec.policy_name not in self.not_imported:
+                with suppress(Exception):  # anybody's code; the run itself will say what is wrong with it
+                    self._chunks[key] = transfer_of(spec, make_policy(spec.point.policy))[1]
+        return self._chunks[key]
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
         """Name the recorded signals that every request of a run must have: a policy needs them that runs the same workload."""

@@ -201,16 +201,35 @@ def _run(
 
 def _costs(spec: RunSpec, policy: Any) -> CostModel:
     """A cost model of its own for each use: it remembers the numbers it was asked for."""
-    point = spec.point
-    own = policy.transfer(spec.model) if hasattr(policy, "transfer") else None
-    curve, chunk_bytes = own or (point.curve, point.chunk_bytes)
+    curve, chunk_bytes = transfer_of(spec, policy)
     return CostModel(
         spec.model,
         spec.hardware,
         transfer=curve,
         chunk_bytes=chunk_bytes,
-        extrapolate=point.extrapolate,
+        extrapolate=spec.point.extrapolate,
     )
+
+
+def transfer_of(spec: RunSpec, policy: Any) -> tuple[str, int | None]:
+    """Say how weights travel in a run.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        The run.
+    policy : Policy
+        Its policy.
+
+    Returns
+    -------
+    curve : str
+        Kind of transfer.
+    chunk_bytes : int or None, bytes
+        Largest piece; the policy's own, if it has transfers of its own.
+    """
+    own: tuple[str, int | None] | None = policy.transfer(spec.model) if hasattr(policy, "transfer") else None
+    return own or (spec.point.curve, spec.point.chunk_bytes)
 
 
 def _own_transfer(spec: RunSpec, costs: CostModel) -> str | None:

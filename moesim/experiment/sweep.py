@@ -19,6 +19,7 @@ from moesim.experiment.exclude import Excluded
 from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.schema import is_number
 from moesim.policies.base import option_parameters
+from moesim.policies.imports import would_import
 from moesim.policies.options import matches
 from moesim.policies.registry import policy_class
 
@@ -80,7 +81,7 @@ class Point:
         return tuple(value for name, value in vars(self).items() if name != "policy")
 
 
-def expand(config: Config, place: str) -> list[Point]:
+def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
     """Give all runs of an experiment.
 
     Parameters
@@ -89,6 +90,8 @@ def expand(config: Config, place: str) -> list[Point]:
         The experiment.
     place : str
         The file, for messages.
+    imports : bool
+        As of `policies_of`.
 
     Returns
     -------
@@ -106,7 +109,9 @@ def expand(config: Config, place: str) -> list[Point]:
     n_combinations = 0
     try:
         for one in zipped(config, place):
-            policies = [p for i, spec in enumerate(one.policies) for p in policies_of(spec, f"{place}: policies[{i}]")]
+            policies = [
+                p for i, spec in enumerate(one.policies) for p in policies_of(spec, f"{place}: policies[{i}]", imports=imports)
+            ]
             for setting in _settings(one, place):
                 n_combinations += len(policies)
                 _check_size(n_combinations)
@@ -227,7 +232,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
-def policies_of(spec: Any, place: str) -> Iterator[dict[str, Any]]:
+def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict[str, Any]]:
     """Sweep the options of a policy that are given as a list though they are none.
 
     Parameters
@@ -236,6 +241,8 @@ def policies_of(spec: Any, place: str) -> Iterator[dict[str, Any]]:
         As in the file.
     place : str
         File and key, for messages.
+    imports : bool
+        Whether to import a policy that is not moesim's own; without it each list is taken for one to sweep.
 
     Yields
     ------
@@ -251,9 +258,12 @@ def policies_of(spec: Any, place: str) -> Iterator[dict[str, Any]]:
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
-    cls = policy_class(spec["name"], place)
-    constructor = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
-    hints = get_type_hints(constructor, include_extras=True) if option_parameters(cls) else {}
+    if imports or would_import(spec["name"], place) is None:
+        cls = policy_class(spec["name"], place)
+        constructor = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
+        hints = get_type_hints(constructor, include_extras=True) if option_parameters(cls) else {}
+    else:
+        hints = dict.fromkeys(spec, float)
 
     def choices(key: str, value: Any) -> list[Any]:
         by_nature = key not in hints or matches(value, hints[key])

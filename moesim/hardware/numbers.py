@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from moesim.errors import ConfigError
+from moesim.limits import BYTES, COUNT, FLOPS, LAUNCHES, POWER_W, RATE, RATE_SHARE, TIME_US, TOKENS
 from moesim.units import parse_bytes
 
 _PROOF = {
@@ -20,7 +21,6 @@ _PROOF = {
     "assumed": ("why",),
 }
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
-_PPM = 1e-6
 
 
 class Strict(BaseModel):
@@ -38,7 +38,7 @@ class Sourced(Strict):
     why: str | None = None
     date: str | None = None
     method: str | None = None
-    repeats: Annotated[int, Field(ge=1)] | None = None
+    repeats: Annotated[int, Field(ge=1, le=COUNT.most)] | None = None
     spread: str | None = None
 
     @field_validator("date")
@@ -64,55 +64,69 @@ class Sourced(Strict):
         return "; ".join(said)
 
 
-class Amount(Sourced):
-    """A number of at least 0, for times and powers."""
+class Time(Sourced):
+    """Microseconds."""
 
-    value: Annotated[float, Field(ge=0)]
+    value: Annotated[float, Field(ge=TIME_US.least, le=TIME_US.most)]
+
+
+class Power(Sourced):
+    """Watts."""
+
+    value: Annotated[float, Field(ge=POWER_W.least, le=POWER_W.most)]
 
 
 class Rate(Sourced):
-    """A number above 0, for rates."""
+    """Bytes per second of a memory or a copy; nothing is slower than a modem, but a figure in GB/s looks like one."""
 
-    value: Annotated[float, Field(gt=0)]
-
-    @field_validator("value")
-    @classmethod
-    def _not_lost(cls, value: float) -> float:
-        if round(value) < 1:
-            raise ValueError(f"expected at least 1 a second, got {value:g}; rates are in bytes or operations per second")
-        return value
-
-
-class CopyRate(Rate):
-    """The rate of a copy; no link is slower than a modem, but a figure in GB/s looks like one."""
-
-    value: Annotated[float, Field(gt=0)]
+    value: Annotated[float, Field(gt=0, le=RATE.most)]
 
     @field_validator("value")
     @classmethod
     def _in_bytes(cls, value: float) -> float:
-        if value < 1000:
+        if value < RATE.least:
             raise ValueError(f"expected bytes per second such as 25e9, got {value:g}; if these are GB/s, write {value:g}e9")
+        return value
+
+
+class Flops(Sourced):
+    """Operations per second."""
+
+    value: Annotated[float, Field(gt=0, le=FLOPS.most)]
+
+    @field_validator("value")
+    @classmethod
+    def _in_operations(cls, value: float) -> float:
+        if value < FLOPS.least:
+            hint = f"if these are TFLOP/s, write {value:g}e12"
+            raise ValueError(f"expected operations per second such as 71e12, got {value:g}; {hint}")
         return value
 
 
 class Share(Sourced):
     """A number in (0, 1], of at least a millionth."""
 
-    value: Annotated[float, Field(gt=0, le=1)]
+    value: Annotated[float, Field(gt=0, le=RATE_SHARE.most)]
 
     @field_validator("value")
     @classmethod
     def _not_lost(cls, value: float) -> float:
-        if value < _PPM:
-            raise ValueError(f"expected a share of at least 1e-06, got {value:g}; an activity that stands still never ends")
+        if value < RATE_SHARE.least:
+            least = RATE_SHARE.least
+            raise ValueError(f"expected a share of at least {least:g}, got {value:g}; an activity that stands still never ends")
         return value
 
 
-class Count(Sourced):
-    """A whole number of at least 0."""
+class Launches(Sourced):
+    """Kernels of a part."""
 
-    value: Annotated[int, Field(ge=0)]
+    value: Annotated[int, Field(ge=0, le=LAUNCHES.most)]
+
+
+class Tokens(Sourced):
+    """Rows up to which something holds."""
+
+    value: Annotated[int, Field(ge=0, le=TOKENS.most)]
 
 
 class Size(Sourced):
@@ -148,13 +162,17 @@ _FALL = 0.5
 """A kernel may do more rows in less time, where a library changes its method; below this share nothing does."""
 
 
-def _check_pairs(value: list[list[float]], of: str) -> None:
+def _check_pairs(value: list[list[float]], of: str, most: float) -> None:
     if len(value) < 2 or any(len(pair) != 2 for pair in value):
         raise ValueError(f"expected at least two pairs [{of}, us], got {_few(value)}")
     sizes = [pair[0] for pair in value]
     if any(n < 1 or n != int(n) for n in sizes) or any(b <= a for a, b in pairwise(sizes)):
         raise ValueError(f"expected whole, ascending numbers of {of} from 1, got {_few(sizes)}; sort them, and give each once")
+    if sizes[-1] > most:
+        raise ValueError(f"expected at most {most:g} {of}, got {sizes[-1]:g}; measure less")
     for size, us in value:
+        if us > TIME_US.most:
+            raise ValueError(f"expected times of at most {TIME_US.most:g} us, got {us:g} at {size:g} {of}; check the unit")
         if us < 0:
             raise ValueError(f"expected times of at least 0 us, got a negative one, {us:g} at {size:g} {of}; measure it again")
 
@@ -171,7 +189,7 @@ class Points(Sourced):
     @field_validator("value")
     @classmethod
     def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        _check_pairs(value, "rows")
+        _check_pairs(value, "rows", TOKENS.most)
         highest = 0.0
         for rows, us in value:
             if us < _FALL * highest:
@@ -191,7 +209,7 @@ class BytePoints(Sourced):
     @field_validator("value")
     @classmethod
     def _ascending(cls, value: list[list[float]]) -> list[list[float]]:
-        _check_pairs(value, "bytes")
+        _check_pairs(value, "bytes", BYTES.most)
         for (_, before), (size, us) in pairwise(value):
             if us < before:
                 raise ValueError(

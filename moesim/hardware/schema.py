@@ -13,7 +13,22 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from moesim.errors import unknown_name
-from moesim.hardware.numbers import Amount, BytePoints, CopyRate, Count, Memory, Points, Rate, Share, Size, Sourced, Strict
+from moesim.hardware.numbers import (
+    BytePoints,
+    Flops,
+    Launches,
+    Memory,
+    Points,
+    Power,
+    Rate,
+    Share,
+    Size,
+    Sourced,
+    Strict,
+    Time,
+    Tokens,
+)
+from moesim.limits import BITS, CORES, TOKENS, WIDTH
 
 PARTS = ("embedding", "leading", "attention", "dense", "shared", "expert", "predict", "head")
 """Parts of the work of a step whose kernel launches a device may state."""
@@ -22,9 +37,9 @@ PARTS = ("embedding", "leading", "attention", "dense", "shared", "expert", "pred
 class Shape(Strict):
     """What an expert curve was measured for."""
 
-    hidden: Annotated[int, Field(gt=0)]
-    intermediate: Annotated[int, Field(gt=0)]
-    bits: Annotated[float, Field(gt=0, le=64)]
+    hidden: Annotated[int, Field(gt=0, le=WIDTH.most)]
+    intermediate: Annotated[int, Field(gt=0, le=WIDTH.most)]
+    bits: Annotated[float, Field(ge=BITS.least, le=BITS.most)]
 
 
 _FORMS: dict[str, tuple[str, ...]] = {
@@ -47,15 +62,18 @@ def _check_range(sizes: list[float], first: int, last: int) -> None:
         )
 
 
+_Rows = Annotated[int, Field(le=TOKENS.most)]
+
+
 class Curve(Strict):
     """A time as a function of rows, in one of three forms, within the range it holds for."""
 
     form: Literal["linear", "flat_linear", "points"]
-    range: tuple[int, int]
-    base_us: Amount | None = None
-    per_token_us: Amount | None = None
-    flat_us: Amount | None = None
-    knee_tokens: Count | None = None
+    range: tuple[_Rows, _Rows]
+    base_us: Time | None = None
+    per_token_us: Time | None = None
+    flat_us: Time | None = None
+    knee_tokens: Tokens | None = None
     points: Points | None = None
 
     @field_validator("range", mode="before")
@@ -88,14 +106,14 @@ def _each_once(value: list[Any]) -> list[Any]:
     return value
 
 
-Cores = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1), AfterValidator(_each_once)]
+Cores = Annotated[list[Annotated[int, Field(ge=0, le=CORES.most)]], Field(min_length=1), AfterValidator(_each_once)]
 
 
 class ExpertCurve(Curve):
     """Time of one expert of a shape on a device."""
 
     shape: Shape
-    first_extra_us: Amount | None = None
+    first_extra_us: Time | None = None
 
 
 class PartCurve(Curve):
@@ -122,16 +140,16 @@ class DeviceFile(Strict):
     memory_bytes: Memory
     workspace_bytes: Size | None = None
     memory_bytes_per_s: Rate | None = None
-    flops: Rate | None = None
-    launch_us: Amount | None = None
-    launches: dict[str, Count] = Field(default_factory=dict)
-    router_us: Amount | None = None
-    first_extra_us: Amount | None = None
+    flops: Flops | None = None
+    launch_us: Time | None = None
+    launches: dict[str, Launches] = Field(default_factory=dict)
+    router_us: Time | None = None
+    first_extra_us: Time | None = None
     experts: list[ExpertCurve] = Field(default_factory=list)
     parts: list[PartCurve] = Field(default_factory=list)
     predict: dict[str, Curve] = Field(default_factory=dict)
-    idle_w: Amount | None = None
-    busy_w: Amount | None = None
+    idle_w: Power | None = None
+    busy_w: Power | None = None
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> DeviceFile:
@@ -160,7 +178,7 @@ class DeviceFile(Strict):
 
     @field_validator("launches")
     @classmethod
-    def _parts(cls, value: dict[str, Count]) -> dict[str, Count]:
+    def _parts(cls, value: dict[str, Launches]) -> dict[str, Launches]:
         for key in value:
             if key not in PARTS:
                 raise ValueError(unknown_name("part", key, PARTS))
@@ -170,8 +188,8 @@ class DeviceFile(Strict):
 class TransferFile(Strict):
     """Time of a copy: latency + bytes / rate, or measured points."""
 
-    latency_us: Amount | None = None
-    bytes_per_s: CopyRate | None = None
+    latency_us: Time | None = None
+    bytes_per_s: Rate | None = None
     points: BytePoints | None = None
 
     @model_validator(mode="after")
@@ -231,7 +249,7 @@ class ProfileFile(Strict):
     devices: dict[str, DeviceFile] = Field(min_length=1)
     links: dict[str, LinkFile] = Field(default_factory=dict)
     contention: list[PairFile] = Field(default_factory=list)
-    platform_w: Amount | None = None
+    platform_w: Power | None = None
 
 
 # ------------------------------------------------------------------------------------------------------------- places

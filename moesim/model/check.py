@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MAX_EXPERTS = 2**16
-"""Expert ids are stored in at most 16 bits in a trace."""
+from moesim.limits import BITS, BYTES, EXPERTS, LAYERS, UNITS, WIDTH
 
 _POSITIVE = (
     "n_layers", "n_experts", "hidden", "expert_intermediate", "n_heads", "n_kv_heads", "head_dim", "vocab",
@@ -52,13 +51,17 @@ def _find_wrong_type(v: Mapping[str, Any]) -> str | None:
     for key in _POSITIVE:
         if not is_int(v[key]) or v[key] < 1:
             return f"{key}: expected a positive integer, got {v[key]!r}"
+        if v[key] > (most := _most(key)):
+            return f"{key}: expected at most {most}, got {v[key]}"
     for key in _NOT_NEGATIVE:
         if not is_int(v[key]) or v[key] < 0:
             return f"{key}: expected an integer of at least 0, got {v[key]!r}"
+        if v[key] > (most := _most(key)):
+            return f"{key}: expected at most {most}, got {v[key]}"
     for key in _BITS:
         number = isinstance(v[key], (int, float)) and not isinstance(v[key], bool)
-        if not number or not 0 < v[key] <= 64:
-            return f"{key}: expected a number of bits above 0 and at most 64, got {v[key]!r}"
+        if not number or not BITS.hold(v[key]):
+            return f"{key}: expected a number of bits {BITS}, got {v[key]!r}"
     for key in _FLAGS:
         if not isinstance(v[key], bool):
             return f"{key}: expected true or false, got {v[key]!r}"
@@ -70,11 +73,17 @@ def _find_wrong_type(v: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _most(key: str) -> int:
+    bounds = LAYERS if key in ("n_layers", "n_dense_layers") else EXPERTS if key in ("n_experts", "n_shared") else WIDTH
+    return int(bounds.most)
+
+
 def _find_contradiction(v: Mapping[str, Any]) -> str | None:
-    if v["n_experts"] > MAX_EXPERTS:
-        return f"n_experts: expected at most {MAX_EXPERTS}, got {v['n_experts']}"
     if not is_int(v["top_k"]) or not 1 <= v["top_k"] <= v["n_experts"]:
         return f"top_k: expected an integer from 1 to {v['n_experts']} (n_experts), got {v['top_k']!r}"
+    if v["n_layers"] * v["n_experts"] > UNITS.most:
+        got = f"{v['n_layers'] * v['n_experts']}"
+        return f"n_layers: expected at most {UNITS.most} experts over all layers (n_layers x n_experts), got {got}"
     if v["n_mats"] not in (2, 3):
         return f"n_mats: expected 2 (up, down) or 3 (gate, up, down), got {v['n_mats']}"
     for count, width in (("n_dense_layers", "dense_intermediate"), ("n_shared", "shared_intermediate")):
@@ -116,4 +125,6 @@ def _find_layer_bytes_problem(v: Mapping[str, Any]) -> str | None:
     for layer, size in enumerate(by_layer):
         if not is_int(size) or size < 1:
             return f"expert_bytes_by_layer[{layer}]: expected a positive integer of bytes, got {size!r}"
+        if size > BYTES.most:
+            return f"expert_bytes_by_layer[{layer}]: expected at most {BYTES.most} bytes, got {size}"
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moesim.errors import ModelError, unknown_name
+from moesim.limits import LAYERS, WIDTH
 from moesim.model.check import find_problem, is_int
 from moesim.model.spec import DEFAULTS, MXFP4_BITS, ModelSpec
 
@@ -33,18 +34,23 @@ class _Config:
     def error(self, key: str, expected: str, got: object) -> ModelError:
         return ModelError(f"{self.path}: {key}: expected {expected}, got {got!r}")
 
-    def count(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, *keys: str, default: int | None = None, least: int = 1, most: float = WIDTH.most) -> int:
         """Read an integer under the first key that is there; null counts as absent."""
         for key in keys:
             value = self.data.get(key)
             if value is not None:
                 if not is_int(value) or value < least:
                     raise self.error(key, f"an integer of at least {least}", value)
+                if value > most:
+                    raise self.error(key, f"at most {most}", value)
                 return int(value)
         if default is None:
             names = " or ".join(keys)
             raise ModelError(f"{self.path}: {names}: expected an integer, got nothing; add the key")
         return default
+
+    def layers(self) -> int:
+        return self.count("num_hidden_layers", most=LAYERS.most)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.data.get(key)
@@ -93,7 +99,7 @@ def _latent(c: _Config) -> dict[str, Any]:
 
 def _layers(c: _Config, dense: Iterable[int]) -> dict[str, Any]:
     """Split the layers; dense ones that do not lead are costed as if they did, and the result is labelled."""
-    n_all = c.count("num_hidden_layers")
+    n_all = c.layers()
     layers = sorted(dense)
     if len(layers) == n_all:
         expected = "at least one layer with experts"
@@ -125,7 +131,7 @@ def _phimoe(c: _Config) -> dict[str, Any]:
 
 def _deepseek(c: _Config) -> dict[str, Any]:
     first, every = c.count("first_k_dense_replace", default=0, least=0), c.count("moe_layer_freq", default=1)
-    dense = (i for i in range(c.count("num_hidden_layers")) if i < first or i % every)
+    dense = (i for i in range(c.layers()) if i < first or i % every)
     width, n_shared = c.count("moe_intermediate_size"), c.count("n_shared_experts", default=0, least=0)
     fields = {"expert_intermediate": width, "n_shared": n_shared, "shared_intermediate": n_shared * width}
     return _latent(c) | _layers(c, dense) | fields
@@ -138,7 +144,7 @@ def _deepseek_v3(c: _Config) -> dict[str, Any]:
 
 def _qwen_layers(c: _Config) -> dict[str, Any]:
     step, excluded = c.count("decoder_sparse_step", default=1), c.indices("mlp_only_layers")
-    return _layers(c, (i for i in range(c.count("num_hidden_layers")) if i in excluded or (i + 1) % step))
+    return _layers(c, (i for i in range(c.layers()) if i in excluded or (i + 1) % step))
 
 
 def _qwen2_moe(c: _Config) -> dict[str, Any]:

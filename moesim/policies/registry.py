@@ -179,14 +179,27 @@ def policy_class(name: str, place: str = "policies") -> type:
     ConfigError
         If there is none, or it cannot be imported.
     """
-    if name in POLICIES:
-        return import_class(POLICIES[name], place)
-    if ":" in name:
-        return import_class(name, place)
-    found = _entry_points()
-    if name in found:
-        return import_class(found[name].value, f"{place}: entry point {name}")
-    raise ConfigError(f"{place}: {unknown_name('policy', name, [*POLICIES, *found])}")
+    target = target_of(name, place)
+    return import_class(target, place if target in (name, POLICIES.get(name)) else f"{place}: entry point {name}")
+
+
+def target_of(name: str, place: str = "policies") -> str:
+    """Say which class a policy's name stands for, as ``package.module:Class``, without importing it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such policy, or the target is not written so.
+    """
+    target = POLICIES.get(name) or (name if ":" in name else None)
+    if target is None:
+        found = _entry_points()
+        if name not in found:
+            raise ConfigError(f"{place}: {unknown_name('policy', name, [*POLICIES, *found])}")
+        target = found[name].value
+    if not all(target.partition(":")[0].split(".")):
+        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
+    return target
 
 
 def import_class(target: str, place: str) -> type:
@@ -198,8 +211,6 @@ def import_class(target: str, place: str) -> type:
         If the module or the class does not exist, or is not a class, or the module cannot be executed.
     """
     module_name, _, class_name = target.partition(":")
-    if not all(module_name.split(".")):
-        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
     module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
     found = getattr(module, class_name, None)
     if not isinstance(found, type):

@@ -20,7 +20,7 @@ from moesim.experiment.estimate import worth_processes
 from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.pool import make_pool, usable_cores
 from moesim.experiment.resolve import Experiment, RunSpec
-from moesim.experiment.runner import run_one, settings
+from moesim.experiment.runner import run_one, settings, transfer_of
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
@@ -278,8 +278,7 @@ def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBou
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
-    own = policy.transfer(model) if hasattr(policy, "transfer") else None
-    curve, chunk_bytes = own or (spec.point.curve, spec.point.chunk_bytes)
+    curve, chunk_bytes = transfer_of(spec, policy)
 
     def costs() -> CostModel:
         return CostModel(model, spec.hardware, transfer=curve, chunk_bytes=chunk_bytes, extrapolate=spec.point.extrapolate)

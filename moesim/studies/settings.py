@@ -19,6 +19,7 @@ from moesim.units import parse_bytes
 
 JOINED = " & "
 _SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")
+_ENDLESS = re.compile(r"[eE][-+]?[0-9_]{4}")  # an exponent that writes a number of thousands of digits
 _PERCENT = re.compile(r"([+-])\s*([0-9.]+)\s*%")
 _LEFT_OUT = ("zip", "include", "exclude", "repeat")  # say how settings are combined, and there is one only
 
@@ -44,7 +45,8 @@ class Setting:
     def factor(self) -> Fraction | None:
         """Return what to multiply by, for ``xF`` and a percentage; None for a value."""
         if match := _SCALE.fullmatch(self.text):
-            found = _fraction(match[1], self) / (_fraction(match[2], self) if match[2] else 1)
+            divisor = _fraction(match[2], self) if match[2] else Fraction(1)
+            found = _fraction(match[1], self) / divisor if divisor else Fraction(0)
         elif match := _PERCENT.fullmatch(self.text):
             found = 1 + (-1 if match[1] == "-" else 1) * _fraction(match[2], self) / 100
         else:
@@ -62,12 +64,7 @@ class Setting:
         size = self.text.removesuffix("/s")
         if size != self.text:
             return Fraction(parse_bytes(size.strip(), f"--vary {self}"))
-        try:
-            return Fraction(self.text)
-        except (ValueError, ZeroDivisionError):
-            raise ConfigError(
-                f"--vary {self}: expected xF, +P%, -P% or a number, got '{self.text}'; a rate has its unit as in '50 GB/s'"
-            ) from None
+        return _fraction(self.text, self, "; a rate has its unit as in '50 GB/s'")
 
 
 def shown(factor: Fraction) -> str:
@@ -91,11 +88,13 @@ def quantity(value: Fraction, unit: str) -> str:
     return f"{number / scale:.3g} {prefix}{unit.replace('bytes', 'B').replace('operations', 'op')}"
 
 
-def _fraction(text: str, setting: Setting) -> Fraction:
+def _fraction(text: str, setting: Setting, remedy: str = "") -> Fraction:
     try:
+        if _ENDLESS.search(text):
+            raise ValueError(text)
         return Fraction(text)
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"--vary {setting}: expected xF, +P%, -P% or a number, got '{text}'") from None
+        raise ConfigError(f"--vary {setting}: expected xF, +P%, -P% or a number, got '{text}'{remedy}") from None
 
 
 def parse_vary(text: str) -> list[tuple[Setting, ...]]:

@@ -25,6 +25,7 @@ import yaml
 
 from moesim import atomic
 from moesim.errors import ConfigError, unknown_name
+from moesim.limits import EXPERTS, LAYERS, SYNTHETIC
 from moesim.yaml_reader import read_yaml_value
 
 _SHAPE = ("n_layers", "n_experts", "top_k")
@@ -271,6 +272,8 @@ def read_shape(value: Any, place: str) -> dict[str, Any]:
     for name in _SHAPE:
         if not isinstance(shape[name], int) or isinstance(shape[name], bool) or shape[name] < 1:
             raise ConfigError(f"{place}.{name}: expected a positive integer, got {shape[name]!r}; correct it")
+        if shape[name] > (most := LAYERS.most if name == "n_layers" else EXPERTS.most):
+            raise ConfigError(f"{place}.{name}: expected at most {most}, got {shape[name]}; correct it")
     if shape["top_k"] >= shape["n_experts"]:
         raise ConfigError(f"{place}.top_k: expected less than n_experts = {shape['n_experts']}, got {shape['top_k']}; correct it")
     if not isinstance(shape["renormalise"], bool):
@@ -285,6 +288,10 @@ def _check(values: Mapping[str, Any], found: ParameterSet, place: str) -> None:
         what = "an integer" if name in _INTEGERS else "a number"
         if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
             raise ConfigError(f"{place}: {name}: expected {what} from {low:g} to {high:g}, got {value!r}; correct it")
+    numbers = found.n_layers * (found.n_experts + found.n_topics) * found.width
+    if numbers > SYNTHETIC.most:
+        what = "n_layers x (n_experts + n_topics) x width"
+        raise ConfigError(f"{place}: {what}: expected at most {SYNTHETIC.most}, got {numbers}; lower one")
     shared = found.mean_share + found.unread_share
     if shared >= 1:
         raise ConfigError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.errors import TraceError
+from moesim.limits import EXPERTS
 from moesim.trace.additions import check_additions
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION
 
@@ -21,7 +22,6 @@ LABELS = ("measured", "synthetic")
 """What routing may be: recorded from a model, or made up."""
 _REMEDY = "record or import the trace again"
 _CHUNK_CELLS = 2**23
-_MAX_EXPERTS = 2**16  # ids have at most 16 bits
 
 
 def check_trace(trace: Trace, place: str) -> None:
@@ -76,8 +76,8 @@ def _check_header(header: dict[str, Any], place: str) -> None:
         raise _wrong(f"{place}: header.model", "a name", repr(header["model"]))
     if header["label"] not in LABELS:
         raise _wrong(f"{place}: header.label", " or ".join(LABELS), repr(header["label"]))
-    if header["n_experts"] > _MAX_EXPERTS:
-        raise _wrong(f"{place}: header.n_experts", f"at most {_MAX_EXPERTS}", header["n_experts"])
+    if header["n_experts"] > EXPERTS.most:
+        raise _wrong(f"{place}: header.n_experts", f"at most {EXPERTS.most}", header["n_experts"])
     if header["top_k"] > header["n_experts"]:
         raise _wrong(f"{place}: header.top_k", f"at most n_experts = {header['n_experts']}", header["top_k"])
     check_additions(header, place)
