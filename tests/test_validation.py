@@ -15,12 +15,14 @@ import pandas as pd
 import pytest
 import typer
 
+from moesim.checked_lines import CHECK, checked_line
 from moesim.commands import validate as command
 from moesim.costs import CostModel
 from moesim.engine import simulate
 from moesim.errors import CapacityError, ConfigError, SimulationError
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution, run_one
+from moesim.manifest import FILE as LIST
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.plots.validation import residual_bars, scatter
@@ -320,11 +322,15 @@ def test_measurements_of_something_else_are_not_gone_on_with(folder: Path, tmp_p
     ("content", "got"),
     [
         (None, "got: No such file or directory"),
-        (b"\xff", "not UTF-8 text"),
+        (b"\xff\n", "line 1: expected a measurement, got a damaged line"),
         (b"", "expected a header and measurements, got nothing"),
-        (b"{}\n", "line 1: expected a measurement, got no 'header'"),
-        (b'{"header": {}}\nnonsense\n', "line 2: expected a measurement, got"),
-        (b'{"header": {}}\n{"run": 0, "repeat": 0, "facts": {"makespan_ns": 3}}\n', "line 2: expected a measurement, got facts"),
+        (checked_line({}), "line 1: expected a measurement, got no 'header'"),
+        (checked_line({"header": {}}) + b"nonsense\n", "line 2: expected a measurement, got a damaged line"),
+        (checked_line({"header": {}}).replace(b"e", b"f", 1), "line 1: expected a measurement, got a damaged line"),
+        (
+            checked_line({"header": {}}) + checked_line({"run": 0, "repeat": 0, "facts": {"makespan_ns": 3}}),
+            "line 2: expected a measurement, got facts",
+        ),
     ],
 )
 def test_damaged_measurements_are_one_line(tmp_path: Path, content: bytes | None, got: str):
@@ -353,8 +359,10 @@ def test_what_has_changed_since_is_said(folder: Path, tmp_path: Path):
     assert "changed since" not in Report(found).table(Format.TABLE)
     slower = {"base": "rtx3090-epyc7532", "devices.gpu0.launch_us": {"value": 500, "source": "assumed", "why": "a test"}}
     other = small(folder, hardware=slower)
-    text = (tmp_path / FILE).read_text()
-    (tmp_path / FILE).write_text(text.replace('"sha256":"', '"sha256":"0', 1))  # the model's
+    first, *rest = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
+    changed = first.replace(b'"sha256":"', b'"sha256":"0', 1)  # the model's
+    header = {key: value for key, value in json.loads(changed).items() if key != CHECK}
+    (tmp_path / FILE).write_bytes(b"".join([checked_line(header), *rest]))
     again = validate(small(folder), tmp_path, None)
     assert again.changed() == ["models mixtral-8x7b (n_layers=4, expert_bits=4)"]
     assert "something else: models mixtral-8x7b" in Report(again).table(Format.TABLE)
@@ -485,7 +493,7 @@ def test_files_and_table(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     report = report_of(folder, tmp_path / "out")
     written = {path.name for path in report.write(Path("out"))}
-    assert written | {FILE} == {path.name for path in (tmp_path / "out").iterdir()}
+    assert written | {FILE, LIST} == {path.name for path in (tmp_path / "out").iterdir()}
     for row in read(tmp_path / "out" / "residuals.csv"):
         whole = sum(float(row[f"{cause}_ns"]) for cause in RESIDUALS)
         assert whole == pytest.approx(float(row["difference_ns"]), abs=1e-3)
@@ -556,7 +564,10 @@ def test_the_command_fails_where_counts_differ(folder: Path, tmp_path: Path, run
         (["--out", "{tmp}/new", "--public", "--repeats", "2"], "--public: expected no --repeats"),
         (["{yaml}", "--out", "{tmp}/new", "--only-compare", "--repeats", "2"], "--only-compare: expected no --repeats"),
         (["{yaml}", "--out", "{tmp}/new", "--only-compare"], "expected measurements, got: No such file"),
-        (["{yaml}", "--out", "{tmp}/other"], "expected a new folder or one with measurements, got other files"),
+        (
+            ["{yaml}", "--out", "{tmp}/other"],
+            "expected a new folder or a result of `moesim validate`, got a folder with other files",
+        ),
     ],
 )
 def test_wrong_use_of_the_command_is_one_line(folder: Path, tmp_path: Path, run: Any, arguments: list[str], message: str):

@@ -12,6 +12,7 @@ import pytest
 
 from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import load_hardware
+from moesim.manifest import FILE
 from moesim.model import load_model
 from moesim.plots.public import public
 from moesim.table import Format
@@ -144,7 +145,14 @@ def test_results_are_written_whole_and_replaced(tmp_path: Path):
     out = tmp_path / "public"
     for rows in (["6", "17"], ["6"]):
         result = run_public(out, rows=rows, progress=False)
-        assert {path.name for path in out.iterdir()} == {"public.csv", "public.md", "public.pdf", "public.png", "summary.json"}
+        assert {path.name for path in out.iterdir()} == {
+            "public.csv",
+            "public.md",
+            "public.pdf",
+            "public.png",
+            "summary.json",
+            FILE,
+        }
         assert json.loads((out / "summary.json").read_text())[0]["ratio"] == pytest.approx(result.frame["ratio"].iloc[0])
     text = (out / "public.md").read_text()
     assert result.summary in text
