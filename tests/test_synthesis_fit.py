@@ -12,6 +12,7 @@ import yaml
 
 from moesim.cli import main
 from moesim.errors import ConfigError
+from moesim.manifest import FILE
 from moesim.stats.trace_stats import stats
 from moesim.synthesis import parameter_names, read_parameters, synthesize
 from moesim.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, simulate, to_scale
@@ -303,4 +304,4 @@ def test_commands_make_a_trace_fit_to_it_and_report(tmp_path: Path, capsys: pyte
     assert {row["figure"] for row in rows} >= {"reuse@1", "lru@50", "recall@residual"}
     assert {row["source"] for row in rows} == {"derived"}  # from a trace that is synthetic itself
     assert all(len(row["found"]) == 2 for row in rows)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["base.yaml", "fitted.yaml", "made.safetensors", "targets.yaml"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [FILE, "base.yaml", "fitted.yaml", "made.safetensors", "targets.yaml"]
