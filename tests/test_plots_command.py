@@ -27,7 +27,7 @@ from tests.experiment_kit import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 VALIDATION = ROOT / "hardware_profiles" / "zen5-2core" / "validation"
-POLICIES = ["lru", "fiddler", "daop-paper", "belady", {"name": "dali", "w_size": [1, 2], "u_size": [0, 1]}]
+POLICIES = ["lru", "fiddler", "daop-paper", "belady", {"name": "dali", "w_size": [1, 2], "u_size": [1, 2]}]
 MINE = [name for name, kind in KINDS.items() if name not in FRAME_KINDS and kind.source == "rows"]
 
 
@@ -151,11 +151,11 @@ def test_several_folders_are_one_frame_without_what_is_there_twice(folder: Path,
 
 def test_rows_are_chosen_by_value_and_options_reach_the_figure(folder: Path, run: Callable[..., Any], tmp_path: Path):
     run("speedup", folder, "--out", tmp_path, "--where", "batch_size=2", "--where", "cache_ratio=0.5", "--baseline", "fiddler",
-        "--policies", "lru,fiddler,dali(w_size=1,u_size=0)", "--metric", "ttft_mean_ns")  # fmt: skip
+        "--policies", "lru,fiddler,dali(w_size=1,u_size=2)", "--metric", "ttft_mean_ns")  # fmt: skip
     frame = pd.read_parquet(folder / "runs.parquet").query("batch_size == 2 and cache_ratio == 0.5").set_index(["policy", "seed"])
     ratios = frame.loc["fiddler"]["ttft_mean_ns"] / frame.loc["lru"]["ttft_mean_ns"]
     data = pd.read_csv(tmp_path / "speedup.csv").set_index("policy")
-    assert set(data.index) == {"lru", "dali(w_size=1,u_size=0)"}
+    assert set(data.index) == {"lru", "dali(w_size=1,u_size=2)"}
     assert data.loc["lru"]["speedup"].iloc[0] == pytest.approx((ratios[0] * ratios[1]) ** 0.5)
 
 
