@@ -59,7 +59,7 @@ def trace_record(
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Go on at the end of a text.", rich_help_panel=_DECODING)
     ] = False,
-    temperature: Annotated[float, typer.Option(min=0, max=_HOTTEST, help="0: greedy.", rich_help_panel=_DECODING)] = 0.0,
+    temperature: Annotated[float, typer.Option(max=_HOTTEST, help="0: greedy.", rich_help_panel=_DECODING)] = 0.0,
     top_p: Annotated[
         float, typer.Option(min=0, max=1, help="Sample from the likeliest tokens of this share.", rich_help_panel=_DECODING)
     ] = 1.0,
