@@ -32,6 +32,7 @@ from moesim.commands import (
     whatif,
 )
 from moesim.errors import InputError, InterruptError, MoesimError
+from moesim.text import shown
 
 _app = typer.Typer(
     name="moesim",
@@ -125,8 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    # Names in files, and messages of libraries, may hold what a terminal obeys.
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(message.split()))
+    line = shown(" ".join(message.split()))  # names in files, and messages of libraries, may hold what a terminal obeys
     if len(line) > _LONGEST:  # it quotes what was given
         line = f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 :]}"
     print(f"moesim: {line}", file=sys.stderr)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from moesim.text import shown
+
 _DELAY_S = 2.0
 _EVERY_S = 0.1
 
@@ -42,7 +44,7 @@ class Progress:
 
     def describe(self, text: str) -> None:
         """Say what is being done."""
-        self._text = text
+        self._text = shown(text)
 
     def advance(self, steps: int) -> None:
         """Count steps."""
@@ -54,7 +56,7 @@ class Progress:
             return
         self._drawn = now
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
             self._bar = RichProgress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
             self._bar.add_task("", total=self._total)
             self._bar.start()

@@ -8,10 +8,15 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+from moesim.text import cell, shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _WIDE = 1000  # columns; what is piped to a file is not cut
 
@@ -57,12 +62,13 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, 
     |---|---:|
     | lru | 41 % |
     """
-    if form is Format.MD:
-        head = "|" + "|".join("---:" if column in right else "---" for column in columns) + "|"
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (columns, *rows)]
-        return "\n".join([lines[0], head, *lines[1:]]) + "\n"
     if form is Format.CSV:
         return _csv(columns, rows)
+    columns, rows, right = [shown(c) for c in columns], [[shown(c) for c in row] for row in rows], [shown(c) for c in right]
+    if form is Format.MD:
+        head = "|" + "|".join("---:" if column in right else "---" for column in columns) + "|"
+        lines = ["| " + " | ".join(one.replace("|", "\\|") for one in row) + " |" for row in (columns, *rows)]
+        return "\n".join([lines[0], head, *lines[1:]]) + "\n"
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -101,6 +107,15 @@ def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
 def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerow([cell(column) for column in columns])
+    writer.writerows([cell(value) for value in row] for row in rows)
     return text.getvalue()
+
+
+def frame_csv(frame: DataFrame, **options: Any) -> bytes:
+    """Write a frame as CSV, its texts as `moesim.text.cell` does; options of ``DataFrame.to_csv``."""
+    guarded = frame.rename(columns=cell)
+    for name in guarded.select_dtypes(exclude="number").columns:
+        guarded[name] = guarded[name].map(cell)
+    written: str = guarded.to_csv(index=False, lineterminator="\n", **options)
+    return written.encode()

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from moesim.errors import ConfigError
+from moesim.text import steering
 
 MAX_VALUES = 100_000
 """Most values of a document, what an alias stands for counted each time: a few lines of aliases can stand for billions."""
@@ -95,6 +96,8 @@ def _count(value: Any, known: dict[int, int], depth: int) -> int:
     """Count values; `known` are those of containers, by identity, which aliases share."""
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
         raise ConfigError(f"expected text, got half a character in {value!a}")
+    if isinstance(value, str) and (found := steering(value)) is not None:
+        raise ConfigError(f"expected text that can be shown, got the control character {found!a} in {value!a}; remove it")
     if not isinstance(value, dict | list | set):
         return 1
     if depth >= MAX_DEPTH:  # also where one contains itself

@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "moesim"
 # groups of one level do not know each other unless they are the same group.
 LEVELS: list[dict[str, str]] = [
     {
-        "basics": "__init__ errors limits units atomic checked_lines manifest output_folder colours data csv_reader yaml_reader "
-        "table progress collector",
+        "basics": "__init__ errors limits text units atomic checked_lines manifest output_folder colours data csv_reader "
+        "yaml_reader table progress collector",
     },
     {"model": "model model.*"},
     {

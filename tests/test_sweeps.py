@@ -111,7 +111,7 @@ def test_a_file_may_be_included_twice_and_is_read_once(tmp_path: Path):
         ({"a": "include: [b.yaml, '']\n", "b": "name: x\n"}, "a.yaml: include: expected the path of a file or a list of paths, "),
         ({"a": "include: [b.yaml, 1]\n", "b": "name: x\n"}, "a.yaml: include: expected the path of a file or a list of paths, "),
         ({"a": "include: .\n"}, "a.yaml: include: {}: expected an experiment file, got: Is a directory"),
-        ({"a": 'include: "b\\0.yaml"\n'}, "a.yaml: include: {}/b\0.yaml: expected an experiment file, got: embedded null byte"),
+        ({"a": 'include: "b\\0.yaml"\n'}, "a.yaml: expected text that can be shown, got the control character"),
         ({f"f{i}": f"include: f{i + 1}.yaml\n" for i in range(30)}, "f20.yaml: include: expected at most 20 files that include"),
     ],
 )  # fmt: skip

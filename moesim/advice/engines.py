@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -78,7 +79,7 @@ class Command:
     remark: str = ""
 
     def __str__(self) -> str:
-        return " ".join(f"'{word}'" if any(c in word for c in "()|\\ ") else word for word in self.words)
+        return shlex.join(self.words)
 
 
 def engines() -> list[Engine]:

@@ -24,6 +24,7 @@ from moesim.studies.papers_report import listing, report
 from moesim.studies.published import PUBLISHED, paper_folder, read_published
 from moesim.studies.rank_agreement import agreements
 from moesim.table import Format
+from moesim.text import shown as one_line
 
 
 def papers(
@@ -72,7 +73,7 @@ def papers(
     beside = [one for name, rows in results.items() for one in variants(name, rows)]
     sys.stdout.write(report(compared, agreements(compared), beside, form, small=small))
     for line in failures:
-        print(f"moesim: {line}", file=sys.stderr)
+        print(f"moesim: {one_line(line)}", file=sys.stderr)
     return 1 if failures else 0
 
 

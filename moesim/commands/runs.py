@@ -20,6 +20,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.trace_choice import choose_traces
 from moesim.limits import PROCESSES, REPEATS
 from moesim.table import Format
+from moesim.text import shown
 from moesim.yaml_reader import read_yaml_value
 
 Set = Annotated[
@@ -175,5 +176,5 @@ def _execute(
 def report_failures(results: Results) -> int:
     """Print a line for each run that failed, and give the exit code."""
     for line in results.failures:
-        print(f"moesim: {line}", file=sys.stderr)
+        print(f"moesim: {shown(line)}", file=sys.stderr)
     return 1 if results.failures else 0

@@ -18,6 +18,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.limits import REPEATS
 from moesim.output_folder import check_own_folder
 from moesim.table import Format
+from moesim.text import shown
 
 
 def validate(
@@ -71,7 +72,7 @@ def validate(
     for path in report.write(out):
         print(f"wrote {path}", file=sys.stderr)
     for line in report.problems:
-        print(f"moesim: {line}", file=sys.stderr)
+        print(f"moesim: {shown(line)}", file=sys.stderr)
     return 1 if report.problems else 0
 
 

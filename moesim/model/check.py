@@ -46,7 +46,7 @@ def find_problem(values: Mapping[str, Any]) -> str | None:
 
 def _find_wrong_type(v: Mapping[str, Any]) -> str | None:
     for key in ("name", "source"):
-        if not isinstance(v[key], str) or "\n" in v[key] or (key == "name" and not v[key].strip()):
+        if not isinstance(v[key], str) or not v[key].isprintable() or (key == "name" and not v[key].strip()):
             return f"{key}: expected one line of text, got {v[key]!r}"
     for key in _POSITIVE:
         if not is_int(v[key]) or v[key] < 1:

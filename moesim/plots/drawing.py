@@ -18,6 +18,7 @@ from moesim.plots.options import parse_option
 from moesim.plots.rows import first_setting
 from moesim.plots.sources import chosen, read_frames
 from moesim.plots.style import Medium, drawn_for, rendered
+from moesim.table import frame_csv
 from moesim.trace import Trace, find_trace
 
 OPTIONS: Final = ("baseline", "x", "y", "metric")
@@ -107,7 +108,7 @@ def files_of(
         drawn = kind.draw(*arguments, **options)
         said = kind.caption(*arguments, **options)
     files = {f"{figure}.{suffix}": content for suffix, content in rendered(drawn, suffixes).items()}
-    files[f"{figure}.csv"] = data.to_csv(index=False, lineterminator="\n").encode()
+    files[f"{figure}.csv"] = frame_csv(data)
     files[f"{figure}.txt"] = (said.strip() + "\n").encode()
     return files
 

@@ -49,6 +49,7 @@ STYLE: Final[Any] = {
     "legend.fontsize": 7,
     "figure.dpi": 100,
     "savefig.dpi": 240,
+    "text.parse_math": False,  # a name with dollar signs is a name
     "pdf.fonttype": 42,  # TrueType: text stays text, and the font comes with the file
     "ps.fonttype": 42,
 }

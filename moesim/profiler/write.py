@@ -16,6 +16,7 @@ from moesim.output_folder import OutputFolder
 from moesim.plots.profile import draw
 from moesim.profiler.fits import fit_all
 from moesim.profiler.store import COMMAND
+from moesim.table import frame_csv
 
 _BESIDE: Final = ("samples.csv", "fits.csv", "curves.png", "measurement.json")
 _HEAD = """\
@@ -114,8 +115,8 @@ def write_all(
     told = samples.copy()
     told["time_us"] = told["time_us"].round(3)
     beside = {
-        "samples.csv": told.to_csv(index=False, lineterminator="\n").encode(),
-        "fits.csv": fits.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode(),
+        "samples.csv": frame_csv(told),
+        "fits.csv": frame_csv(fits, float_format="%.6g"),
         "curves.png": picture.getvalue(),
         "measurement.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode(),
     }

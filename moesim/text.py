@@ -1,0 +1,41 @@
+"""Text that comes from files, shown so that it does nothing but show: on a terminal, and in a table that a spreadsheet opens."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+TURNING: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that turn the direction of reading, so that a text looks like another one."""
+
+_NUMBER = re.compile(r"[+-]([0-9.]+([eE][+-]?[0-9]+)?( ?[A-Za-z%*!]+)*)?")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet computes
+
+
+def steering(text: str) -> str | None:
+    """Find the first character that would steer a terminal or turn the reading; line breaks and tabs are text."""
+    if text.isprintable():
+        return None
+    return next((c for c in text if c in TURNING or (c not in "\n\r\t" and (c < " " or "\x7f" <= c < "\xa0"))), None)
+
+
+def shown(text: str) -> str:
+    r"""Write what would steer a terminal, or break a line, as an escape.
+
+    >>> shown("a\x1b[31mb\n")
+    'a\\x1b[31mb\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if c in "\n\r\t\u2028\u2029" or steering(c) else c for c in text)
+
+
+def cell(value: Any) -> Any:
+    """Keep a spreadsheet from computing a text of a CSV table: what looks like a formula, and is no number, gets an apostrophe.
+
+    >>> cell("=1+2"), cell("-3.2 %"), cell(-3), cell("-"), cell("lru")
+    ("'=1+2", '-3.2 %', -3, '-', 'lru')
+    """
+    if not isinstance(value, str) or not value.lstrip(" ").startswith(_FORMULA) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
