@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -159,8 +160,8 @@ def raw_knob(name: str, known: Iterable[str]) -> Knob:
         if setting.factor() is not None:
             return whole(base).apply(base, setting)
         before, value = current(base, name), read_yaml_value(setting.text, f"--vary {name}")
-        if isinstance(value, list | dict):
-            raise ConfigError(f"--vary {setting}: expected one number or word, got {setting.text}")
+        if isinstance(value, list | dict) or (isinstance(value, float) and not math.isfinite(value)):
+            raise ConfigError(f"--vary {setting}: expected one finite number or word, got {setting.text}")
         numeric = all(isinstance(v, int | float) and not isinstance(v, bool) and v for v in (before, value))
         return Changed(base.set(name, value), Fraction(repr(value)) / Fraction(repr(before)) if numeric else None)
 

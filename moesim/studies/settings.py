@@ -20,6 +20,7 @@ from moesim.units import parse_bytes
 JOINED = " & "
 _SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")
 _ENDLESS = re.compile(r"[eE][-+]?[0-9_]{4}")  # an exponent that writes a number of thousands of digits
+_LARGEST = Fraction(10**100)  # of a number as written, and its inverse the smallest; what is thinkable is far within
 _PERCENT = re.compile(r"([+-])\s*([0-9.]+)\s*%")
 _LEFT_OUT = ("zip", "include", "exclude", "repeat")  # say how settings are combined, and there is one only
 
@@ -92,7 +93,10 @@ def _fraction(text: str, setting: Setting, remedy: str = "") -> Fraction:
     try:
         if _ENDLESS.search(text):
             raise ValueError(text)
-        return Fraction(text)
+        value = Fraction(text)
+        if abs(value) > _LARGEST or 0 < abs(value) < 1 / _LARGEST:
+            raise ValueError(text)
+        return value
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"--vary {setting}: expected xF, +P%, -P% or a number, got '{text}'{remedy}") from None
 
