@@ -32,7 +32,7 @@ from moesim.commands import (
     whatif,
 )
 from moesim.errors import InputError, InterruptError, MoesimError
-from moesim.text import shown
+from moesim.text import say
 
 _app = typer.Typer(
     name="moesim",
@@ -126,10 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    line = shown(" ".join(message.split()))  # names in files, and messages of libraries, may hold what a terminal obeys
+    line = " ".join(message.split())
     if len(line) > _LONGEST:  # it quotes what was given
         line = f"{line[: _LONGEST * 2 // 3]} ... {line[-_LONGEST // 3 :]}"
-    print(f"moesim: {line}", file=sys.stderr)
+    say(f"moesim: {line}")
     return code
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import IO, Final
 from moesim.atomic import failing_as_one_line, locked
 from moesim.errors import ConfigError, InputError
 from moesim.manifest import FILE, TEMPORARY, Manifest, State, digest_of, entry
+from moesim.text import say
 
 ASIDE: Final = "_changed."
 """Begins the name of a file that was set aside. Readers of datasets pass over names that begin with an underscore."""
@@ -127,9 +127,7 @@ class OutputFolder:
         self._told.update(new)
         for line in new:
             place = self.folder / FILE
-            print(
-                f"moesim: {place}: line {line} is damaged: the file that it names is taken for somebody else's", file=sys.stderr
-            )
+            say(f"moesim: {place}: line {line} is damaged: the file that it names is taken for somebody else's")
 
     def mark(self) -> None:
         """Make the folder and its list, if they are not there."""
@@ -259,7 +257,7 @@ class OutputFolder:
             n += 1
             aside = place.with_name(f"{ASIDE}{n}.{place.name}")
         place.rename(aside)
-        print(f"moesim: {place}: changed since moesim wrote it{consequence}; kept as {aside.name}", file=sys.stderr)
+        say(f"moesim: {place}: changed since moesim wrote it{consequence}; kept as {aside.name}")
 
     def set_aside(self, name: str, consequence: str) -> None:
         """Give a changed file another name, with a line on stderr that says what follows."""

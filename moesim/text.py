@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, Final
 
 TURNING: Final = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -28,6 +29,11 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if c in "\n\r\t\u2028\u2029" or steering(c) else c for c in text)
+
+
+def say(line: str) -> None:
+    """Print a line on stderr, beside what a command answers."""
+    print(shown(line), file=sys.stderr)
 
 
 def cell(value: Any) -> Any:

@@ -249,11 +249,11 @@ def swept(n: int, *names: str) -> str:
         ("repeat: 1000000000000", TOO_MANY),
         (
             "trace: {synthesize: mixtral-8x7b, requests: 1000000000, prompt: 4, decode: 4}",
-            "trace: expected at most 1000000 tokens",
+            "trace: expected at most 100000 tokens",
         ),
         (
             "trace: {synthesize: mixtral-8x7b, requests: 2, prompt: 1000000000}",
-            "trace: expected at most 1000000 tokens, got 2000",
+            "trace: expected at most 100000 tokens, got 2000",
         ),
         (f"model: {{base: mixtral-8x7b, {swept(20, 'expert_bits', 'top_k', 'hidden', 'n_heads')}}}", TOO_MANY),
         (

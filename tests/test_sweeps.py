@@ -434,6 +434,22 @@ def test_a_dry_run_tells_grid_size_and_what_is_done(
     assert not (tmp_path / "new").exists()
 
 
+def test_a_dry_run_says_why_nothing_could_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    hardware = {
+        "base": "rtx3090-epyc7532",
+        "devices": {"gpu0": {"memory_bytes": {"value": "2 GiB", "source": "assumed", "why": "small"}}},
+    }
+    file = write(tmp_path, hardware=hardware, **BARE)
+    assert main(["run", str(file), "--out", "out", "--dry-run"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == "estimated time: unknown, since no policy could be tried"
+    assert [line.split(":")[:2] for line in told[-3:-1]] == [["a short run failed", f" {name}"] for name in ("on-demand", "lru")]
+    assert "gpu0" in told[-2]
+
+
 FOREIGN = """
 from pathlib import Path
 

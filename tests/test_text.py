@@ -20,6 +20,7 @@ from moesim.plots.style import new_figure, save, styled, title
 from moesim.table import Format, frame_csv, render, render_records
 from moesim.text import cell, shown, steering
 from tests.experiment_kit import small, write_yaml
+from tests.pool_kit import ROOT
 from tests.test_hardware_nonsense import good
 
 RED = "\x1b[31mred"
@@ -103,3 +104,14 @@ def test_a_command_to_type_is_quoted_for_a_shell():
 
 def test_the_unchanged_experiment_runs(tmp_path: Path):
     assert main(["run", str(write_yaml(tmp_path, policies=["lru"])), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_one_function_speaks_on_stderr():
+    """So that no message holds what a terminal obeys. A counter that returns to the beginning of its line is made of numbers."""
+    said = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((ROOT / "moesim").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if "file=sys.stderr" in line and 'f"\\r{tries}' not in line
+    ]
+    assert said == ["text.py: print(shown(line), file=sys.stderr)"]

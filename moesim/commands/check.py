@@ -12,6 +12,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
 from moesim.hardware import load_hardware
 from moesim.policies.registry import make_policy, policy_class
+from moesim.text import say
 from moesim.yaml_reader import read_yaml_value
 
 
@@ -40,7 +41,7 @@ def check(
     failed = [report for report in reports if report.failures]
     for report in failed:
         of = f"{len(report.failures)} of {len(report.checks)} checks"
-        print(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}", file=sys.stderr)
+        say(f"moesim: {report.policy} fails {of}; the first: {report.failures[0].what}")
     return 1 if failed else 0
 
 

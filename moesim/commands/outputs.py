@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from moesim.errors import ConfigError
 from moesim.manifest import is_ours
 from moesim.output_folder import OutputFolder
+from moesim.text import say
 from moesim.trace.format import is_trace
 
 
@@ -90,7 +90,7 @@ def note_written(paths: Iterable[Path], command: str) -> None:
 
 def _tell(paths: Iterable[Path]) -> None:
     for path in paths:
-        print(f"wrote {path}", file=sys.stderr)
+        say(f"wrote {path}")
 
 
 def nearest_folder(path: Path) -> Path:

@@ -24,6 +24,7 @@ from moesim.studies.papers_report import listing, report
 from moesim.studies.published import PUBLISHED, paper_folder, read_published
 from moesim.studies.rank_agreement import agreements
 from moesim.table import Format
+from moesim.text import say
 from moesim.text import shown as one_line
 
 
@@ -73,7 +74,7 @@ def papers(
     beside = [one for name, rows in results.items() for one in variants(name, rows)]
     sys.stdout.write(report(compared, agreements(compared), beside, form, small=small))
     for line in failures:
-        print(f"moesim: {one_line(line)}", file=sys.stderr)
+        say(f"moesim: {one_line(line)}")
     return 1 if failures else 0
 
 
@@ -86,5 +87,5 @@ def _run(config: Config, name: str, jobs: int | None, out: Path | None) -> tuple
     found = run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept, progress=True, folder=output.folder)
     output.write(found)
     if found.n_found:
-        print(f"{found.n_found} of {len(found.outcomes)} runs were in {out / name} already", file=sys.stderr)
+        say(f"{found.n_found} of {len(found.outcomes)} runs were in {out / name} already")
     return found.rows, found.failures

@@ -18,6 +18,7 @@ from moesim.profiler.compare import compare as compare_profiles
 from moesim.profiler.compare import table as comparison_table
 from moesim.profiler.show import page
 from moesim.table import Format
+from moesim.text import say
 from moesim.units import parse_bytes
 
 app = typer.Typer(no_args_is_help=True, help="Measure a machine, look at a profile, compare two.", pretty_exceptions_enable=False)
@@ -104,7 +105,7 @@ def measure(
 
 
 def _warn(text: str) -> None:
-    print(f"moesim: warning: {text}", file=sys.stderr)
+    say(f"moesim: warning: {text}")
 
 
 @app.command("show")

@@ -16,6 +16,7 @@ from moesim.commands.runs import Jobs
 from moesim.limits import BITS, TOKENS
 from moesim.output_folder import check_own_folder
 from moesim.table import Format
+from moesim.text import say
 from moesim.yaml_reader import read_yaml_value
 
 
@@ -65,7 +66,7 @@ def recommend(
     sys.stdout.write(output(advice, form))
     if out is not None:
         write_folder(advice, out)
-        print(f"wrote {out}", file=sys.stderr)
+        say(f"wrote {out}")
     return 0
 
 

@@ -18,7 +18,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
 from moesim.output_folder import check_own_folder
 from moesim.table import Format, render, render_records
-from moesim.text import shown
+from moesim.text import say
 from moesim.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def regret(
         _write(found, out)
     failures = [f"{describe_run(one.row)}: {error}" for one in found for error in one.errors]
     for line in failures:
-        print(f"moesim: {shown(line)}", file=sys.stderr)
+        say(f"moesim: {line}")
     return 1 if failures else 0
 
 

@@ -19,6 +19,7 @@ from moesim.experiment.report import LIVE, result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution
 from moesim.table import Format
+from moesim.text import say
 from moesim.units import parse_bytes
 
 Backend = Annotated[str, typer.Option("--backend", help="cpu: cores, memory and disk stand for all devices; cuda: GPUs.")]
@@ -53,7 +54,7 @@ def replay(
         )
     sys.stdout.write(result_table(results.rows, form))
     output.write(results)
-    print(f"wrote {output.folder}", file=sys.stderr)
+    say(f"wrote {output.folder}")
     return report_failures(results)
 
 

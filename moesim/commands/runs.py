@@ -20,7 +20,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.trace_choice import choose_traces
 from moesim.limits import PROCESSES, REPEATS
 from moesim.table import Format
-from moesim.text import shown
+from moesim.text import say
 from moesim.yaml_reader import read_yaml_value
 
 Set = Annotated[
@@ -119,7 +119,7 @@ def compare(
         apply_override(raw, override)
     if "trace" not in raw:
         for line in choose_traces(raw, "compare"):
-            print(line, file=sys.stderr)
+            say(line)
     config = parse_config(raw, "compare")
     if small:
         config = quick(config, "compare", imports=not dry)
@@ -164,17 +164,17 @@ def _execute(
         raise InterruptError(f"interrupted; {kept}") from None
     sys.stdout.write(result_table(results.rows, form))
     if results.n_found:
-        print(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already", file=sys.stderr)
+        say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
     if not results.complete:
-        print(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done", file=sys.stderr)
+        say(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done")
     elif output is not None:
         output.write(results)
-        print(f"wrote {output.folder}", file=sys.stderr)
+        say(f"wrote {output.folder}")
     return report_failures(results)
 
 
 def report_failures(results: Results) -> int:
     """Print a line for each run that failed, and give the exit code."""
     for line in results.failures:
-        print(f"moesim: {shown(line)}", file=sys.stderr)
+        say(f"moesim: {line}")
     return 1 if results.failures else 0

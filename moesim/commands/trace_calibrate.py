@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from moesim.commands.additions import HeldBack, Scores, Seed, Weights, additions, describe
 from moesim.commands.outputs import check_out, nearest_folder
 from moesim.errors import InputError
+from moesim.text import say
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.traces_io.calibrating import extend
 
@@ -44,4 +44,4 @@ def trace_calibrate(
         found = Trace.read(path)
         made = extend(found, wanted, trace, Path(folder))
         made.write(out)
-    print(f"wrote {out}: {describe(made)}", file=sys.stderr)
+    say(f"wrote {out}: {describe(made)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
 from moesim.limits import BYTES, LAYERS
 from moesim.model import load_model
+from moesim.text import say
 from moesim.trace import Trace, find_trace
 from moesim.traces_io.oracle_general import export_oracle_general
 from moesim.traces_io.table import facts_path
@@ -60,7 +60,7 @@ def trace_export(
         sizes = _sizes(found, model, object_size)
         written = export_oracle_general(found, out, sizes, layer=layer, phase=phase.value)
     note_written(written, "trace export")
-    print(f"wrote {' and '.join(str(path) for path in written)}", file=sys.stderr)
+    say(f"wrote {' and '.join(str(path) for path in written)}")
 
 
 def _sizes(trace: Trace, model: str | None, object_size: int | None) -> list[int]:

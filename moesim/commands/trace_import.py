@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from moesim.commands.additions import HeldBack, Scores, Seed, Weights, additions
 from moesim.commands.outputs import check_out, note_written
 from moesim.errors import InputError
 from moesim.limits import EXPERTS, LAYERS
+from moesim.text import say
 from moesim.trace import SUFFIX
 from moesim.traces_io.contract import Options
 from moesim.traces_io.importing import LABELS, import_trace
@@ -93,16 +93,16 @@ def trace_import(
     imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
     trace = imported.trace
     shape = f"{trace.n_layers} layers x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
-    print(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}", file=sys.stderr)
-    print(f"absent: {', '.join(trace.header['absent'])}", file=sys.stderr)
+    say(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}")
+    say(f"absent: {', '.join(trace.header['absent'])}")
     for note in imported.notes:
-        print(note, file=sys.stderr)
+        say(note)
     written = write_model_file(imported)
     if written is not None:
         note_written([written], "trace import")
-        print(f"wrote {written}, for `model: {written}` of an experiment", file=sys.stderr)
+        say(f"wrote {written}, for `model: {written}` of an experiment")
     elif "expert_bytes_by_layer" in trace.header:
-        print("the bytes of experts are in the header only: give --model a built-in name or a config.json", file=sys.stderr)
+        say("the bytes of experts are in the header only: give --model a built-in name or a config.json")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

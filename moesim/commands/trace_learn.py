@@ -15,6 +15,7 @@ from moesim.errors import ConfigError
 from moesim.limits import COUNT, REPEATS, TOKENS
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
+from moesim.text import say
 from moesim.trace import SUFFIX, Trace, find_trace
 
 
@@ -79,7 +80,7 @@ def trace_learn(
         note_written([predictor], "trace learn")
     result.write(out)
     sys.stdout.write(render_records(table, form) if form.for_programs else _table(table, form))
-    print(f"wrote {out}", file=sys.stderr)
+    say(f"wrote {out}")
 
 
 def _parse(settings: list[str], kinds: dict[str, Any]) -> dict[str, Any]:

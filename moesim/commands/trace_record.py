@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from moesim.commands.outputs import check_out
 from moesim.errors import ConfigError
 from moesim.limits import COUNT, LAYERS, TOKENS
 from moesim.recorder.model_name import check_model_name
+from moesim.text import say
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.shards import parts_folder
 
@@ -157,7 +157,7 @@ def trace_record(
         shadows=tuple(shadow or ()),
         overwrite=overwrite,
         progress=progress,
-        warn=lambda text: print(f"moesim: warning: {text}", file=sys.stderr),
+        warn=lambda text: say(f"moesim: warning: {text}"),
     )
     quiet()
     path = record_trace(options)

@@ -12,6 +12,7 @@ import typer
 from moesim.commands.outputs import check_out_folder, write_beside
 from moesim.limits import COUNT
 from moesim.table import Format, render, render_records
+from moesim.text import say
 from moesim.trace import Trace, find_trace
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def trace_stats(
     found = Trace.read(find_trace(trace))
     if "incomplete" in found.header:
         so_far = found.header["incomplete"]
-        print(f"{trace}: partial, {so_far['recorded']} of {so_far['planned']} requests so far", file=sys.stderr)
+        say(f"{trace}: partial, {so_far['recorded']} of {so_far['planned']} requests so far")
     result = {"trace": trace, **report(found, phase, max_rows=max_rows, show_progress=not quiet)}
     sys.stdout.write(_text(result, form))
     if plot is not None:
@@ -48,7 +49,7 @@ def trace_stats(
 
         write_beside(plot, draw(result), "trace stats")
         for name, why in left_out(result).items():
-            print(f"{name}: left out, {why}", file=sys.stderr)
+            say(f"{name}: left out, {why}")
 
 
 def _text(result: dict[str, Any], form: Format) -> str:

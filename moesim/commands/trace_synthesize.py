@@ -15,6 +15,7 @@ from moesim.errors import ConfigError
 from moesim.limits import COUNT, REPEATS, TOKENS
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
+from moesim.text import say
 from moesim.trace import SUFFIX, Trace, find_trace
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def synthesize(
             n_input_requests=inputs, scores=scores, folder=Path(place), progress=bar.advance,
         )  # fmt: skip
         trace.write(out)
-    print(f"wrote {out}: {rows} tokens of {requests} synthetic requests of {found.model}", file=sys.stderr)
+    say(f"wrote {out}: {rows} tokens of {requests} synthetic requests of {found.model}")
 
 
 def fit(
@@ -100,11 +101,11 @@ def fit(
         found = start
     else:
         assert out is not None
-        print(f"fitting {', '.join(free_parameters(wanted))}", file=sys.stderr)
+        say(f"fitting {', '.join(free_parameters(wanted))}")
         found = fit_parameters(start, wanted, range(1, seeds + 1), _tell)
         found.write(out)
         note_written([out], "trace fit")
-        print(f"wrote {out}", file=sys.stderr)
+        say(f"wrote {out}")
     _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1)), form)
 
 

@@ -18,7 +18,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.limits import REPEATS
 from moesim.output_folder import check_own_folder
 from moesim.table import Format
-from moesim.text import shown
+from moesim.text import say
 
 
 def validate(
@@ -70,9 +70,9 @@ def validate(
     report = Report(found)
     sys.stdout.write(report.table(form))
     for path in report.write(out):
-        print(f"wrote {path}", file=sys.stderr)
+        say(f"wrote {path}")
     for line in report.problems:
-        print(f"moesim: {shown(line)}", file=sys.stderr)
+        say(f"moesim: {line}")
     return 1 if report.problems else 0
 
 
@@ -84,7 +84,7 @@ def _public(out: Path | None, form: Format) -> int:
     if form is Format.TABLE:
         print(result.summary)
     if out is not None:
-        print(f"wrote {out}", file=sys.stderr)
+        say(f"wrote {out}")
     return 0
 
 

@@ -19,7 +19,7 @@ from moesim.experiment.quick import quick
 from moesim.metrics.frames import frame_bytes
 from moesim.output_folder import check_own_folder
 from moesim.table import Format, render, render_records
-from moesim.text import shown
+from moesim.text import say
 from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def whatif(
     else:
         variations, left_out = variations_of(base, RATES)
         for reason in left_out:
-            print(f"moesim: left out: {shown(reason)}", file=sys.stderr)
+            say(f"moesim: left out: {reason}")
     lines = vary_experiment(base, variations, look=look, jobs=jobs, progress=True)
     sys.stdout.write(table(lines, form, small))
     if out is not None:
         write_own(out, files_of(lines, small), "whatif")
     failures = [f"{line.policy}, {line.name}: {line.shot.error}" for line in lines if line.shot.error is not None]
     for failure in failures:
-        print(f"moesim: {shown(failure)}", file=sys.stderr)
+        say(f"moesim: {failure}")
     return 1 if failures else 0
 
 

@@ -56,11 +56,15 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
         each, total = max(each for each, _ in counts), sum(total for each, total in counts if each > 1)
         lines.append(f"chunks: {each:,} a transfer at most, about {total:,} in all")
     if missing:
-        took, n_tried = seconds(experiment, missing)
+        estimate = seconds(experiment, missing)
+        lines += [f"a short run failed: {why}" for why in estimate.failures]
         n = jobs or worth_processes(experiment, missing, cores)
         n = min(n, cores, len(missing))
-        basis = f"from short runs of {_counted(n_tried, 'policy')}" if n_tried else "no policy could be tried"
-        lines.append(f"estimated time: {_time(took / n)} on {_counted(n, 'process')} ({basis})")
+        if estimate.n_tried:
+            basis = f"from short runs of {_counted(estimate.n_tried, 'policy')}"
+            lines.append(f"estimated time: {_time(estimate.seconds / n)} on {_counted(n, 'process')} ({basis})")
+        else:
+            lines.append("estimated time: unknown, since no policy could be tried")
     return "\n".join(lines) + "\n"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moesim.costs.links import most_chunks
-from moesim.errors import WorkloadError
+from moesim.errors import MoesimError, WorkloadError
 from moesim.experiment.runner import run_one
 from moesim.units import ceil_div
 
@@ -19,6 +19,24 @@ _S_PER_LOOKUP = 50e-6  # as measured with lru on Mixtral's shape; only to decide
 _CHUNK = 0.17  # of a lookup's time: 17.5 us against 101 us, lru on Mixtral's shape with 16, 64 and 256 chunks a transfer
 _TRIED_TOKENS, _TRIED_CHUNKS = 8, 64
 _START_S = 2.0  # of a process: interpreter, imports, traces
+
+
+class Estimate(NamedTuple):
+    """How long some runs take.
+
+    Attributes
+    ----------
+    seconds : float, s
+        One after another; 0 if no policy could be tried.
+    n_tried : int
+        Policies of which a short run succeeded.
+    failures : tuple of str
+        Why other short runs failed, beginning with the policy.
+    """
+
+    seconds: float
+    n_tried: int
+    failures: tuple[str, ...] = ()
 
 
 def lookups(experiment: Experiment, spec: RunSpec) -> int:
@@ -82,7 +100,7 @@ def worth_processes(experiment: Experiment, specs: Sequence[RunSpec], cores: int
     return min(cores, len(specs)) if took > _START_S else 1
 
 
-def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float = 10.0) -> tuple[float, int]:
+def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float = 10.0) -> Estimate:
     """Estimate how long some runs take one after another.
 
     Parameters
@@ -96,29 +114,29 @@ def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float 
 
     Returns
     -------
-    seconds : float, s
+    Estimate
         From short runs of each policy (few decode tokens, one batch, few chunks), scaled by what the others have to do; policies
         that were not tried, or failed, count as the mean of the others.
-    n_tried : int
-        Policies that were.
     """
     firsts: dict[str, RunSpec] = {}
     for spec in specs:
-        if spec.policy_name not in experiment.not_imported:
+        if spec.policy_name not in experiment.not_imported and spec.refusal is None:
             firsts.setdefault(spec.policy_name, spec)
     began = time.perf_counter()
     paces: dict[str, float] = {}  # s a lookup
+    failures = []
     for name, spec in firsts.items():
         if time.perf_counter() - began > limit_s:
             break
-        if (pace := _pace(experiment, spec)) is not None:
+        pace = _pace(experiment, spec)
+        if isinstance(pace, MoesimError):
+            failures.append(f"{name}: {pace}")
+        else:
             paces[name] = pace
-    if not paces:
-        return 0.0, 0
-    return _scaled(experiment, specs, paces), len(paces)
+    return Estimate(_scaled(experiment, specs, paces) if paces else 0.0, len(paces), tuple(failures))
 
 
-def _pace(experiment: Experiment, spec: RunSpec) -> float | None:
+def _pace(experiment: Experiment, spec: RunSpec) -> float | MoesimError:
     tokens = spec.workload.decode_tokens
     short = replace(spec.workload, n_batches=1, decode_tokens=_TRIED_TOKENS if tokens is None else min(tokens, _TRIED_TOKENS))
     if spec.point.chunk_bytes is not None:
@@ -131,7 +149,7 @@ def _pace(experiment: Experiment, spec: RunSpec) -> float | None:
         tried, work = spec, _work(experiment, spec)
     began = time.perf_counter()
     outcome = run_one(experiment, tried)
-    return None if outcome.failure is not None else (time.perf_counter() - began) / work
+    return outcome.failure or (time.perf_counter() - began) / work
 
 
 def _scaled(experiment: Experiment, specs: Sequence[RunSpec], paces: Mapping[str, float]) -> float:

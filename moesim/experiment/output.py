@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -20,7 +19,7 @@ from moesim.experiment.result import GROWING, OWNER, SUMMARY
 from moesim.experiment.store import Store
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.output_folder import OutputFolder, check_own_folder
-from moesim.text import shown
+from moesim.text import say
 from moesim.timeline import Event, timeline_events, timeline_json
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Output:
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
             figures, left_out = draw(self.experiment.config.plots, results.outcomes, by_policy)
             for line in left_out:
-                print(f"moesim: {shown(line)}", file=sys.stderr)
+                say(f"moesim: {line}")
             files |= {f"plots/{name}": content for name, content in figures.items()}
             if self.experiment.config.frames:
                 files |= self._frames(results)

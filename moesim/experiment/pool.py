@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from moesim.errors import ConfigError, SimulationError, describe_exception
+from moesim.text import say
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -185,11 +186,11 @@ class Cluster:
 
     def _tell(self, threads: dict[str, int]) -> None:
         if not threads and self._n_workers:
-            print(f"moesim: {self._address}: no workers; waiting for some", file=sys.stderr)
+            say(f"moesim: {self._address}: no workers; waiting for some")
         if not self._told and any(n > 1 for n in threads.values()):
             self._told = True
-            print(f"moesim: {self._address}: workers have several threads, whose runs take turns; start them with "
-                  "--nworkers auto --nthreads 1", file=sys.stderr)  # fmt: skip
+            say(f"moesim: {self._address}: workers have several threads, whose runs take turns; start them with "
+                  "--nworkers auto --nthreads 1")  # fmt: skip
 
     def _lost(self) -> SimulationError:
         return SimulationError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from moesim.experiment.result import DATASET, OWNER, RECORDS
 from moesim.metrics.columns import columns_of
 from moesim.output_folder import OutputFolder
 from moesim.records import Records
+from moesim.text import say
 
 _KEY, _JSON = "key", "row_json"  # the row once more, exactly: a table's columns have one type each
 _ONE, _MANY = "run-", "part-"  # beginnings of file names
@@ -173,7 +173,8 @@ class Store:
         return None
 
     def _tell(self, name: str, why: str = "") -> None:
-        print(f"moesim: {self._out.folder / name}: changed since moesim wrote it, {_AGAIN}{why}", file=sys.stderr)
+        then = "so that it counts as not there; the folder stays as it is" if self._read_only else _AGAIN
+        say(f"moesim: {self._out.folder / name}: changed since moesim wrote it, {then}{why}")
 
 
 def _run_file(key: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moesim.errors import TraceError
 from moesim.limits import EXPERTS
+from moesim.text import steering
 from moesim.trace.additions import check_additions
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION
 
@@ -39,6 +41,7 @@ def check_trace(trace: Trace, place: str) -> None:
         With the first thing that does not hold.
     """
     _check_header(trace.header, place)
+    _check_texts(trace, place)
     _check_types(trace, place)
     _check_order(trace, place)
     check_ids(trace.experts, trace.n_experts, f"{place}: experts")
@@ -81,6 +84,27 @@ def _check_header(header: dict[str, Any], place: str) -> None:
     if header["top_k"] > header["n_experts"]:
         raise _wrong(f"{place}: header.top_k", f"at most n_experts = {header['n_experts']}", header["top_k"])
     check_additions(header, place)
+
+
+def _check_texts(trace: Trace, place: str) -> None:
+    names = {"header": trace.header, "signals": list(trace.signals), "calibration": list(trace.tables)}
+    for where, value in names.items():
+        for path, text in _texts(value, where):
+            if (found := steering(text)) is not None:
+                raise _wrong(f"{place}: {path}", "text that can be shown", f"the control character {found!a} in {text[:50]!a}")
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """All texts of a header, keys included, with where they stand."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield path, str(key)
+            yield from _texts(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _texts(inner, f"{path}.{number}")
 
 
 def _check_types(trace: Trace, place: str) -> None:

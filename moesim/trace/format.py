@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 #: Version of the layout below. A reader refuses any other.
 SCHEMA_VERSION = 1
-#: Key of the JSON header in the metadata of the file. One key only: the library does not keep the order of
-#: several.
+#: Key of the JSON header in the metadata of the file.
 METADATA_KEY = "moesim"
+#: Key of the header's own sha256 beside it, as text. Files of earlier versions have none.
+HEADER_SUM_KEY = "moesim_sha256"
 #: Keys that every header has.
 REQUIRED = ("schema_version", "model", "n_layers", "n_experts", "top_k", "label", "sha256")
 
@@ -75,10 +76,32 @@ def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
             f"{path}: metadata: expected the key '{METADATA_KEY}' of a moesim trace, got {got}; "
             "record it again, or write it with moesim.trace.Trace.write"
         )
+    _check_metadata(path, metadata)
     header = _read_header(path, metadata[METADATA_KEY])
     entries = {name: _read_entry(path, name, entry) for name, entry in table.items()}
     _check_spans(path, entries, len(raw) - begin)
     return {name: _map_array(path, raw[begin:], name, entry) for name, entry in entries.items()}, header
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+    """The header is what was written; another key could be that of its sum, altered."""
+    if len(metadata) == 1:
+        return
+    if set(metadata) != {METADATA_KEY, HEADER_SUM_KEY}:
+        raise TraceError(
+            f"{path}: metadata: expected the keys {METADATA_KEY} and {HEADER_SUM_KEY}, got {_brief(sorted(metadata))}; "
+            "fetch or record it again, or write it with moesim.trace.Trace.write"
+        )
+    got = _header_sum(metadata[METADATA_KEY])
+    if got != metadata[HEADER_SUM_KEY]:
+        raise TraceError(
+            f"{path}: header: expected sha256 {str(metadata[HEADER_SUM_KEY])[:12]!a}..., got {got[:12]}...; the bytes were "
+            "altered, fetch or record it again"
+        )
+
+
+def _header_sum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_trace(path: Path) -> bool:
@@ -214,7 +237,8 @@ def write_container(path: str | Path, arrays: Mapping[str, NDArray[Any]], header
     Path
         The file.
     """
-    table: dict[str, Any] = {"__metadata__": {METADATA_KEY: json.dumps(header, sort_keys=True, allow_nan=False)}}
+    said = json.dumps(header, sort_keys=True, allow_nan=False)
+    table: dict[str, Any] = {"__metadata__": {METADATA_KEY: said, HEADER_SUM_KEY: _header_sum(said)}}
     end = 0
     # Wide types first, so that every array lies at a multiple of its item size.
     names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))

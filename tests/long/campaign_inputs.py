@@ -16,6 +16,7 @@ import typer
 import yaml
 
 from moesim.cli import _app
+from moesim.experiment.estimate import Estimate
 from moesim.manifest import FILE
 from moesim.policies.base import option_parameters
 from moesim.policies.registry import POLICIES, make_policy
@@ -246,7 +247,7 @@ def test_mutated_inputs(
     # What is the same for all, or would take seconds and has a campaign of its own.
     for name in ("read_trace", "load_hardware", "load_model"):
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
-    monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: (1.0, 1))
+    monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
     monkeypatch.setattr("moesim.commands.recommend.search", looked_up)
     monkeypatch.setattr("moesim.commands.recommend.output", lambda advice, form: "")
     monkeypatch.setattr("moesim.commands.recommend.write_folder", lambda advice, out: None)

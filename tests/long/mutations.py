@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import random
+from hashlib import sha256
 from typing import Any
 
 import yaml
 
+from moesim.trace.format import HEADER_SUM_KEY, METADATA_KEY
 from tests.test_mutated_yaml import VALUES as OF_EXPERIMENTS
 from tests.test_mutated_yaml import at, change, garble, places
 
@@ -209,6 +211,8 @@ def as_safetensors(data: bytes, rng: random.Random) -> bytes:
     if how == 3 and inner:  # what the file says of itself is JSON within JSON
         key = rng.choice(sorted(inner))
         header["__metadata__"][key] = json.dumps(spoilt(inner[key], rng))
+        if rng.random() < 0.8:  # as one who writes such files would
+            header["__metadata__"][HEADER_SUM_KEY] = sha256(header["__metadata__"][METADATA_KEY].encode()).hexdigest()
     else:
         header = spoilt(header, rng)
     text = json.dumps(header).encode()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from moesim.recorder.miniature import corpus as corpora
 from moesim.recorder.miniature.command import load_checkpoint
 from moesim.recorder.miniature.recorded import check_corpus
 from moesim.table import Format, render, render_records
+from moesim.text import say
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _run(options)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 2
     return 0
 

@@ -34,6 +34,7 @@ from moesim.recorder.miniature import training
 from moesim.recorder.miniature.recorded import check_corpus, record_miniature
 from moesim.recorder.miniature.shapes import SHAPES, VOCABULARY, new_model
 from moesim.recorder.miniature.training import TrainingPlan, mean_loss
+from moesim.text import say
 from moesim.trace.format import is_trace
 
 _COMMAND = "miniature"
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _run(options)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 2
     return 0
 
