@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A suite that runs in the background of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No example fails for being slow: the machine may be busy.
 settings.register_profile("moesim", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -45,3 +45,12 @@ def cell(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip(" ").startswith(_FORMULA) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}"
+
+
+def uncell(value: Any) -> Any:
+    """Give back what `cell` was given.
+
+    >>> uncell(cell("=1+2")), uncell("'tis"), uncell(3)
+    ('=1+2', "'tis", 3)
+    """
+    return value[1:] if isinstance(value, str) and value.startswith("'") and cell(value[1:]) == value else value

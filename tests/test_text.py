@@ -18,7 +18,7 @@ from moesim.errors import ModelError
 from moesim.model import load_model
 from moesim.plots.style import new_figure, save, styled, title
 from moesim.table import Format, frame_csv, render, render_records
-from moesim.text import cell, shown, steering
+from moesim.text import cell, shown, steering, uncell
 from tests.experiment_kit import small, write_yaml
 from tests.pool_kit import ROOT
 from tests.test_hardware_nonsense import good
@@ -68,7 +68,7 @@ def test_a_model_has_a_printable_name():
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_table_holds_a_formula(text: str):
-    assert cell(text) == f"'{text}"
+    assert cell(text) == f"'{text}" and uncell(cell(text)) == text
     frame = pd.DataFrame({text: [text, "lru"], "n": [-1.5, 2.0]})
     for written in (
         render([text], [[text]], Format.CSV), render_records([{text: text}], Format.CSV), frame_csv(frame).decode()
@@ -80,7 +80,7 @@ def test_no_table_holds_a_formula(text: str):
 
 @pytest.mark.parametrize("value", ["-", "-3.2 %", "+5.0 %* !", "-1e-05", "lru", "a=b", "", -3, -0.5, None, True])
 def test_what_is_no_formula_stays(value: Any):
-    assert cell(value) == value
+    assert cell(value) == uncell(value) == value
 
 
 @pytest.mark.parametrize("name", ["a$b$c", "$\\frac{$", "$x"])

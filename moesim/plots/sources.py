@@ -12,6 +12,7 @@ import pandas as pd
 from moesim.errors import ConfigError, unknown_name
 from moesim.manifest import read_verified
 from moesim.plots.rows import REPEATS, group_name, settings_in
+from moesim.text import uncell
 
 FILES: Final = {
     "rows": "runs.parquet",
@@ -96,7 +97,8 @@ def _read(file: Path, what: str) -> pd.DataFrame:
         if file.suffix == ".parquet":
             return pd.read_parquet(io.BytesIO(read_verified(file)))
         if file.suffix == ".csv":
-            return pd.read_csv(io.BytesIO(read_verified(file)))
+            read = pd.read_csv(io.BytesIO(read_verified(file)))
+            return read.rename(columns=uncell).map(uncell, na_action="ignore")
     except (OSError, ValueError) as error:  # of Arrow and of the CSV reader too
         said = " ".join(str(error).split())[:200]
         raise ConfigError(f"{file}: plot {what}: expected a table that can be read, got: {said}; write it again") from None
