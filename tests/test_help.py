@@ -15,6 +15,7 @@ import typer
 from moesim.cli import _app, main
 from tests.experiment_kit import write_yaml
 from tests.test_readme import HAS_TRACE, ROOT, make_recordings, make_routes, usable_cores
+from tests.test_readme import commands as of_the_readme
 
 EXAMPLE = re.compile(r"^ *Example: (moesim .+?)\s*$", re.MULTILINE)
 MEASURES = ("replay", "profile measure")  # need PyTorch, and two cores for two devices
@@ -58,12 +59,15 @@ def test_help_is_there(name: str, capsys: pytest.CaptureFixture[str], monkeypatc
         assert example(name) in captured.out, "the line must not be broken or cut"
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_the_example_is_of_its_command_and_works(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_is_of_its_command(name: str):
+    assert shlex.split(example(name))[1:][: len(name.split())] == name.split()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if shlex.split(example(name))[1:] not in of_the_readme()])
+def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Those of the README run in its own test."""
     words = shlex.split(example(name))[1:]
-    assert words[: len(name.split())] == name.split()
     if not HAS_TRACE:
         pytest.skip("the shipped traces are not here")
     if name in MEASURES:

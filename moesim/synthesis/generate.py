@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import softmax
+from threadpoolctl import threadpool_limits
 
 from moesim.errors import ConfigError
 from moesim.stats.balance import activation_frequency
@@ -82,14 +83,16 @@ def synthesize(
         If there is nothing to make, or a number is negative.
     """
     _check_counts(n_requests, n_prompt, n_decode, n_calibration, seed)
-    model = draw_model(parameters, seed)
-    tables = _calibrate(model, n_calibration)
     n_rows = n_prompt + n_decode
     with_signals = n_requests if n_signal_requests is None else min(n_signal_requests, n_requests)
-    kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, min(n_input_requests, n_requests) * n_rows, scores, folder)
-    for number in range(n_requests):
-        _request(model, number, n_rows, kept, tables.get("residual"))
-        progress(n_rows)
+    with threadpool_limits(1, "blas"):  # its threads wait for each other by turning: ten times as slow on a busy machine
+        model = draw_model(parameters, seed)
+        tables = _calibrate(model, n_calibration)
+        n_inputs = min(n_input_requests, n_requests) * n_rows
+        kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
+        for number in range(n_requests):
+            _request(model, number, n_rows, kept, tables.get("residual"))
+            progress(n_rows)
     return Trace.build(
         experts=kept.experts,
         weights=kept.weights,
