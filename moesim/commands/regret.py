@@ -95,7 +95,7 @@ def table(found: Sequence[Regret], form: Format) -> str:
         "makespan with the oracle, and the share of the makespan as it is that it saves; -: no such decision",
         "forward: predictions first; reversed: links first",
         "* on another machine, whose links take no time; bound*: the lower bound there; lower bound: of the machine as it is",
-        "Belady %: of a cache that may replace any expert; one that works layer by layer, with few slots a layer, cannot reach it "
+        "Belady %: of a cache that may replace any expert; one that works layer by layer cannot reach it with few slots a layer "
         "(belady-visit of moesim trace stats is the most that it can)",
         "every figure but hits and 'as it is' is an oracle's: nobody need be able to reach it",
     ]

@@ -16,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, NamedTuple
 
 import pytest
@@ -99,10 +100,8 @@ def look(folder: Path, *, but: str = "") -> dict[str, tuple[Any, ...]]:
             files = [name for name in files if name != but]
         for name in [*folders, *files]:
             path = Path(place) / name
-            stat = path.lstat()
-            found[str(path.relative_to(folder))] = (
-                (stat.st_mode,) if path.is_dir() else (stat.st_mode, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-            )
+            is_, its = path.lstat(), str(path.relative_to(folder))  # of a link itself: what it names may come and go
+            found[its] = (is_.st_mode,) if S_ISDIR(is_.st_mode) else (is_.st_mode, is_.st_size, is_.st_mtime_ns, is_.st_ino)
     return found
 
 
