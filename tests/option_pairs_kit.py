@@ -1,11 +1,14 @@
-"""Every option of every policy and part beside every other: which values are tried, on which small machines and workloads."""
+"""Every option of every policy and part beside every other: which values are tried, on which small machines and workloads.
+
+Options of a part are tried beside those of the policy around it, too.
+"""
 
 from __future__ import annotations
 
 import json
 import types
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +18,7 @@ from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec
 from moesim.policies.base import Range, option_parameters
-from moesim.policies.moot import moot_options
+from moesim.policies.moot import moot_in_parts, moot_options
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.predictors.chosen import PredictorSet
@@ -50,6 +53,8 @@ class Setting:
     cpu_us: float = 1.0  # of a row of an expert on the CPU
     launch_us: float = 0.5  # of a kernel on the GPU
     gpu_mib: int = 1024
+    skew: float = 0.5  # of the experts' popularity
+    link_rate: float = 1.0  # that a link keeps while the CPU computes experts
 
 
 SETTINGS = (
@@ -66,6 +71,9 @@ SETTINGS = (
     Setting(batch=1, slots=20, load_us=0.7, cpu_us=3.0, decode=12),
     Setting(batch=1, slots=12, load_us=4.0, cpu_us=3.0, launch_us=5.0, decode=12),
     Setting(experts=16, batch=1, slots=26, load_us=8.0, cpu_us=8.0, launch_us=2.0, decode=8),
+    Setting(experts=16, top_k=4, slots=23, batch=1, batches=4, prompt=5, decode=8, cpu_us=3.0, skew=1.0),
+    Setting(experts=16, top_k=4, layers=7, slots=57, batch=1, prompt=8, decode=20, load_us=10.0, cpu_us=30.0, link_rate=0.3),
+    Setting(shared=2, layers=7, slots=52, batch=2, batches=2, prompt=16, decode=12, load_us=0.7, cpu_us=2.0, launch_us=5.0),
     Setting(slots=3, decode=2),  # fewer than layers
     Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
 )
@@ -85,7 +93,7 @@ def workload_of(setting: Setting) -> tuple[ModelSpec, Trace, Workload]:
     n_requests = max(4, setting.batch * setting.batches)
     trace = synthetic_trace(
         n_layers=setting.layers, n_experts=setting.experts, top_k=setting.top_k, n_requests=n_requests,
-        prompt=setting.prompt, decode=setting.decode, scores=True, calibration=True, signals=SIGNALS,
+        prompt=setting.prompt, decode=setting.decode, skew=setting.skew, scores=True, calibration=True, signals=SIGNALS,
     )  # fmt: skip
     spec = WorkloadSpec(
         batch_size=setting.batch, n_batches=setting.batches, prompt_tokens=setting.prompt, decode_tokens=setting.decode,
@@ -128,6 +136,10 @@ def machine_of(setting: Setting, gpus: Sequence[str]) -> HardwareProfile:
         "links": {name: link(i) for i, gpu in enumerate(gpus) for name in (f"cpu0->{gpu}", f"{gpu}->cpu0")},
         "contention": [
             {"a": f"{gpu}.side", "b": f"{gpu}.experts", "a_rate": assumed(0.5), "b_rate": assumed(0.9)} for gpu in gpus
+        ]
+        + [
+            {"a": "cpu0.experts", "b": f"cpu0->{gpu}", "a_rate": assumed(1.0), "b_rate": assumed(setting.link_rate)}
+            for gpu in gpus if setting.link_rate < 1
         ],
     }  # fmt: skip
     return load_hardware(profile)
@@ -135,6 +147,7 @@ def machine_of(setting: Setting, gpus: Sequence[str]) -> HardwareProfile:
 
 # ---------------------------------------------------------------------------------------------------------------- values
 PREDICTED = {"name": "predicted", "source": "oracle", "size": 2}
+FEW_ROWS = {"name": "fixed-threshold", "cpu_ms": 1.0, "load_ms": 2.0}  # by its own constants it loads what has ten rows
 INTO_CACHE = {**PREDICTED, "pool": "cache"}
 CROSS_LAYER = {"name": "cross-layer", "source": "oracle"}
 FEW_PARTS: dict[str, list[Any]] = {
@@ -145,7 +158,7 @@ FEW_PARTS: dict[str, list[Any]] = {
 }
 ALL_PARTS: dict[str, list[Any]] = {
     "placement": ["none", "random", "lowest-ids", "highest-ids", "frequency-per-layer", "frequency-global"],
-    "assignment": ["all-gpu", "all-cpu", "greedy", "threshold", "fixed-threshold", "exact", "beam", "resident", "queues", "hss"],
+    "assignment": ["all-gpu", "all-cpu", "greedy", "threshold", FEW_ROWS, "exact", "beam", "resident", "queues", "hss"],
     "prefetch": ["none", PREDICTED, INTO_CACHE, "random", "impact-driven", "mrs-score", CROSS_LAYER],
     "replacement": ["lru", "fifo", "lfu", "random", "mrs", "belady", "static", "workload-aware", "arc", "activation-aware",
                     "least-stale"],
@@ -164,6 +177,7 @@ VALUES: dict[tuple[str, str], list[Any]] = {
     ("llama-cpp", "n_cpu_moe"): [7, 3],
     ("dali-multi-gpu", "n_gpus"): [1],
     ("all-gpu", "gpus"): ["all"],
+    ("impact-driven", "source"): ["synthetic:0.2", "coactivation"],  # by frequency, all experts have the same number of rows
     ("fixed-threshold", "cpu_ms"): [0.0, 1.0],
     ("fixed-threshold", "load_ms"): [0.0, 5.0],
 }
@@ -182,19 +196,27 @@ BESIDE: dict[tuple[str, str], Options] = {
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A policy, or a part in a composition, whose options are tried."""
+    """A policy, or a part in a policy, whose options are tried; those of the policy around a part begin with `AROUND_IT`."""
 
     name: str
     cls: type
-    kind: str = ""  # of the part
-    around: Options = field(default_factory=dict)  # of the part: the rest of the composition
+    kind: str = ""  # of the part: the option of the policy that it is given as
+    around: Options = field(default_factory=dict)  # of the part: the policy's other options
     fixed: Options = field(default_factory=dict)  # of the part: options without a default
+    policy: str = "composed"  # that the part is in
 
     def spec(self, options: Options) -> Options:
         """Write the policy as in an experiment."""
         if not self.kind:
             return {"name": self.name, **options}
-        return {"name": "composed", **self.around, self.kind: {"name": self.name, **self.fixed, **options}}
+        own, around = self._split(options)
+        return {"name": self.policy, **around, self.kind: {"name": self.name, **own}}
+
+    def _split(self, options: Options) -> tuple[Options, Options]:
+        """Tell the part's options from the policy's."""
+        around = {name.removeprefix(AROUND_IT): value for name, value in options.items() if name.startswith(AROUND_IT)}
+        own = {name: value for name, value in options.items() if not name.startswith(AROUND_IT)}
+        return self.fixed | own, self.around | around
 
     def refusal(self, options: Options) -> str:
         """Return why the registry refuses the options, or nothing."""
@@ -206,8 +228,26 @@ class Subject:
 
     def make(self, options: Options) -> Any:
         """Build the policy without the registry, which would refuse what is moot."""
-        made = self.cls(**self.fixed | options)
-        return policy_class("composed")(**self.around, **{self.kind: made}) if self.kind else made
+        if not self.kind:
+            return self.cls(**options)
+        own, around = self._split(options)
+        return policy_class(self.policy)(**around, **{self.kind: self.cls(**own)})
+
+    def moot(self, options: Options) -> set[str]:
+        """Return the options that are called moot."""
+        own, _ = self._split(options)
+        found = set(moot_options(self.cls(**self.fixed | own), own))
+        if self.kind:
+            found.update(moot_in_parts(self.make(options), {self.kind: own}).get(self.kind, ()))
+        return found
+
+    def values_around(self) -> dict[str, list[Any]]:
+        """Return values of the options of the policy around a part, under the names by which they are told from the part's."""
+        cls = policy_class(self.policy)
+        found = Subject(self.policy, cls).values(every=False) if self.kind else {}
+        for name in self.around:
+            found[name] = [*found[name], option_parameters(cls)[name].default]
+        return {AROUND_IT + name: values for name, values in found.items() if name != self.kind}
 
     def values(self, *, every: bool) -> dict[str, list[Any]]:
         """Return for each option values other than its default."""
@@ -253,6 +293,7 @@ def _values(hint: Any, *, every: bool) -> Iterator[Any]:
         yield 7
 
 
+AROUND_IT = "policy."
 # Part -> the rest of a composition in which its options can matter, and its options that have no default.
 _GREEDY: Options = {"assignment": "greedy"}
 AROUND: dict[tuple[str, str], tuple[Options, Options]] = {
@@ -273,6 +314,15 @@ PART_SUBJECTS = [
     Subject(name, cls, kind, *AROUND.get((kind, name), ({}, {})))
     for kind, parts in PARTS.items() for name, cls in parts.items() if option_parameters(cls)
 ]  # fmt: skip
+# Parts in policies that treat them otherwise than `composed`.
+OTHER_PART_SUBJECTS = [
+    replace(subject, policy=policy, kind=kind, around={key: value for key, value in subject.around.items() if key in options})
+    for policy in ("hybrimoe-code", "daop-paper", "daop-code", "prescope")
+    for subject in PART_SUBJECTS
+    for options in [option_parameters(policy_class(policy))]
+    for kind in ["scheduler" if policy == "prescope" and subject.kind == "assignment" else subject.kind]
+    if kind in options
+]
 
 
 # ------------------------------------------------------------------------------------------------------------------ runs
@@ -281,7 +331,7 @@ _RUNS: dict[tuple[Any, ...], int | str] = {}
 
 def outcome(subject: Subject, options: Options, setting: Setting) -> int | str:
     """Return a hash of all records of a run, or its error."""
-    key = subject.name, subject.kind, json.dumps(options, sort_keys=True), setting
+    key = subject.name, subject.kind, subject.policy, json.dumps(options, sort_keys=True), setting
     if key not in _RUNS:
         try:
             _RUNS[key] = hash(_plain(_run(subject, options, setting)))
@@ -292,7 +342,7 @@ def outcome(subject: Subject, options: Options, setting: Setting) -> int | str:
 
 def _run(subject: Subject, options: Options, setting: Setting) -> Records:
     model, trace, workload = workload_of(setting)
-    hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU))
+    hardware = machine_of(setting, GPUS.get(subject.name, ONE_GPU))  # parts are in policies of one GPU
     policy = subject.make(options)
     own = policy.transfer(model)
     if "oracle:routing" in policy.needs:
@@ -331,6 +381,7 @@ class Pairs:
     def __init__(self, subject: Subject, *, every: bool = False) -> None:
         self.subject = subject
         self.values = subject.values(every=every)
+        self._beside = self.values | subject.values_around()
         self._witnesses = SETTINGS if every else SETTINGS[:2]
         self._settings: dict[str, list[Setting]] = {}  # option -> settings, first those on which it has mattered
 
@@ -352,7 +403,7 @@ class Pairs:
         """Give what an option is tried beside: what it needs, and that with each value of each other option."""
         needed = BESIDE.get((self.subject.name, option), {})
         yield needed
-        for other, values in self.values.items():
+        for other, values in self._beside.items():
             if other != option:
                 yield from ({**needed, other: value} for value in values)
 
@@ -376,11 +427,10 @@ class Pairs:
     def _unjust(self, options: Options) -> Iterator[str]:
         """Say which options are called moot, and yet change the records."""
         try:
-            owner = self.subject.cls(**self.subject.fixed | options)
-            moot = moot_options(owner, options)
+            moot = self.subject.moot(options)
         except ConfigError:
             return  # refused for another reason
-        for one in moot:
+        for one in sorted(moot):
             less = {key: value for key, value in options.items() if key != one}
             for setting in self._witnesses:
                 pair = outcome(self.subject, options, setting), outcome(self.subject, less, setting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
@@ -12,7 +12,7 @@ from moesim.cli import main
 from moesim.errors import ConfigError
 from moesim.experiment.resolve import Experiment
 from moesim.policies.base import Range, option_parameters
-from moesim.policies.moot import MootIf, OnlyWith, Where, describe_rules, moot_options, rules_of
+from moesim.policies.moot import InPolicy, MootIf, OnlyWith, Where, describe_rules, moot_in_parts, moot_options, rules_of
 from moesim.policies.options import construct, describe, matches
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class, without_moot
@@ -40,6 +40,33 @@ class Made:
     ) -> None:
         self.mode, self.on, self.size, self.only_a, self.not_off = mode, on, size, only_a, not_off
         self.both, self.small, self.itself = both, small, itself
+
+
+class Held:
+    """A part with options."""
+
+    def __init__(
+        self,
+        *,
+        if_on: Annotated[int, InPolicy(OnlyWith(on=True))] = 0,
+        if_other: Annotated[int, InPolicy(MootIf(other=Where("empty", lambda part: part is None)))] = 0,
+    ) -> None:
+        self.if_on, self.if_other = if_on, if_other
+
+
+class Holder:
+    """A policy with parts."""
+
+    class Parts(NamedTuple):
+        held: Held
+        other: Any
+
+    def __init__(self, *, held: Any = None, other: Any = "some", on: bool = True) -> None:
+        self.held, self.other, self.on = held, other, on
+
+    @property
+    def parts(self) -> Parts:
+        return self.Parts(Held(**(self.held or {})), None if self.other == "none" else self.other)
 
 
 def refused(**options: Any) -> str:
@@ -81,6 +108,28 @@ def test_a_rule_may_be_about_some_values_of_the_option_itself() -> None:
     assert refused(on=False, itself=3) == "option itself: cannot matter beside on: false; leave it out"
 
 
+def test_an_option_of_a_part_may_be_moot_in_a_policy() -> None:
+    written = {"held": {"if_on": 1, "if_other": 2}, "other": "none", "on": False}
+    assert moot_in_parts(Holder(**written), written) == {
+        "held": {
+            "if_on": "cannot matter beside on: false; leave it out, or set on: true",
+            "if_other": "cannot matter beside other: none; leave it out",
+        }
+    }
+    assert moot_in_parts(Holder(**written), {"other": "none"}) == {}, "nobody wrote them"
+    assert moot_in_parts(Holder(held=written["held"]), written) == {}
+    assert describe_rules(Held) == {"if_on": "in a policy, only with on true", "if_other": "in a policy, not with other empty"}
+
+
+def test_a_rule_about_what_a_policy_has_not_says_nothing() -> None:
+    class Less(Holder):
+        def __init__(self, *, held: Any = None) -> None:
+            self.held, self.other = held, "none"
+
+    written = {"held": {"if_on": 1}}
+    assert moot_in_parts(Less(**written), written) == {}
+
+
 def test_false_is_not_zero() -> None:
     assert not moot_options(Made(mode="b", size=False, both=True), ["both"])
 
@@ -104,11 +153,15 @@ def test_rules_are_written_for_people() -> None:
 
 @pytest.mark.parametrize("cls", [*map(policy_class, POLICIES), *(part for parts in PARTS.values() for part in parts.values())])
 def test_rules_name_options(cls: type) -> None:
-    known = option_parameters(cls)
+    known = set(option_parameters(cls))
+    of_policies = [set(option_parameters(policy_class(name))) for name in POLICIES]
     for option, rules in rules_of(cls).items():
-        named = {name for rule in rules for name in rule.others}
-        assert named <= set(known), f"{cls.__name__}.{option}"
-        assert not any(named == {option} for rule in rules for named in [set(rule.others)]), "of no other option"
+        for rule in rules:
+            if isinstance(rule, InPolicy):
+                assert any(set(rule.rule.others) <= options for options in of_policies), f"{cls.__name__}.{option}: of no policy"
+            else:
+                assert set(rule.others) <= known, f"{cls.__name__}.{option}"
+                assert set(rule.others) != {option}, "of no other option"
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -139,6 +192,18 @@ def test_rules_name_options(cls: type) -> None:
             "pool: transient",
         ),
         (
+            {"name": "composed", "placement": "none", "replacement": {"name": "workload-aware", "w_size": 2}},
+            "policy composed: replacement workload-aware: option w_size: cannot matter beside placement: none; leave it out",
+        ),
+        (
+            {"name": "prescope", "scheduler": {"name": "hss", "cached_from": "start"}},
+            "policy prescope: scheduler hss: option cached_from: cannot matter beside cancel: layer-end (the default); leave it",
+        ),
+        (
+            {"name": "hybrimoe-paper", "assignment": "all-cpu", "prefetch": "mrs-score"},
+            "policy hybrimoe-paper: option prefetch: cannot matter beside assignment: all-cpu; leave it out",
+        ),
+        (
             {"name": "dali", "assignment": "gready", "cache_only": True},
             "policy dali: assignment: unknown assignment 'gready'; did you mean 'greedy'?",
         ),
@@ -159,6 +224,9 @@ def test_what_other_options_make_moot_is_left_out() -> None:
     spec = {"name": "dali", "w_size": 8, "cache_only": True, "replacement": "belady", "assignment": "all-gpu"}
     assert without_moot(spec) == {"name": "dali", "replacement": "belady", "assignment": "all-gpu"}
     assert without_moot({"name": "dali", "w_size": 8}) == {"name": "dali", "w_size": 8}
+    swaps = {"name": "composed", "assignment": {"name": "hss", "cached_from": "start"}, "replacement": "workload-aware"}
+    assert without_moot(swaps) == swaps
+    assert without_moot({**swaps, "replacement": "belady"}) == {**swaps, "assignment": {"name": "hss"}, "replacement": "belady"}
 
 
 # ------------------------------------------------------------------------------------------------- sweeps, oracles, lists

@@ -22,8 +22,9 @@ from moesim.policies.algorithms.drawing import sample
 from moesim.policies.assigning import Greedy
 from moesim.policies.composed import Composed
 from moesim.policies.dali import Dali
+from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.parts import Setup
-from moesim.policies.prefetching import NoPrefetch, RandomAhead, TopPredicted
+from moesim.policies.prefetching import RandomAhead, TopPredicted
 from moesim.policies.ranking import Belady
 from moesim.policies.registry import make_policy, without_moot
 from moesim.policies.replacement import WorkloadAware

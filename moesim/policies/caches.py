@@ -22,9 +22,9 @@ from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, PartSpec
+from moesim.policies.composed import Composed, PartSpec, Prefetch
 from moesim.policies.moot import MootIf, OnlyWith
-from moesim.policies.part_conditions import COLD, DEALT_OUT, IDLE_PREFETCH, LOADS_NOTHING, NO_LOADS
+from moesim.policies.part_conditions import COLD, DEALT_OUT, LOADS_NOTHING, NO_LOADS
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart
 from moesim.policies.ranking import LfuTies
 from moesim.policies.replacement import UseOrder
@@ -67,7 +67,7 @@ class LRU(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        prefetch: Prefetch = "none",
         scope: Scope = "per-layer",
         slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
         use_order: Annotated[UseOrder, NO_LOADS] = "rank",
@@ -86,7 +86,7 @@ class LFU(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        prefetch: Prefetch = "none",
         scope: Scope = "per-layer",
         slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
         victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
@@ -105,7 +105,7 @@ class FIFO(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        prefetch: Prefetch = "none",
         scope: Scope = "per-layer",
         slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
         victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
@@ -122,7 +122,7 @@ class Belady(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        prefetch: Prefetch = "none",
         scope: Scope = "per-layer",
         slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
         victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
@@ -141,7 +141,7 @@ class RandomCache(_Cache):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        prefetch: Prefetch = "none",
         scope: Scope = "per-layer",
         slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
         victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,

@@ -40,22 +40,25 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
-from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.moot import MootIf, OnlyWith, Where
+from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.part_conditions import (
-    IDLE_PREFETCH,
+    ALL_CPU,
+    COLD,
     LOADED_ARE_CACHED,
     LOADS_NOTHING,
     NEVER_FILLED,
     NONE_BUT_CACHED,
     NOTHING_EVICTED,
     ONE_DEVICE_PLANNED,
+    RESIDENT,
     STAGED_ALIKE,
     STAGES,
 )
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Setup, Unit
-from moesim.policies.prefetching import NoPrefetch
+from moesim.policies.score_parts import MRSScore
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -76,6 +79,13 @@ from moesim.policy import (
 
 PREFETCHED = "prefetch"  # the pool of a transient prefetch part
 PartSpec = str | Mapping[str, Any]
+MRS_SCORE = Where("mrs-score", lambda part: isinstance(part, MRSScore))
+# It prefetches where the GPU has something to do, which it then never has.
+Prefetch = Annotated[
+    PartSpec | PrefetchPart,
+    MootIf(assignment=ALL_CPU, prefetch=MRS_SCORE),
+    MootIf(assignment=RESIDENT, placement=COLD, prefetch=MRS_SCORE),
+]
 Scope = Annotated[Literal["per-layer", "global"], STAGED_ALIKE]
 PerLayerSplit = Annotated[SlotsSplit, OnlyWith(scope="per-layer"), NEVER_FILLED]
 StagingSlots = Annotated[int, Range(1), OnlyWith(replacement=STAGES), MootIf(assignment=LOADS_NOTHING)] | None
@@ -129,7 +139,7 @@ class Composed(PolicyBase):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] = "none",
+        prefetch: Prefetch = "none",
         replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "lru",
         scope: Scope = "per-layer",
         slots_split: PerLayerSplit = "spread",

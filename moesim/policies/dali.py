@@ -42,12 +42,13 @@ from typing import Annotated, Literal
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, Parts, PartSpec, StagingSlots
+from moesim.policies.composed import Composed, Parts, PartSpec, Prefetch, StagingSlots
 from moesim.policies.moot import MootIf, OnlyWith
-from moesim.policies.part_conditions import COLD, LOADED_ARE_CACHED, NEVER_FILLED, NONE_BUT_CACHED, ONE_DEVICE_PLANNED
+from moesim.policies.no_prefetch import NoPrefetch
+from moesim.policies.part_conditions import COLD, LOADED_ARE_CACHED, NEVER_FILLED, NO_COPIES, NONE_BUT_CACHED, ONE_DEVICE_PLANNED
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
-from moesim.policies.prefetching import NoPrefetch, TopPredicted
+from moesim.policies.prefetching import TopPredicted
 from moesim.policies.replacement import NO_SWAPS, WorkloadAware
 from moesim.policy import Placement, View
 
@@ -121,13 +122,13 @@ class Dali(Composed):
         *,
         assignment: PartSpec | AssignmentPart = "greedy",
         replacement: PartSpec | ReplacementPart | None = None,
-        prefetch: PartSpec | PrefetchPart | None = None,
+        prefetch: Prefetch | None = None,
         w_size: Annotated[int, Range(1), OWN_CACHE, COLD_START, NO_SWAPS] = 4,
         u_size: Annotated[int, Range(0), OWN_CACHE, COLD_START] | None = None,
         firing: Annotated[Literal["default", "printed"], OWN_CACHE, COLD_START, NO_SWAPS, MootIf(w_size=1)] = "default",
         only_if_better: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
         blocking: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
-        relabel: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
+        relabel: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS, NO_COPIES] = False,
         prefetch_size: Annotated[int, Range(0), OWN_PREFETCH] | None = None,
         prefetch_source: Annotated[str, OWN_PREFETCH, NO_PREFETCH] = "signal:residual",
         prefetch_over: Annotated[Literal["all", "non-resident"], OWN_PREFETCH, NO_PREFETCH, NEVER_FILLED] = "all",

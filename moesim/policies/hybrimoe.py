@@ -49,12 +49,12 @@ from typing import Annotated, Any
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
-from moesim.policies.composed import Composed, Parts, PartSpec, PerLayerSplit, Scope
+from moesim.policies.composed import Composed, Parts, PartSpec, PerLayerSplit, Prefetch, Scope
 from moesim.policies.moot import MootIf, OnlyWith
-from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, IDLE_PREFETCH, NAMED, NEVER_FILLED, NOTHING_EVICTED
+from moesim.policies.no_prefetch import NoPrefetch
+from moesim.policies.part_conditions import ALL_CPU, COLD, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED, RESIDENT
 from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Unit
-from moesim.policies.prefetching import NoPrefetch
+from moesim.policies.parts import AssignmentPart, PlacementPart, ReplacementPart, Unit
 from moesim.policies.queue_parts import ImpactDriven, Queues
 from moesim.policies.score_parts import MRS, Credit, MRSScore
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
@@ -63,6 +63,7 @@ ORACLES = MappingProxyType({"replacement": {"replacement": "belady"}, "assignmen
 PAPER = "HybriMoE (2025)"
 NO_OWN_SCORES = MootIf(replacement=NAMED, prefetch_size=0)
 NO_OWN_CACHE = MootIf(replacement=NAMED, prefetch=NAMED)
+IDLE_GPU, NEVER_BUSY_GPU = MootIf(assignment=ALL_CPU), MootIf(assignment=RESIDENT, placement=COLD)
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
@@ -94,7 +95,7 @@ class HybriMoEPaper(Composed):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "queues",
-        prefetch: PartSpec | PrefetchPart = "impact-driven",
+        prefetch: Prefetch = "impact-driven",
         replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "mrs",
         scope: Scope = "per-layer",
         slots_split: PerLayerSplit = "spread",
@@ -174,9 +175,9 @@ class HybriMoECode(Composed):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "hss",
-        prefetch: Annotated[PartSpec | PrefetchPart, IDLE_PREFETCH] | None = None,
+        prefetch: Prefetch | None = None,
         replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] | None = None,
-        prefetch_size: Annotated[int, Range(0), OnlyWith(prefetch=None), MootIf(assignment=ALL_CPU)] = 0,
+        prefetch_size: Annotated[int, Range(0), OnlyWith(prefetch=None), IDLE_GPU, NEVER_BUSY_GPU] = 0,
         credit: Annotated[Credit, NO_OWN_CACHE, NO_OWN_SCORES, NOTHING_EVICTED] = "by-id",
         wait_prefetch: Annotated[bool, MootIf(prefetch=FILLS_NO_CACHE), MootIf(assignment=ALL_CPU)] = True,
         slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread",

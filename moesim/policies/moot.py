@@ -4,6 +4,10 @@ A policy or part says so in the annotation of its constructor's parameter, as it
 
     w_size: Annotated[int, Range(1), OnlyWith(replacement=None), MootIf(u_size=0)] = 4
 
+A part says so of the policy around it, too::
+
+    w_size: Annotated[int, Range(1), MootIf(u_size=0), InPolicy(MootIf(placement=COLD))] = 4
+
 The rule is about what happens in a run: a moot option leaves all its records as they are.
 """
 
@@ -64,6 +68,27 @@ class OnlyWith(MootIf):
         return super().__str__().replace("not with", "only with", 1)
 
 
+class InPolicy:
+    """Marks an option of a part by a rule about the policy that has the part: its other parts and its options.
+
+    In a policy that has not all that the rule names, the rule says nothing.
+
+    Parameters
+    ----------
+    rule : MootIf
+        Of the policy.
+    """
+
+    def __init__(self, rule: MootIf) -> None:
+        self.rule = rule
+
+    def __str__(self) -> str:
+        return f"in a policy, {self.rule}"
+
+
+Rule = MootIf | InPolicy
+
+
 def moot_options(owner: Any, written: Iterable[str]) -> dict[str, str]:
     """Find the options of a policy or part that cannot matter beside its other options.
 
@@ -80,24 +105,55 @@ def moot_options(owner: Any, written: Iterable[str]) -> dict[str, str]:
         What makes each of them moot and what to do, as the rest of a message; without those that may matter.
     """
     rules = rules_of(type(owner))
+    whys = {option: _why((one for one in rules.get(option, ()) if isinstance(one, MootIf)), owner, option) for option in written}
+    return {option: why for option, why in whys.items() if why}
+
+
+def moot_in_parts(policy: Any, options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Find the options of a policy's parts that cannot matter beside its other parts and options.
+
+    Parameters
+    ----------
+    policy : policy
+        As it was built. One that has ``parts``, by the names of the options, is judged.
+    options : mapping of str to object
+        The policy's options that a user wrote. Those of parts are mappings.
+
+    Returns
+    -------
+    dict of str to dict of str to str
+        By part and option what makes it moot, as of `moot_options`; without parts that have no such option.
+    """
     found = {}
-    for option in written:
-        why = next((why for rule in rules.get(option, ()) if (why := _why(rule, owner, option))), "")
-        if why:
-            found[option] = why
-    return found
+    for name, spec in options.items():
+        part = getattr(getattr(policy, "parts", None), name, None)
+        if part is None or not isinstance(spec, Mapping):
+            continue
+        rules = rules_of(type(part))
+        whys = {option: _why(_about(policy, rules.get(option, ())), policy) for option in spec}
+        found[name] = {option: why for option, why in whys.items() if why}
+    return {name: moot for name, moot in found.items() if moot}
 
 
-def _why(rule: MootIf, owner: Any, option: str) -> str:
-    broken = rule.broken_by(owner)
-    if not broken:
-        return ""
-    others = " and ".join(_now(owner, name) for name in broken if name != option)
-    or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith)]
-    return f"cannot matter beside {others}; {', or '.join(['leave it out', *or_set])}"
+def _about(policy: Any, rules: Iterable[Rule]) -> Iterator[MootIf]:
+    """Take the rules of a part's option that speak about a policy like this one."""
+    for one in rules:
+        if isinstance(one, InPolicy) and all(hasattr(policy, name) for name in one.rule.others):
+            yield one.rule
 
 
-def rules_of(cls: type) -> dict[str, tuple[MootIf, ...]]:
+def _why(rules: Iterable[MootIf], owner: Any, option: str = "") -> str:
+    """Say why an option, which may be one of the owner, is moot, by the first rule that it breaks; else nothing."""
+    for rule in rules:
+        broken = rule.broken_by(owner)
+        if broken:
+            others = " and ".join(_now(owner, name) for name in broken if name != option)
+            or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith)]
+            return f"cannot matter beside {others}; {', or '.join(['leave it out', *or_set])}"
+    return ""
+
+
+def rules_of(cls: type) -> dict[str, tuple[Rule, ...]]:
     """Return the rules of the options of a policy or part, by option; without those that have none."""
     parameters = option_parameters(cls)
     hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}  # type: ignore[misc]
@@ -110,10 +166,10 @@ def describe_rules(cls: type) -> dict[str, str]:
     return {name: "; ".join(map(str, rules)) for name, rules in rules_of(cls).items()}
 
 
-def _rules(hint: Any) -> Iterator[MootIf]:
+def _rules(hint: Any) -> Iterator[Rule]:
     """Find the rules anywhere in an annotation: ``Annotated[int, ...] | None`` has them in a member of a union."""
     if get_origin(hint) is Annotated:
-        yield from (extra for extra in get_args(hint)[1:] if isinstance(extra, MootIf))
+        yield from (extra for extra in get_args(hint)[1:] if isinstance(extra, Rule))
     for inside in get_args(hint):
         yield from _rules(inside)
 
@@ -129,9 +185,10 @@ def _has(owner: Any, name: str, wanted: Any) -> bool:
 def _now(owner: Any, name: str) -> str:
     """Write the present value of an option, and whether it is the default."""
     value = getattr(owner, name)
-    default = option_parameters(type(owner))[name].default
+    parameter = option_parameters(type(owner)).get(name)  # a policy may have fixed what is an option of another
     shown = value.get("name", value) if isinstance(value, Mapping) else value
-    return f"{name}: {_text(shown)}" + (" (the default)" if type(value) is type(default) and value == default else "")
+    is_default = parameter is not None and type(value) is type(parameter.default) and value == parameter.default
+    return f"{name}: {_text(shown)}" + (" (the default)" if is_default else "")
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.base import Range, option_parameters
-from moesim.policies.moot import moot_options
+from moesim.policies.moot import moot_in_parts, moot_options
 
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 
@@ -51,10 +51,14 @@ def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> An
     made = cls(**options)
     try:
         moot = moot_options(made, options)
+        in_parts = {} if moot else moot_in_parts(made, options)
     except ConfigError as error:  # of a part, which is built to see whether it makes an option moot
         raise ConfigError(f"{place}: {what}: {error}") from None
     for name, why in moot.items():
         raise ConfigError(f"{place}: {what}: option {name}: {why}")
+    for part, moot in in_parts.items():
+        for name, why in moot.items():
+            raise ConfigError(f"{place}: {what}: {part} {options[part]['name']}: option {name}: {why}")
     return made
 
 

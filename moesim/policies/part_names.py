@@ -13,6 +13,7 @@ from moesim.policies import (
     cross_layer,
     fixed_threshold,
     layer_distance,
+    no_prefetch,
     placement,
     prefetching,
     queue_parts,
@@ -44,7 +45,7 @@ PARTS: dict[str, dict[str, type]] = {
         "hss": queue_parts.TwoEnded,
     },
     "prefetch": {
-        "none": prefetching.NoPrefetch,
+        "none": no_prefetch.NoPrefetch,
         "predicted": prefetching.TopPredicted,
         "random": prefetching.RandomAhead,
         "impact-driven": queue_parts.ImpactDriven,

@@ -9,29 +9,10 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
-from moesim.policies.moot import OnlyWith
+from moesim.policies.moot import InPolicy, OnlyWith
+from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, View
-
-
-class NoPrefetch(Part):
-    """Nothing is prefetched."""
-
-    transient = False
-    slots = 0
-    predicts = False
-
-    def ask(self, event: Routed, view: View) -> Sequence[Predict]:
-        """Ask for no prediction."""
-        return ()
-
-    def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
-        """Choose no expert."""
-        return ()
-
-    def choose(self, event: Predicted, view: View) -> Sequence[Unit]:
-        """Choose no expert."""
-        return ()
 
 
 class _Pooled(Part):
@@ -139,7 +120,7 @@ class TopPredicted(_Pooled):
         size: Annotated[int, Range(1)] = 1,
         pool: Literal["transient", "cache"] = "transient",
         buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1,
-        over: Literal["all", "non-resident"] = "all",
+        over: Annotated[Literal["all", "non-resident"], InPolicy(NEVER_FILLED)] = "all",
         lookahead: Annotated[int, Range(1)] = 1,
         lane: Literal["main", "side"] = "main",
     ) -> None:

@@ -45,7 +45,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
@@ -97,6 +97,13 @@ PRESCHED = "presched"
 PREDICTS, PLANS = MootIf(predictor=None), OnlyWith(scheduler=PRESCHED)
 ONE_BUFFER = MootIf(prefetch_slots=1)
 BEGUN_IN_TIME = MootIf(prefetch_slots=1, prefetch_size=None, scheduler=PRESCHED)  # GPU_Q's first member begins in its layer
+
+
+class PreScopeParts(NamedTuple):
+    """The parts of PreScope."""
+
+    placement: PlacementPart
+    scheduler: AssignmentPart | None  # None: PreSched
 
 
 class PreScope(PolicyBase):
@@ -194,15 +201,16 @@ class PreScope(PolicyBase):
         self.lane = lane
 
     @cached_property
-    def parts(self) -> tuple[PlacementPart, AssignmentPart | None]:
-        """The hot table's part, and the scheduler's unless it is PreSched; built at the first use."""
+    def parts(self) -> PreScopeParts:
+        """Hot table and scheduler, built from their names at the first use."""
         own = isinstance(self.scheduler, str) and self.scheduler == PRESCHED
-        return make_part("placement", self.placement), None if own else make_part("assignment", self.scheduler)
+        scheduler = None if own else make_part("assignment", self.scheduler)
+        return PreScopeParts(make_part("placement", self.placement), scheduler)
 
     @property
     def looks_further(self) -> bool:
         """Whether the layer after the next may be prefetched for, which takes its own predictions and buffers of its own."""
-        return self.window == "next2" and self.predictor is not None and self.parts[1] is None and self.async_io
+        return self.window == "next2" and self.predictor is not None and self.parts.scheduler is None and self.async_io
 
     @property
     def listens(self) -> frozenset[type]:
@@ -294,7 +302,7 @@ class PreScope(PolicyBase):
         self._dense = None
         self._foresight.step_begin(event)
         self._foresight2.step_begin(event)
-        scheduler = self.parts[1]
+        scheduler = self.parts.scheduler
         if scheduler is not None and hasattr(scheduler, "step_begin"):
             scheduler.step_begin(event)
         return ()
@@ -314,8 +322,8 @@ class PreScope(PolicyBase):
         visit.complete = self._foresight.routed(event)
         if self.looks_further:
             self._foresight2.routed(event)
-        if self.parts[1] is not None:
-            return actions + self._by_layer(self.parts[1], event, visit, view)
+        if self.parts.scheduler is not None:
+            return actions + self._by_layer(self.parts.scheduler, event, visit, view)
         actions += self._residents(event, visit, view)
         if visit.complete and not visit.awaits:
             actions += self._plan(visit, view)
@@ -333,7 +341,7 @@ class PreScope(PolicyBase):
             if counts is None:
                 return []
             visit.awaits = False
-            if self.parts[1] is not None:
+            if self.parts.scheduler is not None:
                 return self._fill_gap(event.layer, counts, self._foresight, visit, view)
             return self._plan(visit, view) if visit.complete else []
         if visit.looks_further and event.layer == visit.layer + 2:

@@ -19,11 +19,17 @@ from moesim.policies.algorithms.queues import (
     two_ended_plan,
 )
 from moesim.policies.base import CostTable, Range
-from moesim.policies.moot import OnlyWith
+from moesim.policies.moot import InPolicy, MootIf, OnlyWith
+from moesim.policies.part_conditions import ALL_GPU, NO_PREFETCH, SWAPS_NOTHING
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
 
 GATES = "gate_next"
+# What is on its way as a layer is planned are then only loads of its earlier micro-batches; those matter to an order.
+ONLY_DEMANDS = InPolicy(MootIf(prefetch=NO_PREFETCH, replacement=SWAPS_NOTHING, load_order=("id", "rows")))
+DROPS_QUEUED = InPolicy(MootIf(cancel="layer-end"))
+# Without a CPU, what is missing is loaded one after the other, so that the expert with the most rows is never second best.
+BUSIEST_GAINS_MOST = InPolicy(MootIf(assignment=ALL_GPU))
 _KEEP_PLANS = 1 << 14  # planned makespans that are remembered
 
 
@@ -114,7 +120,7 @@ class TwoEnded(Part):
         *,
         costs: Literal["profile", "code"] = "profile",
         cpu_per_row: Annotated[Literal["deepseek", "mixtral", "qwen2"], OnlyWith(costs="code")] = "deepseek",
-        cached_from: Literal["issue", "start"] = "issue",
+        cached_from: Annotated[Literal["issue", "start"], ONLY_DEMANDS, DROPS_QUEUED] = "issue",
     ) -> None:
         self.costs = costs
         self.cpu_per_row = cpu_per_row
@@ -191,7 +197,7 @@ class ImpactDriven(Part):
         source: str = GATES,
         lookahead: Annotated[int, Range(1, 3)] = 3,
         budget: Literal["ends", "begins", "none"] = "ends",
-        candidates: Annotated[int, Range(1)] = 8,
+        candidates: Annotated[int, Range(1), BUSIEST_GAINS_MOST] = 8,
         lane: Literal["main", "side"] = "main",
     ) -> None:
         self.source = source

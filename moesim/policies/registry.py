@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, unknown_name
 from moesim.policies.base import option_parameters
-from moesim.policies.moot import describe_rules, moot_options
+from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
 from moesim.policy import Policy
 
@@ -152,7 +152,7 @@ def without_moot(spec: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``name`` and options that `make_policy` takes.
+        ``name`` and options that `make_policy` takes, also of parts.
 
     Examples
     --------
@@ -160,8 +160,12 @@ def without_moot(spec: Mapping[str, Any]) -> dict[str, Any]:
     {'name': 'dali', 'lane': 'side', 'replacement': 'belady'}
     """
     options = {key: value for key, value in spec.items() if key != "name"}
-    moot = moot_options(policy_class(spec["name"])(**options), options)
-    return {key: value for key, value in spec.items() if key not in moot}
+    policy = policy_class(spec["name"])(**options)
+    moot = moot_options(policy, options)
+    left = {key: value for key, value in spec.items() if key not in moot}
+    for part, of_part in moot_in_parts(policy, left).items():
+        left[part] = {key: value for key, value in left[part].items() if key not in of_part}
+    return left
 
 
 def policy_class(name: str, place: str = "policies") -> type:

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
 from moesim.policies.base import CACHE, Range, layer_residents
-from moesim.policies.moot import MootIf
+from moesim.policies.moot import InPolicy, MootIf
+from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
@@ -201,12 +202,12 @@ class WorkloadAware(Static):
     def __init__(
         self,
         *,
-        w_size: Annotated[int, Range(1), NO_SWAPS] = 4,
-        u_size: Annotated[int, Range(0)] = 1,
-        firing: Annotated[Literal["default", "printed"], NO_SWAPS, MootIf(w_size=1)] = "default",
-        only_if_better: Annotated[bool, NO_SWAPS] = False,
-        blocking: Annotated[bool, NO_SWAPS] = False,
-        relabel: Annotated[bool, NO_SWAPS] = False,
+        w_size: Annotated[int, Range(1), NO_SWAPS, COLD_STATIC] = 4,
+        u_size: Annotated[int, Range(0), COLD_STATIC] = 1,
+        firing: Annotated[Literal["default", "printed"], NO_SWAPS, MootIf(w_size=1), COLD_STATIC] = "default",
+        only_if_better: Annotated[bool, NO_SWAPS, COLD_STATIC] = False,
+        blocking: Annotated[bool, NO_SWAPS, COLD_STATIC] = False,
+        relabel: Annotated[bool, NO_SWAPS, COLD_STATIC, InPolicy(NO_COPIES)] = False,
     ) -> None:
         self.w_size = w_size
         self.u_size = u_size
