@@ -73,7 +73,11 @@ SETTINGS = (
     Setting(experts=16, batch=1, slots=26, load_us=8.0, cpu_us=8.0, launch_us=2.0, decode=8),
     Setting(experts=16, top_k=4, slots=23, batch=1, batches=4, prompt=5, decode=8, cpu_us=3.0, skew=1.0),
     Setting(experts=16, top_k=4, layers=7, slots=57, batch=1, prompt=8, decode=20, load_us=10.0, cpu_us=30.0, link_rate=0.3),
+    Setting(top_k=4, slots=9, batch=1, prompt=3, decode=20, load_us=20.0, cpu_us=6.0, launch_us=6.0, link_rate=0.3),
+    Setting(layers=3, experts=16, top_k=4, slots=36, batch=6, micro_batches=2, prompt=3, decode=3, cpu_us=0.3),
+    Setting(layers=6, slots=14, batch=4, micro_batches=2, prompt=3, decode=1, load_us=15.0, cpu_us=6.0, launch_us=3.0),
     Setting(shared=2, layers=7, slots=52, batch=2, batches=2, prompt=16, decode=12, load_us=0.7, cpu_us=2.0, launch_us=5.0),
+    Setting(top_k=3, batch=1, prompt=1, decode=1, load_us=2.0, cpu_us=2.0),  # a tie of CPU and link decides
     Setting(slots=3, decode=2),  # fewer than layers
     Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
 )
@@ -314,10 +318,10 @@ PART_SUBJECTS = [
     Subject(name, cls, kind, *AROUND.get((kind, name), ({}, {})))
     for kind, parts in PARTS.items() for name, cls in parts.items() if option_parameters(cls)
 ]  # fmt: skip
-# Parts in policies that treat them otherwise than `composed`.
+# Parts in policies that treat them otherwise than `composed`. `daop-code` differs from `daop-paper` in its defaults only.
 OTHER_PART_SUBJECTS = [
     replace(subject, policy=policy, kind=kind, around={key: value for key, value in subject.around.items() if key in options})
-    for policy in ("hybrimoe-code", "daop-paper", "daop-code", "prescope")
+    for policy in ("hybrimoe-code", "daop-paper", "prescope")
     for subject in PART_SUBJECTS
     for options in [option_parameters(policy_class(policy))]
     for kind in ["scheduler" if policy == "prescope" and subject.kind == "assignment" else subject.kind]
@@ -387,17 +391,22 @@ class Pairs:
 
     def problems(self) -> list[str]:
         """Name options that are accepted and change nothing, and those that are refused and change something."""
-        refusal, found = self.subject.refusal, set()
+        return sorted({finding for _, finding in self.cases() if finding})
+
+    def cases(self) -> Iterator[tuple[str, str]]:
+        """Try each option beside each other; give whether it is accepted, and what is wrong with that."""
+        refusal = self.subject.refusal
         for option, tried in self.values.items():
             for base in self._bases(option):
                 if refusal(base):
                     continue
                 accepted = [value for value in tried if not refusal({**base, option: value})]
+                wrong = []
                 if accepted and not self._matters(option, accepted, base):
-                    found.add(f"{option}: accepted beside {base}, where it changes nothing")
+                    wrong.append(f"{option}: accepted beside {base}, where it changes nothing")
                 refused = [{**base, option: value} for value in tried if value not in accepted]
-                found.update(line for options in refused for line in self._unjust(options))
-        return sorted(found)
+                wrong += [line for options in refused for line in self._unjust(options)]
+                yield "accepted" if accepted else "refused", "; ".join(wrong)
 
     def _bases(self, option: str) -> Iterable[Options]:
         """Give what an option is tried beside: what it needs, and that with each value of each other option."""

@@ -50,8 +50,9 @@ class Held:
         *,
         if_on: Annotated[int, InPolicy(OnlyWith(on=True))] = 0,
         if_other: Annotated[int, InPolicy(MootIf(other=Where("empty", lambda part: part is None)))] = 0,
+        beside_own: Annotated[int, InPolicy(MootIf(on=False), if_on=(0, 1))] = 0,
     ) -> None:
-        self.if_on, self.if_other = if_on, if_other
+        self.if_on, self.if_other, self.beside_own = if_on, if_other, beside_own
 
 
 class Holder:
@@ -118,7 +119,18 @@ def test_an_option_of_a_part_may_be_moot_in_a_policy() -> None:
     }
     assert moot_in_parts(Holder(**written), {"other": "none"}) == {}, "nobody wrote them"
     assert moot_in_parts(Holder(held=written["held"]), written) == {}
-    assert describe_rules(Held) == {"if_on": "in a policy, only with on true", "if_other": "in a policy, not with other empty"}
+    written = {"held": {"if_on": 1, "beside_own": 2}, "on": False}
+    assert (
+        moot_in_parts(Holder(**written), written)["held"]["beside_own"]
+        == "cannot matter beside if_on: 1 and on: false; leave it out"
+    )
+    written = {"held": {"if_on": 2, "beside_own": 2}, "on": False}
+    assert list(moot_in_parts(Holder(**written), written)["held"]) == ["if_on"]
+    assert describe_rules(Held) == {
+        "if_on": "in a policy, only with on true",
+        "if_other": "in a policy, not with other empty",
+        "beside_own": "in a policy, with if_on 0 or 1, not with on false",
+    }
 
 
 def test_a_rule_about_what_a_policy_has_not_says_nothing() -> None:
@@ -154,11 +166,13 @@ def test_rules_are_written_for_people() -> None:
 @pytest.mark.parametrize("cls", [*map(policy_class, POLICIES), *(part for parts in PARTS.values() for part in parts.values())])
 def test_rules_name_options(cls: type) -> None:
     known = set(option_parameters(cls))
-    of_policies = [set(option_parameters(policy_class(name))) for name in POLICIES]
+    of_policies = [(set(option_parameters(cls)), set(vars(cls))) for cls in map(policy_class, POLICIES)]
     for option, rules in rules_of(cls).items():
         for rule in rules:
             if isinstance(rule, InPolicy):
-                assert any(set(rule.rule.others) <= options for options in of_policies), f"{cls.__name__}.{option}: of no policy"
+                named = set(rule.rule.others)
+                assert any(named <= options | attributes for options, attributes in of_policies), f"{cls.__name__}.{option}"
+                assert set(rule.own) <= known - {option}, f"{cls.__name__}.{option}"
             else:
                 assert set(rule.others) <= known, f"{cls.__name__}.{option}"
                 assert set(rule.others) != {option}, "of no other option"

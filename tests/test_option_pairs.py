@@ -1,6 +1,6 @@
 """No option is accepted that changes nothing beside the others: all pairs of options of all policies and parts.
 
-``pytest tests/long_option_pairs.py`` tries more values, and every setting where an option is refused.
+`tests/long/campaign_options.py` tries more values, and every setting where an option is refused.
 """
 
 from __future__ import annotations

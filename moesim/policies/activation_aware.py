@@ -25,6 +25,7 @@ import numpy as np
 from moesim.policies.algorithms.activations import remaining_priority, shares, unit_rows
 from moesim.policies.base import Range
 from moesim.policies.moot import OnlyWith
+from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
 from moesim.policy import Fetch, Routed, StepBegin, View
@@ -54,7 +55,7 @@ class ActivationAware(Part):
         *,
         reading: Literal["paper", "code"] = "paper",
         capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000,
-        victims: Victims = UNROUTED_FIRST,
+        victims: VictimsOption = UNROUTED_FIRST,
     ) -> None:
         self.reading = reading
         self.capacity = capacity

@@ -13,6 +13,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Literal
 
 from moesim.policies.algorithms.arc import Arc, FateArc
+from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
 from moesim.policy import Fetch, Routed, View
@@ -36,7 +37,7 @@ class ArcVictim(Part):
     admits = True
     swaps = False
 
-    def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical", victims: Victims | None = None) -> None:
+    def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical", victims: VictimsOption | None = None) -> None:
         self.variant = variant
         self.victims: Victims | None = victims
 

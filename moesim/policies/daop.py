@@ -166,6 +166,7 @@ class DaopPaper(PolicyBase):
         "the constants of the MI100 platform",
     )
     exact = False
+    planned_loads = "whole"  # an expert is there, or all of its load is still to come
     oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
 
     def __init__(

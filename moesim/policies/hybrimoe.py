@@ -167,6 +167,7 @@ class HybriMoECode(Composed):
         "defects: routing weights of other experts, shared experts computed twice, no scores for Mixtral and Qwen2",
     )
     oracles = ORACLES
+    victims_named = "at issue"
 
     _overwrites = 0
 

@@ -77,13 +77,17 @@ class InPolicy:
     ----------
     rule : MootIf
         Of the policy.
+    **own
+        Other options of the part and what they must have for the rule to count, as of `MootIf`.
     """
 
-    def __init__(self, rule: MootIf) -> None:
+    def __init__(self, rule: MootIf, **own: Any) -> None:
         self.rule = rule
+        self.own = own
 
     def __str__(self) -> str:
-        return f"in a policy, {self.rule}"
+        own = "".join(f", with {name} {_text(wanted)}" for name, wanted in self.own.items())
+        return f"in a policy{own}, {self.rule}"
 
 
 Rule = MootIf | InPolicy
@@ -105,7 +109,7 @@ def moot_options(owner: Any, written: Iterable[str]) -> dict[str, str]:
         What makes each of them moot and what to do, as the rest of a message; without those that may matter.
     """
     rules = rules_of(type(owner))
-    whys = {option: _why((one for one in rules.get(option, ()) if isinstance(one, MootIf)), owner, option) for option in written}
+    whys = {option: _first(_why(rule, owner, option) for rule in rules.get(option, ())) for option in written}
     return {option: why for option, why in whys.items() if why}
 
 
@@ -130,27 +134,31 @@ def moot_in_parts(policy: Any, options: Mapping[str, Any]) -> dict[str, dict[str
         if part is None or not isinstance(spec, Mapping):
             continue
         rules = rules_of(type(part))
-        whys = {option: _why(_about(policy, rules.get(option, ())), policy) for option in spec}
+        whys = {option: _first(_in_policy(rule, part, policy) for rule in rules.get(option, ())) for option in spec}
         found[name] = {option: why for option, why in whys.items() if why}
     return {name: moot for name, moot in found.items() if moot}
 
 
-def _about(policy: Any, rules: Iterable[Rule]) -> Iterator[MootIf]:
-    """Take the rules of a part's option that speak about a policy like this one."""
-    for one in rules:
-        if isinstance(one, InPolicy) and all(hasattr(policy, name) for name in one.rule.others):
-            yield one.rule
+def _in_policy(rule: Rule, part: Any, policy: Any) -> str:
+    """Say what of a policy makes an option of a part moot, by a rule that may speak about other policies."""
+    if not isinstance(rule, InPolicy) or not all(hasattr(policy, name) for name in rule.rule.others):
+        return ""
+    holds = all(_has(part, name, wanted) for name, wanted in rule.own.items())
+    return _why(rule.rule, policy, beside=[_now(part, name) for name in rule.own]) if holds else ""
 
 
-def _why(rules: Iterable[MootIf], owner: Any, option: str = "") -> str:
-    """Say why an option, which may be one of the owner, is moot, by the first rule that it breaks; else nothing."""
-    for rule in rules:
-        broken = rule.broken_by(owner)
-        if broken:
-            others = " and ".join(_now(owner, name) for name in broken if name != option)
-            or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith)]
-            return f"cannot matter beside {others}; {', or '.join(['leave it out', *or_set])}"
-    return ""
+def _why(rule: Rule, owner: Any, option: str = "", beside: Iterable[str] = ()) -> str:
+    """Say why an option, which may be one of the owner's, is moot, by a rule about the owner; else nothing."""
+    broken = rule.broken_by(owner) if isinstance(rule, MootIf) else {}
+    if not broken:
+        return ""
+    others = " and ".join([*beside, *(_now(owner, name) for name in broken if name != option)])
+    or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith)]
+    return f"cannot matter beside {others}; {', or '.join(['leave it out', *or_set])}"
+
+
+def _first(reasons: Iterable[str]) -> str:
+    return next((why for why in reasons if why), "")
 
 
 def rules_of(cls: type) -> dict[str, tuple[Rule, ...]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from moesim.policies.assigning import AllCpu, AllGpu, Resident
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.moot import InPolicy, MootIf, Where
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.placement import Empty, HighestIds, LowestIds
+from moesim.policies.visit import Victims
 
 NAMED = Where("any part by name", lambda part: part is not None, as_written=True)
 COLD = Where("none", lambda part: isinstance(part, Empty))
@@ -40,3 +43,6 @@ ONE_DEVICE_PLANNED = MootIf(assignment=ONE_DEVICE)
 NONE_BUT_CACHED = MootIf(assignment=RESIDENT, prefetch=NOT_TRANSIENT)
 LOADED_ARE_CACHED = MootIf(assignment=ASKS_WHETHER, prefetch=NOT_TRANSIENT, replacement=ADMITS)
 """No expert is on the GPU, or on its way there, beside those in the cache."""
+NAMED_AHEAD = InPolicy(MootIf(victims_named="at issue", assignment=LOADS_NOTHING))
+"""What leaves is named for a copy to a later layer, whose experts the present visit does not use."""
+VictimsOption = Annotated[Victims, NAMED_AHEAD]

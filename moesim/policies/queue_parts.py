@@ -30,6 +30,8 @@ ONLY_DEMANDS = InPolicy(MootIf(prefetch=NO_PREFETCH, replacement=SWAPS_NOTHING, 
 DROPS_QUEUED = InPolicy(MootIf(cancel="layer-end"))
 # Without a CPU, what is missing is loaded one after the other, so that the expert with the most rows is never second best.
 BUSIEST_GAINS_MOST = InPolicy(MootIf(assignment=ALL_GPU))
+# A load is then planned only where it arrives before the GPU is free, so that the GPU never waits for one.
+LOADED_IN_TURN = InPolicy(MootIf(planned_loads="whole"), count_compute=True)
 _KEEP_PLANS = 1 << 14  # planned makespans that are remembered
 
 
@@ -67,7 +69,7 @@ class Queues(Part):
         timeline: Literal["completion", "free"] = "completion",
         ties: Literal["gpu", "cpu", "link"] = "gpu",
         count_compute: Annotated[bool, OnlyWith(timeline="completion")] = False,
-        overtake: bool = True,
+        overtake: Annotated[bool, LOADED_IN_TURN] = True,
         shared_in_plan: bool = False,
     ) -> None:
         self.timeline = timeline

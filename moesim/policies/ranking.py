@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from moesim.policies.base import Future
+from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.replacement import Admitting
-from moesim.policies.visit import UNROUTED_FIRST, Victims, order_of_use
+from moesim.policies.visit import UNROUTED_FIRST, order_of_use
 from moesim.policy import Fetch, Routed, View
 
 LfuTies = Literal["last-use", "id"]
@@ -83,7 +84,7 @@ class LFU(_Ranked):
         Of equals the one used longest ago, or the one of the lowest layer and id, as a scan finds it.
     """
 
-    def __init__(self, *, victims: Victims = UNROUTED_FIRST, ties: LfuTies = "last-use") -> None:
+    def __init__(self, *, victims: VictimsOption = UNROUTED_FIRST, ties: LfuTies = "last-use") -> None:
         super().__init__(victims=victims)
         self.ties: LfuTies = ties
 

@@ -12,7 +12,7 @@ from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.drawing import scramble
 from moesim.policies.base import CACHE, Range, layer_residents
 from moesim.policies.moot import InPolicy, MootIf
-from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES
+from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES, VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
@@ -34,7 +34,7 @@ class Admitting(Part):
     admits = True
     swaps = False
 
-    def __init__(self, *, victims: Victims = UNROUTED_FIRST) -> None:
+    def __init__(self, *, victims: VictimsOption = UNROUTED_FIRST) -> None:
         self.victims: Victims = victims
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
@@ -130,7 +130,7 @@ class RandomVictim(Admitting):
         What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
     """
 
-    def __init__(self, *, seed: int = 0, victims: Victims = UNROUTED_FIRST) -> None:
+    def __init__(self, *, seed: int = 0, victims: VictimsOption = UNROUTED_FIRST) -> None:
         super().__init__(victims=victims)
         self.seed = seed
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import Range
-from moesim.policies.moot import MootIf
+from moesim.policies.moot import InPolicy, MootIf
+from moesim.policies.part_conditions import NAMED_AHEAD
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.replacement import LRU
 from moesim.policies.visit import Victims
@@ -19,6 +20,7 @@ from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
 
 SCORES = frozenset({"scores-or-weights"})
 ALL_ZERO = MootIf(alpha=0)
+BY_LAST_USE = InPolicy(MootIf(scope="per-layer"), alpha=0)  # by which the routed experts of a layer come last
 Credit = Literal["own", "by-id"]
 
 
@@ -150,7 +152,7 @@ class MRS(LRU):
         p: Annotated[int, Range(1), ALL_ZERO] | None = None,
         tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "mean",
         credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "own",
-        victims: Victims = "idle",
+        victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle",
     ) -> None:
         super().__init__(use_order="id")
         self.victims = victims
