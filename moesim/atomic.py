@@ -114,7 +114,15 @@ def failing_as_one_line(target: Path, inside: Path) -> Iterator[None]:
             ours = not isinstance(error.filename, int) and Path(os.fsdecode(error.filename)).is_relative_to(inside)
         if not ours:
             raise
-        raise write_error(target, error) from None
+        raise write_error(_named(error, target, inside), error) from None
+
+
+def _named(error: OSError, target: Path, inside: Path) -> Path:
+    """Give the file in a folder that an error is about, unless it is one in the making, whose name says nothing."""
+    if target != inside or error.filename is None:
+        return target
+    path = Path(os.fsdecode(error.filename))
+    return target if path.name.startswith(".") else path
 
 
 def write_error(target: Path, error: OSError | InputError) -> WriteError:

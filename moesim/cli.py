@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 a run failed; 2 the input is wrong, and nothing was writte
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Annotated
 
@@ -79,6 +80,8 @@ _app.add_typer(traces.app, name="trace")
 
 _LONGEST = 1500  # characters of a message
 _INTERRUPTED = 130
+# What makes a path that was given unreadable. A file that is not there is none of these: whoever opens it says what was expected.
+_OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -110,9 +113,10 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in _OF_PATHS or not isinstance(error.filename, (str, bytes, os.PathLike)):
             raise
-        return _fail(f"{error.filename}: expected a path, got a name that no file can have (too long); choose another", 2)
+        path, reason = os.fsdecode(error.filename), error.strerror
+        return _fail(f"{path}: expected to read it, got: {reason}; mend that, or choose another path", 2)
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
         if hasattr(error, "format_message"):

@@ -80,11 +80,14 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
     ------
     ConfigError
         If a picture or what belongs to it cannot be read.
+    OSError
+        If ``plots/`` cannot be listed.
     """
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
 
     titles = {name: kind.title for name, kind in KINDS.items()}
-    pictures = sorted((folder.path / "plots").glob("*.png"))
+    plots = folder.path / "plots"
+    pictures = sorted(path for path in plots.iterdir() if path.suffix == ".png") if plots.is_dir() else []
     notes: list[str] = []
     found = _read(pictures) if pictures else _drawn(folder, notes, progress=progress)
     figures: list[PageFigure] = []
@@ -95,7 +98,7 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
         if n_bytes > MAX_BYTES:
             left_out.append(name)
             continue
-        figures.append(_figure(name, files, titles, folder.path / "plots"))
+        figures.append(_figure(name, files, titles, plots))
     if left_out:
         size = f"{MAX_BYTES / 1e6:g} MB"
         notes.append(f"Left out, to keep the page small (pictures of {size} at most): {', '.join(left_out)}.")
