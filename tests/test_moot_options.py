@@ -214,8 +214,8 @@ def test_rules_name_options(cls: type) -> None:
             "policy prescope: scheduler hss: option cached_from: cannot matter beside cancel: layer-end (the default); leave it",
         ),
         (
-            {"name": "hybrimoe-paper", "assignment": "all-cpu", "prefetch": "mrs-score"},
-            "policy hybrimoe-paper: option prefetch: cannot matter beside assignment: all-cpu; leave it out",
+            {"name": "hybrimoe-paper", "assignment": "all-cpu", "prefetch": {"name": "mrs-score", "size": 2}},
+            "policy hybrimoe-paper: prefetch mrs-score: option size: cannot matter beside assignment: all-cpu; leave it out",
         ),
         (
             {"name": "dali", "assignment": "gready", "cache_only": True},

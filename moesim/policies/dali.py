@@ -42,7 +42,7 @@ from typing import Annotated, Literal
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, Parts, PartSpec, Prefetch, StagingSlots
+from moesim.policies.composed import Composed, Parts, PartSpec, StagingSlots
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_conditions import COLD, LOADED_ARE_CACHED, NEVER_FILLED, NO_COPIES, NONE_BUT_CACHED, ONE_DEVICE_PLANNED
@@ -122,7 +122,7 @@ class Dali(Composed):
         *,
         assignment: PartSpec | AssignmentPart = "greedy",
         replacement: PartSpec | ReplacementPart | None = None,
-        prefetch: Prefetch | None = None,
+        prefetch: PartSpec | PrefetchPart | None = None,
         w_size: Annotated[int, Range(1), OWN_CACHE, COLD_START, NO_SWAPS] = 4,
         u_size: Annotated[int, Range(0), OWN_CACHE, COLD_START] | None = None,
         firing: Annotated[Literal["default", "printed"], OWN_CACHE, COLD_START, NO_SWAPS, MootIf(w_size=1)] = "default",

@@ -52,18 +52,17 @@ from moesim.policies.base import CACHE, Range
 from moesim.policies.composed import Composed, Parts, PartSpec, PerLayerSplit, Prefetch, Scope
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_conditions import ALL_CPU, COLD, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED, RESIDENT
+from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED
 from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, ReplacementPart, Unit
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Unit
 from moesim.policies.queue_parts import ImpactDriven, Queues
-from moesim.policies.score_parts import MRS, Credit, MRSScore
+from moesim.policies.score_parts import IDLE_GPU, MRS, NEVER_BUSY_GPU, Credit, MRSScore
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
 
 ORACLES = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
 PAPER = "HybriMoE (2025)"
 NO_OWN_SCORES = MootIf(replacement=NAMED, prefetch_size=0)
 NO_OWN_CACHE = MootIf(replacement=NAMED, prefetch=NAMED)
-IDLE_GPU, NEVER_BUSY_GPU = MootIf(assignment=ALL_CPU), MootIf(assignment=RESIDENT, placement=COLD)
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
@@ -95,7 +94,7 @@ class HybriMoEPaper(Composed):
         *,
         placement: PartSpec | PlacementPart = "lowest-ids",
         assignment: PartSpec | AssignmentPart = "queues",
-        prefetch: Prefetch = "impact-driven",
+        prefetch: PartSpec | PrefetchPart = "impact-driven",
         replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "mrs",
         scope: Scope = "per-layer",
         slots_split: PerLayerSplit = "spread",

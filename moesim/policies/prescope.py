@@ -96,7 +96,6 @@ PARTS_OF_A_TRANSFER = 3
 PRESCHED = "presched"
 PREDICTS, PLANS = MootIf(predictor=None), OnlyWith(scheduler=PRESCHED)
 ONE_BUFFER = MootIf(prefetch_slots=1)
-BEGUN_IN_TIME = MootIf(prefetch_slots=1, prefetch_size=None, scheduler=PRESCHED)  # GPU_Q's first member begins in its layer
 
 
 class PreScopeParts(NamedTuple):
@@ -180,7 +179,7 @@ class PreScope(PolicyBase):
         prior_hit: Annotated[float, Range(0, 1), PREDICTS, OnlyWith(prefetch_size=None)] = PUBLISHED_HIT,
         demand_slots: Annotated[int, Range(1)] = 2,
         prefetch_slots: Annotated[int, Range(1), PREDICTS, MootIf(prefetch_size=1, window="none")] | None = None,
-        cancel: Annotated[Literal["layer-end", "next-gate"], PREDICTS, OnlyWith(async_io=True), BEGUN_IN_TIME] = "layer-end",
+        cancel: Annotated[Literal["layer-end", "next-gate"], PREDICTS, OnlyWith(async_io=True)] = "layer-end",
         lane: Annotated[Literal["main", "side"], PREDICTS] = "main",
     ) -> None:
         self.placement = placement

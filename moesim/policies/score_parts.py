@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import Range
 from moesim.policies.moot import InPolicy, MootIf
-from moesim.policies.part_conditions import NAMED_AHEAD
+from moesim.policies.part_conditions import ALL_CPU, COLD, NAMED_AHEAD, RESIDENT
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.replacement import LRU
 from moesim.policies.visit import Victims
@@ -20,6 +20,8 @@ from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
 
 SCORES = frozenset({"scores-or-weights"})
 ALL_ZERO = MootIf(alpha=0)
+IDLE_GPU, NEVER_BUSY_GPU = MootIf(assignment=ALL_CPU), MootIf(assignment=RESIDENT, placement=COLD)
+_IN_IDLE, _IN_NEVER_BUSY = InPolicy(IDLE_GPU), InPolicy(NEVER_BUSY_GPU)
 BY_LAST_USE = InPolicy(MootIf(scope="per-layer"), alpha=0)  # by which the routed experts of a layer come last
 Credit = Literal["own", "by-id"]
 
@@ -216,12 +218,12 @@ class MRSScore(Part):
     def __init__(
         self,
         *,
-        size: Annotated[int, Range(1)] = 1,
-        over: Literal["all", "non-resident"] = "all",
-        alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
-        p: Annotated[int, Range(1), ALL_ZERO] | None = None,
-        tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "first",
-        credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "by-id",
+        size: Annotated[int, Range(1), _IN_IDLE, _IN_NEVER_BUSY] = 1,
+        over: Annotated[Literal["all", "non-resident"], _IN_IDLE, _IN_NEVER_BUSY] = "all",
+        alpha: Annotated[float, Range(0, 1), _IN_IDLE, _IN_NEVER_BUSY] = MRS_ALPHA,
+        p: Annotated[int, Range(1), ALL_ZERO, _IN_IDLE, _IN_NEVER_BUSY] | None = None,
+        tokens: Annotated[Literal["mean", "first"], ALL_ZERO, _IN_IDLE, _IN_NEVER_BUSY] = "first",
+        credit: Annotated[Credit, ALL_ZERO, MootIf(p=1), _IN_IDLE, _IN_NEVER_BUSY] = "by-id",
     ) -> None:
         self.size = size
         self.over = over
