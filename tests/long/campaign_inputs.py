@@ -72,10 +72,11 @@ def experiment(bench: Bench, rng: random.Random) -> list[str]:
         seed, data = mutant(rng.randrange(10**9))
         name = str((Path("experiments") / seed.relative_to(ROOT / "experiments")).with_name("mutant.yaml"))
         return ["run", bench.put(name, data), "--out", "out", "--dry-run", *rng.choice([[], ["--quick"]])]
-    text = yaml.safe_dump({**TINY, "policies": ["on-demand", {"name": "dali", "w_size": 4}]})
+    text, name = yaml.safe_dump({**TINY, "policies": ["on-demand", {"name": "dali", "w_size": 4}]}), "mutant.yaml"
     if rng.random() < 0.5:
-        text = SEEDS[rng.randrange(len(SEEDS))].read_text()
-    return ["run", bench.put("mutant.yaml", as_yaml(text, rng)), "--out", "out", "--quick", "--dry-run", "--jobs", "1"]
+        seed = SEEDS[rng.randrange(len(SEEDS))]  # beside what it includes
+        text, name = seed.read_text(), str(Path("experiments") / seed.relative_to(ROOT / "experiments").with_name(name))
+    return ["run", bench.put(name, as_yaml(text, rng)), "--out", "out", "--quick", "--dry-run", "--jobs", "1"]
 
 
 def hardware(bench: Bench, rng: random.Random) -> list[str]:
