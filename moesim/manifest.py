@@ -21,6 +21,7 @@ from moesim.errors import InputError
 FILE: Final = ".moesim-manifest.jsonl"
 TEMPORARY: Final = ".moesim-"
 _VERSION: Final = 1
+_BEGINS: Final = b'{"manifest":'
 _ABOVE: Final = 3  # folders above a file in which a list may name it
 
 
@@ -78,8 +79,8 @@ class Manifest:
         """
         place = self.folder / FILE
         try:
-            if place.is_symlink():
-                raise InputError(f"{place}: expected a list of files, got a link; move it away")
+            if not stat.S_ISREG(place.lstat().st_mode):
+                raise InputError(f"{place}: expected a list of files, got a link or no file; move it away")
             content = place.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             self._forget()
@@ -93,6 +94,8 @@ class Manifest:
             self._n_lines += 1
             self._take(line)
         self._read = whole
+        if not (self.marked or self._digests or self.temporary) and content[: len(_BEGINS)] != _BEGINS[: len(content)]:
+            raise InputError(f"{place}: expected a list of files, got something else; move it away")
 
     def _take(self, line: bytes) -> None:
         found = read_checked_line(line)
@@ -124,12 +127,9 @@ class Manifest:
         path : str
             Below the folder, with slashes.
         """
-        place = self.folder
-        for part in Path(path).parts[:-1]:
-            place /= part
-            if place.is_symlink() or (place.exists() and not place.is_dir()):
-                return State.FOREIGN
         place = self.folder / path
+        if self.blocked(path) is not None:
+            return State.FOREIGN
         try:
             mode = place.lstat().st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -137,6 +137,19 @@ class Manifest:
         if path not in self._digests or not stat.S_ISREG(mode):
             return State.FOREIGN
         return State.OURS if self.fits(path, None if None in self._digests[path] else digest_of(place)) else State.CHANGED
+
+    def blocked(self, path: str) -> Path | None:
+        """Find the first folder on the way to a path that is a link, or no folder; moesim makes neither."""
+        place = self.folder
+        for part in Path(path).parts[:-1]:
+            place /= part
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                return place
+        return None
+
+    def part_of_result(self, path: str) -> bool:
+        """Whether a listed path is of the command whose result the folder is."""
+        return self.owner is not None and self._by[path] == self.owner
 
     def fits(self, path: str, digest: str | None) -> bool:
         """Whether a listed file may have a content; any, if it grows."""
@@ -249,9 +262,3 @@ def listing(path: Path) -> tuple[Manifest, str] | None:
             if manifest.has(name):
                 return manifest, name
     return None
-
-
-def is_ours(path: Path) -> bool:
-    """Whether a list says that moesim wrote a file, and that it was not changed since."""
-    found = listing(path)
-    return found is not None and found[0].state(found[1]) is State.OURS

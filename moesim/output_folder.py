@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -18,6 +19,24 @@ from moesim.text import say
 
 ASIDE: Final = "_changed."
 """Begins the name of a file that was set aside. Readers of datasets pass over names that begin with an underscore."""
+
+
+def nearest_folder(folder: Path) -> Path:
+    """Give a folder, or the nearest one above it that is there; it is on the disk that takes what is written.
+
+    Raises
+    ------
+    OSError
+        If what is there is no folder, or a link to nothing, or cannot be looked at.
+    """
+    for near in (absolute := folder.absolute(), *absolute.parents):
+        if near.is_dir():
+            return near
+        if near.is_symlink() and not near.exists():
+            raise FileNotFoundError(errno.ENOENT, f"{near} is a link to {os.readlink(near)}, where nothing is")
+        if near.exists():
+            raise NotADirectoryError(errno.ENOTDIR, f"{near} is a file")
+    raise FileNotFoundError(errno.ENOENT, f"nothing above {folder} is there")
 
 
 def check_own_folder(folder: Path, owner: str, *, option: str = "--out") -> None:
@@ -39,12 +58,7 @@ def check_own_folder(folder: Path, owner: str, *, option: str = "--out") -> None
     """
     other = f"choose another with {option}"
     try:
-        if folder.is_symlink() and not folder.exists():
-            raise ConfigError(f"{folder}: expected a folder, got a link to {os.readlink(folder)}, where nothing is; {other}")
-        place = folder if folder.exists() else next(one for one in folder.absolute().parents if one.exists())
-        if place == folder and not folder.is_dir():
-            raise ConfigError(f"{folder}: expected a folder for the results, got a file; {other}")
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=nearest_folder(folder)):
             pass  # only trying tells: permissions say nothing to root, nor of a read-only disk
     except OSError as error:
         reason = error.strerror or str(error)
@@ -186,9 +200,15 @@ class OutputFolder:
             earlier = [name for name in self.manifest.paths(by=self._by) if not name.startswith(keep)]
             return self.put(files, last=last, replace=earlier, tidy=tidy)
 
-    def check_free(self, names: Collection[str]) -> None:
-        """Raise `InputError` if a file that moesim did not write stands where one is to be written."""
+    def check_free(self, names: Collection[str], folders: Collection[str] = ()) -> None:
+        """Raise `InputError` if something that moesim did not write stands where a file or a folder of files is to be."""
         self.manifest.refresh()
+        for name in (*names, *(f"{folder}/file" for folder in folders)):
+            if (found := self.manifest.blocked(name)) is not None:
+                what = f"a link to {os.readlink(found)}" if found.is_symlink() else "a file"
+                raise InputError(
+                    f"{found}: expected a folder or nothing there, got {what}; move it away, or choose another place"
+                )
         self._check_free({name: self.manifest.state(name) for name in names})
 
     def _check_free(self, states: Mapping[str, State]) -> None:

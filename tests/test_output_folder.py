@@ -14,7 +14,7 @@ import yaml
 from moesim.cli import main
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.result import DATASET, RECORDS
-from moesim.manifest import FILE, Manifest, State, check_verified, is_ours, read_verified
+from moesim.manifest import FILE, Manifest, State, check_verified, read_verified
 from moesim.output_folder import OutputFolder, check_own_folder
 from tests.experiment_kit import small
 from tests.sweep_kit import lines
@@ -119,7 +119,7 @@ def test_a_foreign_file_in_the_way_stops_everything(tmp_path: Path):
 def test_what_is_equal_to_the_last_byte_is_no_hindrance(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"1")
     OutputFolder(tmp_path, "plot", owned=False).put({"a": b"1"})
-    assert is_ours(tmp_path / "a")
+    assert Manifest(tmp_path).state("a") is State.OURS
 
 
 def test_a_changed_file_of_a_result_is_set_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -158,8 +158,8 @@ def test_a_folder_that_cannot_be_had(tmp_path: Path):
             check_own_folder(tmp_path / name, "run")
         ours = "expected a new folder or a result of `moesim run`, got"
         expected = {
-            "file": "expected a folder for the results, got a file; ",
-            "dangling": "expected a folder, got a link to nowhere, where nothing is; ",
+            "file": f"expected a folder that can be written, got: {tmp_path / name} is a file; ",
+            "dangling": f"expected a folder that can be written, got: {tmp_path / name} is a link to nowhere, where nothing is; ",
             "other": f"{ours} a folder with other files; ",
             "other command": f"{ours} one of `moesim whatif`; ",
             "named files": f"{ours} a folder with other files; ",

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="recorder tests need torch: install moesim[r
 pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
 pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[record]")
 
+from moesim.checked_lines import checked_line
 from moesim.errors import InputError, TraceError
 from moesim.trace import Trace
 from moesim.trace.shards import MANIFEST, finished_shards, join, read_shards
@@ -168,6 +169,16 @@ def test_damaged_parts_are_told(begun: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:-10])
     with pytest.raises(TraceError, match=f"{shard.name}.*truncated"):
         read_shards(folder)
-    (folder / MANIFEST).write_text("{}")
-    with pytest.raises(TraceError, match=r"expected .*options.*delete"):
+    (folder / MANIFEST).write_bytes(checked_line({"options": {}, "header": {}}))
+    with pytest.raises(TraceError, match=r"expected .*options.*got no n_requests; delete"):
         read_shards(folder)
+
+
+def test_a_changed_bit_of_what_a_recording_was_begun_with_is_told(begun: Path) -> None:
+    """Its header goes into the trace."""
+    folder = Path(f"{begun}.parts")
+    whole = (folder / MANIFEST).read_bytes()
+    for at in range(0, 8 * len(whole), 37):
+        (folder / MANIFEST).write_bytes(whole[: at // 8] + bytes([whole[at // 8] ^ (1 << at % 8)]) + whole[at // 8 + 1 :])
+        with pytest.raises(TraceError, match=r"manifest\.json: expected the manifest of a recording, got a damaged one"):
+            read_shards(folder)

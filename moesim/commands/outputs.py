@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from moesim.errors import ConfigError
-from moesim.manifest import is_ours
-from moesim.output_folder import OutputFolder
+from moesim.manifest import Manifest, State, listing
+from moesim.output_folder import OutputFolder, nearest_folder
 from moesim.text import say
 from moesim.trace.format import is_trace
 
@@ -40,18 +40,31 @@ def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False,
             raise ConfigError(f"{option} {path}: expected a file to write, got a folder; add a name such as {example}")
         if suffix is not None and path.suffix != suffix:
             raise ConfigError(f"{option} {path}: expected a name that ends in {suffix}, got '{path.name}'; rename it")
+        if path.is_symlink():
+            raise ConfigError(f"{option} {path}: expected nothing there, got a link to {os.readlink(path)}; choose another name")
         if path.exists() and not overwrite:
             raise ConfigError(f"{option} {path}: expected nothing there, got a file; add --overwrite or choose another name")
-        if path.exists() and not (is_ours(path) or is_trace(path)):
-            raise ConfigError(
-                f"{option} {path}: expected nothing there, or what moesim wrote, got a file that it did not write, or that was "
-                "changed since; move it away or choose another name"
-            )
-        _try_writing(nearest_folder(path), path.name)
+        if path.exists():
+            _check_replaceable(path, option)
+        _try_writing(nearest_folder(path.parent), path.name)
+        Manifest(path.parent)  # the file will be listed there
     except OSError as error:
         raise ConfigError(
             f"{option} {path}: expected a file that can be written, got: {error.strerror}; choose another"
         ) from None
+
+
+def _check_replaceable(path: Path, option: str) -> None:
+    found = listing(path)
+    ours = found is not None and found[0].state(found[1]) is State.OURS
+    if found is not None and ours and found[0].part_of_result(found[1]):
+        got = f"a file of the result of `moesim {found[0].owner}`"
+        raise ConfigError(f"{option} {path}: expected nothing there, got {got}; choose another name")
+    if not (ours or is_trace(path)):
+        raise ConfigError(
+            f"{option} {path}: expected nothing there, or what moesim wrote, got a file that it did not write, or that was "
+            "changed since; move it away or choose another name"
+        )
 
 
 def check_out_folder(path: Path, *, option: str) -> None:
@@ -59,7 +72,8 @@ def check_out_folder(path: Path, *, option: str) -> None:
     try:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{option} {path}: expected a folder, got a file; choose another name")
-        _try_writing(nearest_folder(path / "file"), "file")
+        _try_writing(nearest_folder(path), "file")
+        Manifest(path)
     except OSError as error:
         raise ConfigError(
             f"{option} {path}: expected a folder that can be written, got: {error.strerror}; choose another"
@@ -91,20 +105,6 @@ def note_written(paths: Iterable[Path], command: str) -> None:
 def _tell(paths: Iterable[Path]) -> None:
     for path in paths:
         say(f"wrote {path}")
-
-
-def nearest_folder(path: Path) -> Path:
-    """Give the nearest folder above a file that is there; it is on the disk that takes the file.
-
-    Raises
-    ------
-    OSError
-        If what is there is no folder, or cannot be looked at.
-    """
-    near = next(folder for folder in path.absolute().parents if folder.exists())
-    if not near.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{near} is a file")
-    return near
 
 
 def _try_writing(folder: Path, name: str) -> None:

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from moesim.commands.additions import HeldBack, Scores, Seed, Weights, additions, describe
-from moesim.commands.outputs import check_out, nearest_folder
+from moesim.commands.outputs import check_out
 from moesim.errors import InputError
+from moesim.output_folder import nearest_folder
 from moesim.text import say
 from moesim.trace import SUFFIX, Trace, find_trace
 from moesim.traces_io.calibrating import extend
@@ -40,7 +41,7 @@ def trace_calibrate(
     path = find_trace(trace)
     if path.resolve() == out.resolve():
         raise InputError(f"--out {out}: expected another file than the trace that is read, got the same; choose another name")
-    with tempfile.TemporaryDirectory(dir=nearest_folder(out), prefix=".calibrate.", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=nearest_folder(out.parent), prefix=".calibrate.", ignore_cleanup_errors=True) as folder:
         found = Trace.read(path)
         made = extend(found, wanted, trace, Path(folder))
         made.write(out)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moesim.commands.outputs import check_out, nearest_folder, note_written
+from moesim.commands.outputs import check_out, note_written
 from moesim.errors import ConfigError
 from moesim.limits import COUNT, REPEATS, TOKENS
+from moesim.output_folder import nearest_folder
 from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 from moesim.text import say
@@ -56,7 +57,9 @@ def synthesize(
             raise ConfigError(f"{option} {count}: expected at most the {requests} of --requests, got {count}; lower it")
     found = read_parameters(parameters)
     rows = requests * (prompt + decode)
-    folder = tempfile.TemporaryDirectory(dir=nearest_folder(out), prefix=".synthesize.")  # on the disk that takes the trace
+    folder = tempfile.TemporaryDirectory(
+        dir=nearest_folder(out.parent), prefix=".synthesize."
+    )  # on the disk that takes the trace
     with folder as place, Progress(rows) as bar:
         bar.describe(f"synthesizing {found.model}")
         trace = make(

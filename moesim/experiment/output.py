@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
@@ -15,7 +17,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.figures import check_plots, draw, needs_records
 from moesim.experiment.naming import fingerprint
 from moesim.experiment.repeats import aggregate, repeated
-from moesim.experiment.result import GROWING, OWNER, SUMMARY
+from moesim.experiment.result import DATASET, GROWING, OWNER, RECORDS, SUMMARY
 from moesim.experiment.store import Store
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.output_folder import OutputFolder, check_own_folder
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
 _NAMES = ("config.resolved.yaml", SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
           "frames/layers.parquet")  # fmt: skip
+_FOLDERS = (DATASET, RECORDS, "plots")
+_FIGURE = re.compile(r"(?P<kind>\w+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
 _PIDS = 10  # process numbers of one run in a timeline of several
 _FLOWS = 10**9  # numbers of arrows likewise
 
@@ -60,7 +64,7 @@ class Output:
         config, place = experiment.config, experiment.place
         check_own_folder(folder, OWNER)
         self._out = OutputFolder(folder, OWNER)
-        self._out.check_free(_NAMES)
+        self._out.check_free([*_NAMES, *_figures_there(folder, config.plots)], _FOLDERS)
         check_plots(config.plots, place, frames=config.frames)
         first = experiment.specs[0].point.setting
         self._first = [s for s in experiment.specs if s.point.setting == first]  # all policies at the first setting
@@ -128,6 +132,14 @@ class Output:
             "frames/steps.parquet": frame_bytes([row for outcome in kept for row in step_frame(outcome)]),
             "frames/layers.parquet": frame_bytes([row for outcome in kept for row in layer_frame(outcome)]),
         }
+
+
+def _figures_there(folder: Path, kinds: Collection[str]) -> list[str]:
+    """Name what stands where figures may be written; which those are shows in the rows only."""
+    if not (folder / "plots").is_dir():
+        return []
+    found = [path.name for path in (folder / "plots").iterdir()]
+    return [f"plots/{name}" for name in found if (figure := _FIGURE.fullmatch(name)) and figure["kind"] in kinds]
 
 
 def _numbered(events: list[Event], run: int, policy: str) -> list[Event]:

@@ -12,7 +12,7 @@ from typing import Final
 import pandas as pd
 
 from moesim.errors import ConfigError
-from moesim.manifest import read_verified
+from moesim.manifest import Manifest, listing, read_verified
 from moesim.progress import Progress
 from moesim.report.data_uris import csv_uri, data_uri
 from moesim.report.folder import ResultFolder
@@ -67,7 +67,7 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
     Parameters
     ----------
     folder : ResultFolder
-        Its ``plots/`` is used if it holds any PNG; else the kinds of the catalogue that are drawn from rows.
+        Its ``plots/`` is used if it holds a PNG of moesim; else the kinds of the catalogue that are drawn from rows.
     progress : bool
         Whether to show a progress bar while they are drawn.
 
@@ -89,6 +89,9 @@ def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[
     plots = folder.path / "plots"
     pictures = sorted(path for path in plots.iterdir() if path.suffix == ".png") if plots.is_dir() else []
     notes: list[str] = []
+    if Manifest(folder.path).marked and (others := [path for path in pictures if listing(path) is None]):
+        pictures = [path for path in pictures if path not in others]
+        notes.append(f"Left out, since moesim did not draw them: {', '.join(path.name for path in others)}.")
     found = _read(pictures) if pictures else _drawn(folder, notes, progress=progress)
     figures: list[PageFigure] = []
     left_out = []

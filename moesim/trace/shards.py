@@ -11,7 +11,6 @@ Whatever stops the recording, what the folder holds can be read, and the recordi
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim import atomic
+from moesim.checked_lines import checked_line, read_checked_line
 from moesim.errors import TraceError
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
 from moesim.trace.parts import GateInputs, Signal, header_object
@@ -63,8 +63,8 @@ def parts_folder(out: str | Path) -> Path:
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Begin a folder; its manifest must be JSON."""
-    atomic.write_bytes(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+    """Begin a folder; its manifest must be JSON. A line with a check: what is in it goes into the trace."""
+    atomic.write_bytes(folder / MANIFEST, checked_line(manifest))
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -101,20 +101,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises
     ------
     TraceError
-        If there is no manifest, or it is no JSON object with options, header and number of requests.
+        If there is no manifest, it is damaged, or it has no options, header or number of requests.
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = read_checked_line(path.read_bytes())
     except FileNotFoundError:
         raise TraceError(f"{path}: expected the manifest of a recording, got nothing there; check the path") from None
-    except ValueError as error:
-        raise TraceError(f"{path}: expected JSON, got: {error}; delete {folder} and record again") from None
+    if manifest is None:
+        got = "a damaged one, or one of an older version"
+        raise TraceError(f"{path}: expected the manifest of a recording, got {got}; delete {folder} and record again")
     kinds = {"options": dict, "header": dict, "n_requests": int}
     for key, kind in kinds.items():
-        if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
+        if not isinstance(manifest.get(key), kind):
             raise TraceError(f"{path}: expected {sorted(kinds)}, got no {key}; delete {folder} and record again")
-    return dict(manifest)
+    return manifest
 
 
 def shard_path(folder: Path, first: int, stop: int) -> Path:
