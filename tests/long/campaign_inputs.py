@@ -273,7 +273,9 @@ def case(kind: str, name: str, bench: Bench) -> tuple[str, str]:
     out = bench.folder / "out"
     named = arguments[arguments.index("--out") + 1] if "--out" in arguments[:-1] else "out"
     touched = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
-    if named.split("/")[0] != "out" and called.code != 2:  # a place of its own
+    if not named:  # the current folder: new files are welcome there
+        touched = [path for path in touched if path in before]
+    elif named.split("/")[0] != "out" and called.code != 2:  # a place of its own
         touched = [path for path in touched if path.split("/")[0] not in (named.split("/")[0], FILE)]
     if touched:
         wrong += f" touched {touched}"
