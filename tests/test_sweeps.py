@@ -31,6 +31,7 @@ from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
 from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.experiment.sweep import Point, expand
+from moesim.policies.registry import make_policy
 from tests.experiment_kit import resolve, write_trace
 from tests.sweep_kit import BARE, Counted, lines, write
 from tests.test_layers import ALL as MODULES
@@ -677,3 +678,21 @@ def test_a_metric_without_meaning_in_some_repeats_is_the_mean_of_the_others():
     (row,) = aggregate(rows)
     assert row["share"] == 0.5
     assert row["ci95.share"] == pytest.approx(12.706 * 0.25, rel=1e-3)  # two draws: Student's t with one degree of freedom
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_resolving_makes_a_policy_once_whatever_the_number_of_settings(imports: bool, monkeypatch: pytest.MonkeyPatch):
+    made: list[Any] = []
+
+    def make(spec: Any, place: str = "policies") -> Any:
+        made.append(spec)
+        return make_policy(spec, place)
+
+    monkeypatch.setattr("moesim.experiment.resolve.make_policy", make)
+    raw = {
+        "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+        "workload": {"batch_size": 1, "prompt_tokens": 4, "decode_tokens": 2}, "cache": {"ratio": 0.25}, "repeat": 40,
+        "policies": ["lru", {"name": "dali", "w_size": [2, 4]}],
+    }  # fmt: skip
+    assert len(Experiment(parse_config(raw, "a.yaml"), "a.yaml", imports=imports).specs) == 120
+    assert made == [{"name": "lru"}, {"name": "dali", "w_size": 2}, {"name": "dali", "w_size": 4}]

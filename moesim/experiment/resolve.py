@@ -25,6 +25,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
 from moesim.policy import Predicted
 from moesim.predictors.chosen import ALWAYS, stand_in
+from moesim.progress import Progress
 from moesim.units import us_to_ns
 from moesim.workload import Workload, WorkloadSpec, compose
 from moesim.workload.selection import select
@@ -102,6 +103,7 @@ class Experiment:
         self.place = place
         self.not_imported: dict[str, WouldImport] = {}
         self._chunks: dict[tuple[str, str, int | None], int | None] = {}
+        self._needs: dict[str, frozenset[str]] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {}
         self._machines: dict[str, HardwareProfile] = {}
         self.traces: dict[str, Trace] = {}
@@ -120,10 +122,16 @@ class Experiment:
         refusals = [spec.refusal for spec in self.specs if spec.refusal is not None]
         if len(refusals) == len(self.specs):
             raise type(refusals[0])(f"{place}: {refusals[0]}")
-        for spec in self.specs:
-            self.workload(spec)
+        with Progress(len(self.specs)) as bar:
+            bar.describe("composing workloads")
+            for spec in self.specs:
+                self.workload(spec)
+                bar.advance(1)
 
     def _policy_needs(self, point: Point) -> frozenset[str]:
+        return _remembered(self._needs, [point.policy, point.predictors], lambda: self._find_needs(point))
+
+    def _find_needs(self, point: Point) -> frozenset[str]:
         if policy_label(point.policy) in self.not_imported:
             return frozenset()
         policy = make_policy(point.policy, f"{self.place}: policies")
