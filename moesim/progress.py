@@ -1,14 +1,17 @@
-"""A progress bar for what takes longer than two seconds, on a terminal only."""
+"""A progress bar for what takes longer than two seconds, and a line for what has no end in sight; on a terminal only."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.text import Text
 
 from moesim.text import shown
 
@@ -61,3 +64,19 @@ class Progress:
             self._bar.add_task("", total=self._total)
             self._bar.start()
         self._bar.update(self._bar.task_ids[0], completed=self.done, description=self._text)
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Show what is being done, which may never end; on a terminal only.
+
+    Yields
+    ------
+    callable
+        Takes what is being done now.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(shown(text)))

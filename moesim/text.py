@@ -31,6 +31,11 @@ def shown(text: str) -> str:
     return "".join(c.encode("unicode_escape").decode() if c in "\n\r\t\u2028\u2029" or steering(c) else c for c in text)
 
 
+def shown_lines(text: str) -> str:
+    """Write each line of a text as `shown` does."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
 def say(line: str) -> None:
     """Print a line on stderr, beside what a command answers."""
     print(shown(line), file=sys.stderr)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,11 @@ class Mine(OnDemand):
 class Broken(OnDemand):
     def decide(self, event, view):
         return 1 / 0
+
+
+class Colourful(OnDemand):
+    def decide(self, event, view):
+        raise ValueError("x\\x1b[31mred")
 
 
 class Half:
@@ -44,6 +51,27 @@ def test_what_is_checked_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(line.startswith("passed ") for line in lines) == 6
     assert "passed   its constructor stores its options unchanged: staging_slots, hold" in lines
     assert err == ""
+
+
+def test_what_a_policy_says_holds_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "an_authors_module:Colourful"]) == 1
+    out, err = capsys.readouterr()
+    assert all(line.isprintable() for line in (out + err).splitlines())
+    assert r"x\x1b[31mred" in out
+
+
+def test_a_terminal_shows_what_is_being_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def telling() -> Iterator[Callable[[str], None]]:
+        yield told.append
+
+    monkeypatch.setattr("moesim.commands.check.telling", telling)
+    assert main(["check", "an_authors_module:Mine"]) == 0
+    assert told[:2] == ["checking Mine()", "checking 1 cache slot, 0 a layer: batch 1"]
+    assert told[-1] == "checking 32 cache slots, 8 a layer: batch 4, top-1"
+    assert len(told) == 1 + 4 * 5
 
 
 def test_options_and_lists_are_those_of_compare(capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,6 +186,9 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("a bandwidth", {"links/core1->gpu0/pinned/bandwidth_gbps": number(25)},
      "links.core1->gpu0.pinned.bandwidth_gbps: unknown key 'bandwidth_gbps'; rates are in bytes per second (bytes_per_s); "
      "known: latency_us, bytes_per_s, points"),
+    ("a rate beside the curve that has it", {"links/core1->gpu0/bytes_per_s": number(1e10)},
+     "links.core1->gpu0.bytes_per_s: unknown key 'bytes_per_s'; it belongs into 'pinned' or 'pageable' or 'chunked' or 'any' or "
+     "'activation'; known: medium, cores, pinned, pageable, chunked, any, activation"),
     ("a size with an unknown unit", {f"{GPU}/memory_bytes/value": "24 gigs"},
      "devices.gpu0.memory_bytes.value: expected a size with a unit (b, kb, mb, gb, tb, kib, mib, gib, tib), got '24 gigs'; "
      "write for "

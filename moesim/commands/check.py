@@ -12,7 +12,8 @@ from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
 from moesim.hardware import load_hardware
 from moesim.policies.registry import make_policy, policy_class
-from moesim.text import say
+from moesim.progress import telling
+from moesim.text import say, shown_lines
 from moesim.yaml_reader import read_yaml_value
 
 
@@ -36,8 +37,9 @@ def check(
     reports = []
     for spec in specs:
         options = {key: value for key, value in spec.items() if key != "name"}
-        reports.append(examine_policy(partial(policy_class(spec["name"]), **options), hardware=machine))
-        sys.stdout.write(f"{reports[-1]}\n")
+        with telling() as tell:
+            reports.append(examine_policy(partial(policy_class(spec["name"]), **options), hardware=machine, tell=tell))
+        sys.stdout.write(shown_lines(f"{reports[-1]}\n"))
     failed = [report for report in reports if report.failures]
     for report in failed:
         of = f"{len(report.failures)} of {len(report.checks)} checks"

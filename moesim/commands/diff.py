@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moesim.table import Format, render, render_records
+from moesim.text import shown
 from moesim.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def diff(
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:
     """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
+
+    A folder counts as an experiment file: what it does not hold is simulated once more, which runs the policies that it names.
 
     Example: moesim diff results/quickstart:0 results/quickstart:3
     """
@@ -53,7 +56,7 @@ def text_of(found: Diff, name_a: str, name_b: str, form: Format) -> str:
         labels = {"run_a": name_a, "run_b": name_b, "label_a": _label(found.a.row), "label_b": _label(found.b.row)}
         return render_records([{**entry.record(), **labels} for entry in found.entries()], form)
     sides = [f"{x}: {name}: {side.row['policy']} ({_label(side.row)})" for x, name, side in named]
-    parts = [("\n\n" if form is Format.MD else "\n").join(sides) + "\n"]
+    parts = [("\n\n" if form is Format.MD else "\n").join(map(shown, sides)) + "\n"]
     parts.append(_section("settings that differ", ["setting", "A", "B"], _words(found.settings()), form))
     head = ["", "A", "B", "B - A", "change"]
     parts.append(_section("speed", head, map(_cells, found.speeds()), form))
@@ -86,8 +89,8 @@ def _cells(entry: Entry) -> list[str]:
     change = "-"
     if entry.difference is not None and entry.a:
         change = f"{100 * entry.difference / entry.a:+.1f} %"
-    shown = [_value(v, entry.unit) for v in (entry.a, entry.b)]
-    return [entry.key, *shown, _value(entry.difference, entry.unit, sign=True), change]
+    sides = [_value(v, entry.unit) for v in (entry.a, entry.b)]
+    return [entry.key, *sides, _value(entry.difference, entry.unit, sign=True), change]
 
 
 def _value(value: Any, unit: str, *, sign: bool = False) -> str:

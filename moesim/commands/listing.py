@@ -19,6 +19,7 @@ from moesim.policies.moot import describe_rules
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import policy_info
 from moesim.table import Format, render, render_records
+from moesim.text import shown_lines
 from moesim.trace import Trace, find_trace, trace_names
 from moesim.traces_io.detect import formats
 from moesim.units import format_bytes
@@ -51,7 +52,7 @@ def listing(
         sys.stdout.write(render_records(rows, form))
         return
     if kind is Kind.POLICIES and form is Format.TABLE:
-        sys.stdout.write("\n".join(_card(row) for row in rows))
+        sys.stdout.write(shown_lines("\n".join(_card(row) for row in rows)))
         return
     columns = list(rows[0]) if rows else ["name"]
     sys.stdout.write(render(columns, [[_cell(row[c]) for c in columns] for row in rows], form))

@@ -41,6 +41,7 @@ def plot(
     """Draw figures of results: each as PDF and PNG, with its data as CSV and its caption as text.
 
     Settings that a figure does not show are never averaged away: there is one figure for each combination.
+    A folder counts as an experiment file: figures of runs' records may simulate them once more, which runs the policies it names.
 
     Example: moesim plot decode_speed hit_rate results/quickstart --out figures --for paper
     """

@@ -18,7 +18,7 @@ from moesim.profiler.compare import compare as compare_profiles
 from moesim.profiler.compare import table as comparison_table
 from moesim.profiler.show import page
 from moesim.table import Format
-from moesim.text import say
+from moesim.text import say, shown
 from moesim.units import parse_bytes
 
 app = typer.Typer(no_args_is_help=True, help="Measure a machine, look at a profile, compare two.", pretty_exceptions_enable=False)
@@ -101,7 +101,7 @@ def measure(
         return
     paths = carry_out(prepared, progress=progress, warn=_warn)
     for path in paths:
-        print(path)
+        print(shown(str(path)))
 
 
 def _warn(text: str) -> None:

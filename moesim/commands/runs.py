@@ -20,7 +20,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.trace_choice import choose_traces
 from moesim.limits import PROCESSES, REPEATS
 from moesim.table import Format
-from moesim.text import say
+from moesim.text import say, shown_lines
 from moesim.yaml_reader import read_yaml_value
 
 Set = Annotated[
@@ -147,7 +147,7 @@ def _execute(
     experiment = Experiment(config, place, imports=not dry)
     output = Output(experiment, folder) if folder is not None else None
     if dry:
-        sys.stdout.write(describe_grid(experiment, folder, jobs, usable_cores()))
+        sys.stdout.write(shown_lines(describe_grid(experiment, folder, jobs, usable_cores())))
         return 0
     try:
         results = run_experiment(

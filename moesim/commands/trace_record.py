@@ -12,7 +12,7 @@ from moesim.commands.outputs import check_out
 from moesim.errors import ConfigError
 from moesim.limits import COUNT, LAYERS, TOKENS
 from moesim.recorder.model_name import check_model_name
-from moesim.text import say
+from moesim.text import say, shown
 from moesim.trace import SUFFIX, Trace
 from moesim.trace.shards import parts_folder
 
@@ -162,7 +162,7 @@ def trace_record(
     quiet()
     path = record_trace(options)
     found = Trace.read(path, verify=False)
-    print(f"{path}: {found.n_rows} rows of {found.n_requests} requests, {path.stat().st_size / 1e6:.1f} MB")
+    print(f"{shown(str(path))}: {found.n_rows} rows of {found.n_requests} requests, {path.stat().st_size / 1e6:.1f} MB")
 
 
 def _count(text: str) -> int | None:

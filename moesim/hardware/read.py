@@ -38,7 +38,10 @@ _UNITS = {
 }
 _OTHER_UNITS = (  # what a key says that has another unit, or none
     (re.compile(r"time|duration|delay|.*_(ms|ns|s|sec|seconds)(?<!_per_s)"), "times are in microseconds (_us)"),
-    (re.compile(r"bandwidth|speed|rate|.*_per_s(ec)?|.*g(i?b)?p?s"), "rates are in bytes per second (bytes_per_s)"),
+    (
+        re.compile(r"(?!(.*_)?bytes_per_s$)(bandwidth|speed|rate|.*_per_s(ec)?|.*g(i?b)?p?s)"),
+        "rates are in bytes per second (bytes_per_s)",
+    ),
     (re.compile(r"power|watts?|.*_(mw|kw)"), "powers are in watts (_w)"),
 )
 _TYPES = {
@@ -64,7 +67,9 @@ def unknown_key(loc: Sequence[str | int]) -> str:
         hint = f"the unit belongs into the key: did you mean {' or '.join(repr(name) for name in with_unit)}? "
     elif key not in known:
         said = [words for pattern, words in _OTHER_UNITS if pattern.fullmatch(key.lower())]
+        inside = [repr(name) for name in known if key.endswith(tuple(_UNITS)) and key in keys_at((*loc[:-1], name))]
         hint = f"{said[0]}; {hint}" if said else hint
+        hint = f"it belongs into {' or '.join(inside)}; " if inside else hint
     return f"unknown key '{key}'; {hint}known: {', '.join(known)}"
 
 

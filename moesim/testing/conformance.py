@@ -152,8 +152,12 @@ def check_policy(
 
 
 def examine_policy(
-    make: Callable[[], Any], *, slots: Sequence[int] = SLOTS, hardware: HardwareProfile | None = None
-) -> Report:  # fmt: skip
+    make: Callable[[], Any],
+    *,
+    slots: Sequence[int] = SLOTS,
+    hardware: HardwareProfile | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Report:
     """Check a policy, and report what fails instead of raising it.
 
     It must declare what the contract asks, store its options unchanged, place what fits, and run tiny workloads on the engine:
@@ -171,6 +175,8 @@ def examine_policy(
         fewer than 32 by raising CapacityError in ``place``.
     hardware : HardwareProfile or None
         The machine; None: the ``profile`` that the policy names, else `tiny_machine`.
+    tell : callable
+        Is told of each check before it is made: a policy may never come back from one.
 
     Returns
     -------
@@ -183,10 +189,11 @@ def examine_policy(
         If the policy cannot run on this machine, or needs a table that the made-up trace does not hold.
     """
     policy = make()
+    tell(f"checking {_called(policy)}")
     checks = [_declaration(policy)]
     if checks[0].verdict == "passed":
         checks += _constructor(make)
-        caches = {n: _cache(make, n, hardware) for n in slots}
+        caches = {n: _cache(make, n, hardware, tell) for n in slots}
         ample = caches[max(slots)].verdict != "failed" or not _each(max(slots))
         checks += [_with_remedy(check, n) if ample else check for n, check in caches.items()]
     return Report(_called(policy), (hardware or machine_of(policy)).name, tuple(checks))
@@ -207,12 +214,14 @@ def _constructor(make: Any) -> list[Check]:
     return [_tried(f"its constructor stores its options unchanged: {names}", partial(check_constructor, cls, given))]
 
 
-def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None) -> Check:
+def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None, tell: Callable[[str], None]) -> Check:
     """Check all settings with a cache of some slots."""
     refusals: list[str] = []
+    what = f"{slots} cache slot{'s' if slots != 1 else ''}, {_each(slots)} a layer"
 
     def run() -> None:
         for setting in _SETTINGS:
+            tell(f"checking {what}: {setting}")
             try:
                 _check_setting(make, setting, slots, hardware)
             except CapacityError as error:
@@ -223,7 +232,7 @@ def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None
             except Exception as error:  # a policy raises whatever it likes
                 raise CheckError(f"{setting}: {_said(error)}") from error
 
-    check = _tried(f"{slots} cache slot{'s' if slots != 1 else ''}, {_each(slots)} a layer", run)
+    check = _tried(what, run)
     if check.verdict == "failed":
         return check
     if len(refusals) == len(_SETTINGS):
