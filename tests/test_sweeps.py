@@ -520,14 +520,14 @@ def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(
 
     monkeypatch.setattr(estimate, "time", clock)
     monkeypatch.setattr(estimate, "run_one", run)
-    estimated, n_tried = seconds(experiment, experiment.specs)
+    estimated, n_tried, failures = seconds(experiment, experiment.specs)
     assert estimated == pytest.approx(
         sum(pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
     )
     assert [spec.policy_name for spec in tried] == ["on-demand", "lru", "fiddler"]
-    assert n_tried == 3 and {spec.workload.decode_tokens for spec in tried} == {8}
-    estimated, n_tried = seconds(experiment, experiment.specs, limit_s=1e-6)  # over as soon as one has been tried
-    assert n_tried == 1
+    assert (n_tried, failures) == (3, ()) and {spec.workload.decode_tokens for spec in tried} == {8}
+    estimated, n_tried, failures = seconds(experiment, experiment.specs, limit_s=1e-6)  # over as soon as one has been tried
+    assert (n_tried, failures) == (1, ())
     assert estimated == pytest.approx(1_000 * sum(lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5)
 
 
