@@ -30,6 +30,7 @@ from moesim.experiment.output import describe
 from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
 from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.experiment.result import read_summary
 from moesim.experiment.sweep import Point, expand
 from moesim.policies.registry import make_policy
 from tests.experiment_kit import resolve, write_trace
@@ -655,6 +656,25 @@ def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
         ):
             outcome_of(Path("out"), run)
     assert lines(capsys)[-1] == "wrote out"
+
+
+def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "kept_policy.py").write_text(FOREIGN)
+    timeline = {"policies": ["kept_policy:Mine"], "steps": 2}
+    file = write(tmp_path, policies=["lru", "kept_policy:Mine"], cache={"ratio": [0.25, 0.5]}, timeline=timeline)
+    assert main(["run", str(file), "--out", "out", "--jobs", "1"]) == 0
+    rows = read_summary(Path("out"))["runs"]
+    there = [run for run, row in enumerate(rows) if list(Path("out/records").glob(f"{row['key'][:32]}.*"))]
+    (kept,) = [run for run in there if rows[run]["policy_name"] == "kept_policy:Mine"]
+    (simulated,) = [run for run, row in enumerate(rows) if row["policy_name"] == "kept_policy:Mine" and run != kept]
+    (tmp_path / "imported").unlink()
+    monkeypatch.delitem(sys.modules, "kept_policy")
+    assert outcome_of(Path("out"), kept).row == rows[kept]
+    assert not (tmp_path / "imported").exists()
+    assert outcome_of(Path("out"), simulated).row == rows[simulated]
+    assert (tmp_path / "imported").exists()
 
 
 def test_repeats_of_settings_with_the_same_label_are_not_mixed(tmp_path: Path):

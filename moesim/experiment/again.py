@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from moesim.experiment.store import Store
 from moesim.manifest import read_verified
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
+from moesim.records import Records
 
 RESOLVED = "config.resolved.yaml"
 
@@ -35,7 +37,8 @@ def outcome_of(folder: Path, run: int) -> Outcome:
     Returns
     -------
     Outcome
-        With the row of the folder, records and time by cause.
+        With the row of the folder, records and time by cause. Policies that are not moesim's own are imported only if records
+        of the run were not kept.
 
     Raises
     ------
@@ -51,13 +54,15 @@ def outcome_of(folder: Path, run: int) -> Outcome:
         raise ConfigError(f"{folder}: run {run} ({row['policy']}): expected a run that succeeded, got: {row['error']}")
     if LIVE in str(row.get("notes")):
         raise ConfigError(f"{folder}: run {run} ({row['policy']}): expected a simulated run, got a replay without records")
-    experiment = _experiment(folder)
+    experiment = _experiment(folder, imports=False)
+    records = _kept(folder, experiment, rows, run)
+    if records is None and experiment.not_imported:
+        experiment = _experiment(folder, imports=True)
+        records = _kept(folder, experiment, rows, run)
     if len(experiment.specs) != len(rows):
         n = len(experiment.specs)
         raise ConfigError(f"{folder}/{RESOLVED}: expected {len(rows)} runs as in the summary, got {n}; run the experiment again")
     spec = experiment.specs[run]
-    # Records that were kept are of the run's own inputs: read with others, they would tell of a machine that never was.
-    records = Store(folder, read_only=True).records(str(row.get("key"))) if run_keys(experiment)[run] == row.get("key") else None
     if records is None:
         outcome = run_one(experiment, spec, keep=True)
         changed = [key for key, value in outcome.row.items() if key in row and row[key] != value]
@@ -72,7 +77,15 @@ def outcome_of(folder: Path, run: int) -> Outcome:
     return Outcome(row, machine, records, breakdown(records, machine.kinds, machine.media))
 
 
-def _experiment(folder: Path) -> Experiment:
+def _kept(folder: Path, experiment: Experiment, rows: Sequence[Mapping[str, Any]], run: int) -> Records | None:
+    """Read records of the run's own inputs: with others, they would tell of a machine that never was."""
+    key = rows[run].get("key")
+    if len(experiment.specs) != len(rows) or run_keys(experiment)[run] != key:
+        return None
+    return Store(folder, read_only=True).records(str(key))
+
+
+def _experiment(folder: Path, *, imports: bool) -> Experiment:
     path = folder / RESOLVED
     try:
         resolved: Any = yaml.safe_load(read_verified(path).decode())
@@ -80,4 +93,4 @@ def _experiment(folder: Path) -> Experiment:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: expected the configuration of a result, got: {reason}; run the experiment again") from None
-    return Experiment(parse_config(written, str(path)), str(path))
+    return Experiment(parse_config(written, str(path)), str(path), imports=imports)

@@ -44,7 +44,7 @@ def run_keys(experiment: Experiment) -> list[str]:
     Parameters
     ----------
     experiment : Experiment
-        Resolved.
+        Resolved. If policies were not imported, keys may differ from those with them: never are they those of other inputs.
 
     Returns
     -------
@@ -59,7 +59,8 @@ def run_keys(experiment: Experiment) -> list[str]:
             hashes[id(thing)] = fingerprint({k: v for k, v in vars(thing).items() if k != "path"})
         return hashes[id(thing)]
 
-    sources = {name: source_digest(name) for name in {spec.point.policy["name"] for spec in experiment.specs}}
+    imports = not experiment.not_imported
+    sources = {name: source_digest(name, imports=imports) for name in {spec.point.policy["name"] for spec in experiment.specs}}
 
     def key(spec: RunSpec) -> str:
         point = spec.point

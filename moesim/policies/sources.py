@@ -8,18 +8,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from moesim.policies.imports import would_import
 from moesim.policies.registry import policy_class
 
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def source_digest(name: str) -> str | None:
+def source_digest(name: str, *, imports: bool = True) -> str | None:
     """Hash the source of a policy that is not moesim's own.
 
     Parameters
     ----------
     name : str
         As in the YAML.
+    imports : bool
+        Whether the policy may be imported. Without it, its file is that of the module that the name names, which differs from that
+        of the class if the module only imports it.
 
     Returns
     -------
@@ -28,11 +32,9 @@ def source_digest(name: str) -> str | None:
         package from the package. What is imported in another way than by a statement is not seen. None for moesim's own policies,
         and for a class that comes from no file.
     """
-    module = policy_class(name).__module__
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if module.partition(".")[0] == "moesim" or path is None:
+    module, file = _imported(name) if imports else _found(name)
+    if module.partition(".")[0] == "moesim" or file is None:
         return None
-    file = Path(path)
     depth = module.count(".") + (file.name == "__init__.py")
     root = file.parents[depth]  # of the package, or the folder of a single module
     only = module.partition(".")[0] if root.name in _INSTALLED else None
@@ -43,6 +45,17 @@ def source_digest(name: str) -> str | None:
     for one in files:
         digest.update(one.relative_to(root).as_posix().encode() + b"\0" + one.read_bytes())
     return digest.hexdigest()
+
+
+def _imported(name: str) -> tuple[str, Path | None]:
+    module = policy_class(name).__module__
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return module, None if path is None else Path(path)
+
+
+def _found(name: str) -> tuple[str, Path | None]:
+    found = would_import(name)
+    return ("moesim", None) if found is None else (found.module, found.files[-1] if found.files else None)
 
 
 def _with_imports(file: Path, root: Path, only: str | None) -> set[Path]:
