@@ -386,7 +386,7 @@ class Pairs:
         self.subject = subject
         self.values = subject.values(every=every)
         self._beside = self.values | subject.values_around()
-        self._witnesses = SETTINGS if every else SETTINGS[:2]
+        self._witnesses = SETTINGS if every else SETTINGS[:1]
         self._settings: dict[str, list[Setting]] = {}  # option -> settings, first those on which it has mattered
 
     def problems(self) -> list[str]:
@@ -421,8 +421,7 @@ class Pairs:
         settings = self._settings.setdefault(option, list(SETTINGS))
         for setting in list(settings):
             before = outcome(self.subject, base, setting)
-            afters = [outcome(self.subject, {**base, option: value}, setting) for value in values]
-            if any(after != before and not isinstance(after, str) for after in afters):
+            if any(isinstance(after, int) and after != before for after in self._all(option, values, base, setting)):
                 settings.remove(setting)
                 settings.insert(0, setting)
                 return True
