@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, wait
 from dataclasses import replace
@@ -17,7 +18,7 @@ import pytest
 
 from moesim.cli import main
 from moesim.errors import SimulationError
-from moesim.experiment.pool import Processes, make_pool
+from moesim.experiment.pool import Processes, _Working, make_pool
 from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.experiment.runner import Outcome, run_one
 from moesim.experiment.submit import outcomes_of
@@ -297,3 +298,26 @@ def test_made_up_routing_is_left_nowhere(tmp_path: Path):
 def test_one_process_is_this_one():
     assert make_pool(1, None, lambda: 8) is None
     assert make_pool(None, None, lambda: 1) is None
+
+
+class Slow:
+    """An answer that takes until its process has been told to end."""
+
+    def __init__(self, begun: str) -> None:
+        self.begun = begun
+
+    def __reduce__(self) -> Any:
+        Path(self.begun).touch()
+        while not _Working.over:
+            time.sleep(0.01)
+        return str, ("answered",)
+
+
+def test_a_process_is_not_ended_while_it_answers(tmp_path: Path):
+    """Half an answer would be waited for for ever."""
+    processes = Processes(1)
+    future = processes.submit(Slow, str(tmp_path / "begun"))
+    wait_until((tmp_path / "begun").exists, "the answer begins")
+    processes._end.close()
+    assert future.result() == "answered"
+    processes.close()

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -70,10 +71,10 @@ class Processes:
         try:
             with _apart():
                 try:
-                    future = executor.submit(call, *arguments, **options)
+                    future = executor.submit(_work, partial(call, *arguments, **options))
                 except BrokenExecutor:  # its process has died
                     executor = self._executor()
-                    future = executor.submit(call, *arguments, **options)
+                    future = executor.submit(_work, partial(call, *arguments, **options))
         except OSError as error:
             raise SimulationError(f"cannot start a process: {error.strerror or error}; take fewer with --jobs") from None
         self._slots[slot] = executor, future
@@ -97,13 +98,39 @@ class Processes:
         self._life.close()
 
 
+class _Working:
+    """What a process does: it is not ended while it sends an answer, for its parent would wait for the other half for ever."""
+
+    change = threading.Lock()
+    busy = over = False
+
+
+def _work(call: Callable[[], T]) -> T:
+    """Do a run in a process of `Processes`, which may end in the middle of it."""
+    with _Working.change:
+        if _Working.over:
+            os._exit(1)
+        _Working.busy = True
+    try:
+        return call()
+    finally:
+        with _Working.change:
+            _Working.busy = False
+
+
 def _end_with(life: Connection) -> None:
     """End this process when the other end of a pipe is closed: by its parent, or by the system if the parent was killed."""
 
     def wait() -> None:
         with suppress(EOFError, OSError):
             life.recv_bytes()
-        os._exit(1)  # in the middle of a run, too
+        with _Working.change:
+            _Working.over = True
+            if _Working.busy:
+                os._exit(1)  # in the middle of a run
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()  # which ends this process once it has the answer, unless it was killed
+        os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
 
