@@ -203,18 +203,20 @@ class OutputFolder:
     def check_free(self, names: Collection[str], folders: Collection[str] = ()) -> None:
         """Raise `InputError` if something that moesim did not write stands where a file or a folder of files is to be."""
         self.manifest.refresh()
-        for name in (*names, *(f"{folder}/file" for folder in folders)):
-            if (found := self.manifest.blocked(name)) is not None:
-                what = f"a link to {os.readlink(found)}" if found.is_symlink() else "a file"
-                raise InputError(
-                    f"{found}: expected a folder or nothing there, got {what}; move it away, or choose another place"
-                )
+        for folder in folders:
+            self._check_way(f"{folder}/file")
         self._check_free({name: self.manifest.state(name) for name in names})
+
+    def _check_way(self, name: str) -> None:
+        if (found := self.manifest.blocked(name)) is not None:
+            what = f"a link to {os.readlink(found)}" if found.is_symlink() else "a file"
+            raise InputError(f"{found}: expected a folder or nothing there, got {what}; move it away or choose another place")
 
     def _check_free(self, states: Mapping[str, State]) -> None:
         others = (State.FOREIGN,) if self._owner is not None else (State.FOREIGN, State.CHANGED)
         for name, state in states.items():
             if state in others:
+                self._check_way(name)
                 damaged = self.manifest.damaged
                 lost = f" (line {damaged[0]} of {FILE} is damaged)" if damaged else ""
                 raise InputError(

@@ -116,6 +116,15 @@ def test_a_foreign_file_in_the_way_stops_everything(tmp_path: Path):
     assert (tmp_path / "a").read_text() == "edited"
 
 
+def test_a_link_on_the_way_is_named(tmp_path: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "deep").symlink_to("elsewhere")
+    for put in (OutputFolder(tmp_path, "plot", owned=False).put, OutputFolder(tmp_path, "plot", owned=False).check_free):
+        with pytest.raises(InputError, match=r"deep: expected a folder or nothing there, got a link to elsewhere; move it away"):
+            put({"deep/a": b"1"})
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
 def test_what_is_equal_to_the_last_byte_is_no_hindrance(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"1")
     OutputFolder(tmp_path, "plot", owned=False).put({"a": b"1"})
