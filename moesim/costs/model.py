@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.costs.choice import PartCosts
+from moesim.costs.experts import linear_ns
 from moesim.costs.fitting import expert_curves
 from moesim.costs.parts import Roofline, within_a_day
-from moesim.hardware.types import Device, HardwareProfile, weakest
+from moesim.hardware.types import Device, ExpertCost, HardwareProfile, weakest
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.units import NS_PER_S, ceil_div
 
@@ -144,9 +145,36 @@ class CostModel(PartCosts):
             self._unfitting.expert(device)
             by_layer = model.expert_bytes_by_layer
             n_bytes = model.expert_bytes(0) if by_layer is None else ceil_div(sum(by_layer), len(by_layer))
+            if device.expert_cost is not None:
+                return self._linear(device, device.expert_cost, n_bytes, n_rows)
             return self._roofline(device, "expert").ns(n_bytes, 2 * n_rows * model.expert_params)
         what = f"expert curve for {model.hidden}x{model.expert_intermediate} {model.expert_bits:g}-bit"
         return self._from_curves(device, "expert", curves, n_rows, what)
+
+    def _linear(self, device: Device, cost: ExpertCost, n_bytes: int, n_rows: int) -> int:
+        if n_rows == 0:
+            return 0
+        key = f"devices.{device.name}"
+        names = {"expert_cost.per_expert_us", "expert_cost.read_bytes_per_s"}
+        names |= {"expert_cost.per_row_us", "expert_cost.few_row_flops"} if n_rows > 1 else set()
+        if f"{key}.expert_cost.read_bytes_per_s" not in self.hardware.numbers:
+            names |= {"memory_bytes_per_s"}
+        if cost.crossover_rows and n_rows > cost.crossover_rows:
+            names |= {"expert_cost.many_row_flops", "expert_cost.crossover_rows"}
+        self._ledger.add(f"expert @{device.name}", "linear in rows", *(f"{key}.{name}" for name in sorted(names)))
+        return within_a_day(linear_ns(cost, n_bytes, 2 * self.model.expert_params, n_rows), self._place(device, "expert"))
+
+    def host_expert_ns(self) -> int:
+        """Time of the submitting thread for each expert, ns."""
+        if self.hardware.host_expert_us:
+            self._ledger.note("submission", "constant", "host_expert_us")
+        return round(self.hardware.host_expert_us * 1000)
+
+    def host_shared(self) -> bool:
+        """Tell whether the thread that submits experts also computes the host's."""
+        if self.hardware.host_shared:
+            self._ledger.note("host thread", "switch", "host_shared")
+        return self.hardware.host_shared
 
     # ---- everything else on a device
 
@@ -308,6 +336,10 @@ class CostModel(PartCosts):
             its activities are among them. Without it, every pair counts whose lanes may have been used.
         """
         return self._ledger.labels(activities)
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Intervals of the numbers used so far that have one, by dotted key."""
+        return self._ledger.intervals()
 
     def notes(self) -> list[str]:
         """Name, for costs asked for so far, curves of the profile that fit neither model nor precision: a roofline stood in."""

@@ -10,6 +10,9 @@ from moesim.hardware.types import LABELS, Device, HardwareProfile, weakest
 from moesim.limits import COST_NS
 from moesim.units import NS_PER_S, ceil_div
 
+_COMPOSED = ("roofline", "linear in rows")
+"""Forms of a time that no curve holds: it is computed from several numbers, so that its label is `derived` at best."""
+
 
 class Roofline:
     """Time of one part on one device: launch + max(bytes / rate, operations / rate, the other launches).
@@ -68,9 +71,20 @@ class Ledger:
         """Note that a cost of a form comes from the numbers at these dotted keys; absent ones are defaults of 0 or 1."""
         self._used[cost] = (form, tuple(key for key in keys if key in self._hardware.numbers))
 
+    def add(self, cost: str, form: str, *keys: str) -> None:
+        """Note more numbers of a cost that several calls make up, as more rows use more constants."""
+        before = self._used.get(cost, (form, ()))[1]
+        self.note(cost, form, *dict.fromkeys((*before, *keys)))
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """List the intervals of the numbers used, by dotted key."""
+        used = dict.fromkeys(key for _, keys in self._used.values() for key in keys)
+        found = {key: self._hardware.numbers[key].interval for key in used}
+        return {key: interval for key, interval in found.items() if interval is not None}
+
     def _labels_of(self, form: str, keys: tuple[str, ...]) -> list[str]:
         labels = [self._hardware.numbers[key].source for key in keys]
-        labels += ["derived"] if form == "roofline" else []
+        labels += ["derived"] if form in _COMPOSED else []
         return labels + (["extrapolated"] if "extrapolated" in form else [])
 
     def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:

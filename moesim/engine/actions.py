@@ -65,6 +65,8 @@ class Actions:
         if groups:
             for group in groups.values():
                 self._launch(group)
+        if self.engine.thread is not None:
+            self.engine.thread.advance()
 
     def fail(self, what: str, remedy: str) -> NoReturn:
         engine = self.engine
@@ -166,6 +168,8 @@ class Actions:
                 transfer.waiting.append(task)
                 task.waits = 1
             if group is None:
+                if engine.thread is not None:
+                    engine.thread.take(task)
                 main.submit(task)
             else:
                 group.tasks.append(task)
@@ -233,6 +237,8 @@ class Actions:
         for task in group.tasks:
             if far or not ready:
                 task.waits += 1
+            if engine.thread is not None:
+                engine.thread.take(task)
             group.device.main.submit(task)
         visit.open += 1  # the group itself: until its outputs are back
 

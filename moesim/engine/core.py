@@ -17,6 +17,7 @@ from moesim.engine.build import build
 from moesim.engine.contention import ContentionTable
 from moesim.engine.delivery import Delivery
 from moesim.engine.devices import DeviceLane, DeviceState, Task
+from moesim.engine.host_thread import HostThread
 from moesim.engine.layer import Group, Visit
 from moesim.engine.links import LinkState, Medium, Transfer, victim_question
 from moesim.engine.stepping import Stepper
@@ -78,7 +79,9 @@ class Engine:
         self._wants_fetched = Fetched in self.listens
         self._wants_ran = Ran in self.listens
         self._wants_shared_ran = SharedRan in self.listens
-        self.may_chain = options.coalesce and not self._wants_ran
+        submit_ns, shared = costs.host_expert_ns(), costs.host_shared()
+        self.thread = HostThread(self, submit_ns, shared) if submit_ns or shared else None
+        self.may_chain = options.coalesce and not self._wants_ran and self.thread is None
         self.expert_bytes = [model.expert_bytes(layer) for layer in range(model.n_layers)]
         self.number = 0  # of the latest task
         self.fetch_number = 0  # of the latest transfer
@@ -346,6 +349,8 @@ class Engine:
                     task.visit.open -= 1  # type: ignore[union-attr]
                     if task.group is not None:
                         self._group_progress(task.group)
+                    if self.thread is not None:
+                        self.thread.done(task)
                 else:
                     task.then()
         arrived = self.arrived

@@ -10,11 +10,12 @@ from moesim.errors import HardwareError
 from moesim.hardware.check import check_machine
 from moesim.hardware.numbers import Sourced
 from moesim.hardware.read import validate
-from moesim.hardware.schema import Curve, ProfileFile, TransferFile
+from moesim.hardware.schema import Curve, ExpertCostFile, ProfileFile, TransferFile
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,
     Device,
+    ExpertCost,
     HardwareProfile,
     Link,
     Number,
@@ -47,6 +48,8 @@ def build_profile(
         numbers=dict(_numbers(checked, "")),
         overrides=overrides,
         machine=dict(checked.machine),
+        host_expert_us=_exact(checked.host_expert_us),
+        host_shared=checked.host_shared.value if checked.host_shared else False,
     )
     check_machine(profile, place)
     return profile
@@ -59,7 +62,7 @@ def _exact(number: Any) -> Fraction:
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, Number]]:
     if isinstance(value, Sourced):
-        yield key, Number(value.value, value.source, value.proof())  # type: ignore[attr-defined]
+        yield key, Number(value.value, value.source, value.proof(), value.interval)  # type: ignore[attr-defined]
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _numbers(inner, f"{key}.{name}")
@@ -92,16 +95,30 @@ def _curve(curve: Curve, key: str) -> CostCurve:
     )
 
 
+def _expert_cost(cost: ExpertCostFile | None, memory_bytes_per_s: int) -> ExpertCost | None:
+    if cost is None:
+        return None
+    return ExpertCost(
+        per_expert_us=_exact(cost.per_expert_us),
+        per_row_us=_exact(cost.per_row_us),
+        read_bytes_per_s=round(cost.read_bytes_per_s.value) if cost.read_bytes_per_s else memory_bytes_per_s,
+        few_row_flops=round(cost.few_row_flops.value),
+        many_row_flops=round(cost.many_row_flops.value) if cost.many_row_flops else 0,
+        crossover_rows=cost.crossover_rows.value if cost.crossover_rows else 0,
+    )
+
+
 def _device(name: str, profile: ProfileFile) -> Device:
     given = profile.devices[name]
     key = f"devices.{name}"
+    rate = round(given.memory_bytes_per_s.value) if given.memory_bytes_per_s else 0
     return Device(
         name=name,
         kind=given.kind,
         host=given.host,
         memory_bytes=given.memory_bytes.value,
         workspace_bytes=given.workspace_bytes.value if given.workspace_bytes else 0,
-        memory_bytes_per_s=round(given.memory_bytes_per_s.value) if given.memory_bytes_per_s else 0,
+        memory_bytes_per_s=rate,
         flops=round(given.flops.value) if given.flops else 0,
         launch_us=_exact(given.launch_us),
         launches={part: count.value for part, count in given.launches.items()},
@@ -113,6 +130,7 @@ def _device(name: str, profile: ProfileFile) -> Device:
         idle_w=given.idle_w.value if given.idle_w else None,
         busy_w=given.busy_w.value if given.busy_w else None,
         role=given.role or _ROLES[given.kind],
+        expert_cost=_expert_cost(given.expert_cost, rate),
         cores=tuple(given.cores or ()),
     )
 

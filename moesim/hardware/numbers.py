@@ -17,9 +17,11 @@ _PROOF = {
     "measured": ("date", "method", "repeats", "spread"),
     "published": ("ref",),
     "derived": ("how",),
+    "identified": ("how", "interval"),
     "spec-sheet": ("ref",),
     "assumed": ("why",),
 }
+_UNPROVEN = {"source": "assumed", "why": "an end of an interval"}
 _DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 
@@ -32,7 +34,7 @@ class Strict(BaseModel):
 class Sourced(Strict):
     """A number with where it comes from; the subclasses say what the number may be."""
 
-    source: Literal["measured", "published", "derived", "spec-sheet", "assumed"]
+    source: Literal["measured", "published", "derived", "identified", "spec-sheet", "assumed"]
     ref: str | None = None
     how: str | None = None
     why: str | None = None
@@ -40,6 +42,16 @@ class Sourced(Strict):
     method: str | None = None
     repeats: Annotated[int, Field(ge=1, le=COUNT.most)] | None = None
     spread: str | None = None
+    interval: tuple[float, float] | None = None
+
+    @field_validator("interval", mode="before")
+    @classmethod
+    def _ends(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 2 or not all(type(end) in (int, float) for end in value):
+            raise ValueError(f"expected [least, most], two numbers in the unit of the value, got {value!r}")
+        return tuple(float(end) for end in value)
 
     @field_validator("date")
     @classmethod
@@ -55,6 +67,20 @@ class Sourced(Strict):
             raise ValueError(f"expected {' and '.join(missing)} beside source: {self.source}, got nothing; add it")
         return self
 
+    @model_validator(mode="after")
+    def _within(self) -> Sourced:
+        value = getattr(self, "value", None)
+        if self.interval is None:
+            return self
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError("interval: expected a number beside it, got points or a switch; remove it")
+        least, most = self.interval
+        if not 0 <= least <= value <= most:
+            raise ValueError(f"interval: expected [least, most] with 0 <= least <= {value:g} <= most, got [{least:g}, {most:g}]")
+        for end in self.interval:  # each end is a value that a run may have
+            type(self)(**(self.__dict__ | {"value": type(value)(end), "interval": None, **_UNPROVEN}))
+        return self
+
     def proof(self) -> str:
         """Say in one string where the number comes from."""
         names = ("ref", "how", "why", "date", "method", "spread")
@@ -62,6 +88,12 @@ class Sourced(Strict):
         if self.repeats is not None:
             said.append(f"{self.repeats} repeats")
         return "; ".join(said)
+
+
+class Switch(Sourced):
+    """Yes or no."""
+
+    value: bool
 
 
 class Time(Sourced):

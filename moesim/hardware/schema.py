@@ -25,6 +25,7 @@ from moesim.hardware.numbers import (
     Size,
     Sourced,
     Strict,
+    Switch,
     Time,
     Tokens,
 )
@@ -123,9 +124,29 @@ class PartCurve(Curve):
     part: Literal["attention", "context", "dense", "shared", "head", "embedding", "leading"]
 
 
+class ExpertCostFile(Strict):
+    """Time of an expert of any shape, linear in its rows; see `moesim.costs.experts`."""
+
+    per_expert_us: Time | None = None
+    per_row_us: Time | None = None
+    read_bytes_per_s: Rate | None = None
+    few_row_flops: Flops
+    many_row_flops: Flops | None = None
+    crossover_rows: Tokens | None = None
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> ExpertCostFile:
+        if (self.many_row_flops is None) != (self.crossover_rows is None):
+            missing = "crossover_rows" if self.crossover_rows is None else "many_row_flops"
+            raise ValueError(f"{missing}: expected many_row_flops and crossover_rows together, got one; add {missing}")
+        if self.crossover_rows is not None and self.crossover_rows.value < 1:
+            raise ValueError("crossover_rows: expected at least 1 row, got 0; the first row is in reading")
+        return self
+
+
 _COMPUTING = (
-    "memory_bytes_per_s", "flops", "cores", "workspace_bytes", "launch_us", "launches", "router_us", "first_extra_us", "experts",
-    "parts", "predict",
+    "memory_bytes_per_s", "flops", "cores", "workspace_bytes", "launch_us", "launches", "router_us", "first_extra_us",
+    "expert_cost", "experts", "parts", "predict",
 )  # fmt: skip
 """Keys of a device that computes."""
 
@@ -145,6 +166,7 @@ class DeviceFile(Strict):
     launches: dict[str, Launches] = Field(default_factory=dict)
     router_us: Time | None = None
     first_extra_us: Time | None = None
+    expert_cost: ExpertCostFile | None = None
     experts: list[ExpertCurve] = Field(default_factory=list)
     parts: list[PartCurve] = Field(default_factory=list)
     predict: dict[str, Curve] = Field(default_factory=dict)
@@ -174,6 +196,15 @@ class DeviceFile(Strict):
             raise ValueError(f"workspace_bytes: expected less than memory_bytes, {memory}, got {taken.value}; correct one")
         if self.idle_w and self.busy_w and self.idle_w.value > self.busy_w.value:
             raise ValueError(f"idle_w: expected at most busy_w, {self.busy_w.value:g}, got {self.idle_w.value:g}; exchange them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_start(self) -> DeviceFile:
+        launches = self.launches.get("expert")
+        if self.expert_cost is not None and launches is not None and launches.value:
+            raise ValueError(
+                f"launches.expert: expected none beside expert_cost, which has per_expert_us, got {launches.value}; remove it"
+            )
         return self
 
     @field_validator("launches")
@@ -249,6 +280,8 @@ class ProfileFile(Strict):
     devices: dict[str, DeviceFile] = Field(min_length=1)
     links: dict[str, LinkFile] = Field(default_factory=dict)
     contention: list[PairFile] = Field(default_factory=list)
+    host_expert_us: Time | None = None
+    host_shared: Switch | None = None
     platform_w: Power | None = None
 
 

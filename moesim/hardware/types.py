@@ -9,8 +9,8 @@ from typing import Any
 
 from moesim.errors import HardwareError, unknown_name
 
-LABELS = ("measured", "published", "derived", "spec-sheet", "extrapolated", "synthetic", "assumed", "oracle")
-"""Source labels, strongest first. The first four and ``assumed`` occur in profiles, the others in results."""
+LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extrapolated", "synthetic", "assumed", "oracle")
+"""Source labels, strongest first. The first five and ``assumed`` occur in profiles, the others in results."""
 
 TRANSFERS = ("pinned", "pageable", "chunked")
 """Kinds of transfer of weights over a link."""
@@ -44,6 +44,7 @@ class Number:
     value: Any
     source: str
     ref: str
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,32 @@ class CostCurve:
 
 
 @dataclass(frozen=True)
+class ExpertCost:
+    """Time of an expert of any shape, linear in its rows; see `moesim.costs.experts`.
+
+    Attributes
+    ----------
+    per_expert_us : Fraction, us
+        What an expert takes whatever its rows and size.
+    per_row_us : Fraction, us
+        What each row after the first takes whatever its size.
+    read_bytes_per_s : int
+        Rate at which an expert's weights are read.
+    few_row_flops : int
+        Operations a second for each row after the first, up to the crossover.
+    many_row_flops, crossover_rows : int
+        Operations a second for rows beyond ``crossover_rows``; 0 and 0 if there is no crossover.
+    """
+
+    per_expert_us: Fraction
+    per_row_us: Fraction
+    read_bytes_per_s: int
+    few_row_flops: int
+    many_row_flops: int = 0
+    crossover_rows: int = 0
+
+
+@dataclass(frozen=True)
 class Device:
     """One device; see ``hardware_profiles/README.md`` for the meaning of each key.
 
@@ -112,6 +139,8 @@ class Device:
         Time for the router's result to reach the host, once a layer.
     first_extra_us : Fraction or None, us
         Extra of the first expert of a group, unless the expert curve has its own.
+    expert_cost : ExpertCost or None
+        Time of experts of which no curve is.
     experts, parts : tuple of CostCurve
         Curves of experts, and of other parts of a layer.
     predict : mapping of str to CostCurve
@@ -137,6 +166,7 @@ class Device:
     idle_w: float | None
     busy_w: float | None
     role: str = "accelerator"
+    expert_cost: ExpertCost | None = None
     cores: tuple[int, ...] = ()
 
 
@@ -202,6 +232,10 @@ class HardwareProfile:
         What slows down what.
     platform_w : float or None, W
         Power of the rest of the machine.
+    host_expert_us : Fraction, us
+        Time of the thread that submits experts, for each of them, one after the other.
+    host_shared : bool
+        Whether that thread also computes the host's experts, so that it submits nothing meanwhile.
     machine : mapping of str to str
         What was measured, in words: processor, memory, software.
     numbers : mapping of str to Number
@@ -223,6 +257,8 @@ class HardwareProfile:
     numbers: Mapping[str, Number]
     overrides: tuple[str, ...] = field(default=())
     machine: Mapping[str, str] = field(default_factory=dict)
+    host_expert_us: Fraction = Fraction(0)
+    host_shared: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:
