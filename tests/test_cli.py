@@ -114,7 +114,7 @@ def test_a_failed_run_is_a_row_and_exit_code_1(tmp_path: Path, capsys: pytest.Ca
     ("changes", "message"),
     [
         ({"policys": ["lru"]}, "small.yaml: policys: unknown key 'policys'; did you mean 'policies'?"),
-        ({"cache": {"ratio": [0.5, "half"]}}, "small.yaml: cache.ratio[1]: expected a number in (0, 1], got 'half'"),
+        ({"cache": {"ratio": [0.5, "half"]}}, "small.yaml: cache.ratio[1]: expected a number in [0, 1], got 'half'"),
         ({"policies": ["fidler"]}, "small.yaml: policies[0]: unknown policy 'fidler'; did you mean 'fiddler'?"),
         ({"model": "phi-3.5-moe"}, "small.yaml: trace: expected 16 experts as model phi-3.5-moe has, got 8 in trace"),
         ({"workload": {"batch_size": 100}}, "small.yaml: workload: expected 100 distinct requests"),
@@ -161,7 +161,7 @@ def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.Cap
     [
         (["run", "nothing.yaml"], "nothing.yaml: expected an experiment file, got: No such file or directory"),
         (["run", "small.yaml", "--set", "cache"], "--set cache: expected key.path=value, got 'cache'"),
-        (["run", "small.yaml", "--set", "cache.ratio=2"], "small.yaml: cache.ratio: expected a number in (0, 1], got 2"),
+        (["run", "small.yaml", "--set", "cache.ratio=2"], "small.yaml: cache.ratio: expected a number in [0, 1], got 2"),
         (["run", "small.yaml", "--set", "trace=[1"], "--set trace: expected valid YAML, got "),
         (["run", "small.yaml", "--jobs", "0"], "Invalid value for '--jobs' / '-j': "),
         (["run", "small.yaml", "--out", "small.yaml"], "small.yaml: expected a folder that can be written, got: "),

@@ -70,7 +70,7 @@ def _size(value: Any) -> int:
 
 
 def _share(value: float) -> float:
-    if value < CACHE_RATIO.least:
+    if 0 < value < CACHE_RATIO.least:
         raise ValueError(f"expected a share of all experts of at least {CACHE_RATIO.least:g}, got {value:g}; less is no expert")
     return value
 
@@ -135,7 +135,7 @@ class WorkloadConfig(_Strict):
 class CacheConfig(_Strict):
     """How many experts each GPU may cache: shares of all experts, or what fits into memory budgets, or those and then these."""
 
-    ratio: Sweep[Annotated[float, Field(strict=True, gt=0, le=CACHE_RATIO.most), AfterValidator(_share)]] | None = None
+    ratio: Sweep[Annotated[float, Field(strict=True, ge=0, le=CACHE_RATIO.most), AfterValidator(_share)]] | None = None
     budget: Sweep[Size] | None = None
 
     @model_validator(mode="after")
@@ -187,6 +187,7 @@ class Config(_Strict):
     transfer: TransferConfig = TransferConfig()
     decision_us: Sweep[Annotated[float, Field(strict=True, ge=0, le=TIME_US.most, allow_inf_nan=False)]] = 0.0
     extrapolate: Sweep[Flag] = False
+    intervals: Flag = False
     plots: list[Text] = Field(default_factory=list)
     timeline: TimelineConfig | None = TimelineConfig()
     frames: Flag = False
@@ -217,7 +218,7 @@ def parse_config(raw: Any, place: str) -> Config:
     --------
     >>> parse_config({"model": "m", "hardware": "h", "trace": "t", "cache": {"ratio": 2}, "policies": ["p"]}, "a.yaml")
     Traceback (most recent call last):
-    moesim.errors.ConfigError: a.yaml: cache.ratio: expected a number in (0, 1], got 2
+    moesim.errors.ConfigError: a.yaml: cache.ratio: expected a number in [0, 1], got 2
     """
     if not isinstance(raw, dict):
         got = "nothing" if raw is None else type(raw).__name__

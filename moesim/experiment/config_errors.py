@@ -90,7 +90,7 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind == "literal_error":
         return f"expected {context['expected']}, got {got!r}"
     if steps and _field_name(steps) == "ratio":
-        return f"expected a number in (0, 1], got {got!r}"
+        return f"expected a number in [0, 1], got {got!r}"
     if kind == "greater_than_equal":
         number = "an integer" if isinstance(context["ge"], int) else "a number"
         return f"expected {number} of at least {context['ge']}, got {got!r}"

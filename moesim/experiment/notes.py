@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moesim.costs import NO_CURVE
+from moesim.experiment.intervals import NOT_VARIED
+
+_OF_COSTS = (NO_CURVE, NOT_VARIED)
 
 
 def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -19,10 +22,10 @@ def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     Returns
     -------
     notes, of_costs : list of str
-        The second name curves that fit neither model nor precision.
+        The second name curves that fit neither model nor precision, and intervals over which a run was not repeated.
     """
     notes = [note for note in str(row.get("notes") or "").split(", ") if note]
-    return [n for n in notes if not n.startswith(NO_CURVE)], [n for n in notes if n.startswith(NO_CURVE)]
+    return [n for n in notes if not n.startswith(_OF_COSTS)], [n for n in notes if n.startswith(_OF_COSTS)]
 
 
 def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:

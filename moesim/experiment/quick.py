@@ -51,6 +51,7 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
             "decision_us": first.decision_us,
             "predictors": dict(first.predictors),
             "extrapolate": first.extrapolate,
+            "intervals": first.intervals,
             "warm_up_steps": first.warm_up_steps,
         }
     )

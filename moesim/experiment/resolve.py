@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesim.costs.links import check_chunk
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
+from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.experiment.needs import explain, lacking
 from moesim.experiment.runner import transfer_of
@@ -60,6 +61,8 @@ class RunSpec:
         Name with its options, unique within the experiment.
     refusal : InputError or None
         Why it cannot be carried out: the trace lacks what the policy needs.
+    ends : tuple of Ends
+        Machines at the ends of the intervals of the profile's numbers, if the experiment asks for them.
     """
 
     index: int
@@ -71,6 +74,7 @@ class RunSpec:
     decision_ns: int
     policy_name: str
     refusal: InputError | None = None
+    ends: tuple[Ends, ...] = ()
 
 
 class Experiment:
@@ -106,6 +110,7 @@ class Experiment:
         self._needs: dict[str, frozenset[str]] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {}
         self._machines: dict[str, HardwareProfile] = {}
+        self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
         points = expand(config, place, imports=imports)
@@ -171,7 +176,13 @@ class Experiment:
             slots,
             us_to_ns(point.decision_us),
             policy_label(point.policy),
+            ends=self._ends_of(point, machine),
         )
+
+    def _ends_of(self, point: Point, machine: HardwareProfile) -> tuple[Ends, ...]:
+        if not point.intervals:
+            return ()
+        return _remembered(self._ends, point.hardware, lambda: ends_of(point.hardware, machine, f"{self.place}: hardware"))
 
     def _check_shape(self, name: str, trace: Trace, model: ModelSpec) -> None:
         wanted = {"layers": model.n_layers, "experts": model.n_experts, "top_k": model.top_k}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim import collector
@@ -12,6 +12,7 @@ from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.engine.budget import initial_placement, slots_used, slots_within
 from moesim.errors import MoesimError, PolicyError, describe_exception
+from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
 from moesim.experiment.naming import hardware_label, model_label
 from moesim.experiment.needs import SCORES
 from moesim.experiment.traces import trace_label
@@ -28,6 +29,8 @@ from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import RunSpec
+    from moesim.hardware import HardwareProfile
+    from moesim.policy import Placement
     from moesim.trace import Trace
     from moesim.workload import Workload
 
@@ -148,10 +151,76 @@ def _run(
     execution: Execution,
 ) -> Outcome:
     trace, workload = inputs.trace(spec), inputs.workload(spec)
+    done = _carry_out(inputs, spec, machine, progress, execution)
+    policy, costs, records, metrics, split = done.policy, done.costs, done.records, done.metrics, done.split
+    labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *done.labels]
+    oracle = "oracle:routing" in policy.needs
+    labels += ["oracle"] if oracle else []
+    labels += ["assumed"] if spec.decision_ns or (trace.made_up and SCORES & policy.needs) else []
+    notes = notes_of(spec, trace, workload, assumes_memory=not done.placement.enforce_capacity, signals=inputs.signals(spec))
+    if own := _own_transfer(spec, costs):
+        notes.append(f"transfers of its own: {own}")
+    notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
+    if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
+        notes.append("scores of the chosen experts only")
+    varied = _varied(inputs, spec, machine, execution, done)
+    notes += [str(varied.pop("varied"))] if varied.get("varied") else []
+    row: dict[str, Value] = {
+        **settings(spec),
+        "cache_slots": done.slots,
+        "cache_slots_used": slots_used(done.placement, spec.model),
+        "cache_share": done.slots / (spec.model.n_layers * spec.model.n_experts),
+        "routing": trace.origin,
+        "source_label": weakest(label for label in labels if label in LABELS),
+        "cost_label": "measured" if execution.measured else weakest(costs.labels(activities(records))),
+        "notes": ", ".join(notes),
+        "workload_digest": workload.digest,
+        "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),
+        "error": None,
+        "own_transfer": _own_transfer(spec, costs),
+        **metrics,
+        **{key: value for key, value in varied.items() if key != "varied"},
+        **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
+    }
+    return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
+
+
+def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Execution, done: _Done) -> dict[str, Value]:
+    """Run again at the ends of intervals, or say that it was not done; times that were measured have no such numbers."""
+    intervals = {} if execution.measured else done.costs.intervals()
+    if execution.measured or not spec.point.intervals:
+        said = [interval_text(key, interval) for key, interval in intervals.items()]
+        return {"varied": f"{NOT_VARIED}{'; '.join(said)}" if said else ""}
+    nominal = done.slots  # a budget is the nominal machine's: only costs move
+
+    def again(hardware: HardwareProfile) -> Mapping[str, Value]:
+        moved = replace(spec, hardware=hardware, cache_slots=nominal)
+        return _carry_out(inputs, moved, machine, None, execution).metrics
+
+    return vary(spec.ends, intervals, done.metrics, again)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A run that has been carried out, before it is a row."""
+
+    policy: Any
+    costs: CostModel
+    slots: int
+    placement: Placement
+    records: Records
+    split: Breakdown
+    metrics: Mapping[str, Value]
+    labels: tuple[str, ...]
+
+
+def _carry_out(
+    inputs: Inputs, spec: RunSpec, machine: Machine, progress: Callable[[int], None] | None, execution: Execution
+) -> _Done:
+    trace, workload = inputs.trace(spec), inputs.workload(spec)
     policy: Any = make_policy(spec.point.policy, inputs.place)
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
-    oracle = "oracle:routing" in policy.needs
-    if oracle:
+    if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     slots = spec.cache_slots
     if slots is None:
@@ -171,32 +240,7 @@ def _run(
     else:
         split = breakdown(records, machine.kinds, machine.media)
     metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=spec.point.warm_up_steps, split=split)
-    labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *predictors.labels]
-    labels += ["oracle"] if oracle else []
-    labels += ["assumed"] if spec.decision_ns or (trace.made_up and SCORES & policy.needs) else []
-    notes = notes_of(spec, trace, workload, assumes_memory=not placement.enforce_capacity, signals=inputs.signals(spec))
-    if own := _own_transfer(spec, costs):
-        notes.append(f"transfers of its own: {own}")
-    notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
-    if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
-        notes.append("scores of the chosen experts only")
-    row: dict[str, Value] = {
-        **settings(spec),
-        "cache_slots": slots,
-        "cache_slots_used": slots_used(placement, spec.model),
-        "cache_share": slots / (spec.model.n_layers * spec.model.n_experts),
-        "routing": trace.origin,
-        "source_label": weakest(label for label in labels if label in LABELS),
-        "cost_label": "measured" if execution.measured else weakest(costs.labels(activities(records))),
-        "notes": ", ".join(notes),
-        "workload_digest": workload.digest,
-        "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),
-        "error": None,
-        "own_transfer": _own_transfer(spec, costs),
-        **metrics,
-        **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
-    }
-    return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
+    return _Done(policy, costs, slots, placement, records, split, metrics, tuple(predictors.labels))
 
 
 def _costs(spec: RunSpec, policy: Any) -> CostModel:

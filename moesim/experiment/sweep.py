@@ -58,6 +58,8 @@ class Point:
         Steps that count as cold in hit rates.
     repeat : int
         Which of the experiment's repeats; its seeds are those of the first, plus this.
+    intervals : bool
+        Whether to repeat runs at the ends of the intervals of the profile's numbers.
     """
 
     model: Any
@@ -74,6 +76,7 @@ class Point:
     extrapolate: bool = False
     warm_up_steps: int | None = None
     repeat: int = 0
+    intervals: bool = False
 
     @property
     def setting(self) -> tuple[Any, ...]:
@@ -148,6 +151,7 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
             "chunk_bytes": listed(config.transfer.chunk),
             "decision_us": listed(config.decision_us),
             "extrapolate": listed(config.extrapolate),
+            "intervals": [config.intervals],
             "warm_up_steps": listed(config.warm_up_steps),
             "predictors": list(_grid({source: listed(stand_in) for source, stand_in in config.predictors.items()})),
             "workload": list(_workloads(config.workload)),

@@ -56,6 +56,7 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
         "compute": profile.compute,
         "backing": list(profile.backing),
         "platform_w": profile.platform_w,
+        "host": _host(profile),
         "devices": [_device(profile, device) for device in profile.devices.values()],
         "curves": [row for device in profile.devices.values() for row in _curves(profile, device)],
         "links": [row for link in profile.links for row in _transfers(profile, link, models)],
@@ -66,11 +67,12 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
     }
 
 
-def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, str]:
-    """Say how well numbers are founded: the weakest label, and what stands beside the measured ones."""
+def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, Any]:
+    """Say how well numbers are founded: the weakest label, a single one's interval, what stands beside the measured ones."""
     found = [profile.numbers[key] for key in keys if key in profile.numbers]
     measured = dict.fromkeys(_measured(number) for number in found if number.source == "measured")
-    return {"source": weakest(number.source for number in found), "measured": " | ".join(measured)}
+    interval = found[0].interval if len(found) == 1 else None
+    return {"source": weakest(number.source for number in found), "measured": " | ".join(measured), "interval": interval}
 
 
 def _measured(number: Number) -> str:
@@ -89,6 +91,12 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
     for name, number in scalar.items():
         if "." not in name:
             rows.append({"quantity": name, "value": number.value, "unit": _unit(name)} | _told(profile, [prefix + name]))
+    rows += [
+        {"quantity": name.replace("expert_cost.", "expert "), "value": number.value, "unit": _unit(name)}
+        | _told(profile, [prefix + name])
+        for name, number in scalar.items()
+        if name.startswith("expert_cost.")
+    ]
     launches = [name for name in scalar if name.startswith("launches.")]
     for label in dict.fromkeys(scalar[name].source for name in launches):
         some = [name for name in launches if scalar[name].source == label]
@@ -98,6 +106,16 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
         "device": device.name, "kind": device.kind, "role": device.role, "host": device.host, "cores": list(device.cores),
         "numbers": rows,
     }  # fmt: skip
+
+
+def _host(profile: HardwareProfile) -> list[dict[str, Any]]:
+    """What the thread that submits experts takes; nothing if the profile says nothing of it."""
+    words = {"host_expert_us": ("submission of an expert", "us"), "host_shared": ("thread computes the host's experts too", "")}
+    return [
+        {"quantity": what, "value": profile.numbers[key].value, "unit": unit} | _told(profile, [key])
+        for key, (what, unit) in words.items()
+        if key in profile.numbers
+    ]
 
 
 def _curves(profile: HardwareProfile, device: Device) -> Iterator[dict[str, Any]]:
@@ -161,8 +179,9 @@ def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
     for names, device in _alike(found["devices"], "device"):
         cores = [f"cores {', '.join(map(str, device['cores']))}"] if device["cores"] else []
         heads = [f"{names} ({', '.join([device['kind'], device['role'], *cores])})", "value", "source"]
-        rows = [[row["quantity"], _value(row["value"], row["unit"]), _source(row)] for row in device["numbers"]]
+        rows = [[row["quantity"], _value(row["value"], row["unit"]), _source(row, row["unit"])] for row in device["numbers"]]
         lines.append(render(heads, rows, Format.TABLE, ["value"]))
+    lines += [f"{row['quantity']}: {_value(row['value'], row['unit'])}, {_source(row, row['unit'])}" for row in found["host"]]
     if found["platform_w"] is not None:
         lines += [f"the rest of the machine: {found['platform_w']:g} W, {_source(_told(profile, ['platform_w']))}", ""]
     if found["curves"]:
@@ -210,8 +229,10 @@ def _alike(rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[str, 
         yield ", ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} like it", group[0]
 
 
-def _source(row: Mapping[str, Any]) -> str:
-    return f"{row['source']} ({row['measured']})" if row["measured"] else str(row["source"])
+def _source(row: Mapping[str, Any], unit: str = "") -> str:
+    interval = " to ".join(_value(end, unit) for end in row["interval"]) if row["interval"] else ""
+    words = ", ".join(filter(None, (interval, row["measured"])))
+    return f"{row['source']} ({words})" if words else str(row["source"])
 
 
 def _value(value: Any, unit: str) -> str:

@@ -103,9 +103,9 @@ def cache(base: Base, setting: Setting) -> Changed:
         known = Fraction(n_bytes, before) if key == "budget" and before else None
         return Changed({**base.raw, "cache": {"budget": n_bytes}}, known, value=_cache_value("budget", n_bytes))
     value = setting.number()
-    if not 0 < value <= 1:
-        raise ConfigError(f"--vary {setting}: expected a share in (0, 1] or a size such as '12 GiB', got {setting.text}")
-    known = value / Fraction(repr(before)) if key == "ratio" else None
+    if not 0 <= value <= 1:
+        raise ConfigError(f"--vary {setting}: expected a share in [0, 1] or a size such as '12 GiB', got {setting.text}")
+    known = value / Fraction(repr(before)) if key == "ratio" and before and value else None
     return Changed({**base.raw, "cache": {"ratio": float(value)}}, known, value=_cache_value("ratio", float(value)))
 
 

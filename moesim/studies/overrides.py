@@ -100,6 +100,10 @@ def faster_devices(
             found |= changed_number(profile, f"{key}.memory_bytes_per_s", float(new.memory_bytes_per_s), told)
         if compute != ONE:
             found |= changed_number(profile, f"{key}.flops", float(new.flops), told)
+        for name in ("read_bytes_per_s", "few_row_flops", "many_row_flops"):
+            written = f"{key}.expert_cost.{name}"
+            if written in profile.numbers and getattr(new.expert_cost, name) != getattr(device.expert_cost, name):
+                found |= changed_number(profile, written, float(getattr(new.expert_cost, name)), told)
         for what, before, after in (("experts", device.experts, new.experts), ("parts", device.parts, new.parts)):
             if before:
                 found[f"{key}.{what}"] = [written_curve(profile, curve, told) for curve in after]
@@ -131,6 +135,11 @@ def replaced_device(profile: HardwareProfile, name: str, other: HardwareProfile,
         if key in other.numbers:
             number = other.numbers[key]
             found[f"devices.{name}.{what}"] = Told(f"{told.why}: {number.ref}").number(number.value, number.source)
+    prefix = f"devices.{new.name}.expert_cost."
+    for key, number in other.numbers.items():
+        if key.startswith(prefix):
+            where = f"devices.{name}.expert_cost.{key.removeprefix(prefix)}"
+            found[where] = Told(f"{told.why}: {number.ref}").number(number.value, number.source)
     for what, curves in (("experts", new.experts), ("parts", new.parts)):
         if curves or getattr(profile.devices[name], what):
             found[f"devices.{name}.{what}"] = [written_curve(other, curve, told) for curve in curves]

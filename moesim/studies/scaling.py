@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from moesim.hardware.types import CostCurve, Device, HardwareProfile, Link, Pair, Transfer
+from moesim.hardware.types import CostCurve, Device, ExpertCost, HardwareProfile, Link, Pair, Transfer
 
 ONE = Fraction(1)
 _PPM = 1_000_000
@@ -93,6 +93,18 @@ def _faster_curves(device: Device, curves: Sequence[CostCurve], memory: Fraction
     return tuple(found)
 
 
+def _faster_experts(cost: ExpertCost | None, memory: Fraction, compute: Fraction) -> ExpertCost | None:
+    """Give the constants of experts with a faster memory or processor; what an expert or row takes whatever its size stays."""
+    if cost is None:
+        return None
+    return replace(
+        cost,
+        read_bytes_per_s=round(cost.read_bytes_per_s * memory),
+        few_row_flops=round(cost.few_row_flops * compute),
+        many_row_flops=round(cost.many_row_flops * compute),
+    )
+
+
 def faster_device(device: Device, memory: Fraction = ONE, compute: Fraction = ONE) -> Device:
     """Give a device with a faster memory or more operations a second.
 
@@ -112,6 +124,7 @@ def faster_device(device: Device, memory: Fraction = ONE, compute: Fraction = ON
         device,
         memory_bytes_per_s=round(device.memory_bytes_per_s * memory),
         flops=round(device.flops * compute),
+        expert_cost=_faster_experts(device.expert_cost, memory, compute),
         experts=_faster_curves(device, device.experts, memory, compute),
         parts=_faster_curves(device, device.parts, memory, compute),
     )

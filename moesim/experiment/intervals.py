@@ -1,0 +1,106 @@
+"""How far a result moves over the intervals of the profile's numbers: each run again at both ends of each number it used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from moesim.hardware import HardwareProfile, load_hardware
+
+if TYPE_CHECKING:
+    from moesim.metrics import Value
+
+SPEED: Final = "decode_tokens_per_s"
+"""What the columns ``least`` and ``most`` are of."""
+
+LEAST, MOST = f"{SPEED}_least", f"{SPEED}_most"
+
+NOT_VARIED: Final = "interval not varied (set intervals: true): "
+"""How the note begins that names the intervals over which a run was not repeated."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A number of a profile with an interval, and the machines that have its ends instead."""
+
+    key: str
+    interval: tuple[float, float]
+    machines: tuple[HardwareProfile, HardwareProfile]
+
+
+def ends_of(written: Any, machine: HardwareProfile, place: str) -> tuple[Ends, ...]:
+    """Make the machines at the ends of all intervals of a profile's costs.
+
+    Parameters
+    ----------
+    written : str or mapping
+        The profile as the experiment names it.
+    machine : HardwareProfile
+        The same, read.
+    place : str
+        The experiment's file, for messages.
+
+    Returns
+    -------
+    tuple of Ends
+        One a number; power has no part in times and is left out.
+    """
+    found = []
+    for key, number in machine.numbers.items():
+        if number.interval is None or key.endswith("_w"):
+            continue
+        least, most = (load_hardware(_changed(written, machine, key, end), place) for end in number.interval)
+        found.append(Ends(key, number.interval, (least, most)))
+    return tuple(found)
+
+
+def _changed(written: Any, machine: HardwareProfile, key: str, value: float) -> dict[str, Any]:
+    """Write the machine with another value of one number, under its label."""
+    number: dict[str, Any] = {"value": int(value) if isinstance(machine.numbers[key].value, int) else value}
+    number |= {"source": "assumed", "why": "an end of its interval"}
+    return {**(written if isinstance(written, Mapping) else {"base": written}), key: number}
+
+
+def vary(
+    ends: Sequence[Ends], used: Collection[str], row: Mapping[str, Value], again: Callable[[HardwareProfile], Mapping[str, Value]]
+) -> dict[str, Value]:
+    """Run a run again at the ends of the intervals of the numbers it used, one number at a time.
+
+    Parameters
+    ----------
+    ends : sequence of Ends
+        Of the machine.
+    used : collection of str
+        Keys of the numbers that the run used.
+    row : mapping
+        Its metrics.
+    again : callable
+        Gives the metrics on another machine.
+
+    Returns
+    -------
+    dict
+        The least and the most speed of decoding at any end, the nominal one included; ``varied``, a text for the notes. None and
+        an empty text if the run used no number with an interval, or decoded nothing.
+    """
+    speed = row.get(SPEED)
+    varied = [end for end in ends if end.key in used]
+    if not isinstance(speed, float) or not varied:
+        return {LEAST: None, MOST: None, "varied": ""}
+    speeds, told = [speed], []
+    for end in varied:
+        found = [float(again(machine)[SPEED] or 0) for machine in end.machines]
+        speeds += found
+        low, high = (100 * (value / speed - 1) for value in (min(*found, speed), max(*found, speed)))
+        told.append(f"speed {low:+.0f} to {high:+.0f} % over {interval_text(end.key, end.interval)}")
+    return {LEAST: min(speeds), MOST: max(speeds), "varied": "; ".join(told)}
+
+
+def interval_text(key: str, interval: tuple[float, float]) -> str:
+    """Name a number and its interval.
+
+    >>> interval_text("devices.cpu0.expert_cost.few_row_flops", (41e9, 234e9))
+    'cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11'
+    """
+    return f"{key.removeprefix('devices.')} {interval[0]:g}..{interval[1]:g}"

@@ -1,0 +1,73 @@
+"""How far results move over the intervals of a profile's numbers, and a cache of no expert."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moesim.errors import MoesimError
+from moesim.experiment.config import parse_config
+from moesim.experiment.intervals import LEAST, MOST, SPEED
+from moesim.experiment.notes import split_notes
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import run_experiment
+
+SLOPE = "devices.cpu0.expert_cost.few_row_flops"
+
+
+def rows(policies: list[Any], *, hardware: Any = "rtx3090-epyc7532", batch: int = 4, **more: Any) -> list[dict[str, Any]]:
+    raw = {
+        "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": hardware, "trace": "mini-mixtral", "policies": policies,
+        "workload": {"batch_size": batch, "prompt_tokens": 4, "decode_tokens": 4}, "cache": {"ratio": 0.5},
+    }  # fmt: skip
+    return run_experiment(Experiment(parse_config(raw | more, "x.yaml"), "x.yaml")).rows
+
+
+def test_a_run_is_repeated_at_both_ends_of_the_slope():
+    found = rows(["llama-cpp", "lru"], intervals=True)
+    ends = [rows(["llama-cpp"], hardware={"base": "rtx3090-epyc7532", SLOPE: value})[0][SPEED] for value in (41e9, 234e9)]
+    assert [found[0][LEAST], found[0][MOST]] == ends
+    low, high = (round(100 * (end / found[0][SPEED] - 1)) for end in ends)
+    assert low < 0 < high
+    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11" in split_notes(found[0])[0]
+    assert found[1][LEAST] is None  # lru never computes on the CPU
+    assert not any("over" in note for note in split_notes(found[1])[0])
+
+
+def test_one_row_an_expert_uses_no_slope():
+    assert (
+        rows(["all-cpu"], batch=1, intervals=True, workload={"batch_size": 1, "prompt_tokens": 1, "decode_tokens": 4})[0][LEAST]
+        is None
+    )
+
+
+def test_what_was_not_varied_is_said():
+    notes, costs = split_notes(rows(["llama-cpp"])[0])
+    assert costs == ["interval not varied (set intervals: true): cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11"]
+    assert not any("interval" in note for note in notes)
+
+
+def test_a_sweep_of_the_slope_changes_results():
+    found = rows(["llama-cpp"], hardware={"base": "rtx3090-epyc7532", SLOPE: [41e9, 98e9, 234e9]})
+    speeds = [row[SPEED] for row in found]
+    assert speeds == sorted(speeds)
+    assert len(set(speeds)) == 3
+
+
+def test_the_hosts_thread_is_swept_like_any_number():
+    found = rows(["lru"], hardware={"base": "rtx3090-epyc7532", "host_expert_us": [0.0, 500.0]})
+    assert found[0][SPEED] > found[1][SPEED]
+    own, shared = rows(["dali"], hardware={"base": "rtx3090-epyc7532", "host_shared": [False, True]})
+    assert own[SPEED] >= shared[SPEED]
+
+
+def test_no_cache_is_a_setting():
+    none, half = (rows(["fiddler"], cache={"ratio": ratio})[0] for ratio in (0.0, 0.5))
+    assert (none["cache_slots"], none["hit_rate"]) == (0, 0)
+    assert none[SPEED] < half[SPEED]
+
+
+def test_a_cache_that_must_hold_experts_says_how_many():
+    with pytest.raises(MoesimError, match=r"expected at least 1 cache slots a layer, got 0 .*set cache.ratio to at least 0.125"):
+        rows(["lru"], cache={"ratio": 0.0})
