@@ -30,7 +30,7 @@ def parse(**changes: Any) -> Config:
     ("changes", "message"),
     [
         ({"cache": {"ratio": [0.5, "half"]}}, "a.yaml: cache.ratio[1]: expected a number in [0, 1], got 'half'"),
-        ({"cache": {"ratio": 0}}, "a.yaml: cache.ratio: expected a number in [0, 1], got 0"),
+        ({"cache": {"ratio": -0.1}}, "a.yaml: cache.ratio: expected a number in [0, 1], got -0.1"),
         ({"cache": {"ratio": True}}, "a.yaml: cache.ratio: expected a number in [0, 1], got True"),
         ({"cache": {}}, "a.yaml: cache: expected ratio or budget, got neither"),
         ({"cache": {"budget": ["8 GiB", 0]}}, "a.yaml: cache.budget[1]: expected a size of at least 1 byte, got 0"),

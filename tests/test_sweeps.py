@@ -406,7 +406,7 @@ def test_every_field_sweeps_and_shows_in_rows_dry_run_and_quick(name: str, tmp_p
 @pytest.mark.parametrize("field", sorted(Config.model_fields))
 def test_no_field_is_forgotten_here(field: str):
     """A new field of the file is to be swept above, or named here as one that does not sweep."""
-    fixed = {"name", "description", "zip", "exclude", "plots", "timeline", "frames", "output"}
+    fixed = {"name", "description", "zip", "exclude", "plots", "timeline", "frames", "output", "intervals"}
     swept = {key for changes in SWEEPS.values() for key in changes}
     assert (field in swept) != (field in fixed)
 

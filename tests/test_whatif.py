@@ -144,7 +144,7 @@ def test_the_limit_is_the_largest_resource_of_the_largest_part():
 
 BOUND = {
     "CPU memory": {"devices.cpu0.memory_bytes_per_s": 1e9},
-    "CPU compute": {"devices.cpu0.flops": 1e9},
+    "CPU compute": {"devices.cpu0.expert_cost.few_row_flops": 1e9},
     "GPU memory": {"devices.gpu0.memory_bytes_per_s": 1e8, "devices.gpu0.experts": []},
     "GPU compute": {"devices.gpu0.flops": 1e7, "devices.gpu0.experts": []},
     "GPU launches": {"devices.gpu0.launch_us": 1e5},
@@ -203,9 +203,9 @@ def test_the_share_of_memory_is_what_faster_memory_saves(tmp_path: Path, hardwar
 
 
 def test_where_reading_and_computing_take_equally_long_each_is_half(tmp_path: Path):
-    """Neither alone saves anything: the CPU's experts, one row each, with operations as slow as their weights are read."""
+    """Neither alone saves anything: the CPU's experts by a roofline, with operations as slow as their weights are read."""
     ratio = 2 * MODEL.expert_params / MODEL.expert_bytes(0)
-    slow = {"devices.cpu0.memory_bytes_per_s": 1e9, "devices.cpu0.flops": ratio * 1e9}
+    slow = {"devices.cpu0.memory_bytes_per_s": 1e9, "devices.cpu0.flops": ratio * 1e9, "devices.cpu0.expert_cost": None}
     experiment = resolve(tmp_path, hardware={"base": "rtx3090-epyc7532", **slow}, policies=["llama-cpp"])
     outcome = run_one(experiment, experiment.specs[0], keep=True)
     shares = limits_of(experiment, experiment.specs[0], outcome).shares

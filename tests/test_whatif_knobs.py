@@ -149,7 +149,7 @@ NAMED = {
     "pcie x8": {f"{curve}.bytes_per_s" for curve in CURVES} | SHARED,
     "cpu.memory_bandwidth +50%": {"devices.cpu0.memory_bytes_per_s"} | SHARED,
     "cpu.memory 8->12": {"devices.cpu0.memory_bytes_per_s"} | SHARED,
-    "cpu.compute x2": {"devices.cpu0.flops"},
+    "cpu.compute x2": {"devices.cpu0.flops", *(f"devices.cpu0.expert_cost.{rows}_row_flops" for rows in ("few", "many"))},
     "devices.gpu0.launch_us x0.5": {"devices.gpu0.launch_us"},
     "hardware.devices.cpu0.memory_bytes 512 GB": {"devices.cpu0.memory_bytes"},
 }  # fmt: skip
@@ -345,7 +345,7 @@ REFUSED = {
     "cpu.memory 0": "expected at least one channel",
     "gpu a101": "unknown hardware profile 'a101'",
     "gpu ryzen5900x": "expected a GPU in ryzen5900x, got none",
-    "cache 2": "expected a share in (0, 1]",
+    "cache 2": "expected a share in [0, 1]",
     "cache x8": "expected a share of at most 1",
     "cache 12 GeB": "expected a size",
     "decision_us x2": "expected a number above 0 in decision_us to multiply",
