@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 CODE = (
     "__init__.py", "advice/static_sets.py", "collector.py", "colours.py",
     "data.py", "errors.py", "limits.py", "policy.py", "records.py", "text.py", "units.py", "yaml_reader.py",
-    "costs", "engine",
-    "experiment/intervals.py", "experiment/naming.py", "experiment/needs.py", "experiment/runner.py", "experiment/traces.py", "hardware",
+    "costs", "engine", "experiment/intervals.py", "experiment/naming.py", "experiment/needs.py", "experiment/runner.py",
+    "experiment/traces.py", "hardware",
     "metrics", "model", "policies", "predictors", "stats", "synthesis", "trace", "workload",
 )  # fmt: skip
 """Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
