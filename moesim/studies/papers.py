@@ -5,7 +5,7 @@ Which they are is data (`moesim.studies.published`). Nothing is fitted to a figu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -99,10 +99,13 @@ DERIVED: dict[str, Callable[[Row], float]] = {
     "moe_time_s": lambda row: _moe_time(row) / _NS_PER_S,
     "gpu_memory_gb": lambda row: sum(v for k, v in row.items() if k.startswith("peak_memory_bytes.") and "gpu" in k and v) / 1e9,
     "ttft_ms": lambda row: float(row["ttft_mean_ns"]) / 1e6,
+    "step_s": lambda row: float(row["tpot_mean_ns"]) / _NS_PER_S,
+    "tokens_per_kj": lambda row: 1000 / float(row["energy_j_per_token"]),
     "decision_share": decision_share,
 }
 """Tokens generated over the whole time, prefill included; the time that is not the dense part's, in ns and s; peak memory of all
-GPUs together; time to the first token; share of the time that decisions take (of runs with a clock around them)."""
+GPUs together; time to the first token; time of a decode step; tokens generated per kilojoule; share of the time that decisions take
+(of runs with a clock around them)."""
 
 
 def compare(published: Published, results: Mapping[str, Sequence[Row]], place: str = "papers") -> Compared:
@@ -129,11 +132,12 @@ def compare(published: Published, results: Mapping[str, Sequence[Row]], place: s
     if published.source not in RUNS:
         return _told(published, f"{place}: {published.name}") if published.source else Compared(published)
     place = f"{place}: {published.name}"
-    mine = select(results.get(published.experiment, ()), published.policy, published.where, place)
+    where, other_where, apart = sides(published.where)
+    mine = select(results.get(published.experiment, ()), published.policy, where, place)
     if published.kind in RATIOS:
-        rows = select(results.get(published.baseline_experiment, ()), published.baseline, published.where, place)
-        others = {_setting(row): row for row in rows}
-        pairs: list[tuple[Row, ...]] = [(row, others[_setting(row)]) for row in mine if _setting(row) in others]
+        rows = select(results.get(published.baseline_experiment, ()), published.baseline, other_where, place)
+        others = {_setting(row, apart): row for row in rows}
+        pairs: list[tuple[Row, ...]] = [(row, others[_setting(row, apart)]) for row in mine if _setting(row, apart) in others]
         figures = [_figure(a, published.metric, place) / _figure(b, published.metric, place) for a, b in pairs]
     else:
         pairs = [(row,) for row in mine]
@@ -208,8 +212,19 @@ def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value).split(" (")[0]
 
 
-def _setting(row: Row) -> tuple[Any, ...]:
-    return tuple(_written(row[key]) if key == "model" else row.get(key) for key in _SETTING)
+def sides(where: str) -> tuple[str, str, frozenset[str]]:
+    """Divide ``where`` into that of a system and that of its baseline, and name the settings in which they differ.
+
+    >>> sides("model=mixtral-8x7b;cache_ratio=0.25>0")
+    ('model=mixtral-8x7b;cache_ratio=0.25', 'model=mixtral-8x7b;cache_ratio=0', frozenset({'cache_ratio'}))
+    """
+    parts = [part.split("=", 1) for part in where.split(";") if part]
+    sides = [";".join(f"{key}={values.split('>')[end]}" for key, values in parts) for end in (0, -1)]
+    return sides[0], sides[1], frozenset(key for key, values in parts if ">" in values)
+
+
+def _setting(row: Row, apart: Collection[str] = ()) -> tuple[Any, ...]:
+    return tuple(_written(row[key]) if key == "model" else row.get(key) for key in _SETTING if key not in apart)
 
 
 def _figure(row: Row, metric: str, place: str = "papers") -> float:

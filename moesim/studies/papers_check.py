@@ -11,7 +11,7 @@ from moesim.experiment.naming import policy_label
 from moesim.experiment.sweep import expand
 from moesim.model import load_model
 from moesim.studies.cost_figures import check_cost
-from moesim.studies.papers import select
+from moesim.studies.papers import select, sides
 from moesim.studies.published import Published
 from moesim.studies.routing_figures import check_figure
 
@@ -40,14 +40,15 @@ def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], plac
             check_figure(row.metric, row.arguments(), where)
         elif row.source == "costs":
             check_cost(row.metric, row.arguments(), where)
-        for name, policy in ((row.experiment, row.policy), (row.baseline_experiment, row.baseline)):
+        mine, theirs, _ = sides(row.where) if row.experiment else ("", "", None)
+        for name, policy, side in ((row.experiment, row.policy, mine), (row.baseline_experiment, row.baseline, theirs)):
             if not name:
                 continue
             known = {str(one["policy"]) for one in grids[name]}
             if policy not in known:
                 raise ConfigError(f"{where}: {unknown_name(f'policy of {name}.yaml', policy, known)}")
-            if not select(grids[name], policy, row.where, where):
-                raise ConfigError(f"{where}: where: expected settings of some run of {name}.yaml, got '{row.where}'")
+            if not select(grids[name], policy, side, where):
+                raise ConfigError(f"{where}: where: expected settings of some run of {name}.yaml, got '{side}'")
 
 
 def _grid(config: Config, place: str) -> list[dict[str, Any]]:
@@ -57,6 +58,7 @@ def _grid(config: Config, place: str) -> list[dict[str, Any]]:
             "policy": policy_label(point.policy),
             "model": load_model(point.model, f"{place}: model").name,
             **point.workload,
+            "transfer_curve": point.curve,
             "cache_ratio": point.ratio,
             "cache_budget_bytes": point.budget_bytes,
         }

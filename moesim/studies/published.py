@@ -66,7 +66,7 @@ class Published:
         into a speed. Else the name of a statistic or of a cost.
     where : str
         ``"model=mixtral-8x7b;batch_size=4|16"``: settings of the runs that count (empty: all), or arguments of the statistic or
-        cost.
+        cost. ``cache_ratio=0.25>0`` names the settings of a system and of its baseline, where they differ.
     remark, why : str
         What differs from the paper's set-up, or why there is no counterpart; and why the figures differ, as far as it is known.
     """
