@@ -104,8 +104,8 @@ DERIVED: dict[str, Callable[[Row], float]] = {
     "decision_share": decision_share,
 }
 """Tokens generated over the whole time, prefill included; the time that is not the dense part's, in ns and s; peak memory of all
-GPUs together; time to the first token; time of a decode step; tokens generated per kilojoule; share of the time that decisions take
-(of runs with a clock around them)."""
+GPUs together; time to the first token; time of a decode step; tokens generated per kilojoule; share of the time that decisions
+take (of runs with a clock around them)."""
 
 
 def compare(published: Published, results: Mapping[str, Sequence[Row]], place: str = "papers") -> Compared:
