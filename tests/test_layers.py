@@ -52,7 +52,7 @@ ONLY = {  # who may import what
     "typer": ["cli", "commands.*"],
     "rich": ["table", "progress", "recorder.*"],
     "safetensors": ["recorder.*"],
-    "pydantic": ["experiment.config", "experiment.config_errors", "experiment.quick", "hardware.*"],
+    "pydantic": ["studies.paper_identify", "experiment.config", "experiment.config_errors", "experiment.quick", "hardware.*"],
     "distributed": ["experiment.pool"],
     "gguf": ["advice.gguf"],
     "jinja2": ["report.*"],

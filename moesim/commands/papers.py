@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from moesim.commands.runs import Jobs
+from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config
 from moesim.experiment.output import Output
@@ -17,10 +18,10 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import expand
 from moesim.output_folder import OutputFolder, check_own_folder
 from moesim.studies.decision_time import run_clocked
-from moesim.studies.paper_figures import choose, figures
+from moesim.studies.paper_figures import Figure, choose, figures
 from moesim.studies.papers import compare, variants
 from moesim.studies.papers_check import check_answers
-from moesim.studies.papers_report import listing, report
+from moesim.studies.papers_report import identified, listing, report
 from moesim.studies.published import PUBLISHED, paper_folder, read_published
 from moesim.studies.rank_agreement import agreements
 from moesim.table import Format
@@ -36,6 +37,10 @@ def papers(
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
+    identify: Annotated[
+        bool,
+        typer.Option("--identify", help="Answer each block of rows by constants that a paper's other rows give; takes minutes."),
+    ] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:
     """Run the experiments of the papers and print each published figure beside the simulated one.
@@ -46,12 +51,17 @@ def papers(
     With --out every experiment leaves a result folder, OUT/PAPER/EXPERIMENT, and what has been run there is not run again
     (but for decisions, which are timed anew).
 
+    With --identify, shortened runs of the papers in experiments/papers/_identify.yaml answer each row three ways: by the profile
+    to which nothing was fitted, by constants that all other blocks of rows of the paper give, and by those that all blocks give.
+
     Example: moesim papers hybrimoe/fig9 --quick
     """
     folder = paper_folder()
     chosen = choose(figures(read_published(folder / PUBLISHED), folder), names or ())
     configs = {name: load_config(folder / f"{name}.yaml") for one in chosen for name in one.experiments}
     check_answers((row for one in chosen for row in one.rows), configs, str(folder / PUBLISHED))
+    if identify:
+        return _identify(folder, chosen, configs, jobs, out, form)
     if small:
         configs = {name: quick(config) for name, config in configs.items()}
     if shown:
@@ -76,6 +86,31 @@ def papers(
     for line in failures:
         say(f"moesim: {one_line(line)}")
     return 1 if failures else 0
+
+
+def _identify(
+    folder: Path, chosen: list[Figure], configs: dict[str, Config], jobs: int | None, out: Path | None, form: Format
+) -> int:
+    from moesim.studies.paper_evaluate import Evaluator  # SciPy takes most of a second to import
+    from moesim.studies.paper_identify import identify_paper, read_plans
+
+    plans = read_plans(folder)
+    papers_chosen = [paper for paper in dict.fromkeys(one.paper for one in chosen) if paper in plans]
+    if not papers_chosen:
+        raise ConfigError(f"papers --identify: expected a paper of {', '.join(plans)}, got none; name one")
+    if out is not None:
+        check_own_folder(out, "papers")
+        OutputFolder(out, "papers").mark()
+    found = {}
+    for paper in papers_chosen:
+        plan = plans[paper]
+        rows = [row for one in chosen if one.paper == paper for row in one.rows if plan.block_of(row) is not None]
+        if len({plan.block_of(row) for row in rows}) < 2:
+            raise ConfigError(f"papers --identify: {paper}: expected rows of two blocks or more, got fewer; name the whole paper")
+        evaluate = Evaluator(plan, rows, configs, jobs, None if out is None else out / "identify" / paper)
+        found[paper] = identify_paper(plan, rows, evaluate)
+    sys.stdout.write(identified(found, form))
+    return 0
 
 
 def _run(config: Config, name: str, jobs: int | None, out: Path | None) -> tuple[list[dict[str, Any]], list[str]]:

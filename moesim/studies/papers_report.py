@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moesim.policies.registry import policy_info
 from moesim.studies.paper_figures import Figure
 from moesim.studies.papers import Compared, Variant
-from moesim.studies.published import BOUNDS
+from moesim.studies.published import BOUNDS, Published
 from moesim.studies.rank_agreement import Agreement
 from moesim.table import Format, render, render_records
+
+if TYPE_CHECKING:
+    from moesim.studies.paper_identify import Answer, Identified
 
 HEADINGS = [
     "figure",
@@ -62,6 +66,58 @@ def report(
         parts.append(_variant_table(beside, form))
     parts.append(_notes(compared, small, "\n\n" if form is Format.MD else "\n"))
     return "\n".join(part for part in parts if part)
+
+
+def identified(found: Mapping[str, Identified], form: Format) -> str:
+    """Write rows beside what the derived and the identified constants answer, and those constants.
+
+    Parameters
+    ----------
+    found : mapping of str to Identified
+        By paper.
+    form : Format
+        For other programs one record a row and one a constant, told apart by ``table``.
+
+    Returns
+    -------
+    str
+        Ends with a newline.
+    """
+    if form not in (Format.TABLE, Format.MD):
+        records: list[dict[str, Any]] = []
+        for paper, one in found.items():
+            for answer in one.answers:
+                values = {"derived": answer.derived, "left_out": answer.left_out, "everything": answer.everything}
+                ratios = {f"ratio_{name}": answer.ratio(value) for name, value in values.items()}
+                records.append({"table": "row", **answer.published.record(), "block": answer.block, **values, **ratios})
+            for out, constants in one.constants.items():
+                for key, value in constants.items():
+                    record = {"table": "constant", "paper": paper, "left_out": out, "key": key, "value": value}
+                    records.append(record | {"sigma": None if out else one.sigma[key]})
+        return render_records(records, form)
+    heads = ["block left out", "what", "printed", "derived", "ratio", "identified", "ratio", "with all", "ratio"]
+    cells = [
+        [f"{paper}/{answer.block}", answer.published.what, _amount(answer.published, answer.published.published)]
+        + [text for value in (answer.derived, answer.left_out, answer.everything) for text in _with_ratio(answer, value)]
+        for paper, one in found.items()
+        for answer in one.answers
+    ]
+    parts = [render(heads, cells, form, heads[2:])]
+    for paper, one in found.items():
+        keys = list(one.constants[""])
+        rows = [[out or "none", *(f"{constants[key]:.3g}" for key in keys)] for out, constants in one.constants.items()]
+        rows.append(["one standard deviation", *(f"x {math.exp(one.sigma[key]):.2f}" for key in keys)])
+        parts.append(render([f"{paper}: block left out", *keys], rows, form, keys))
+    return "\n".join(parts)
+
+
+def _amount(row: Published, value: float) -> str:
+    return f"{value:.4g} {row.unit}".strip()
+
+
+def _with_ratio(answer: Answer, value: float | None) -> tuple[str, str]:
+    ratio = answer.ratio(value)
+    return ("-", "-") if value is None or ratio is None else (f"{value:.3g}", f"{ratio:.2f}")
 
 
 def listing(known: Iterable[Figure], n_runs: Mapping[str, int], form: Format) -> str:
