@@ -77,12 +77,15 @@ def read_plans(folder: Path) -> dict[str, Plan]:
     raw = read_yaml_value(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected papers with what is identified of them, got {type(raw).__name__}")
-    try:
-        return {paper: Plan.model_validate(plan) for paper, plan in raw.items()}
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; correct it") from None
+    found = {}
+    for paper, plan in raw.items():
+        try:
+            found[paper] = Plan.model_validate(plan)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, (paper, *first["loc"])))
+            raise ConfigError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; correct it") from None
+    return found
 
 
 @dataclass(frozen=True)
