@@ -366,7 +366,7 @@ def test_speeds_with_fewer_launches_are_those_of_the_profile_with_these(eager: A
 def test_a_profile_of_an_engine_with_few_launches_is_not_cautioned(trace: str, tmp_path: Path):
     fast = recommend(asked(trace, model=EAGER, hardware="ryzen7950x-rtx4080", decode=4))
     assert fast.caution == "" and fast.found.fewer is None and "Caution" not in output(fast, Format.TABLE)
-    assert layer_us(look_up(asked(trace, hardware="a100-80gb-llama-cpp"), tmp_path)) == FEW_US  # where the figure is from
+    assert layer_us(look_up(asked(trace, hardware="a100-80gb-llama-cpp"), tmp_path)) == 17 * 3
     for name in hardware_names():
         if "llama-cpp" in name:
             assert with_fewer(look_up(asked(trace, hardware=name, ram=None), tmp_path)) is None, name

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.advice.setting import Setting
 from moesim.advice.written import title
+from moesim.costs.operations import operations
 
 if TYPE_CHECKING:
     from moesim.advice.candidates import Candidate
@@ -24,7 +25,7 @@ FEW_US: Final = 35.0
 """Launches of a layer without its experts, us, in an engine with CUDA graphs."""
 MANY_TIMES: Final = 2.0
 """Launches so many times `FEW_US` are those of another engine; up to there they may be those of an older GPU with CUDA graphs."""
-WHY: Final = "25 operations x 1.4 us, as in the profile a100-80gb-llama-cpp, taken over"
+WHY: Final = "25 operations x 1.4 us, small kernels in a CUDA graph on an A100 80 GB (te42kyfo/gpu-benches), taken over"
 _PARTS: Final = ("attention", "dense")
 
 
@@ -89,6 +90,9 @@ def launch_share(limits: Limits) -> float:
 def layer_us(setting: Setting) -> float:
     """Give what the launches of a layer without its experts take by the profile, us."""
     device = setting.hardware.devices[setting.gpu]
+    if device.operations:
+        counted = operations(device.operations, device.kind, setting.model)
+        return float(device.operation_us) * sum(counted[part] for part in _PARTS)
     return float(device.launch_us) * sum(device.launches.get(part, 1) for part in _PARTS)
 
 
@@ -109,9 +113,10 @@ def with_fewer(setting: Setting) -> Setting | None:
     taken = layer_us(setting)
     if taken <= MANY_TIMES * FEW_US:
         return None
-    launch_us = float(setting.hardware.devices[setting.gpu].launch_us) * FEW_US / taken
-    given: dict[str, Any] = {"value": launch_us, "source": "assumed", "why": WHY}
-    return replace(setting, hardware_ref={**setting.hardware_ref, f"devices.{setting.gpu}.launch_us": given})
+    device = setting.hardware.devices[setting.gpu]
+    key, each = ("operation_us", device.operation_us) if device.operations else ("launch_us", device.launch_us)
+    given: dict[str, Any] = {"value": float(each) * FEW_US / taken, "source": "assumed", "why": WHY}
+    return replace(setting, hardware_ref={**setting.hardware_ref, f"devices.{setting.gpu}.{key}": given})
 
 
 def caution(setting: Setting, fewer: Fewer | None) -> str:

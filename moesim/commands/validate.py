@@ -78,9 +78,12 @@ def validate(
 
 def _public(out: Path | None, form: Format) -> int:
     from moesim.validation.public import run_public, table
+    from moesim.validation.sweep_report import group_table
 
     result = run_public(out, progress=True)
     sys.stdout.write(table(result.frame, form))
+    if not form.for_programs:
+        sys.stdout.write("\n" + group_table(result.sweeps, form))
     if form is Format.TABLE:
         print(result.summary)
     if out is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from moesim.costs.curves import covers, curve_ns, nearest, range_text
 from moesim.costs.fitting import Unfitting, part_curves
 from moesim.costs.links import LinkCosts
+from moesim.costs.operations import operations
 from moesim.costs.parts import Roofline, within_a_day
 from moesim.errors import HardwareError
 from moesim.hardware.types import CostCurve, Device, HardwareProfile
@@ -36,10 +37,15 @@ class PartCosts(LinkCosts):
             )
         key = (device.name, part)
         if key not in self._rooflines:
-            self._rooflines[key] = Roofline(device, device.launches.get(part, 1), self._place(device, part))
-            names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}")
+            chain = device.operation_us * self._operations(device, part) if device.operations else None
+            self._rooflines[key] = Roofline(device, device.launches.get(part, 1), self._place(device, part), chain)
+            names = ("memory_bytes_per_s", "flops", "launch_us", f"launches.{part}", "operation_us")
             self._ledger.note(f"{part} @{device.name}", "roofline", *(f"devices.{device.name}.{name}" for name in names))
         return self._rooflines[key]
+
+    def _operations(self, device: Device, part: str) -> int:
+        """Count the operations of a part by the engine of a device; an expert alone has none, all of a layer have "experts"."""
+        return operations(device.operations, device.kind, self.model).get(part, int(part == "predict"))
 
     def _place(self, device: Device, part: str) -> str:
         return f"{self.hardware.path}: devices.{device.name} ({part} of {self.model.name})"

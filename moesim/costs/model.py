@@ -132,6 +132,8 @@ class CostModel(PartCosts):
                 if curve.first_extra_us is not None:
                     extra, where = curve.first_extra_us, f"{curve.key}.first_extra_us"
                     break
+            if extra is None and found.operations:
+                extra, where = found.operation_us * self._operations(found, "experts"), f"devices.{device}.operation_us"
             self._memo[key] = 0 if extra is None else round(extra * 1000)
             if extra is not None:
                 self._ledger.note(f"first extra @{device}", "constant", where)
@@ -219,7 +221,15 @@ class CostModel(PartCosts):
                 context = ceil_div(n_bytes * NS_PER_S, roofline.rate)
             ns = self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
             return within_a_day(ns, roofline.place)
-        return roofline.ns(weights + n_bytes, per_row * n_rows + operations)
+        return roofline.ns(weights + n_bytes, per_row * n_rows + operations) + self._left_to_host_ns(device)
+
+    def _left_to_host_ns(self, device: str) -> int:
+        """What latent attention takes besides, where the engine has no kernel for it and its host computes it."""
+        found = self.hardware.devices[device]
+        if not self.model.kv_lora_rank or not found.latent_attention_us:
+            return 0
+        self._ledger.note(f"latent attention @{device}", "constant", f"devices.{device}.latent_attention_us")
+        return round(found.latent_attention_us * 1000)
 
     def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int, bool]:
         model = self.model
@@ -269,9 +279,13 @@ class CostModel(PartCosts):
         return model.n_dense_layers * (each + self.attention_ns(device, n_rows, work2, n_requests))
 
     def head_ns(self, device: str, n_sequences: int) -> int:
-        """Time of the last norm and the LM head for ``n_sequences`` rows, ns."""
-        model = self.model
-        return self._part_ns(device, "head", n_sequences, model.head_bytes, 2 * n_sequences * model.head_params)
+        """Time of the last norm and the LM head for ``n_sequences`` rows, and of the host's fixed work a step, ns."""
+        model, found = self.model, self.hardware.devices[device]
+        ns = self._part_ns(device, "head", n_sequences, model.head_bytes, 2 * n_sequences * model.head_params)
+        if found.token_us and n_sequences:
+            ns += round(found.token_us * 1000)
+            self._ledger.note(f"step @{device}", "constant", f"devices.{device}.token_us")
+        return ns
 
     def predict_ns(self, device: str, n_rows: int, source: str) -> int:
         """Time of a prediction about one layer.
@@ -321,6 +335,9 @@ class CostModel(PartCosts):
         """One whole layer: the launches of all its parts, and of each activated expert."""
         self._roofline(device, "predict")  # notes the device's rates
         parts = ("attention", "dense", "shared") if self.model.shared_params else ("attention", "dense")
+        if device.operations:
+            chain = device.operation_us * sum(self._operations(device, part) for part in (*parts, "experts"))
+            return Roofline(device, 0, self._place(device, "shadow"), chain)
         launches = sum(device.launches.get(part, 1) for part in parts)
         return Roofline(device, launches + active * device.launches.get("expert", 1), self._place(device, "shadow"))
 

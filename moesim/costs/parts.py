@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from fractions import Fraction
 from typing import Any
 
 from moesim.errors import HardwareError
@@ -27,14 +28,17 @@ class Roofline:
         Kernels of the part; 0 for none.
     place : str
         What it is, for messages.
+    chain_us : Fraction, us, optional
+        Time of operations that follow each other, instead of launches: it adds to what reading and computing take.
     """
 
     __slots__ = ("first_ns", "floor_ns", "flops", "place", "rate")
 
-    def __init__(self, device: Device, launches: int, place: str) -> None:
+    def __init__(self, device: Device, launches: int, place: str, chain_us: Fraction | None = None) -> None:
         self.place = place
-        self.first_ns = round(device.launch_us * 1000) if launches else 0
-        self.floor_ns = round(device.launch_us * 1000 * max(0, launches - 1))
+        counted = chain_us is not None
+        self.first_ns = round(chain_us * 1000) if chain_us is not None else round(device.launch_us * 1000) if launches else 0
+        self.floor_ns = 0 if counted else round(device.launch_us * 1000 * max(0, launches - 1))
         self.rate = device.memory_bytes_per_s
         self.flops = device.flops
 

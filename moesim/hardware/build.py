@@ -131,6 +131,10 @@ def _device(name: str, profile: ProfileFile) -> Device:
         busy_w=given.busy_w.value if given.busy_w else None,
         role=given.role or _ROLES[given.kind],
         expert_cost=_expert_cost(given.expert_cost, rate),
+        operations=given.operations or "",
+        operation_us=_exact(given.operation_us),
+        token_us=_exact(given.token_us),
+        latent_attention_us=_exact(given.latent_attention_us),
         cores=tuple(given.cores or ()),
     )
 

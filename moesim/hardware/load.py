@@ -70,18 +70,45 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
         overrides = dict(_flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
     path = _find(source, place)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise HardwareError(f"{path}: cannot be read: {error}") from None
-    raw = read_yaml(text, str(path))
-    raw.setdefault("name", path.stem)
+    raw = _read(path)
     if overrides:
         validate(raw, str(path))
         for key, value in overrides.items():
             _override(raw, key, value, place)
         return build_profile(raw, place, path=str(path), overrides=tuple(overrides))
     return build_profile(raw, str(path), path=str(path))
+
+
+def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a profile; one with ``base`` is that profile with other numbers, which keep the labels that they have here."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HardwareError(f"{path}: cannot be read: {error}") from None
+    raw = read_yaml(text, str(path))
+    raw.setdefault("name", path.stem)
+    if "base" not in raw:
+        return raw
+    if not isinstance(raw["base"], str):
+        raise HardwareError(f"{path}: base: expected the name of a profile, got {raw['base']!r}")
+    base = _find(raw["base"], f"{path}: base")
+    if base in (*kin, path):
+        raise HardwareError(f"{path}: base: expected another profile, got '{raw['base']}', which rests on this one; name another")
+    found = copy.deepcopy(_read(base, (*kin, path)))
+    validate(found, str(base))
+    for key in _TOLD:  # said of the other machine, and not of this one
+        found.pop(key, None)
+    for key, value in raw.items():
+        if key in _TOLD:
+            found[key] = value
+        elif key not in ("base", "anchors"):
+            for dotted, number in _flatten({key: value}):
+                _override(found, dotted, number, str(path))
+    return found
+
+
+_TOLD = ("name", "description", "corrections", "machine")
+"""Keys of a profile in words, which a profile with a base does not take over."""
 
 
 def _find(source: str | Path, place: str) -> Path:

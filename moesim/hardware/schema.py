@@ -145,8 +145,9 @@ class ExpertCostFile(Strict):
 
 
 _COMPUTING = (
-    "memory_bytes_per_s", "flops", "cores", "workspace_bytes", "launch_us", "launches", "router_us", "first_extra_us",
-    "expert_cost", "experts", "parts", "predict",
+    "memory_bytes_per_s", "flops", "cores", "workspace_bytes", "launch_us", "launches", "operations",
+    "operation_us", "token_us", "latent_attention_us", "router_us", "first_extra_us", "expert_cost", "experts", "parts",
+    "predict",
 )  # fmt: skip
 """Keys of a device that computes."""
 
@@ -164,6 +165,10 @@ class DeviceFile(Strict):
     flops: Flops | None = None
     launch_us: Time | None = None
     launches: dict[str, Launches] = Field(default_factory=dict)
+    operations: Literal["llama.cpp", "llama.cpp-unfused"] | None = None
+    operation_us: Time | None = None
+    token_us: Time | None = None
+    latent_attention_us: Time | None = None
     router_us: Time | None = None
     first_extra_us: Time | None = None
     expert_cost: ExpertCostFile | None = None
@@ -196,6 +201,17 @@ class DeviceFile(Strict):
             raise ValueError(f"workspace_bytes: expected less than memory_bytes, {memory}, got {taken.value}; correct one")
         if self.idle_w and self.busy_w and self.idle_w.value > self.busy_w.value:
             raise ValueError(f"idle_w: expected at most busy_w, {self.busy_w.value:g}, got {self.idle_w.value:g}; exchange them")
+        return self
+
+    @model_validator(mode="after")
+    def _counted(self) -> DeviceFile:
+        """Operations are counted or launches are stated, not both."""
+        if (self.operations is None) != (self.operation_us is None):
+            missing = "operations" if self.operations is None else "operation_us"
+            raise ValueError(f"{missing}: expected operations and operation_us together, got one; add {missing}")
+        stated = "launches" if self.launches else "launch_us" if self.launch_us else ""
+        if self.operations is not None and stated:
+            raise ValueError(f"{stated}: expected none beside operations, which are counted from the model, got some; remove one")
         return self
 
     @model_validator(mode="after")

@@ -135,6 +135,11 @@ class Device:
         Start-up of one kernel or operator.
     launches : mapping of str to int
         Kernels of each part (1 where not given).
+    operations : str
+        Engine whose operations are counted from the model (`moesim.costs.operations`), instead of launches; empty: none.
+    operation_us, token_us, latent_attention_us : Fraction, us
+        What one operation takes beside reading; fixed work of the host a step, charged to the head; what latent attention takes
+        a layer besides, where the engine leaves it to the host.
     router_us : Fraction, us
         Time for the router's result to reach the host, once a layer.
     first_extra_us : Fraction or None, us
@@ -167,6 +172,10 @@ class Device:
     busy_w: float | None
     role: str = "accelerator"
     expert_cost: ExpertCost | None = None
+    operations: str = ""
+    operation_us: Fraction = Fraction(0)
+    token_us: Fraction = Fraction(0)
+    latent_attention_us: Fraction = Fraction(0)
     cores: tuple[int, ...] = ()
 
 

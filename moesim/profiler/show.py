@@ -97,6 +97,11 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
         for name, number in scalar.items()
         if name.startswith("expert_cost.")
     ]
+    if device.operations:
+        rows.append(
+            {"quantity": "operations", "value": f"counted from the model, {device.operations}", "unit": ""}
+            | _told(profile, [f"{prefix}operation_us"])
+        )
     launches = [name for name in scalar if name.startswith("launches.")]
     for label in dict.fromkeys(scalar[name].source for name in launches):
         some = [name for name in launches if scalar[name].source == label]

@@ -46,14 +46,23 @@ class PublicResult:
         source of the costs used), ``profile``, ``loose`` and ``share_<cause>`` (of the run's time).
     summary : str
         Median and worst error, and how many are near; a few lines.
+    sweeps : DataFrame
+        A row a setting of a sweep, as of `moesim.validation.sweep_report.run_sweeps`.
     """
 
     frame: pd.DataFrame
     summary: str
+    sweeps: pd.DataFrame
 
 
 def run_public(
-    out: Path | None = None, *, rows: Sequence[str] = (), path: Path | None = None, progress: bool = True, plot: bool = True
+    out: Path | None = None,
+    *,
+    rows: Sequence[str] = (),
+    path: Path | None = None,
+    sweeps: Path | None = None,
+    progress: bool = True,
+    plot: bool = True,
 ) -> PublicResult:
     """Predict every public measurement that says enough.
 
@@ -62,9 +71,9 @@ def run_public(
     out : Path, optional
         Folder for ``public.csv``, ``summary.json`` and the figure; an earlier result there is replaced at the end.
     rows : sequence of str
-        Numbers of the rows to predict; all if empty.
-    path : Path, optional
-        Another table than the shipped one.
+        Numbers of the rows, and names of machines of sweeps, to predict; all if empty.
+    path, sweeps : Path, optional
+        Other tables than the shipped ones; with ``path`` alone there are no sweeps.
     progress : bool
         Show a bar on a terminal.
     plot : bool
@@ -79,29 +88,32 @@ def run_public(
     InputError
         If the table, a row or the folder is wrong, or a check cannot be run; nothing is written then.
     """
-    checks = _chosen(read_checks(path or checks_file()), rows)
+    from moesim.validation.public_sweeps import read_sweeps, sweeps_file  # these predict as checks do
+    from moesim.validation.sweep_report import run_sweeps, summarise_sweeps
+
+    checks = read_checks(path or checks_file())
+    settings = read_sweeps(sweeps or sweeps_file()) if sweeps or not path else []
+    known = list(dict.fromkeys([*(check.row for check in checks), *(one.machine for one in settings)]))
+    for row in rows:
+        if row not in known:
+            raise ConfigError(f"validate --public: {unknown_name('row', row, known)}")
+    checks = [check for check in checks if not rows or check.row in rows]
+    settings = [one for one in settings if not rows or one.machine in rows]
     if out is not None:
         check_own_folder(out, OWNER)
     records = []
-    with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(checks), enabled=progress) as bar:
+    with tempfile.TemporaryDirectory(prefix="moesim.") as folder, Progress(len(checks) + len(settings), enabled=progress) as bar:
         for check in checks:
             bar.describe(f"{check.row}: {check.model}")
             found = {} if check.status == "not predicted" else predict(check, Path(folder))
             records.append(_record(check, found))
             bar.advance(1)
-    frame = pd.DataFrame(records)
-    result = PublicResult(frame, summarise(frame))
+        swept = run_sweeps(settings, Path(folder), bar)
+    frame = pd.DataFrame(records, columns=None if records else _COLUMNS)
+    result = PublicResult(frame, summarise(frame) + summarise_sweeps(swept), swept)
     if out is not None:
         _write(result, out, plot)
     return result
-
-
-def _chosen(checks: list[Check], rows: Sequence[str]) -> list[Check]:
-    known = list(dict.fromkeys(check.row for check in checks))
-    for row in rows:
-        if row not in known:
-            raise ConfigError(f"validate --public: {unknown_name('row', row, known)}")
-    return [check for check in checks if not rows or check.row in rows]
 
 
 def predict(check: Check, folder: Path) -> dict[str, Any]:
@@ -217,6 +229,9 @@ def _line(what: str, frame: pd.DataFrame) -> str:
     )
 
 
+_COLUMNS: Final = ("check", "row", "measured", "predicted", "ratio", "error", "status", "loose", "label")
+"""Of a result without a check."""
+
 HEADINGS: Final = (
     "check",
     "model",
@@ -272,12 +287,16 @@ def _cells(record: Mapping[str, Any]) -> list[str]:
 def _write(result: PublicResult, out: Path, plot: bool) -> None:
     from moesim.plots.public import public  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
+    from moesim.plots.sweeps import sweeps
+    from moesim.validation.public_sweeps import SWEEPS
+    from moesim.validation.sweep_report import group_table
 
-    files = {
-        FILE: table(result.frame, Format.CSV).encode(),
-        SUMMARY: table(result.frame, Format.JSON).encode(),
-        "public.md": (table(result.frame, Format.MD) + "\n" + result.summary).encode(),
-    }
-    if plot:
-        files |= pictures(public(result.frame), "public")
+    text = table(result.frame, Format.MD) + "\n" + result.summary
+    files = {FILE: table(result.frame, Format.CSV).encode(), SUMMARY: table(result.frame, Format.JSON).encode()}
+    drawn = pictures(public(result.frame), "public") if plot and result.frame["predicted"].notna().any() else {}
+    if len(result.sweeps):
+        files[SWEEPS] = render_records(_plain(result.sweeps), Format.CSV).encode()
+        text += "\n" + group_table(result.sweeps, Format.MD)
+        drawn |= pictures(sweeps(result.sweeps), "public_sweeps") if plot else {}
+    files |= {"public.md": text.encode(), **drawn}
     OutputFolder(out, OWNER).replace(files, last=SUMMARY)

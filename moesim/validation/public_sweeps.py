@@ -1,0 +1,208 @@
+"""Sweeps of llama.cpp's options on machines of other people: one line of a CSV file a setting, and the run that predicts it.
+
+No speed of a machine goes into its profile. Rows that cannot be predicted are listed with the reason; a setting whose source
+says that it exceeds the GPU's memory is no check of speeds, but of whether the simulator refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from moesim.csv_reader import read_lines
+from moesim.data import data_dirs
+from moesim.errors import CapacityError, ConfigError, unknown_name
+from moesim.validation import public
+from moesim.validation.public_checks import FOLDER, Check
+from moesim.yaml_reader import read_yaml_value
+
+SWEEPS: Final = "public_sweeps.csv"
+STATUSES: Final = ("predicted", "cliff", "not predicted")
+"""A prediction; a setting that exceeds the GPU's memory; one that says too little or needs what is not here."""
+RATES: Final = ("measured", "other")
+"""Whether the source gives a measured memory rate of the machine."""
+PLACES: Final = ("gpu", "mixed", "cpu")
+"""Where the layers' experts are: all on the GPU, some on the CPU, everything on the CPU."""
+KINDS: Final = ("tg", "pp")
+"""Decode and prefill, in the words of llama-bench."""
+_DECODE: Final = 8
+"""Tokens that a prediction decodes: where nothing moves, each takes the same time but for the growing context."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A setting of a machine, what was measured, and the run that predicts it.
+
+    Attributes
+    ----------
+    check, machine : str
+        Unique name, and the machine it belongs to.
+    rate, thin : str
+        One of `RATES`; ``yes`` where machine or method is thinly described.
+    model, weights, engine, setting, context, kind, source : str
+        What was measured, in words; ``kind`` is one of `KINDS`.
+    measured : float, tokens/s
+        Speed.
+    status, place : str
+        One of `STATUSES`, and of `PLACES`. Without a run, ``place`` and all that follows but ``how`` is empty or 0.
+    layers_on_cpu, layers : int
+        Layers whose experts are on the CPU, of how many.
+    spec, hardware, policy : Any
+        As in an experiment; a model's base that ends in ``.json`` lies beside the table.
+    routing : str
+        Parameters of the synthetic routing.
+    depth : int
+        Tokens before the decoded ones.
+    how : str
+        What the prediction rests on, or why there is none.
+    """
+
+    check: str
+    machine: str
+    rate: str
+    thin: str
+    model: str
+    weights: str
+    engine: str
+    setting: str
+    context: str
+    kind: str
+    measured: float
+    status: str
+    place: str
+    layers_on_cpu: int
+    layers: int
+    spec: Any
+    hardware: Any
+    routing: str
+    policy: Any
+    depth: int
+    source: str
+    how: str
+
+    @property
+    def curve(self) -> str:
+        """Name of the line that the row is a point of: model and weights."""
+        return f"{self.model} {self.weights}"
+
+
+COLUMNS: Final = tuple(field.name for field in fields(Sweep))
+_WORDS: Final = ("rate", "thin", "kind", "status")
+_KNOWN: Final = {"rate": RATES, "thin": ("yes", "no"), "kind": KINDS, "status": STATUSES}
+_RUN: Final = ("place", "layers_on_cpu", "layers", "spec", "hardware", "routing", "policy", "depth")
+
+
+def sweeps_file() -> Path:
+    """Return the shipped table of sweeps. Raises `ConfigError` if there is none."""
+    for folder in data_dirs("experiments"):
+        if (folder / FOLDER / SWEEPS).is_file():
+            return folder / FOLDER / SWEEPS
+    raise ConfigError(f"experiments/{FOLDER}/{SWEEPS}: expected the table of public sweeps, got no such file")
+
+
+def read_sweeps(path: Path) -> list[Sweep]:
+    """Read sweeps.
+
+    Parameters
+    ----------
+    path : Path
+        A CSV file with the columns of `COLUMNS`.
+
+    Returns
+    -------
+    list of Sweep
+        In the order of the file.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or a column, number or word in it is wrong.
+    """
+    found = [_sweep(*line, path.parent) for line in read_lines(path, COLUMNS, "a table of public sweeps")]
+    names = [sweep.check for sweep in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{path}: check: expected each name once, got '{name}' {names.count(name)} times; rename one")
+    return found
+
+
+def _sweep(texts: dict[str, str], place: str, folder: Path) -> Sweep:
+    values: dict[str, Any] = dict(texts)
+    for key in _WORDS:
+        if texts[key] not in _KNOWN[key]:
+            raise ConfigError(f"{place}: {key}: {unknown_name(key, texts[key], _KNOWN[key])}")
+    values["measured"] = _speed(texts["measured"], f"{place}: measured")
+    runs = texts["status"] != "not predicted"
+    for key in ("machine", "model", "source", "how", *(_RUN if runs else ())):
+        if not texts[key]:
+            raise ConfigError(f"{place}: {key}: expected a value, got nothing; every row of this status needs one")
+    if not runs:
+        for key in _RUN:
+            if texts[key]:
+                raise ConfigError(f"{place}: {key}: expected nothing where nothing is predicted, got {texts[key]!r}; remove it")
+        return Sweep(**values | {"layers_on_cpu": 0, "layers": 0, "depth": 0})
+    if texts["place"] not in PLACES:
+        raise ConfigError(f"{place}: place: {unknown_name('place', texts['place'], PLACES)}")
+    for key in ("layers_on_cpu", "layers", "depth"):
+        if not texts[key].isdecimal():
+            raise ConfigError(f"{place}: {key}: expected a whole number, got {texts[key]!r}; correct it")
+        values[key] = int(texts[key])
+    if values["layers_on_cpu"] > values["layers"]:
+        got = f"{values['layers_on_cpu']} of {values['layers']}"
+        raise ConfigError(f"{place}: layers_on_cpu: expected at most the model's layers, got {got}; correct one")
+    for key in ("spec", "hardware", "policy"):
+        values[key] = read_yaml_value(texts[key], f"{place}: {key}")
+    spec = values["spec"]
+    if isinstance(spec, dict) and str(spec.get("base", "")).endswith(".json"):
+        values["spec"] = spec | {"base": str(folder / spec["base"])}
+    return Sweep(**values)
+
+
+def _speed(text: str, place: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = math.nan
+    if not math.isfinite(speed) or speed <= 0:
+        raise ConfigError(f"{place}: expected tokens/s above 0, got {text!r}; correct it")
+    return speed
+
+
+def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
+    """Run the simulator for a setting.
+
+    Parameters
+    ----------
+    sweep : Sweep
+        The setting.
+    folder : Path
+        Where synthetic traces are kept; settings of one shape and length share theirs.
+
+    Returns
+    -------
+    dict of str to value
+        As of `moesim.validation.public.predict`; for a setting that exceeds the memory only ``refused``.
+
+    Raises
+    ------
+    InputError
+        If it cannot be run.
+    """
+    check = Check(
+        check=sweep.check, row=sweep.machine, model=sweep.model, weights=sweep.weights, machine=sweep.machine,
+        setting=sweep.setting, measured=(sweep.measured,), unit="tokens/s", mark="m" if sweep.thin == "yes" else "M",
+        source=sweep.source, status=sweep.status, spec=sweep.spec, hardware=sweep.hardware, routing=sweep.routing,
+        policy=sweep.policy, cache={"ratio": 1.0}, prompt=sweep.depth, decode=_DECODE, metric="decode_tokens_per_s",
+        how=sweep.how,
+    )  # fmt: skip
+    if sweep.status == "not predicted":
+        return {}
+    try:
+        found = public.predict(check, folder)
+    except CapacityError:
+        if sweep.status != "cliff":
+            raise
+        return {"refused": True}
+    return {"refused": False} if sweep.status == "cliff" else found
