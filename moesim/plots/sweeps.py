@@ -62,7 +62,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, machine: str) -> None:
                 color=colour,
                 linewidth=1.0,
                 linestyle=":" if whole else "-",
-                marker="_" if len(some) == 1 else "",
+                marker="_" if share.nunique() == 1 else "",
             )
             axes.plot(share, some["measured"].astype(float), "s" if whole else "o", color=colour, markersize=3)
         handles.append(Line2D([], [], color=colour, label=str(curve)))
