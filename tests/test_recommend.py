@@ -245,7 +245,7 @@ def test_json_holds_everything(advice: Advice):
         assert one["label"] in ("spec-sheet", "synthetic", "assumed") and one["groups"] == 5
     assert {one["name"] for one in found["engines"]} == {"llama.cpp", "ktransformers", "sglang", "vllm"}
     assert sum(found["limit"]["shares"].values()) == pytest.approx(1)
-    assert [one["n"] for one in found["evidence"]] == [13, 10]
+    assert [one["n"] for one in found["evidence"]] == [13, 11]
     assert all(found[key] is not None for key in ("model", "hardware", "routing", "left_out", "failed", "warnings"))
 
 
