@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import typer
 
 from moesim.commands.runs import Jobs
@@ -49,7 +51,7 @@ def papers(
     the figures differ; below, whether systems are in the printed order. What has no counterpart is listed with the reason.
 
     With --out every experiment leaves a result folder, OUT/PAPER/EXPERIMENT, and what has been run there is not run again
-    (but for decisions, which are timed anew).
+    (but for decisions, which are timed anew); papers.csv has all numbers, papers.png and .pdf their picture.
 
     With --identify, shortened runs of the papers in experiments/papers/_identify.yaml answer each row three ways: by the profile
     to which nothing was fitted, by constants that all other blocks of rows of the paper give, and by those that all blocks give.
@@ -82,10 +84,25 @@ def papers(
             failures += [f"{name}: {line}" for line in failed]
     compared = [compare(row, results, str(folder / PUBLISHED)) for one in chosen for row in one.rows]
     beside = [one for name, rows in results.items() for one in variants(name, rows)]
-    sys.stdout.write(report(compared, agreements(compared), beside, form, small=small))
+    ranks = agreements(compared)
+    if out is not None:
+        _write(out, report(compared, ranks, beside, Format.CSV, small=small))
+    sys.stdout.write(report(compared, ranks, beside, form, small=small))
     for line in failures:
         say(f"moesim: {one_line(line)}")
     return 1 if failures else 0
+
+
+def _write(out: Path, text: str) -> None:
+    """Write all printed numbers beside the simulated ones, and their picture, over those of an earlier call."""
+    from moesim.plots.printed import printed, printed_data  # Matplotlib takes a second to import
+    from moesim.plots.style import pictures
+
+    files = {"papers.csv": text.encode()}
+    frame = pd.read_csv(io.StringIO(text), keep_default_na=False, na_values={"simulated": [""]})
+    if len(printed_data(frame)):
+        files |= pictures(printed(frame, "profiles to which nothing was fitted"), "papers")
+    OutputFolder(out, "papers").put(files, tidy=False)
 
 
 def _identify(

@@ -1,0 +1,88 @@
+"""What the papers print against what is simulated: one marker a printed number, both axes logarithmic."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+from moesim.colours import BLACK, GREY, WHITE
+from moesim.plots.looks import look
+from moesim.plots.style import COLUMN, add_corner, legend_above, need, new_figure, styled
+
+NAMES: Final = {"dali": "DALI", "hybrimoe": "HybriMoE", "prescope": "PreScope", "daop": "DAOP", "odmoe": "OD-MoE"}
+_BAND: Final = 1.35
+_MARGIN: Final = 1.6
+
+
+def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
+    """Give printed and simulated numbers that runs answer, gains as factors.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows of ``papers.csv``, as `moesim papers` writes it.
+
+    Returns
+    -------
+    DataFrame
+        ``paper``, ``figure``, ``what``, ``printed``, ``simulated``: values and ratios; no bounds, no places among systems.
+    """
+    need(frame, ("paper", "figure", "kind", "published", "simulated", "source"), "papers")
+    rows = frame[frame["kind"].isin(("value", "speedup", "gain")) & (frame["source"] == "runs") & frame["simulated"].notna()]
+    gain = rows["kind"] == "gain"
+    printed, simulated = (rows[name].astype(float) for name in ("published", "simulated"))
+    return pd.DataFrame(
+        {
+            "paper": rows["paper"],
+            "figure": rows["figure"],
+            "what": rows["system"] + rows["over"].where(rows["over"] == "", " over " + rows["over"]),
+            "printed": printed.where(~gain, 1 + printed / 100),
+            "simulated": simulated.where(~gain, 1 + simulated / 100),
+        }
+    ).reset_index(drop=True)
+
+
+@styled
+def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
+    """Simulated over printed numbers of all papers; arguments as of `printed_data`.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows of ``papers.csv``.
+    corner : str
+        What the figure is about.
+
+    Returns
+    -------
+    Figure
+        The band is a factor of 1.35 to either side.
+    """
+    data = printed_data(frame)
+    least = float(data[["printed", "simulated"]].min().min()) / _MARGIN
+    most = float(data[["printed", "simulated"]].max().max()) * _MARGIN
+    ends = [least, most]
+    figure, axes = new_figure(COLUMN, 3.4)
+    axes.grid(visible=True, axis="both")
+    handles: list[Artist] = []
+    for i, (name, rows) in enumerate(data.groupby("paper", sort=False)):
+        style: dict[str, Any] = {"marker": look(i).marker, "color": look(i).colour, "markersize": 4.2, "markeredgewidth": 0.4}
+        axes.plot(rows["printed"], rows["simulated"], linestyle="none", markeredgecolor=BLACK, **style)
+        handles.append(Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(str(name), str(name)), **style))
+    below, above = [end / _BAND for end in ends], [end * _BAND for end in ends]
+    band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_BAND:g}")
+    axes.plot(ends, ends, color=BLACK, linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="printed", ylabel="simulated", facecolor=WHITE)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator())
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_aspect("equal")
+    legend_above(figure, [*handles, band], "Simulated against printed numbers")
+    add_corner(figure, corner, ["speeds, ratios, times and shares, each in its unit"])
+    return figure
