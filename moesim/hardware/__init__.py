@@ -7,6 +7,8 @@ from moesim.hardware.load import (
     build_profile,
     hardware_names,
     load_hardware,
+    override,
+    read_profile,
     weakest,
 )
 
@@ -17,5 +19,7 @@ __all__ = [
     "build_profile",
     "hardware_names",
     "load_hardware",
+    "override",
+    "read_profile",
     "weakest",
 ]

@@ -31,7 +31,7 @@ from moesim.hardware.types import (
 
 __all__ = [
     "LABELS", "TRANSFERS", "CostCurve", "Device", "HardwareProfile", "Link", "Number", "Pair", "Transfer",
-    "build_profile", "hardware_names", "load_hardware", "weakest",
+    "build_profile", "hardware_names", "load_hardware", "override", "read_profile", "weakest",
 ]  # fmt: skip
 
 
@@ -61,10 +61,36 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
     A number changed by an override carries the label ``assumed``, unless the override gives a whole
     ``{value: ..., source: ..., ...}``.
     """
+    raw, path, overrides = read_profile(source, place)
+    return build_profile(raw, place if overrides or path is None else path, path=path, overrides=tuple(overrides))
+
+
+def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware") -> tuple[dict[str, Any], str | None, list[str]]:
+    """Read what a profile's file holds, with overrides applied, for whoever changes numbers and writes it again.
+
+    Parameters
+    ----------
+    source, place
+        As of `load_hardware`.
+
+    Returns
+    -------
+    raw : dict
+        For `build_profile`.
+    path : str or None
+        The file; None for a mapping that is a whole profile.
+    overrides : list of str
+        Dotted keys that were overridden.
+
+    Raises
+    ------
+    HardwareError
+        As `load_hardware`; numbers are checked only where there are overrides.
+    """
     overrides: dict[str, Any] = {}
     if isinstance(source, Mapping):
         if "base" not in source:
-            return build_profile(dict(source), place)
+            return dict(source), None, []
         if not isinstance(source["base"], (str, Path)):
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
         overrides = dict(_flatten({key: value for key, value in source.items() if key != "base"}))
@@ -75,8 +101,15 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
         validate(raw, str(path))
         for key, value in overrides.items():
             _override(raw, key, value, place)
-        return build_profile(raw, place, path=str(path), overrides=tuple(overrides))
-    return build_profile(raw, str(path), path=str(path))
+    return raw, str(path), list(overrides)
+
+
+def override(raw: dict[str, Any], values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Change numbers of what `read_profile` gave, by dotted key, in a copy. Raises `HardwareError` as `load_hardware`."""
+    changed = copy.copy(raw)
+    for key, value in values.items():
+        _override(changed, key, value, place)
+    return changed
 
 
 def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""The constants of a machine that observations may identify: where they stand in a profile, and how loosely their labels hold them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.hardware import HardwareProfile, build_profile, override
+
+PRIOR: Final[Mapping[str, float]] = {
+    "measured": 0.05,
+    "published": 0.10,
+    "derived": 0.30,
+    "identified": 0.30,
+    "spec-sheet": math.log(2),
+    "assumed": math.log(2),
+}
+"""One standard deviation of a constant's logarithm, by the label of its number; an interval beside the number goes before it."""
+
+Z90: Final = 1.6448536269514722
+"""Standard deviations on either side within which nine of ten lie."""
+
+LOOSE: Final = math.log(3)
+"""Of a constant that the profile does not have: known to a factor of three, one standard deviation."""
+
+_ABSENT: Final[Mapping[str, tuple[float, str]]] = {
+    "expert_cost.few_row_flops": (90e9, "within the 40 to 300 GFLOP/s of published engines"),
+    "expert_cost.per_row_us": (3.0, "a call and its synchronisation"),
+    "expert_cost.per_expert_us": (3.0, "a call and its synchronisation"),
+}
+"""Where a prior begins for what the profile of a processor leaves out."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A free constant: a factor on numbers of the profile.
+
+    Attributes
+    ----------
+    name : str
+        In options and results.
+    keys : tuple of str
+        Dotted keys of the numbers that it scales.
+    base : float
+        The first of them, as the profile has it.
+    unit : str
+        Of that number.
+    sigma : float
+        Of the logarithm of the factor, before any observation.
+    label : str
+        Of the number that the prior rests on.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    base: float
+    unit: str
+    sigma: float
+    label: str
+
+
+_CPU, _GPU = "devices.{cpu}.", "devices.{gpu}."
+_PLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    "cpu_read_rate": (f"{_CPU}memory_bytes_per_s", f"{_CPU}expert_cost.read_bytes_per_s"),
+    "cpu_per_expert": (f"{_CPU}expert_cost.per_expert_us",),
+    "cpu_per_row": (f"{_CPU}expert_cost.per_row_us",),
+    "cpu_few_row_rate": (f"{_CPU}expert_cost.few_row_flops",),
+    "cpu_many_row_rate": (f"{_CPU}expert_cost.many_row_flops", f"{_CPU}flops"),
+    "cpu_layer": (f"{_CPU}launch_us", f"{_CPU}operation_us"),
+    "cpu_experts_of_layer": (f"{_CPU}first_extra_us",),
+    "gpu_layer": (f"{_GPU}launch_us", f"{_GPU}operation_us", f"{_GPU}router_us"),
+    "gpu_experts_of_layer": (f"{_GPU}first_extra_us",),
+    "gpu_read_rate": (f"{_GPU}memory_bytes_per_s",),
+    "gpu_rate": (f"{_GPU}flops",),
+    "link_rate": ("links.{down}.*.bytes_per_s", "links.{up}.*.bytes_per_s"),
+    "link_latency": ("links.{down}.*.latency_us", "links.{up}.*.latency_us"),
+    "switch": ("links.{down}.activation.latency_us", "links.{up}.activation.latency_us"),
+    "host_per_expert": ("host_expert_us",),
+}
+_UNITS: Final = {"flops": "FLOP/s", "bytes_per_s": "B/s", "us": "us"}
+_KINDS: Final = ("pinned", "pageable", "chunked", "any")
+
+
+class Machine:
+    """A base profile whose free constants can be moved.
+
+    Parameters
+    ----------
+    raw : mapping
+        What the base profile's file holds, as of `moesim.hardware.read_profile`.
+    place : str
+        For messages.
+    free : sequence of str
+        Names of constants to free; all that the profile has, if empty.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown, or the profile has no number for it.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], place: str, free: Sequence[str] = ()) -> None:
+        plain = build_profile(raw, place)
+        self.gpu = next((name for name, d in plain.devices.items() if d.role == "accelerator"), plain.compute)
+        self.cpu = next((name for name in plain.backing if plain.devices[name].role == "host"), plain.backing[0])
+        self.place = place
+        self.raw = _completed(raw, plain, self.cpu, place)
+        self.base = build_profile(self.raw, place)
+        for name in free:
+            if name not in _PLACES:
+                raise ConfigError(f"{place}: {unknown_name('constant', name, _PLACES)}")
+        found = {name: self._constant(name) for name in _PLACES if not free or name in free}
+        lacking = [name for name, constant in found.items() if constant is None and name in free]
+        if lacking:
+            raise ConfigError(f"{place}: expected a number for {lacking[0]}, got none; add it to the profile, or do not free it")
+        self.constants = tuple(constant for constant in found.values() if constant is not None)
+        self._memo: dict[tuple[float, ...], HardwareProfile] = {}
+
+    def _constant(self, name: str) -> Constant | None:
+        ways = {"cpu": self.cpu, "gpu": self.gpu, "down": f"{self.cpu}->{self.gpu}", "up": f"{self.gpu}->{self.cpu}"}
+        patterns = [place.format(**ways) for place in _PLACES[name]]
+        wanted = [p.replace("*", kind) for p in patterns for kind in (_KINDS if "*" in p else ("",))]
+        numbers = self.base.numbers
+        keys = [key for key in wanted if key in numbers and _scales(numbers[key].value)]
+        if not keys:
+            return None
+        number = numbers[keys[0]]
+        interval = number.interval
+        sigma = PRIOR[number.source]
+        if interval is not None and interval[0] > 0 and interval[1] > interval[0]:
+            sigma = max(math.log(interval[1] / interval[0]) / (2 * Z90), PRIOR["measured"])
+        label = number.source
+        short = keys[0].partition(f"{self.cpu}.")[2]
+        if short in _ABSENT and number.source == "assumed" and str(number.ref).startswith(_ADDED):
+            sigma, label = LOOSE, "not in the profile"
+        unit = next(unit for ending, unit in _UNITS.items() if keys[0].endswith(ending))
+        return Constant(name, tuple(keys), float(number.value), unit, sigma, label)
+
+    def with_factors(self, logs: Sequence[float]) -> HardwareProfile:
+        """Give the machine with each constant multiplied by the exponential of its entry."""
+        key = tuple(logs)
+        if key not in self._memo:
+            if len(self._memo) > 64:
+                self._memo.clear()
+            self._memo[key] = build_profile(self.changed(logs), self.place)
+        return self._memo[key]
+
+    def changed(self, logs: Sequence[float], more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Give the profile's contents with each constant multiplied, and more overrides."""
+        values: dict[str, Any] = {}
+        for constant, log in zip(self.constants, logs, strict=True):
+            for where in constant.keys:
+                values[where] = float(self.base.numbers[where].value) * math.exp(log)
+        return override(self.raw, {**values, **(more or {})}, self.place)
+
+
+def _scales(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+_ADDED: Final = "where the prior of an identification begins"
+
+
+def _completed(raw: Mapping[str, Any], plain: HardwareProfile, cpu: str, place: str) -> dict[str, Any]:
+    """Add what a processor's linear cost lacks, so that it can be free."""
+    values = {}
+    if plain.devices[cpu].role == "host":
+        for key, (value, why) in _ABSENT.items():
+            full = f"devices.{cpu}.{key}"
+            if full not in plain.numbers or not _scales(plain.numbers[full].value):
+                values[full] = {"value": value, "source": "assumed", "why": f"{_ADDED}: {why}"}
+        if f"devices.{cpu}.launches.expert" in plain.numbers:
+            values[f"devices.{cpu}.launches.expert"] = {"value": 0, "source": "assumed", "why": f"{_ADDED}: in per_expert_us"}
+    return override(dict(raw), values, place)

@@ -1,0 +1,233 @@
+"""Observed speeds: one row of a CSV table each, strictly read, or what llama-bench prints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.limits import TOKENS
+
+UNITS: Final = ("tokens/s", "tokens/s/sequence", "ms/token", "s", "ratio:ROW")
+"""Units of a value: of the whole batch; of one sequence; between two tokens of a sequence; of a whole prefill or decode; or the
+speed over that of another row."""
+
+_REQUIRED: Final = ("model", "setting", "value", "unit")
+_RATIO: Final = "ratio:"
+_AGREE: Final = 0.02
+"""Two rows of one setting may differ by this share, or by three of their spreads, before they contradict each other."""
+
+
+class Observation(BaseModel):
+    """One observed speed.
+
+    Attributes
+    ----------
+    row : str
+        Its name; its number in the table if it has none.
+    model : str
+        Name, path of a config.json, or ``{base: NAME, field: value}``.
+    bits : str
+        Bits per weight, a name such as ``Q4_K_M``, ``EXPERTS/REST``, or several joined by ``|`` where it is not known; empty: the
+        model's.
+    setting : str
+        What the engine was told: ``n_cpu_moe=24``, ``ngl=0``, ``all_cpu``, ``policy=lru cache=0.5`` and the like.
+    batch : int
+        Sequences at once.
+    context : int
+        Tokens before the first decoded one; tokens of the prompt for a prefill.
+    decode : int
+        Tokens decoded.
+    ubatch : int
+        Most tokens of a prefill step.
+    value : float
+        As printed.
+    unit : str
+        One of `UNITS`.
+    spread : float or None
+        One standard deviation, in the unit of the value.
+    kind : {"decode", "prefill"}
+    role : {"identification", "check"}
+        Whether it may move constants.
+    block : str
+        What it belongs to for leave-one-out; empty: its model, bits and kind of setting.
+    source : str
+        Where it is from.
+    alias : bool
+        More layers than the model has mean all of them, as in engines' output.
+    place : str
+        File and line, for messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    row: str
+    model: Annotated[str, Field(min_length=1)]
+    bits: str = ""
+    setting: Annotated[str, Field(min_length=1)]
+    batch: Annotated[int, Field(ge=1, le=4096)] = 1
+    context: Annotated[int, Field(ge=0, le=TOKENS.most)] = 0
+    decode: Annotated[int, Field(ge=1, le=TOKENS.most)] = 128
+    ubatch: Annotated[int, Field(ge=1, le=TOKENS.most)] = 512
+    value: float
+    unit: str
+    spread: Annotated[float, Field(ge=0)] | None = None
+    kind: Literal["decode", "prefill"] = "decode"
+    role: Literal["identification", "check"] = "identification"
+    block: str = ""
+    source: str = ""
+    alias: bool = False
+    place: str = ""
+
+    @field_validator("value")
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError(f"expected a value above 0, got {value:g}; a speed or time is positive: correct it")
+        return value
+
+    @field_validator("unit")
+    @classmethod
+    def _known(cls, unit: str) -> str:
+        if not unit:
+            raise ValueError(f"expected a unit, got nothing; write one of {', '.join(UNITS)}")
+        if unit not in UNITS[:-1] and not (unit.startswith(_RATIO) and len(unit) > len(_RATIO)):
+            raise ValueError(unknown_name("unit", unit, UNITS))
+        return unit
+
+    @model_validator(mode="after")
+    def _whole(self) -> Observation:
+        if self.kind == "prefill" and self.context < 1:
+            raise ValueError("context: expected the tokens of the prompt for a prefill, got 0; give them")
+        if self.kind == "prefill" and self.unit == "ms/token":
+            raise ValueError("unit: expected tokens/s or s for a prefill, got ms/token; convert it")
+        return self
+
+    @property
+    def of(self) -> str:
+        """Name of the row that a ratio refers to; empty for others."""
+        return self.unit.removeprefix(_RATIO) if self.unit.startswith(_RATIO) else ""
+
+    @property
+    def log_time(self) -> float:
+        """Logarithm of the time, ns: of a decode step, or of a whole prefill; of a ratio, minus the logarithm of the speed ratio."""
+        if self.of:
+            return -math.log(self.value)
+        tokens = self.batch * (self.context if self.kind == "prefill" else 1)
+        if self.unit == "tokens/s":
+            seconds = tokens / self.value
+        elif self.unit == "tokens/s/sequence":
+            seconds = tokens / self.batch / self.value
+        elif self.unit == "ms/token":
+            seconds = self.value / 1e3
+        else:
+            seconds = self.value / (self.decode if self.kind == "decode" else 1)
+        return math.log(seconds * 1e9)
+
+    def in_unit(self, log_time: float) -> float:
+        """Give a predicted logarithm of a time in the unit of the row."""
+        return self.value * math.exp((self.log_time - log_time) * (-1 if self.unit in ("ms/token", "s") else 1))
+
+
+_COLUMNS: Final = tuple(name for name in Observation.model_fields if name not in ("alias", "place"))
+
+
+def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observation]:
+    """Read observed speeds; the format is told by the content.
+
+    Parameters
+    ----------
+    path : Path
+        A CSV table with the columns of `Observation` (those without a default are required), or what ``llama-bench -o json``,
+        ``-o jsonl`` or ``-o csv`` wrote.
+    models : sequence of str
+        What the rows of llama-bench may be of: names, or ``TYPE=NAME``.
+
+    Returns
+    -------
+    list of Observation
+
+    Raises
+    ------
+    ConfigError
+        One line with place, expected, got and remedy.
+    """
+    from moesim.identify.llama_bench import bench_rows, is_bench
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"{path}: expected a table of observed speeds, got: {reason}; check the path") from None
+    found = bench_rows(text, path, models) if is_bench(text) else list(_table(text, path))
+    if not found:
+        raise ConfigError(f"{path}: expected at least one observation, got none; add a row")
+    check_rows(found)
+    return found
+
+
+def _table(text: str, path: Path) -> list[Observation]:
+    rows = list(csv.reader(io.StringIO(text)))
+    head = [name.strip() for name in rows[0]] if rows else []
+    for name in head:
+        if name not in _COLUMNS:
+            raise ConfigError(f"{path}:1: {unknown_name('column', name, _COLUMNS)}")
+    missing = [name for name in _REQUIRED if name not in head]
+    if missing:
+        raise ConfigError(f"{path}:1: expected the column {missing[0]}, got {','.join(head) or 'nothing'}; add it")
+    if len(set(head)) != len(head):
+        raise ConfigError(f"{path}:1: expected each column once, got {','.join(head)}; remove one")
+    found = []
+    for number, cells in enumerate(rows[1:], 2):
+        if not any(cell.strip() for cell in cells):
+            continue
+        place = f"{path}:{number}"
+        if len(cells) != len(head):
+            raise ConfigError(f"{place}: expected {len(head)} fields, got {len(cells)}; quote fields that contain a comma")
+        texts = {name: cell.strip() for name, cell in zip(head, cells, strict=True)}
+        kept = {name: cell for name, cell in texts.items() if cell or name in _REQUIRED}
+        found.append(observation({"row": str(number - 1), **kept, "place": place}))
+    return found
+
+
+def observation(values: dict[str, Any]) -> Observation:
+    """Make an observation; what is wrong is told with its place. Raises `ConfigError`."""
+    try:
+        return Observation(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        words = first["msg"].removeprefix("Value error, ")
+        if first["type"] != "value_error":
+            words = f"{words[0].lower()}{words[1:]}, got {first['input']!r}; correct it"
+        place = values.get("place") or "observation"
+        raise ConfigError(f"{place}: {key}: {words}" if key else f"{place}: {words}") from None
+
+
+def check_rows(rows: Sequence[Observation]) -> None:
+    """Refuse names that occur twice, ratios to nothing, and rows that contradict each other. Raises `ConfigError`."""
+    names: dict[str, Observation] = {}
+    settings: dict[tuple[Any, ...], Observation] = {}
+    for one in rows:
+        if one.row in names:
+            raise ConfigError(f"{one.place}: row: expected each name once, got '{one.row}' again; rename one")
+        names[one.row] = one
+        key = (one.model, one.bits, " ".join(sorted(one.setting.split())), one.batch, one.context, one.decode, one.ubatch, one.kind)
+        before = settings.setdefault((*key, one.of), one)
+        if before is not one:
+            apart = abs(one.log_time - before.log_time)
+            spread = sum((each.spread or 0) / each.value for each in (one, before))
+            if apart > max(_AGREE, 3 * spread):
+                raise ConfigError(
+                    f"{one.place}: expected rows of one setting to agree, got {one.value:g} {one.unit} after {before.value:g} "
+                    f"{before.unit} at {before.place}; remove one, or give their spread"
+                )
+    for one in rows:
+        if one.of and (one.of not in names or names[one.of].of or one.of == one.row):
+            raise ConfigError(f"{one.place}: unit: expected a ratio to another row with a speed or time, got '{one.of}'; name one")
