@@ -16,6 +16,7 @@ from moesim import __version__
 from moesim.commands import (
     assignments,
     bench,
+    calibrate,
     check,
     diff,
     listing,
@@ -62,6 +63,7 @@ _app.command("run")(runs.run)
 _app.command("compare")(runs.compare)
 _app.command("whatif")(whatif.whatif)
 _app.command("recommend")(recommend.recommend)
+_app.command("calibrate")(calibrate.calibrate)
 _app.command("diff")(diff.diff)
 _app.command("plot")(plot.plot)
 _app.command("report")(report.report)

@@ -1,4 +1,4 @@
-"""The constants of a machine that observations may identify: where they stand in a profile, and how loosely their labels hold them."""
+"""The constants that observations may identify: where they stand in a profile, and how loosely labels hold them."""
 
 from __future__ import annotations
 

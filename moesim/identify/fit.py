@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -14,7 +14,7 @@ from moesim.identify.predictor import Predictor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Vector = NDArray[np.float64]
+    Vector = NDArray[Any]
 
 UNKNOWN_SPREAD: Final = 0.03
 """One standard deviation of an observation whose spread is not known, as a share of its value."""
@@ -106,7 +106,7 @@ class Problem:
         rows = full[self.rows] / (self.sigma * self.inflation)[:, None]
         information = rows.T @ rows + np.diag(1 / self.prior**2)
         off = self.residuals(logs)
-        return Fit(logs, float(off @ off), np.linalg.inv(information), full, self.inflation)
+        return Fit(logs, float(off @ off), np.asarray(np.linalg.inv(information), float), full, self.inflation)
 
     def _search(self, start: Vector) -> Vector:
         if not len(start):

@@ -194,13 +194,16 @@ def identify(
     check_rows(observations)
     memo = memo or Memo()
     start = Machine(raw, place, free)
-    bits, table = _choose_bits(start, observations, memo, tell)
-    cases = make_cases(observations, bits)
+    cases = make_cases(observations)
     status = _statuses(cases, start)
     if "used" not in status:
         raise ConfigError(f"{_where(observations)}: expected at least one row for identification, got none; mark one")
     tell("which constants matter")
     machine, still = _that_matter(start, cases, status, memo)
+    bits, table = _choose_bits(machine, observations, memo, tell)
+    if bits:
+        cases = make_cases(observations, bits)
+        status = _statuses(cases, start)
     predictor = Predictor(machine, cases, memo)
     sigma = spreads(predictor)
     fit, problem, difference, status = _fit(predictor, sigma, status, tell)
@@ -441,5 +444,3 @@ def _choose_bits(
             least[words] = min(least.get(words, math.inf), square - squares[best])
         table[key] = sorted(least.items(), key=lambda item: item[1])
     return dict(zip(keys, combinations[best], strict=True)), table
-
-

@@ -60,7 +60,7 @@ def _records(text: str, path: Path) -> list[Mapping[str, Any]]:
     stripped = text.strip()
     try:
         if stripped.startswith("["):
-            found = json.loads(stripped)
+            found: list[Any] = json.loads(stripped)
         elif stripped.startswith("{"):
             found = [json.loads(line) for line in stripped.splitlines() if line.strip()]
         else:
@@ -75,7 +75,9 @@ def _records(text: str, path: Path) -> list[Mapping[str, Any]]:
 def _row(record: Mapping[str, Any], number: int, place: str, models: Sequence[str]) -> Observation:
     n_prompt, n_gen = _whole(record, "n_prompt", place), _whole(record, "n_gen", place)
     if (n_prompt > 0) == (n_gen > 0):
-        raise ConfigError(f"{place}: expected a prompt or generated tokens, got {n_prompt} and {n_gen}; run llama-bench -p or -n alone")
+        raise ConfigError(
+            f"{place}: expected a prompt or generated tokens, got {n_prompt} and {n_gen}; run llama-bench -p or -n alone"
+        )
     depth, prefill = _whole(record, "n_depth", place, 0), n_prompt > 0
     if prefill and depth:
         raise ConfigError(f"{place}: expected a prompt at depth 0, got {depth}; leave the row out")
@@ -104,7 +106,7 @@ def _row(record: Mapping[str, Any], number: int, place: str, models: Sequence[st
 def _whole(record: Mapping[str, Any], key: str, place: str, default: int | None = None) -> int:
     value = record.get(key, default)
     try:
-        return int(value)  # type: ignore[arg-type]
+        return int(value)
     except (TypeError, ValueError):
         raise ConfigError(f"{place}: {key}: expected a whole number, got {value!r}; give llama-bench's output as it is") from None
 

@@ -116,7 +116,7 @@ class Observation(BaseModel):
 
     @property
     def log_time(self) -> float:
-        """Logarithm of the time, ns: of a decode step, or of a whole prefill; of a ratio, minus the logarithm of the speed ratio."""
+        """Logarithm of the time, ns, of a decode step or a whole prefill; of a ratio, minus that of the speeds' ratio."""
         if self.of:
             return -math.log(self.value)
         tokens = self.batch * (self.context if self.kind == "prefill" else 1)
@@ -218,7 +218,16 @@ def check_rows(rows: Sequence[Observation]) -> None:
         if one.row in names:
             raise ConfigError(f"{one.place}: row: expected each name once, got '{one.row}' again; rename one")
         names[one.row] = one
-        key = (one.model, one.bits, " ".join(sorted(one.setting.split())), one.batch, one.context, one.decode, one.ubatch, one.kind)
+        key = (
+            one.model,
+            one.bits,
+            " ".join(sorted(one.setting.split())),
+            one.batch,
+            one.context,
+            one.decode,
+            one.ubatch,
+            one.kind,
+        )
         before = settings.setdefault((*key, one.of), one)
         if before is not one:
             apart = abs(one.log_time - before.log_time)
@@ -230,4 +239,6 @@ def check_rows(rows: Sequence[Observation]) -> None:
                 )
     for one in rows:
         if one.of and (one.of not in names or names[one.of].of or one.of == one.row):
-            raise ConfigError(f"{one.place}: unit: expected a ratio to another row with a speed or time, got '{one.of}'; name one")
+            raise ConfigError(
+                f"{one.place}: unit: expected a ratio to another row with a speed or time, got '{one.of}'; name one"
+            )

@@ -63,7 +63,9 @@ class Predictor:
         For the engine's values.
     """
 
-    def __init__(self, machine: Machine, cases: Sequence[Case], memo: Memo, surrogates: dict[str, Surrogate] | None = None) -> None:
+    def __init__(
+        self, machine: Machine, cases: Sequence[Case], memo: Memo, surrogates: dict[str, Surrogate] | None = None
+    ) -> None:
         self.machine = machine
         self.cases = list(cases)
         self.memo = memo

@@ -68,7 +68,7 @@ def _one(text: str, place: str) -> dict[str, Any]:
         numbers = []
     if len(numbers) not in (1, 2) or not all(BITS.hold(number) for number in numbers):
         raise ConfigError(
-            f"{place}: bits: expected bits per weight such as 4.5, experts/rest such as 4.85/5.35, several joined by |, or one of "
+            f"{place}: bits: expected bits such as 4.5, experts/rest such as 4.85/5.35, several joined by |, or one of "
             f"{', '.join(QUANTS)}, got '{text}'; correct it"
         )
     return {"expert_bits": numbers[0], "other_bits": numbers[-1]}

@@ -20,7 +20,18 @@ _LONG: Final = {
     "nopo": "no_op_offload", "cpu_moe": "cpu_moe",
 }  # fmt: skip
 _WORDS: Final = {"all_cpu": "all-cpu", "all_gpu": "all-gpu"}
-_KNOWN: Final = ("n_cpu_moe", "ngl", "cpu_moe", "op_offload", "no_op_offload", "gpu_experts", "all_cpu", "all_gpu", "policy", "cache")
+_KNOWN: Final = (
+    "n_cpu_moe",
+    "ngl",
+    "cpu_moe",
+    "op_offload",
+    "no_op_offload",
+    "gpu_experts",
+    "all_cpu",
+    "all_gpu",
+    "policy",
+    "cache",
+)
 
 
 @dataclass(frozen=True)
@@ -107,16 +118,16 @@ def _llama_cpp(given: Mapping[str, Any], model: ModelSpec, place: str, alias: bo
     return EngineSetting(policy, {"ratio": 1.0}, family)
 
 
-def _number(
-    given: Mapping[str, Any], key: str, most: int, of: str, place: str, alias: bool = False, default: int = 0
-) -> int:
+def _number(given: Mapping[str, Any], key: str, most: int, of: str, place: str, alias: bool = False, default: int = 0) -> int:
     value = given.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"{place}: setting: expected a whole number for {key}, got {value!r}; correct it")
     if value >= ALL or (alias and value > most):
         return most
     if value > most:
-        raise ConfigError(f"{place}: setting: expected {key} of at most {most}, the {of}, got {value}; correct it, or write {ALL} for all")
+        raise ConfigError(
+            f"{place}: setting: expected {key} of at most {most}, the {of}, got {value}; correct it, or write {ALL} for all"
+        )
     return value
 
 

@@ -1,4 +1,4 @@
-"""A steady decode step in closed form, where nothing moves: the sum of what follows each other, from the same costs as the engine's.
+"""A steady decode step in closed form, where nothing moves: a sum of the same costs as the engine's.
 
 Everything that constants do not change - who is where, how many rows each expert gets - is looked up once for each case.
 """

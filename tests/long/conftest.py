@@ -16,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("flips", 3000, "flipped bits"),
         ("kills", 60, "kills"),
         ("audits", 60, "audited runs"),
+        ("machines", 50, "identified machines"),
     ):
         group.addoption(f"--{name}", type=int, default=n, metavar="N", help=f"{what} of a campaign (default: {n})")
     group.addoption("--campaign-seed", type=int, default=0, metavar="N", help="another seed gives other cases (default: 0)")

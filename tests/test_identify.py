@@ -1,0 +1,242 @@
+"""A machine from a few speeds: reading rows, the closed form against the engine, the fit against true constants, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.cli import main
+from moesim.costs import CostModel
+from moesim.errors import InputError
+from moesim.hardware import build_profile, load_hardware, read_profile
+from moesim.identify.cases import make_cases, roomy
+from moesim.identify.constants import Machine
+from moesim.identify.engine import engine_log_time
+from moesim.identify.identify import identify
+from moesim.identify.next_line import next_lines
+from moesim.identify.observations import read_observations
+from moesim.identify.surrogate import Surrogate
+from tests.identify_kit import BASE, ROOMY, Truth, rows
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "experiments" / "calibrate" / "rtx2070super.csv"
+HEAD = "model,bits,setting,batch,context,value,unit,kind,spread,role\n"
+GOOD = "qwen3-30b-a3b,Q4_K_M,n_cpu_moe=48,1,0,30,tokens/s,decode,,identification\n"
+
+BAD = {
+    "no unit": (GOOD.replace("tokens/s", ""), "unit: expected a unit, got nothing"),
+    "unknown unit": (GOOD.replace("tokens/s", "token/s"), "did you mean 'tokens/s'"),
+    "negative": (GOOD.replace(",30,", ",-30,"), "value: expected a value above 0, got -30"),
+    "no number": (GOOD.replace(",30,", ",fast,"), "value: "),
+    "too many layers": (GOOD.replace("=48", "=60"), "expected n_cpu_moe of at most 48"),
+    "unknown word": (GOOD.replace("n_cpu_moe", "n_gpu_moe"), "did you mean 'n_cpu_moe'"),
+    "unknown policy": (GOOD.replace("n_cpu_moe=48", "policy=lrv"), "did you mean 'lru'"),
+    "unknown model": (GOOD.replace("qwen3-30b-a3b", "qwen3-30b"), "qwen3-30b-a3b"),
+    "unknown bits": (GOOD.replace("Q4_K_M", "Q9"), "bits: expected bits"),
+    "no row": ("", "expected at least one observation, got none"),
+    "only checks": (GOOD.replace("identification", "check"), "expected at least one row for identification"),
+    "contradiction": (GOOD + GOOD.replace(",30,", ",40,"), "expected rows of one setting to agree"),
+    "a ratio to nothing": (GOOD.replace("tokens/s", "ratio:9"), "expected a ratio to another row"),
+    "too few fields": (GOOD + "qwen3-30b-a3b,1\n", "expected 10 fields, got 2"),
+    "a role": (GOOD.replace("identification", "both"), "role: "),
+    "prefill without prompt": (GOOD.replace("decode", "prefill"), "context: expected the tokens of the prompt"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lines, words = BAD[case]
+    (tmp_path / "rows.csv").write_text(HEAD + lines)
+    assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", BASE, "--out", str(tmp_path / "out")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and words in err and "rows.csv" in err
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("head", "words"), [("model,setting,value\n", "expected the column unit"), (HEAD[:-1] + ",colour\n", "unknown column")]
+)
+def test_a_bad_head_is_one_line(head: str, words: str, tmp_path: Path):
+    (tmp_path / "rows.csv").write_text(head)
+    with pytest.raises(InputError, match=words):
+        read_observations(tmp_path / "rows.csv")
+
+
+def test_two_rows_of_one_setting_may_agree(tmp_path: Path):
+    (tmp_path / "rows.csv").write_text(
+        HEAD + GOOD + GOOD.replace(",30,", ",30.3,") + GOOD.replace(",30,", ",34,").replace(",,id", ",1.5,id")
+    )
+    assert [one.value for one in read_observations(tmp_path / "rows.csv")] == [30, 30.3, 34]
+
+
+BENCH = [
+    {"model_filename": "/m/Qwen3-30B-A3B-Q4_K_M.gguf", "model_type": "qwen3moe 30B.A3B Q4_K - Medium", "n_gpu_layers": 99,
+     "n_cpu_moe": 24, "n_ubatch": 512, "n_prompt": 0, "n_gen": 128, "n_depth": 4096, "avg_ts": 55.5, "stddev_ts": 0.4},
+    {"model_filename": "/m/Qwen3-30B-A3B-Q4_K_M.gguf", "model_type": "qwen3moe 30B.A3B Q4_K - Medium", "n_gpu_layers": 0,
+     "n_cpu_moe": 0, "n_ubatch": 1024, "n_prompt": 512, "n_gen": 0, "n_depth": 0, "avg_ts": 300.5, "stddev_ts": 2.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
+def test_llama_bench_in_its_three_formats(form: str, tmp_path: Path):
+    if form == "json":
+        text = json.dumps(BENCH)
+    elif form == "jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in BENCH)
+    else:
+        text = ",".join(BENCH[0]) + "\n" + "".join(",".join(f'"{value}"' for value in row.values()) + "\n" for row in BENCH)
+    (tmp_path / "bench").write_text(text)
+    tg, pp = read_observations(tmp_path / "bench")
+    assert (tg.model, tg.bits, tg.setting, tg.context, tg.decode) == ("qwen3-30b-a3b", "Q4_K_M", "ngl=99 n_cpu_moe=24", 4096, 128)
+    assert (tg.value, tg.spread, tg.unit, tg.kind) == (55.5, 0.4, "tokens/s", "decode")
+    assert (pp.setting, pp.context, pp.kind, pp.ubatch, pp.value) == ("ngl=0", 512, "prefill", 1024, 300.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"avg_ts": -1}, "above 0"),
+        ({"n_gen": 128, "n_prompt": 128}, "a prompt or generated"),
+        ({"model_type": "x", "model_filename": "y"}, "--model"),
+        ({"n_gen": "many"}, "n_gen: expected a whole number"),
+        ({"tensor_buft_overrides": "attn=CPU"}, "expected experts on the CPU"),
+    ],
+)
+def test_bad_rows_of_llama_bench(change: dict[str, Any], words: str, tmp_path: Path):
+    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | change]))
+    with pytest.raises(InputError, match=words):
+        read_observations(tmp_path / "bench.json")
+
+
+def test_llama_bench_by_named_models_and_patterns(tmp_path: Path):
+    overridden = BENCH[0] | {"tensor_buft_overrides": r"blk\.(0|1|2)\.ffn_(up|down|gate)_exps=CPU"}
+    (tmp_path / "bench.json").write_text(json.dumps([overridden | {"model_type": "my own", "model_filename": "mine Q8_0"}]))
+    (row,) = read_observations(tmp_path / "bench.json", ["own=olmoe"])
+    assert (row.model, row.bits, row.setting) == ("olmoe", "Q8_0", "ngl=99 n_cpu_moe=3")
+
+
+STATIC = [
+    ("qwen3-30b-a3b", "Q4_K_M", "n_cpu_moe=24", 1),
+    ("qwen3-30b-a3b", "Q4_K_M", "-ngl 20", 1),
+    ("qwen3-30b-a3b", "Q4_K_M", "all_cpu", 8),
+    ("deepseek-v2-lite", "Q8_0", "gpu_experts=16", 2),
+    ("deepseek-v2-lite", "Q8_0", "-ngl 99 -ncmoe 10", 3),
+    ("gpt-oss-20b", "MXFP4", "all_gpu", 4),
+]
+
+
+@pytest.mark.parametrize("setting", STATIC, ids=lambda one: f"{one[0]} {one[2]}")
+def test_the_closed_form_is_the_engines_time(setting: tuple[str, str, str, int]):
+    raw, path, _ = read_profile(BASE)
+    machine = Machine(raw, str(path))
+    (case,) = make_cases(rows([setting], context=1000))
+    room = build_profile(roomy(machine.raw, machine.base, "x"), "x")
+    closed = Surrogate(case, room).log_time(CostModel(case.model, machine.base, extrapolate=True))
+    assert math.exp(closed - engine_log_time(case, machine.raw, "x")) == pytest.approx(1, abs=1e-3)
+
+
+def test_units_are_the_same_observation():
+    speeds = [("tokens/s", 40.0), ("tokens/s/sequence", 10.0), ("ms/token", 100.0), ("s", 12.8)]
+    times = {rows([("olmoe", "", "all_cpu", 4)], unit=unit, value=value)[0].log_time for unit, value in speeds}
+    assert max(times) - min(times) < 1e-12
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_true_constants_are_found_again(truth: Truth, seed: int):
+    true, observed = truth.draw(seed)
+    found = identify(ROOMY, observed, leave_out=False)
+    told = [one for one in found.constants if one.identified]
+    inside = [one.low <= true[one.constant.name] <= one.high for one in told]
+    assert len(told) >= 3 and sum(inside) >= len(told) - 1
+    assert found.engine_difference < 0.01
+    for one in found.predictions:
+        assert one.ratio == pytest.approx(1, abs=0.15)
+    read = next(one for one in found.constants if one.constant.name == "cpu_read_rate")
+    assert read.identified and math.log(read.high / read.low) < 0.5 * math.log(read.prior_high / read.prior_low)
+    assert next_lines(found)[0].command.startswith("llama-bench ")
+
+
+def test_without_rows_that_tell_priors_hold(truth: Truth):
+    _, observed = truth.draw(3)
+    found = identify(ROOMY, observed[:1])
+    known = {one.constant.name: one for one in found.constants}
+    assert not known["link_rate"].moves and known["link_rate"].value == known["link_rate"].constant.base
+    assert {one.constant.name for one in found.constants if one.identified} <= {"gpu_read_rate"}
+    assert not known["cpu_read_rate"].moves
+    assert found.left_out_by == "nothing"
+
+
+def test_a_row_that_nothing_explains_is_set_aside(truth: Truth):
+    _, observed = truth.draw(4)
+    wrong = [one.model_copy(update={"value": 3 * one.value}) if one.row == "2" else one for one in observed]
+    found = identify(ROOMY, wrong, intervals=False, leave_out=False)
+    assert [one.case.name for one in found.predictions if one.status == "set aside"] == ["2"]
+
+
+def test_a_row_beyond_memory_moves_nothing(truth: Truth):
+    _, observed = truth.draw(5)
+    found = identify(BASE, observed, intervals=False, leave_out=False)  # 16 GiB: Qwen3 at 4.85 bits has 17.5 GB of experts
+    beyond = [one.case.name for one in found.predictions if one.status == "beyond memory"]
+    assert beyond == ["0"]
+
+
+def test_bits_that_are_not_printed_are_chosen(truth: Truth):
+    _, observed = truth.draw(6)
+    unsure = [one.model_copy(update={"bits": "16|Q8_0|4"}) if one.bits == "Q8_0" else one for one in observed]
+    found = identify(ROOMY, unsure, intervals=False, leave_out=False)
+    assert {key: table[0][0] for key, table in found.bits.items()} == {
+        ("qwen3-30b-a3b", "16|Q8_0|4"): "8.5", ("deepseek-v2-lite", "16|Q8_0|4"): "8.5",
+    }  # fmt: skip
+
+
+def test_ratios_and_dynamic_policies(truth: Truth):
+    raw, path, _ = read_profile(ROOMY)
+    machine = Machine(raw, str(path))
+    settings = [("mixtral-8x7b", "4.5", "policy=lru cache=0.5", 1), ("mixtral-8x7b", "4.5", "all_cpu", 1)]
+    lru, cpu = rows(settings, decode=8)
+    slower = [0.0] * len(machine.constants)
+    slower[[one.name for one in machine.constants].index("link_rate")] = -0.4
+    times = [engine_log_time(case, machine.changed(slower), "x") for case in make_cases([lru, cpu])]
+    ratio = lru.model_copy(update={"unit": "ratio:1", "value": math.exp(times[1] - times[0]), "spread": 1e-4})
+    speed = cpu.model_copy(update={"value": math.exp(-times[1]) * 1e9, "spread": 1e-4})
+    found = identify(ROOMY, [ratio, speed], free=["link_rate"], leave_out=False)
+    (link,) = found.constants
+    assert link.identified and math.log(link.value / link.constant.base) == pytest.approx(-0.4, abs=0.06)
+
+
+def test_the_command_leaves_a_profile_a_page_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "mybox"
+    assert main(["calibrate", str(EXAMPLE), "--hardware", "i9-10900x-rtx2080", "--out", str(out)]) == 0
+    first = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert {"mybox.yaml", "page.md", "constants.csv", "rows.csv", "observations.csv", "identified.png", "summary.json"} <= set(
+        first
+    )
+    told = capsys.readouterr().out
+    assert "checks, never used: 4 rows" in told and "next, for " in told
+    profile = load_hardware(out / "mybox.yaml")
+    number = profile.numbers["devices.cpu0.memory_bytes_per_s"]
+    assert (
+        number.source == "identified" and number.interval is not None and number.interval[0] < number.value < number.interval[1]
+    )
+    assert profile.numbers["links.cpu0->gpu0.pinned.bytes_per_s"].source != "identified"
+    runs = (out / "engine.jsonl").read_bytes()
+    assert main(["calibrate", str(EXAMPLE), "--hardware", "i9-10900x-rtx2080", "--out", str(out)]) == 0
+    assert (out / "engine.jsonl").read_bytes() == runs, "nothing is simulated again"
+    again = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    assert {name for name in first if first[name] != again[name]} <= {".moesim", "moesim.jsonl"}
+    checks = [row for row in json.loads(first["summary.json"])["rows"] if row["status"] == "check"]
+    assert max(abs(row["ratio"] - 1) for row in checks) < 0.06, "IQ4_XS and a setting between, from two rows of Q4_K_M"
+
+
+def test_an_identified_profile_is_no_default():
+    from moesim.hardware import hardware_names
+
+    assert all("identified" not in load_hardware(name).labels for name in hardware_names())
