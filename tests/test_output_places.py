@@ -20,6 +20,7 @@ COMMANDS = {
     "whatif": ["whatif", "small.yaml", "--quick"],
     "regret": ["regret", "small.yaml", "--quick"],
     "recommend": ["recommend", "--model", "mixtral-8x7b", "--hardware", "rtx3090-epyc7532"],
+    "identify": ["calibrate", "observed.csv", "--hardware", "rtx3090-epyc7532"],
     "papers": ["papers", "hybrimoe/fig9", "--quick"],
     "validate": ["validate", "small.yaml", "--only-compare"],
     "public": ["validate", "--public"],
