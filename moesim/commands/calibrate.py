@@ -33,7 +33,7 @@ def calibrate(
 ) -> int:
     """Identify a machine's rates and fixed costs from observed speeds, with intervals and what to measure next.
 
-    Example: moesim calibrate experiments/calibrate/rtx2070super.csv --hardware i9-10900x-rtx2080
+    Example: moesim calibrate experiments/calibrate/rtx2070super.csv --hardware rtx2070s-i5-12400f
     """
     from moesim.identify.identify import identify  # SciPy takes most of a second to import
     from moesim.identify.next_line import next_lines
