@@ -213,6 +213,9 @@ def test_samples_of_a_known_machine_give_back_its_costs(tmp_path: Path):
     paths = measure(prepared(tmp_path, disk=tmp_path), bench=FakeBench())
     assert [path.name for path in paths] == ["mine.yaml", "mine-disk.yaml"]
     memory, disk = (load_hardware(path) for path in paths)
+    line = memory.devices["core1"].expert_cost  # of 3 us a row, and one shape
+    assert line is not None and line.per_row_us == 0
+    assert 2e6 * 3 * 128 * 256 / line.few_row_flops == pytest.approx(3, rel=0.05)
     model = tiny()
     costs = CostModel(model, memory)
     for rows in (1, 3, 5, 8):

@@ -12,6 +12,7 @@ from scipy.optimize import isotonic_regression
 
 from moesim.profiler.fits import medians, pair_rates
 from moesim.profiler.layout import Device, Layout, Link, Tier
+from moesim.profiler.linear import FEW, Curve, linear
 from moesim.profiler.needs import Wanted, subject_of
 from moesim.profiler.plan import transfers
 from moesim.profiler.probes import FOLLOWING
@@ -157,6 +158,8 @@ class _Maker:
         if len(gap):
             method = "time of a layer in which no lane was busy: a replay of experts of 6.3 MB, all resident"
             found["router_us"] = self.measured(_us(float(gap["median_us"].iloc[0])), gap, method)
+        if device.kind == "cpu":
+            found |= self.linear(device)
         found["experts"] = experts
         found["parts"] = list(self.parts(device, tier))
         predict = self.predict(device)
@@ -177,6 +180,34 @@ class _Maker:
                 method = "first expert of one row after 5 ms of dense parts, less the one that follows; difference of medians"
                 curve["first_extra_us"] = self.measured(_us(extra), first, method)
             yield curve
+
+    def linear(self, device: Device) -> dict[str, Any]:
+        """Write the constants of experts of other shapes: few rows and many have rates of their own."""
+        curves, tables = [], []
+        for subject, bits, shape in self.shapes():
+            rows = self.points_at("expert", device.name, subject=subject, bits=bits, threads=device.threads)
+            if len(rows):
+                operations = 2 * shape.n_mats * shape.hidden * shape.intermediate
+                curves.append(Curve(shape.n_bytes, operations, rows["size"].to_numpy(int), rows["median_us"].to_numpy(float)))
+                tables.append(rows)
+        found = linear(curves)
+        if found is None:
+            return {}
+        table = pd.concat(tables, ignore_index=True)
+        fitted = "least squares of relative errors over experts of all shapes measured"
+        few, many = table[table["size"] <= FEW], table[table["size"] > FEW]
+        written = {
+            "per_expert_us": self.measured(_us(found.per_expert_us), few, f"what an expert takes whatever its size; {fitted}"),
+            "per_row_us": self.measured(_us(found.per_row_us), few, f"what a further row takes whatever its size; {fitted}"),
+            "read_bytes_per_s": self.measured(round(found.read_bytes_per_s), few, f"weights of one row; {fitted}"),
+            "few_row_flops": self.measured(round(found.few_row_flops), few, f"operations of rows 2 to {FEW}; {fitted}"),
+        }
+        if found.many_row_flops is not None:
+            written["many_row_flops"] = self.measured(
+                round(found.many_row_flops), many, f"operations of rows beyond {FEW}; {fitted}"
+            )
+            written["crossover_rows"] = self.read_off(FEW, "rows up to which they are called few")
+        return {"expert_cost": {key: number for key, number in written.items() if number["value"] or key.endswith("flops")}}
 
     def handed(self, device: Device, tier: Tier, times: Any, method: str) -> tuple[Any, str]:
         """Add the time between two tasks of a device to those of its tasks."""
