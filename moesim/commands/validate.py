@@ -31,6 +31,9 @@ def validate(
         bool, typer.Option("--only-compare", help="Replay nothing: compare the simulator with the measurements in the folder.")
     ] = False,
     public: Annotated[bool, typer.Option("--public", help="Compare with published measurements instead.")] = False,
+    identified: Annotated[
+        bool, typer.Option("--identified", help="With --public: also identify machines from two rows, and predict their others.")
+    ] = False,
     overrides: Set = [],  # noqa: B006  (typer copies it)
     small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
     backend: Backend = "cpu",
@@ -46,8 +49,10 @@ def validate(
     Example: moesim validate --public
     """
     if public:
-        _check_options(context, "public", ("public", "out", "form"))
-        return _public(out, form)
+        _check_options(context, "public", ("public", "identified", "out", "form"))
+        return _public(out, form, identified)
+    if identified:
+        raise ConfigError("validate: expected --identified with --public only, got it alone; add --public or leave it out")
     if out is None:
         raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
     check_own_folder(out, "validate")
@@ -76,14 +81,16 @@ def validate(
     return 1 if report.problems else 0
 
 
-def _public(out: Path | None, form: Format) -> int:
+def _public(out: Path | None, form: Format, identified: bool) -> int:
     from moesim.validation.public import run_public, table
+    from moesim.validation.sweep_identified import identified_table
     from moesim.validation.sweep_report import group_table
 
-    result = run_public(out, progress=True)
+    result = run_public(out, progress=True, identified=identified)
     sys.stdout.write(table(result.frame, form))
     if not form.for_programs:
         sys.stdout.write("\n" + group_table(result.sweeps, form))
+        sys.stdout.write("\n" + identified_table(result.identified, form) if identified else "")
     if form is Format.TABLE:
         print(result.summary)
     if out is not None:

@@ -211,7 +211,7 @@ def observation(values: dict[str, Any]) -> Observation:
 
 
 def check_rows(rows: Sequence[Observation]) -> None:
-    """Refuse names that occur twice, ratios to nothing, and rows that contradict each other. Raises `ConfigError`."""
+    """Refuse names that occur twice, ratios to nothing, and identifying rows that contradict each other, by `ConfigError`."""
     names: dict[str, Observation] = {}
     settings: dict[tuple[Any, ...], Observation] = {}
     for one in rows:
@@ -228,8 +228,8 @@ def check_rows(rows: Sequence[Observation]) -> None:
             one.ubatch,
             one.kind,
         )
-        before = settings.setdefault((*key, one.of), one)
-        if before is not one:
+        before = settings.setdefault((*key, one.of, one.role), one)
+        if before is not one and one.role == "identification":
             apart = abs(one.log_time - before.log_time)
             spread = sum((each.spread or 0) / each.value for each in (one, before))
             if apart > max(_AGREE, 3 * spread):

@@ -149,7 +149,7 @@ def _words(text: str, place: str) -> dict[str, Any]:
     for word in re.split(r"[\s;]+", flat):
         name, equals, value = word.partition("=")
         name = name.replace("-", "_")
-        name = _LONG.get(name, name)
+        name = name if "policy" in given else _LONG.get(name, name)
         if not name or (equals and not value):
             raise ConfigError(f"{place}: setting: expected words such as n_cpu_moe=24, got '{text}'; correct it")
         if name in given:

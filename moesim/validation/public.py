@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from moesim.experiment.result import SUMMARY
 from moesim.hardware import weakest
 from moesim.model import ModelSpec, load_model
 from moesim.output_folder import OutputFolder, check_own_folder
-from moesim.progress import Progress
+from moesim.progress import Progress, telling
 from moesim.table import Format, render, render_records
 from moesim.validation.public_checks import FILE, Check, checks_file, read_checks
 
@@ -48,11 +48,14 @@ class PublicResult:
         Median and worst error, and how many are near; a few lines.
     sweeps : DataFrame
         A row a setting of a sweep, as of `moesim.validation.sweep_report.run_sweeps`.
+    identified : DataFrame
+        If it was asked for, a row a setting, as of `moesim.validation.sweep_identified.identified_sweeps`.
     """
 
     frame: pd.DataFrame
     summary: str
     sweeps: pd.DataFrame
+    identified: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
 def run_public(
@@ -63,6 +66,7 @@ def run_public(
     sweeps: Path | None = None,
     progress: bool = True,
     plot: bool = True,
+    identified: bool = False,
 ) -> PublicResult:
     """Predict every public measurement that says enough.
 
@@ -78,6 +82,8 @@ def run_public(
         Show a bar on a terminal.
     plot : bool
         Draw the figure, if there is a folder.
+    identified : bool
+        Also identify each machine from two rows of a sweep, and predict its others.
 
     Returns
     -------
@@ -89,6 +95,7 @@ def run_public(
         If the table, a row or the folder is wrong, or a check cannot be run; nothing is written then.
     """
     from moesim.validation.public_sweeps import read_sweeps, sweeps_file  # these predict as checks do
+    from moesim.validation.sweep_identified import identified_sweeps
     from moesim.validation.sweep_report import run_sweeps, summarise_sweeps
 
     checks = read_checks(path or checks_file())
@@ -109,8 +116,10 @@ def run_public(
             records.append(_record(check, found))
             bar.advance(1)
         swept = run_sweeps(settings, Path(folder), bar)
+    with telling() as tell:
+        after = identified_sweeps(settings, tell) if identified else pd.DataFrame()
     frame = pd.DataFrame(records, columns=None if records else _COLUMNS)
-    result = PublicResult(frame, summarise(frame) + summarise_sweeps(swept), swept)
+    result = PublicResult(frame, summarise(frame) + summarise_sweeps(swept), swept, after)
     if out is not None:
         _write(result, out, plot)
     return result
@@ -289,6 +298,7 @@ def _write(result: PublicResult, out: Path, plot: bool) -> None:
     from moesim.plots.style import pictures
     from moesim.plots.sweeps import sweeps
     from moesim.validation.public_sweeps import SWEEPS
+    from moesim.validation.sweep_identified import identified_table
     from moesim.validation.sweep_report import group_table
 
     text = table(result.frame, Format.MD) + "\n" + result.summary
@@ -298,5 +308,8 @@ def _write(result: PublicResult, out: Path, plot: bool) -> None:
         files[SWEEPS] = render_records(_plain(result.sweeps), Format.CSV).encode()
         text += "\n" + group_table(result.sweeps, Format.MD)
         drawn |= pictures(sweeps(result.sweeps), "public_sweeps") if plot else {}
+    if len(result.identified):
+        files["public_identified.csv"] = render_records(_plain(result.identified), Format.CSV).encode()
+        text += "\n" + identified_table(result.identified, Format.MD)
     files |= {"public.md": text.encode(), **drawn}
     OutputFolder(out, OWNER).replace(files, last=SUMMARY)
