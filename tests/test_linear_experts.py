@@ -94,3 +94,14 @@ def test_what_is_refused(given_cost, said):
         machine(cpu=given_cost)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_first_row_is_never_faster_than_the_device_unpacks() -> None:
+    """Reading 1000 bytes at 1 GB/s takes 1 us; 4000 operations at 1 GFLOP/s take 4 us, and further rows come on top."""
+    cost = ExpertCost(Fraction(0), Fraction(0), 10**9, 10**9)
+    assert [linear_ns(cost, 1000, 4000, n, flops) for n, flops in ((1, 0), (1, 10**9), (1, 10**12), (2, 10**9))] == [
+        1000,
+        4000,
+        1000,
+        8000,
+    ]

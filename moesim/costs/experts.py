@@ -9,7 +9,7 @@ from moesim.hardware.types import ExpertCost
 from moesim.units import NS_PER_S
 
 
-def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int) -> int:
+def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flops: int = 0) -> int:
     """Evaluate the time of one expert.
 
     Parameters
@@ -22,6 +22,8 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int) -> i
         Operations of one row: two for each weight.
     n_rows : int
         Token rows, at least 1.
+    flops : int
+        Operations a second of the device, which the first row never gets below; 0: no such bound.
 
     Returns
     -------
@@ -30,10 +32,11 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int) -> i
 
     Notes
     -----
-    t(n) = per_expert + bytes / read_rate + (n - 1) (per_row + operations / few_row_rate) for n up to the crossover c, and
-    t(c) + (n - c) operations / many_row_rate beyond it. Reading the weights hides the first row's operations. Kernels made for
-    one row read or unpack the weights again for each further row, so that these cost far more than the processor's peak says;
-    kernels made for many rows take over at the crossover. The time is continuous there, and it never falls.
+    t(n) = per_expert + max(bytes / read_rate, operations / flops) + (n - 1) (per_row + operations / few_row_rate) for n up to the
+    crossover c, and t(c) + (n - c) operations / many_row_rate beyond it. Reading the weights hides the first row's operations,
+    unless unpacking few bits takes longer than reading them. Kernels made for one row read or unpack the weights again for each
+    further row, so that these cost far more than the processor's peak says; kernels made for many rows take over at the
+    crossover. The time is continuous there, and it never falls.
 
     Examples
     --------
@@ -43,7 +46,9 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int) -> i
     """
     crossover = cost.crossover_rows or n_rows
     few, many = min(n_rows, crossover) - 1, max(0, n_rows - crossover)
-    ns = (cost.per_expert_us + few * cost.per_row_us) * 1000 + Fraction(n_bytes * NS_PER_S, cost.read_bytes_per_s)
+    ns = (cost.per_expert_us + few * cost.per_row_us) * 1000
+    reading = Fraction(n_bytes * NS_PER_S, cost.read_bytes_per_s)
+    ns += max(reading, Fraction(operations * NS_PER_S, flops)) if flops else reading
     ns += Fraction(few * operations * NS_PER_S, cost.few_row_flops)
     if many:
         ns += Fraction(many * operations * NS_PER_S, cost.many_row_flops)

@@ -158,13 +158,16 @@ class CostModel(PartCosts):
             return 0
         key = f"devices.{device.name}"
         names = {"expert_cost.per_expert_us", "expert_cost.read_bytes_per_s"}
+        operations = 2 * self.model.expert_params
+        if operations * cost.read_bytes_per_s > n_bytes * device.flops:  # unpacking takes longer than reading
+            names |= {"flops"}
         names |= {"expert_cost.per_row_us", "expert_cost.few_row_flops"} if n_rows > 1 else set()
         if f"{key}.expert_cost.read_bytes_per_s" not in self.hardware.numbers:
             names |= {"memory_bytes_per_s"}
         if cost.crossover_rows and n_rows > cost.crossover_rows:
             names |= {"expert_cost.many_row_flops", "expert_cost.crossover_rows"}
         self._ledger.add(f"expert @{device.name}", "linear in rows", *(f"{key}.{name}" for name in sorted(names)))
-        return within_a_day(linear_ns(cost, n_bytes, 2 * self.model.expert_params, n_rows), self._place(device, "expert"))
+        return within_a_day(linear_ns(cost, n_bytes, operations, n_rows, device.flops), self._place(device, "expert"))
 
     def host_expert_ns(self) -> int:
         """Time of the submitting thread for each expert, ns."""
