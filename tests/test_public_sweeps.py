@@ -52,6 +52,9 @@ def test_no_speed_of_a_machine_is_in_its_profile() -> None:
     for sweep in RUN:
         numbers = load_hardware(sweep.hardware).numbers
         for key, number in numbers.items():
+            if "(prefill on a 7950X" in number.ref:  # how fast cores unpack, from another machine
+                assert key.endswith("cpu0.flops") and "7950x" not in sweep.machine
+                continue
             assert not any(word in number.ref for word in ("tokens/s", "t/s", f"{sweep.measured:.2f}")), (sweep.check, key)
 
 
