@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -18,7 +19,7 @@ from moesim.output_folder import OutputFolder
 from moesim.table import Format, render_records
 
 
-def write_folder(advice: Advice, out: Path) -> None:
+def write_folder(advice: Advice, out: Path, more: Mapping[str, bytes] | None = None) -> None:
     """Write an advice; an earlier result in the folder is replaced at the end.
 
     Parameters
@@ -28,6 +29,8 @@ def write_folder(advice: Advice, out: Path) -> None:
     out : Path
         Gets ``recommendation.json``, ``recommendation.md``, ``runs.csv`` and ``summary.json`` (the runs of the finalists),
         ``best.yaml`` (the best as an experiment) and, with a GGUF file, ``model.yaml``.
+    more : mapping of str to bytes, optional
+        Other files; the machine is ``identified.yaml``, if that is among them.
     """
     rows = rows_of(advice)
     raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
@@ -35,7 +38,9 @@ def write_folder(advice: Advice, out: Path) -> None:
     raw["workload"]["n_batches"] = len(advice.routing.groups)
     if advice.best.candidate.note:
         raw["predictors"] = dict(STAND_INS)
-    files = {}
+    files = dict(more or {})
+    if "identified.yaml" in files:
+        raw["hardware"] = {**raw["hardware"], "base": str(out / "identified.yaml")}
     if advice.setting.asked.gguf is not None:
         files["model.yaml"] = model_yaml(advice.setting.model).encode()
         raw["model"] = str(out / "model.yaml")
@@ -44,4 +49,7 @@ def write_folder(advice: Advice, out: Path) -> None:
     files["recommendation.md"] = text(advice, Format.MD).encode()
     files["runs.csv"] = render_records(rows, Format.CSV).encode()
     files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
+    if more and "identified.yaml" in more:  # where the machine was while it was simulated is of no use to a reader
+        path = advice.setting.hardware.path.encode()
+        files = {name: content.replace(path, b"identified.yaml") for name, content in files.items()}
     OutputFolder(out, "recommend").replace(files, last=SUMMARY)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from moesim.advice.folder import write_folder
 from moesim.advice.recommend import recommend as search
 from moesim.advice.setting import Asked
 from moesim.advice.show import output
+from moesim.atomic import write_bytes
 from moesim.commands.runs import Jobs
 from moesim.limits import BITS, TOKENS
 from moesim.output_folder import check_own_folder
-from moesim.table import Format
+from moesim.progress import telling
+from moesim.table import Format, render_records
 from moesim.text import say
 from moesim.yaml_reader import read_yaml_value
 
@@ -37,6 +42,9 @@ def recommend(
     ] = None,
     trace: Annotated[str | None, typer.Option(help="Name or path of a trace. [default: one that fits]")] = None,
     gguf: Annotated[Path | None, typer.Option(help="Instead of --model: a GGUF file says shapes and bytes.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Observed speeds, as of 'moesim calibrate': identifies the machine first.")
+    ] = None,
     lossy: Annotated[bool, typer.Option("--lossy", help="Policies that change what the model computes as well.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
     jobs: Jobs = None,
@@ -48,9 +56,14 @@ def recommend(
     """
     if out is not None:
         check_own_folder(out, "recommend")
+    base = _value(hardware, "--hardware")
+    if calibrate is not None:
+        return _identified(
+            calibrate, base, model, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy, out, jobs, form
+        )
     asked = Asked(
         _value(model, "--model"),
-        _value(hardware, "--hardware"),
+        base,
         vram,
         ram,
         bits,
@@ -66,6 +79,44 @@ def recommend(
     sys.stdout.write(output(advice, form))
     if out is not None:
         write_folder(advice, out)
+        say(f"wrote {out}")
+    return 0
+
+
+def _identified(
+    file: Path, base: Any, model: str | None, vram: str | None, ram: str | None, bits: float | None, batch: int, prompt: int,
+    decode: int, context: int | None, trace: str | None, gguf: Path | None, lossy: bool, out: Path | None, jobs: int | None,
+    form: Format,
+) -> int:  # fmt: skip
+    """Identify the machine, search on it, and add the curve over its settings."""
+    from moesim.advice.curve import check_machine, curve, curve_records, curve_text
+    from moesim.identify.identify import identify  # SciPy takes most of a second to import
+    from moesim.identify.observations import read_observations
+    from moesim.identify.report import remarks
+
+    rows = read_observations(file, [model] if model is not None and gguf is None and not model.startswith("{") else [])
+    with telling() as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+        found = identify(base, rows, leave_out=False, tell=tell)
+        contents = yaml.safe_dump(found.raw, sort_keys=False, width=120).encode()
+        profile = write_bytes(Path(folder) / "identified.yaml", contents)
+        asked = Asked(
+            _value(model, "--model"), str(profile), vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy
+        )  # fmt: skip
+        tell("placements")
+        advice = search(asked, jobs=jobs, progress=False)
+        check_machine(advice.setting)
+        tell("settings of llama.cpp")
+        points = curve(advice.setting, found)
+    text = output(advice, form).replace(str(profile), profile.name)  # the folder is gone when it is read
+    if form is Format.JSON:
+        text = json.dumps({**json.loads(text), "identified": remarks(found, []), "curve": curve_records(points)}, indent=2) + "\n"
+    elif not form.for_programs:
+        between = "\n\n" if form is Format.MD else "\n"
+        text += between.join(["", *remarks(found, [])]) + "\n\n" + curve_text(points, advice.setting, form)
+    sys.stdout.write(text)
+    if out is not None:
+        more = {"identified.yaml": contents, "curve.csv": render_records(curve_records(points), Format.CSV).encode()}
+        write_folder(advice, out, more)
         say(f"wrote {out}")
     return 0
 

@@ -1,0 +1,87 @@
+"""`recommend --calibrate`: the curve over llama.cpp's settings on an identified machine, and where memory ends."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from moesim.advice.curve import best, compute_bytes, curve, curve_text
+from moesim.advice.setting import Asked, Setting, look_up
+from moesim.cli import main
+from moesim.experiment.config import load_config
+from moesim.hardware import load_hardware
+from moesim.identify.identify import Identified, identify
+from moesim.identify.observations import read_observations
+from moesim.model import load_model
+from moesim.table import Format
+
+ROWS = Path(__file__).resolve().parents[1] / "experiments" / "calibrate" / "rtx2070super.csv"
+MACHINE = "rtx2070s-i5-12400f"
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Setting, Identified]:
+    asked = Asked("qwen3-30b-a3b", MACHINE, None, None, 4.85, 1, 64, 8, 4096, None, None, False)
+    found = identify(MACHINE, read_observations(ROWS), intervals=False, leave_out=False)
+    return look_up(asked, tmp_path_factory.mktemp("model")), found
+
+
+def test_more_layers_on_the_cpu_are_slower_and_smaller(known: tuple[Setting, Identified]):
+    points = curve(*known)
+    for context in (4096, 16384, 65536):
+        for ubatch in (512, 1024, 2048):
+            line = [one for one in points if (one.context, one.ubatch) == (context, ubatch)]
+            assert [one.n_cpu_moe for one in line] == sorted({one.n_cpu_moe for one in line})
+            assert all(a.speed > b.speed for a, b in pairwise(line))
+            sizes = [one.gpu_bytes for one in line if one.n_cpu_moe]  # with none on the CPU nothing is copied
+            assert sizes == sorted(sizes, reverse=True)
+            assert all(one.low < one.speed < one.high for one in line)
+            fits = [one.fits for one in line]
+            assert fits == sorted(fits) and fits == [one.gpu_bytes <= known[0].vram_bytes for one in line]
+
+
+def test_the_best_is_the_first_beyond_the_cliff(known: tuple[Setting, Identified]):
+    points = curve(*known)
+    least = []
+    for context, ubatch in ((4096, 512), (4096, 2048), (16384, 512), (16384, 2048)):
+        chosen = best(points, context, ubatch)
+        assert chosen is not None
+        before = next(
+            one for one in points if (one.n_cpu_moe, one.context, one.ubatch) == (chosen.n_cpu_moe - 1, context, ubatch)
+        )
+        assert chosen.fits and not before.fits
+        least.append(chosen.n_cpu_moe)
+    assert least[0] < least[1] and least[0] < least[2] < least[3], "context and -ub move the cliff"
+    text = curve_text(points, known[0], Format.TABLE)
+    assert f"--n-cpu-moe {least[0]} -c 4096 -ub 512" in text and "nothing fits" in text
+
+
+def test_the_observed_setting_is_predicted_as_by_the_identification(known: tuple[Setting, Identified]):
+    setting, found = known
+    row = next(one for one in found.predictions if one.case.observation.row == "q4-48")
+    point = next(one for one in curve(setting, found) if (one.n_cpu_moe, one.context) == (48, 4096))
+    assert 0.85 < point.speed / row.predicted < 1, "4096 tokens of context are slower than 64, and little else differs"
+
+
+def test_compute_buffers_are_mostly_the_output():
+    model = load_model("qwen3-30b-a3b")
+    buffers = [compute_bytes(model, ubatch, 4096, offloads=False) for ubatch in (512, 1024)]
+    assert buffers[1] == 2 * buffers[0] and buffers[0] > 512 * model.vocab * 4
+    assert compute_bytes(model, 512, 4096, offloads=True) > buffers[0]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "advice"
+    sizes = ["--bits", "4.85", "--prompt", "8", "--decode", "2", "--context", "2048"]
+    arguments = ["recommend", "--model", "qwen3-30b-a3b", "--hardware", MACHINE, "--calibrate", str(ROWS), *sizes]
+    assert main([*arguments, "-o", "json", "--out", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {one["context"] for one in told["curve"]} == {2048, 8192, 32768}
+    assert any("cpu" in line or "rows" in line for line in told["identified"])
+    assert "/moesim." not in json.dumps(told), "a folder that is gone"
+    assert load_hardware(out / "identified.yaml").numbers["devices.cpu0.memory_bytes_per_s"].interval is not None
+    assert load_config(out / "best.yaml", []).hardware["base"] == str(out / "identified.yaml")
+    assert (out / "curve.csv").read_text().count("\n") == len(told["curve"]) + 1
