@@ -70,6 +70,13 @@ def test_none_is_loaded_where_that_is_better_except_as_printed(rule: Any, first:
     assert first_load([], 0, TIMING, rule) == 0
 
 
+def test_a_cpu_slower_than_all_loads_gets_nothing() -> None:
+    slow = TIMING._replace(cpu=[0, 100, 200])
+    assert [first_load([1, 2], 2, slow, rule) for rule in ("eq2", "printed", "sentinel")] == [0, 1, 1]
+    assert [certain_for_cpu([1, 2], slow, rule) for rule in ("eq2", "printed")] == [0, 1]
+    assert first_load([1, 2], 1, slow) == 1, "the first is not worth a transfer"
+
+
 def test_equal_ends_need_no_transfer() -> None:
     assert first_load([3], 1, TIMING) == 1, "3 + 0.5 against 3.5"
 
@@ -103,6 +110,8 @@ def _literal(
         none, one = sum(map(c, cur)), max(alpha + x + g, sum(map(c, cur[:n])))
         if rule == "printed" or (rule == "eq2" and one < none):
             i = n
+    elif i == 1 and rule == "eq2" and sum(not m[1] for m in gpu_q) == n + 1 and alpha + (n + 1) * x + g < c(cur[0]):
+        i = 0  # all loaded, none on the CPU: a plan that equation 5 cannot reach
     t_gap = sum(c(cur[q]) for q in range(i)) - alpha - (n - i + 1) * x
     members = sum(1 for m in gpu_q if not m[1]), sum(1 for m in gpu_q if m[1])
     if not members[1]:
@@ -128,7 +137,7 @@ def test_the_plan_agrees_with_a_literal_transcription(rule: Any) -> None:
         plan = cross_layer_plan(cur, nxt, Timing(table, x, x, g, t_attn, alpha), lambda rank, hits=hits: float(hits[rank]), rule)
         wanted = _literal(cur, nxt, table.__getitem__, x, g, t_attn, alpha, hits, rule)
         assert (cur[plan.first :], plan.gap, plan.n_prefetch, plan.queue) == wanted
-        assert certain_for_cpu(cur, Timing(table, x, x, g, t_attn, alpha)) <= plan.first
+        assert certain_for_cpu(cur, Timing(table, x, x, g, t_attn, alpha), rule) <= plan.first
         seen.add((bool(cur[plan.first :]), plan.n_prefetch > 0, min(plan.queue[0], 1)))
     assert len(seen) >= 6, "the cases hardly differ"
 

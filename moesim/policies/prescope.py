@@ -18,6 +18,7 @@ experts that are predicted there.
 | x, g | one of each | none | x by layer; g of the busiest expert |
 | t_attn | - | none | attention, router and shared experts, from the profile |
 | no index passes | the loop still loads the busiest | none | ``none_better``: ``eq2`` (that one or none, by eq. 2), ``printed``, ``sentinel`` (none) |
+| the expert with the fewest tokens | never loaded: eq. 5 leaves it to the CPU | none | ``none_better: eq2`` loads it too where eq. 2 says so and it is the only one left; the other two leave it |
 | f | (T_gap + t_attn) / x, rounded | none | half up; from 0 to what is predicted and absent |
 | at most GPU_Q's members | not stated | none | no; ``limit_to_queue`` |
 | R_hit, R_miss | not defined | none | share of the predictions of that layer and rank that came true; ``prior_hit`` counts for one (0.94, the least printed for its "hot Top-4", in place of a calibration run) |
@@ -398,7 +399,7 @@ class PreScope(PolicyBase):
         """Let the CPU begin with what every plan gives it, while the prediction is made."""
         current = visit.current()
         tokens = [visit.rows[e] for e in current]
-        visit.n_certain = certain_for_cpu(tokens, self._timing(visit, (tokens or [0])[-1], view))
+        visit.n_certain = certain_for_cpu(tokens, self._timing(visit, (tokens or [0])[-1], view), self.none_better)
         visit.routed_ns = view.now_ns
         return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
 

@@ -92,7 +92,8 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
         Costs.
     none_better : {"printed", "sentinel", "eq2"}
         What to do if no index passes: load the busiest expert all the same, as the printed loop does; load none; or the
-        one of these two with the smaller ``max(TG, TC)`` (equation 2), none if they are equal.
+        one of these two with the smaller ``max(TG, TC)`` (equation 2), none if they are equal. ``"eq2"`` also loads all
+        experts, where all are in GPU_Q, index 1 passes, and equation 2 says so.
 
     Returns
     -------
@@ -101,7 +102,9 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
 
     Notes
     -----
-    Index i passes if its loads and those after it are done before the CPU has computed those before it, i excluded.
+    Index i passes if its loads and those after it are done before the CPU has computed those before it, i excluded. So index 0
+    never passes, and the expert with the fewest tokens stays on the CPU however slow that is: with hundreds of rows a layer
+    then takes seconds where loads take a tenth.
 
     Examples
     --------
@@ -115,8 +118,10 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
     n = len(current)
     computed = sum([cpu[w] for w in current[: n - n_queued]])
     for i in range(n - n_queued, n):
-        if in_flight + (n - i) * load + gpu < computed:
-            return i
+        loading = in_flight + (n - i) * load + gpu
+        if loading < computed:
+            all_better = i == 1 and n_queued == n and loading + load < computed
+            return 0 if none_better == "eq2" and all_better else i
         computed += cpu[current[i]]
     if none_better == "sentinel" or not n:
         return n
@@ -127,7 +132,7 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
     return n - 1 if with_one < every else n
 
 
-def certain_for_cpu(current: Sequence[int], timing: Timing) -> int:
+def certain_for_cpu(current: Sequence[int], timing: Timing, none_better: NoneBetter = "eq2") -> int:
     """Count the experts of the present layer that the CPU computes whatever is predicted, and however soon the link is free.
 
     Parameters
@@ -136,6 +141,8 @@ def certain_for_cpu(current: Sequence[int], timing: Timing) -> int:
         Tokens of each expert of this layer, ascending.
     timing : Timing
         Costs.
+    none_better : {"printed", "sentinel", "eq2"}
+        See `first_load`.
 
     Returns
     -------
@@ -155,7 +162,8 @@ def certain_for_cpu(current: Sequence[int], timing: Timing) -> int:
     (2, 0)
     """
     free = timing._replace(in_flight=0)
-    return max(0, min(first_load(current, len(current), free, "sentinel"), len(current) - 1))
+    rule: NoneBetter = "eq2" if none_better == "eq2" else "sentinel"
+    return max(0, min(first_load(current, len(current), free, rule), len(current) - 1))
 
 
 def link_gap(current: Sequence[int], first: int, timing: Timing) -> float:
