@@ -173,6 +173,8 @@ def _completed(raw: Mapping[str, Any], plain: HardwareProfile, cpu: str, place: 
     if plain.devices[cpu].role == "host":
         for key, (value, why) in _ABSENT.items():
             full = f"devices.{cpu}.{key}"
+            if key == "expert_cost.per_expert_us" and plain.devices[cpu].operations:
+                continue  # what a call takes is in the counted operations of a layer's experts
             if full not in plain.numbers or not _scales(plain.numbers[full].value):
                 values[full] = {"value": value, "source": "assumed", "why": f"{_ADDED}: {why}"}
         if f"devices.{cpu}.launches.expert" in plain.numbers:
