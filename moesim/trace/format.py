@@ -17,6 +17,7 @@ import numpy as np
 
 from moesim import atomic
 from moesim.errors import TraceError
+from moesim.trace.packed import PACKED_KEY, pack, unpack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +81,9 @@ def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
     header = _read_header(path, metadata[METADATA_KEY])
     entries = {name: _read_entry(path, name, entry) for name, entry in table.items()}
     _check_spans(path, entries, len(raw) - begin)
-    return {name: _map_array(path, raw[begin:], name, entry) for name, entry in entries.items()}, header
+    arrays = {name: _map_array(path, raw[begin:], name, entry) for name, entry in entries.items()}
+    packed = header.pop(PACKED_KEY, {})
+    return unpack(str(path), arrays, packed, _TYPES), header
 
 
 def _check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
@@ -217,7 +220,9 @@ def _map_array(path: Path, data: NDArray[np.uint8], name: str, entry: _Entry) ->
         raise TraceError(f"{path}: {name}: expected a possible shape, got {_brief(entry.shape)}: {error}") from None
 
 
-def write_container(path: str | Path, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any]) -> Path:
+def write_container(
+    path: str | Path, arrays: Mapping[str, NDArray[Any]], header: Mapping[str, Any], *, packed: bool = False
+) -> Path:
     """Write arrays and header as one safetensors file; the same content gives the same bytes.
 
     The library serialises in memory only; here the arrays go to the file a piece at a time, so that they may
@@ -231,12 +236,17 @@ def write_container(path: str | Path, arrays: Mapping[str, NDArray[Any]], header
         May be memory-mapped.
     header : mapping
         Must be JSON without NaN.
+    packed : bool
+        Deflate the arrays that it makes smaller. They are then read into memory instead of being mapped.
 
     Returns
     -------
     Path
         The file.
     """
+    if packed:
+        arrays, facts = pack(arrays, _CODES)
+        header = {**header, PACKED_KEY: facts}
     said = json.dumps(header, sort_keys=True, allow_nan=False)
     table: dict[str, Any] = {"__metadata__": {METADATA_KEY: said, HEADER_SUM_KEY: _header_sum(said)}}
     end = 0

@@ -332,13 +332,15 @@ class Trace:
             trace.check(place)
         return trace
 
-    def write(self, path: str | Path) -> Path:
+    def write(self, path: str | Path, *, packed: bool = False) -> Path:
         """Write the trace to a file, completely or not at all; the same content gives the same bytes.
 
         Parameters
         ----------
         path : str or Path
             Where to. What is there is replaced.
+        packed : bool
+            Deflate the arrays: a smaller file, which is read into memory instead of being mapped.
 
         Returns
         -------
@@ -352,7 +354,7 @@ class Trace:
         """
         self.check(str(path))
         header = {**self._full_header(), "sha256": self._sums}
-        return write_container(path, self._arrays(), header)
+        return write_container(path, self._arrays(), header, packed=packed)
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         arrays = {name: getattr(self, name) for name in _ROUTING}
