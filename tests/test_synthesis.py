@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import ndtri
 
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
@@ -87,7 +88,7 @@ def test_labels_and_header_say_what_it_is():
     trace.check()
     header = trace.header
     assert trace.label == "synthetic"
-    assert header["synthesis"]["parameters"] == parameters().values()
+    assert header["synthesis"]["parameters"] == parameters().stated()
     assert header["synthesis"]["fitted_to"] == parameters().fitted_to
     assert header["seed"] == 3
     assert header["trace_requests"]["stream"] != header["calibration_requests"]["stream"]
@@ -223,6 +224,32 @@ def test_statistics_along_a_request_are_those_of_every_layer():
     same = (chosen[1:, :, :, None] == chosen[:-1, :, None, :]).any(axis=3).mean(axis=(0, 2))
     assert same.std() < 0.03
     assert abs(same[:4].mean() - same[-4:].mean()) < 0.02
+
+
+def test_layers_differ_by_as_much_as_their_spreads_say_and_in_the_same_way_for_every_seed():
+    spread = parameters(n_layers=12, topic_share=0.3, locality_spread=0.9, popularity=0.4, popularity_spread=0.3)
+    for seed in (1, 2):
+        model = draw_model(spread, seed)
+        logits = np.sort(np.log(model.shares[:, 0] / (1 - model.shares[:, 0])))
+        np.testing.assert_allclose((logits - np.log(0.3 / 0.7)) / 0.9, ndtri((np.arange(12) + 0.5) / 12), atol=1e-9)
+        trace = make(spread, seed=seed, n_requests=40, n_signal_requests=0, n_calibration=0)
+        chosen = np.asarray(trace.experts)
+        same = (chosen[1:, :, :, None] == chosen[:-1, :, None, :]).any(axis=3).mean(axis=(0, 2))
+        assert same.max() - same.min() > 0.1
+        assert np.corrcoef(same, model.shares[:, 0])[0, 1] > 0.8
+    assert not np.array_equal(draw_model(spread, 1).shares, draw_model(spread, 2).shares)  # in another order
+    alike = draw_model(spread.replace(locality_spread=0.0, popularity_spread=0.0), 1)
+    assert len(np.unique(alike.shares, axis=0)) == 1
+
+
+def test_requests_begin_their_decode_alike_and_not_their_prompt():
+    trace = make(parameters(opening=4.0), n_requests=60, n_prompt=20, n_decode=40, n_signal_requests=0, n_calibration=0)
+    chosen = np.sort(np.asarray(trace.experts).reshape(60, 60, 4, 2), axis=3)
+    same = (chosen[1:] == chosen[:-1]).all(axis=3).mean(axis=(0, 2))  # by position
+    assert same[20] > 0.99  # the first decoded token
+    assert same[:20].max() < 0.3
+    assert same[20 + 24 :].max() < 0.3
+    assert same[20:23].mean() > same[23:26].mean() + 0.05 > same[26:44].mean() + 0.05
 
 
 def test_decode_resembles_the_prefill_of_its_own_request_more_than_that_of_others():

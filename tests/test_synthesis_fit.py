@@ -202,6 +202,30 @@ def test_the_gate_weights_of_gpt_oss_are_those_of_the_recording():
     assert measure(gpt_oss(), ["top_weight"])["top_weight"] == pytest.approx(wanted.value, abs=1e-3)
 
 
+def every_second(trace: Trace, first: int) -> Trace:
+    """Take every second sequence of a trace of decode rows."""
+    rows = np.flatnonzero(np.asarray(trace.request) % 2 == first)
+    lengths = np.unique(np.asarray(trace.request)[rows], return_counts=True)[1]
+    return Trace.build(experts=np.asarray(trace.experts)[rows], n_prompt=[0] * len(lengths), n_decode=lengths.tolist(),
+                       n_experts=trace.n_experts, model=trace.model, label="measured")  # fmt: skip
+
+
+def test_gpt_oss_by_layer_and_in_batches_is_like_half_the_recording_and_like_the_other_half():
+    targets, recorded = read_targets("gpt-oss-20b"), gpt_oss()
+    figures = [figure for figure in targets.figures if ":q" in figure.name or figure.name.startswith("union")]
+    names = [figure.name for figure in figures]
+    fitted, held_out = (measure(every_second(recorded, first), names) for first in (0, 1))
+    assert fitted == pytest.approx({figure.name: figure.value for figure in figures}, abs=1e-3)
+    made = simulate(read_parameters("gpt-oss-20b"), targets, 4242, names)
+    for name in ("reuse@1:q10", "reuse@1:q50", "reuse@1:q90", "lru@50:q10", "lru@50:q50", "lru@50:q90"):
+        assert made[name] == pytest.approx(held_out[name], abs=0.06), name
+    for name in ("entropy:q10", "entropy:q90", "union@2", "union@4", "union@8", "union@16"):
+        assert made[name] == pytest.approx(held_out[name], abs=0.03), name
+    alike = read_parameters("gpt-oss-20b").replace(locality_spread=0.0, popularity_spread=0.0, opening=0.0)
+    without = simulate(alike, targets, 4242, ["reuse@1:q10", "reuse@1:q90", "union@8"])
+    assert all(abs(without[name] - held_out[name]) > abs(made[name] - held_out[name]) for name in without)
+
+
 # ------------------------------------------------------------------------------------------------------------------ fits
 
 

@@ -39,6 +39,9 @@ DETERMINED_BY = {
     "unread_share": "cosine@residual",
     "first_innovation": "cosine@residual:1",
     "temperature": "top_weight",
+    "locality_spread": "reuse@1:q90",
+    "popularity_spread": "entropy:q90",
+    "opening": "union@8",
 }
 
 _AND = " | and: "  # between what several fits were to
@@ -74,7 +77,8 @@ def free_parameters(targets: Targets) -> tuple[str, ...]:
     """
     if targets.fit:
         return targets.fit
-    names = {figure.name if figure.name.endswith(":1") else figure.name.partition(":")[0] for figure in targets.fitted}
+    whole = (":1", ":q90")  # the others tell as much as the figure without what is behind the colon
+    names = {figure.name if figure.name.endswith(whole) else figure.name.partition(":")[0] for figure in targets.fitted}
     return tuple(parameter for parameter, figure in DETERMINED_BY.items() if figure in names)
 
 
@@ -116,9 +120,9 @@ def _simulate(shaped: ParameterSet, targets: Targets, n_decode: int, seed: int, 
 class Quick:
     """Simulates less, for the many tries of a fit.
 
-    By construction the statistics along the requests are those of every layer and do not depend on how states change
-    from layer to layer: a few layers do for them, and a parameter of the latter kind needs no new trace. What is about
-    pairs of layers needs all layers and all requests, for their topics, but fewer tokens of each.
+    If layers are alike, the statistics along the requests are by construction those of every layer. They do not depend on how
+    states change from layer to layer: a few layers do for them, and a parameter of the latter kind needs no new trace. What
+    is about pairs of layers needs all layers and all requests, for their topics, but fewer tokens of each.
     """
 
     def __init__(self, targets: Targets, names: Sequence[str]) -> None:
@@ -134,7 +138,8 @@ class Quick:
         shaped = parameters.replace(**self._targets.shape)
         key = (seed, *(value for name, value in shaped.values().items() if name not in _ACROSS))
         if key not in self._known:
-            few = shaped.replace(n_layers=min(shaped.n_layers, _LAYERS_ALONG))
+            spread = shaped.locality_spread or shaped.popularity_spread or any(":q" in name for name in self._along)
+            few = shaped if spread else shaped.replace(n_layers=min(shaped.n_layers, _LAYERS_ALONG))
             self._known[key] = _simulate(few, self._targets, self._targets.n_decode, seed, self._along)
         return self._known[key] | _simulate(shaped, self._targets, self._n_decode, seed, self._across)
 
@@ -273,10 +278,12 @@ def _polish(
 
 
 def to_scale(name: str, value: float) -> float:
-    """Put a parameter on its own scale: logarithm, logit or as it is."""
+    """Put a parameter on its own scale: logarithm (of 1 + it, if it may be 0), logit or as it is."""
     scale = NUMBERS[name]["scale"]
     if scale == "log":
         return float(np.log(value))
+    if scale == "log1p":  # may be 0
+        return float(np.log1p(value))
     if scale == "logit":
         inside = min(max(value, 1e-4), 1 - 1e-4)
         return float(np.log(inside / (1 - inside)))
@@ -289,6 +296,8 @@ def from_scale(name: str, value: float) -> float:
     raw = value
     if scale == "log":
         raw = np.exp(value)
+    elif scale == "log1p":
+        raw = np.expm1(value)
     elif scale == "logit":
         raw = 1 / (1 + np.exp(-value))
     return float(min(max(raw, low), high))

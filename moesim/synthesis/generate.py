@@ -91,7 +91,7 @@ def synthesize(
         n_inputs = min(n_input_requests, n_requests) * n_rows
         kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
         for number in range(n_requests):
-            _request(model, number, n_rows, kept, tables.get("residual"))
+            _request(model, number, n_rows, n_prompt, kept, tables.get("residual"))
             progress(n_rows)
     return Trace.build(
         experts=kept.experts,
@@ -175,14 +175,16 @@ class _Kept:
         return None if self.inputs is None else GateInputs(np.arange(len(self.inputs), dtype=np.int32), self.inputs)
 
 
-def _request(model: SyntheticModel, number: int, n_rows: int, kept: _Kept, residual: NDArray[np.float16] | None) -> None:
+def _request(
+    model: SyntheticModel, number: int, n_rows: int, n_prompt: int, kept: _Kept, residual: NDArray[np.float16] | None
+) -> None:
     p = model.parameters
     first = number * n_rows
     unread = None
     if kept.inputs is not None and first < len(kept.inputs):
         unread = unread_parts(model, REQUEST, number, n_rows) + model.mean[:, None, p.width :]
     done = 0
-    for states in request_states(model, REQUEST, number, n_rows):
+    for states in request_states(model, REQUEST, number, n_rows, n_prompt):
         here = slice(first + done, first + done + states.shape[1])
         inputs = states + model.mean[:, None, : p.width]
         logits = read_gates(model, inputs)
@@ -207,7 +209,7 @@ def _calibrate(model: SyntheticModel, n_requests: int) -> dict[str, NDArray[Any]
     experts = np.empty((n_requests, n_rows, p.n_layers, p.top_k), np.uint16)
     step = np.zeros((p.n_layers, 2 * p.width))
     for number in range(n_requests):
-        own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows)), axis=1)
+        own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
         logits = read_gates(model, own + model.mean[:, None, : p.width])
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
         whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]
@@ -233,8 +235,8 @@ def _header(p: ParameterSet, seed: int, n_requests: int, n_prompt: int, n_decode
         "hidden": 2 * p.width,
         "synthesis": {
             "fitted_to": p.fitted_to,
-            "parameters": p.values(),
-            "origin": dict(p.origin),
+            "parameters": p.stated(),
+            "origin": {name: p.origin[name] for name in p.origin if name in p.stated()},
             "sha256": hashlib.sha256(p.to_yaml().encode()).hexdigest(),
         },
         "trace_requests": requests("request", n_requests, n_prompt, n_decode),

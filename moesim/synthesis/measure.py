@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moesim.errors import ConfigError, TraceError
-from moesim.stats.balance import activation_frequency, normalised_entropy, top_over_uniform
+from moesim.stats.balance import activation_frequency, entropy_by_layer, normalised_entropy, top_over_uniform
+from moesim.stats.batches import compose, distinct_experts, independent_distinct
 from moesim.stats.layer_caches import layer_hit_rates
-from moesim.stats.locality import reuse, reuse_baseline
+from moesim.stats.locality import reuse, reuse_baseline, reuse_by_lag
 from moesim.stats.prediction import coactivation_recall, signal_recall
 from moesim.stats.states import state_cosine
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from moesim.trace import Trace
 
+_STEPS_IN_STEP = 128  # how far a batch is followed: the longer, the less of what its requests begin with alike
 _NAMES = {
     "reuse@N": r"reuse@[1-9]\d*",
     "reuse_baseline": r"reuse_baseline",
@@ -31,6 +33,10 @@ _NAMES = {
     "recall@SIGNAL": r"recall@(gate_next[123]|residual)",
     "cosine@SIGNAL:LAYER or :FIRST-LAST": r"cosine@(gate_next1|residual):[1-9]\d*(-[1-9]\d*)?",
     "top_weight": r"top_weight",
+    "reuse@N, lru@PERCENT, entropy or top_over_uniform with :qPERCENT": (
+        r"(reuse@[1-9]\d*|lru@[1-9]\d?|entropy|top_over_uniform):q[1-9]\d?"
+    ),
+    "union@BATCH": r"union@[1-9]\d?",
 }
 
 
@@ -78,13 +84,15 @@ def measure(trace: Trace, names: Sequence[str], *, separate: bool = False) -> di
         in order. ``recall@coactivation``: of a co-occurrence table of the experts of the layer before.
         ``recall@gate_next1``: of the top k of a signal. ``cosine@residual:4-23``: of what the signal reads with what
         the router will read, mean over layers 4 to 23. ``top_weight``: gate weight of the first expert, of 1 for all k.
+        ``reuse@1:q10``: the 10 % quantile over layers instead of their mean. ``union@8``: experts that a batch of 8
+        requests needs, in step for their first 128 decoded tokens, relative to rows drawn from the whole trace.
     separate : bool
         Measure each request by itself, with cold caches, and give the mean.
 
     Returns
     -------
     dict of str to float
-        Means over layers, in the order of the names.
+        Means over layers where nothing else is said, in the order of the names.
     """
     rows = decode_rows(trace, "trace")
     groups = [rows]
@@ -103,7 +111,11 @@ def _measure(trace: Trace, rows: NDArray[np.int64], names: Sequence[str]) -> dic
     found = {}
     for name in names:
         what, _, which = name.partition("@")
-        if what == "reuse":
+        if ":q" in name:
+            found[name] = _quantile(experts, request, n_experts, *name.split(":q"))
+        elif what == "union":
+            found[name] = _union(experts, request, n_experts, int(which))
+        elif what == "reuse":
             found[name] = reuse(experts, request, int(which), n_experts)
         elif what in rates:
             found[name] = rates[what][which]
@@ -127,12 +139,33 @@ def _measure(trace: Trace, rows: NDArray[np.int64], names: Sequence[str]) -> dic
 
 
 def _hit_rates(experts: NDArray[np.uint8], n_experts: int, names: Sequence[str], policy: str) -> dict[str, float]:
-    shares = [name.partition("@")[2] for name in names if name.startswith(f"{policy}@")]
+    shares = [name.partition("@")[2] for name in names if name.startswith(f"{policy}@") and ":q" not in name]
     if not shares:
         return {}
     capacities = [round(int(share) * n_experts / 100) for share in shares]
     rates = layer_hit_rates(experts, n_experts, capacities, [policy])[policy]
     return dict(zip(shares, rates.mean(axis=1).tolist(), strict=True))
+
+
+def _quantile(experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts: int, name: str, percent: str) -> float:
+    """Quantile over layers of a figure whose mean over layers is the figure of that name."""
+    what, _, which = name.partition("@")
+    if what == "reuse":
+        by_layer = reuse_by_lag(experts, request, [int(which)], n_experts)[0]
+    elif what == "lru":
+        by_layer = layer_hit_rates(experts, n_experts, [round(int(which) * n_experts / 100)], ["lru"])["lru"][0]
+    else:
+        load = activation_frequency(experts, n_experts)
+        by_layer = load.max(axis=1) * n_experts if what == "top_over_uniform" else entropy_by_layer(load)
+    return float(np.quantile(by_layer, int(percent) / 100))
+
+
+def _union(experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts: int, size: int) -> float:
+    """Experts of a step of a batch, relative to independent rows; nan if there are fewer requests."""
+    batches = [steps[:_STEPS_IN_STEP] for steps in compose(request, size)]
+    if not batches:
+        return float("nan")
+    return float(distinct_experts(experts, batches, n_experts).mean() / independent_distinct(experts, n_experts, size))
 
 
 def _cosine(trace: Trace, which: str) -> float:

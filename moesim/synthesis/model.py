@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import expit, logit, ndtri
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,6 +37,8 @@ _BLOCK = 1024  # tokens made at once
 _BALANCE_STATES = 2048
 _BALANCE_STEPS = 40
 _BALANCE_GAIN = 0.6  # of an error of the logarithm of a load
+_LAYERS_ALIKE = 0.8  # correlation of neighbouring layers before they are ranked
+_OPENING_LENGTHS = 6  # of what requests begin with, a factor e each, until nothing of it is left
 _LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared one
 
 
@@ -58,6 +60,10 @@ class SyntheticModel:
         Share of the state that is renewed after each layer.
     spread : (width,) float32
         Standard deviation of the state along each dimension.
+    shares : (n_layers, 2) float64
+        ``topic_share`` and ``context_share`` of each layer.
+    opening : (n_layers, n, width) float32
+        State that all requests share at the first decoded tokens, before it is weighted.
     """
 
     parameters: ParameterSet
@@ -68,6 +74,8 @@ class SyntheticModel:
     topics: F32
     innovation: NDArray[np.float64]
     spread: F32
+    shares: NDArray[np.float64]
+    opening: F32
 
 
 def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
@@ -89,17 +97,46 @@ def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
     variance /= variance.sum()
     spread = np.sqrt(variance).astype(np.float32)
     # A generator for each part: changing one parameter leaves the random numbers of the other parts as they are.
-    of_gates, of_topics, of_mean, of_loads, of_states = (_generator(seed, MODEL, part) for part in range(5))
+    of_gates, of_topics, of_mean, of_loads, of_states, of_layers, of_opening = (
+        _generator(seed, MODEL, part) for part in range(7)
+    )
 
     gates = of_gates.standard_normal((p.n_layers, p.n_experts, p.width), dtype=np.float32)
     gates /= np.linalg.norm(gates * spread, axis=2, keepdims=True)
     topics = _topics(p, of_topics, innovation) * spread
     mean = _means(p, of_mean, spread, steps)
-    loads = expert_loads(p, of_loads)
-    bias = _balanced_bias(p, gates, topics, spread, loads, of_states)
+    ladder = layer_ladder(p.n_layers, of_layers)
+    shares = layer_shares(p, ladder)
+    loads = expert_loads(p, of_loads, ladder)
+    bias = _balanced_bias(p, gates, topics, spread, loads, shares[:, 0], of_states)
     bias -= np.einsum("led,ld->le", gates, mean[:, : p.width])  # routers are balanced on what they see, mean included
     scale = np.float32(p.temperature)
-    return SyntheticModel(p, seed, gates * scale, bias * scale, mean, topics, innovation, spread)
+    shape = (p.n_layers, int(np.ceil(_OPENING_LENGTHS * p.opening)), p.width)
+    opening = carry(of_opening.standard_normal(shape, dtype=np.float32), innovation) * spread
+    return SyntheticModel(p, seed, gates * scale, bias * scale, mean, topics, innovation, spread, shares, opening)
+
+
+def layer_ladder(n_layers: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Give each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other.
+
+    Only the order is drawn. So every seed has the same spread over layers, however few they are.
+
+    Returns
+    -------
+    (n_layers,) float64
+    """
+    from scipy.signal import lfilter  # takes a second to import, which every command would pay
+
+    walk = lfilter([1.0], [1.0, -_LAYERS_ALIKE], rng.standard_normal(n_layers))
+    return np.asarray(ndtri((np.argsort(np.argsort(walk)) + 0.5) / n_layers), np.float64)
+
+
+def layer_shares(p: ParameterSet, ladder: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the topic's and the context's share of each layer, (n_layers, 2) float64."""
+    shares = np.asarray([p.topic_share, p.context_share])
+    if not p.locality_spread:
+        return np.tile(shares, (p.n_layers, 1))
+    return np.asarray(expit(logit(shares) + p.locality_spread * ladder[:, None]), np.float64)
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:
@@ -156,28 +193,40 @@ def _means(p: ParameterSet, rng: np.random.Generator, spread: F32, steps: NDArra
     return np.asarray(means * parts[:, None], np.float32).reshape(p.n_layers, 2 * p.width)
 
 
-def expert_loads(p: ParameterSet, rng: np.random.Generator) -> NDArray[np.float64]:
+def expert_loads(p: ParameterSet, rng: np.random.Generator, ladder: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
     """Draw which share of the activations of its layer each expert gets in the long run.
 
     Returns
     -------
     (n_layers, n_experts) float64
-        Adds up to 1 in each layer. The values of all layers are the same; who has which is drawn.
+        Adds up to 1 in each layer. The values follow from the layer's place on the ladder; who has which is drawn.
     """
+    ladder = np.zeros(p.n_layers) if ladder is None else ladder
+    return np.stack([rng.permutation(_loads(p, p.popularity * np.exp(p.popularity_spread * place))) for place in ladder])
+
+
+def _loads(p: ParameterSet, popularity: float) -> NDArray[np.float64]:
+    """Spread the loads of one layer, most popular last."""
     normal = ndtri((np.arange(p.n_experts) + 0.5) / p.n_experts)
     tail = p.popularity_tail
     shaped = np.expm1(tail * normal) / tail if abs(tail) > 1e-6 else normal
-    load = np.exp(p.popularity * (shaped - shaped.max()))
+    load = np.exp(popularity * (shaped - shaped.max()))
     load /= load.sum()
     most = _LARGEST_LOAD / p.top_k
     while load.max() > most * (1 + 1e-9):  # what is above the most goes to the others
         over = load >= most
         load = np.where(over, most, load * (1 - most * over.sum()) / load[~over].sum())
-    return np.stack([rng.permutation(load) for _ in range(p.n_layers)])
+    return np.asarray(load, np.float64)
 
 
 def _balanced_bias(
-    p: ParameterSet, gates: F32, topics: F32, spread: F32, loads: NDArray[np.float64], rng: np.random.Generator
+    p: ParameterSet,
+    gates: F32,
+    topics: F32,
+    spread: F32,
+    loads: NDArray[np.float64],
+    topic_share: NDArray[np.float64],
+    rng: np.random.Generator,
 ) -> F32:
     """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts).
 
@@ -187,7 +236,7 @@ def _balanced_bias(
     for layer in range(p.n_layers):
         topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
         own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
-        state = np.float32(np.sqrt(p.topic_share)) * topic + np.float32(np.sqrt(1 - p.topic_share)) * own
+        state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
         logits = state @ gates[layer].T
         wanted = np.log(loads[layer])
         current, error = 0.5 * (wanted - wanted.mean()), np.zeros(p.n_experts)
@@ -204,10 +253,10 @@ def _balanced_bias(
     return bias
 
 
-def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int) -> Iterator[F32]:
+def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
     """Make the states of one request, a block of tokens at a time.
 
-    They depend on seed, stream, number and length alone, not on other requests.
+    They depend on seed, stream, number and lengths alone, not on other requests.
 
     Parameters
     ----------
@@ -217,6 +266,8 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     number : int
         Of the request in its stream.
     n_tokens : int
+    n_prompt : int
+        So many of them are the prompt; the opening begins after it.
 
     Yields
     ------
@@ -228,9 +279,10 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     p = model.parameters
     topic = _topic_path(p, _generator(model.seed, stream, number, 0), n_tokens)
     rng = _generator(model.seed, stream, number, 1)
-    of_topic = np.float32(np.sqrt(p.topic_share))
-    of_context = np.float32(np.sqrt((1 - p.topic_share) * p.context_share))
-    of_token = np.float32(np.sqrt((1 - p.topic_share) * (1 - p.context_share)))
+    topic_share, context_share = model.shares.T[:, :, None, None]
+    of_topic = np.sqrt(topic_share).astype(np.float32)
+    of_context = np.sqrt((1 - topic_share) * context_share).astype(np.float32)
+    of_token = np.sqrt((1 - topic_share) * (1 - context_share)).astype(np.float32)
     keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence**2))
     one, memory = np.ones(1, np.float32), np.asarray([1, -keep], np.float32)
     last: F32 | None = None
@@ -241,12 +293,27 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
         before = np.zeros((p.n_layers, 1, p.width), np.float32) if last is None else keep * last
         context, _ = lfilter(one, memory, context, axis=1, zi=before)
         last = context[:, -1:].copy()
-        context *= of_context
-        context += of_token * rng.standard_normal(shape, dtype=np.float32)
-        states = carry(context, model.innovation)
+        token = rng.standard_normal(shape, dtype=np.float32)
+        if p.locality_spread:  # what is carried on must not depend on the layer, so it is weighted afterwards
+            states = of_context * carry(context, model.innovation) + of_token * carry(token, model.innovation)
+        else:
+            context *= of_context
+            context += of_token * token
+            states = carry(context, model.innovation)
         states *= model.spread
         states += of_topic * model.topics[:, topic[begin : begin + shape[1]]]
+        _begin_alike(model, states, begin - n_prompt)
         yield states
+
+
+def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
+    """Put the shared opening into states whose first one is at a position of the decode."""
+    first, last = max(position, 0), min(position + states.shape[1], model.opening.shape[1])
+    if first < last:
+        share = np.exp(-np.arange(first, last) / model.parameters.opening)[:, None]
+        here = slice(first - position, last - position)
+        states[:, here] *= np.sqrt(1 - share).astype(np.float32)
+        states[:, here] += np.sqrt(share).astype(np.float32) * model.opening[:, first:last]
 
 
 def _topic_path(p: ParameterSet, rng: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ A parameter file is YAML::
     assumed: {width: 32, ...}
     why: {width: wide enough for the spectrum, ...}   # optional, one line each
 
-Every parameter is in exactly one of ``fitted`` and ``assumed``.
+Every parameter is in exactly one of ``fitted`` and ``assumed``. Those of `OPTIONAL` may be left out: then they are 0.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _KEYS = ("model", "shape", "fitted_to", "fitted", "assumed")
 _OPTIONAL = ("why",)
 
 
-def _number(low: float, high: float, scale: str) -> Any:
+def _number(low: float, high: float, scale: str, default: Any = dataclasses.MISSING) -> Any:
     """Declare a parameter: its bounds, and the scale on which a step of a fit has about the same effect everywhere."""
-    return dataclasses.field(metadata={"low": low, "high": high, "scale": scale})
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "scale": scale})
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,13 @@ class ParameterSet:
         Share of a gate input's energy that is a token's own, new in every layer and read by no router.
     temperature : float
         Standard deviation of a router's logits for one expert, which the gate weights depend on and the choice does not.
+    locality_spread : float
+        Standard deviation, over layers, of the logit of ``topic_share`` and of ``context_share``. 0: layers are alike.
+    popularity_spread : float
+        Standard deviation, over layers, of the logarithm of ``popularity``.
+    opening : float
+        Decoded tokens over which (by a factor e) requests stop having their states in common: they begin in the same
+        way. 0: they have nothing in common.
     fitted_to : str
         One line.
     origin : mapping of str to str
@@ -119,6 +126,9 @@ class ParameterSet:
     first_turn: float = _number(0.0, 1.0, "logit")
     unread_share: float = _number(0.0, 0.95, "logit")
     temperature: float = _number(1e-3, 100.0, "log")
+    locality_spread: float = _number(0.0, 3.0, "linear", 0.0)
+    popularity_spread: float = _number(0.0, 1.0, "linear", 0.0)
+    opening: float = _number(0.0, 64.0, "log1p", 0.0)
     fitted_to: str = ""
     origin: Mapping[str, str] = dataclasses.field(default_factory=dict)
     why: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -126,6 +136,10 @@ class ParameterSet:
     def values(self) -> dict[str, float]:
         """Parameters by name, without the shape."""
         return {name: getattr(self, name) for name in NUMBERS}
+
+    def stated(self) -> dict[str, float]:
+        """Parameters by name, as a file states them: without the optional ones that are 0."""
+        return {name: value for name, value in self.values().items() if value or name not in OPTIONAL}
 
     def replace(self, **changed: Any) -> ParameterSet:
         """Copy, with some attributes changed; bounds are checked again."""
@@ -136,7 +150,7 @@ class ParameterSet:
     def to_yaml(self) -> str:
         """Write as a parameter file; the same parameters give the same text."""
         kinds: dict[str, dict[str, float]] = {"fitted": {}, "assumed": {}}
-        for name, value in self.values().items():
+        for name, value in self.stated().items():
             kinds[self.origin[name]][name] = value if isinstance(value, int) else float(f"{value:.4g}")
         shape = {name: getattr(self, name) for name in (*_SHAPE, "renormalise")}
         whole: dict[str, Any] = {"model": self.model, "shape": shape, "fitted_to": self.fitted_to, **kinds}
@@ -152,6 +166,8 @@ class ParameterSet:
 #: Bounds and scale of every parameter, by name.
 NUMBERS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in dataclasses.fields(ParameterSet) if f.metadata}
 _INTEGERS = ("n_topics", "width")
+#: Parameters that a file may leave out; then they are 0, which changes nothing.
+OPTIONAL = ("locality_spread", "popularity_spread", "opening")
 
 
 def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
@@ -225,19 +241,19 @@ def read_parameters(name_or_path: str) -> ParameterSet:
     shape = read_shape(raw["shape"], f"{place}: shape")
     groups = {kind: mapping(raw[kind], f"{place}: {kind}", (), tuple(NUMBERS)) for kind in ("fitted", "assumed")}
     both = sorted(set(groups["fitted"]) & set(groups["assumed"]))
-    missing = sorted(set(NUMBERS) - set(groups["fitted"]) - set(groups["assumed"]))
+    missing = sorted(set(NUMBERS) - set(OPTIONAL) - set(groups["fitted"]) - set(groups["assumed"]))
     if both:
         raise ConfigError(f"{place}: expected each parameter once, got '{both[0]}' as fitted and as assumed; remove one")
     if missing:
         raise ConfigError(f"{place}: expected all of {', '.join(NUMBERS)}, got no '{missing[0]}'; add it as fitted or assumed")
     values = groups["fitted"] | groups["assumed"]
-    origin = {name: kind for kind, group in groups.items() for name in group}
+    origin = dict.fromkeys(OPTIONAL, "assumed") | {name: kind for kind, group in groups.items() for name in group}
     why = mapping(raw.get("why", {}), f"{place}: why", (), tuple(NUMBERS))
     for key in ("model", "fitted_to"):
         if not isinstance(raw[key], str) or not raw[key]:
             raise ConfigError(f"{place}: {key}: expected a text, got {raw[key]!r}; write one")
     found = ParameterSet(model=raw["model"], fitted_to=raw["fitted_to"], origin=origin, why=why, **shape, **values)
-    _check(values, found, place)
+    _check(found.values(), found, place)
     return found
 
 
