@@ -177,7 +177,7 @@ def test_the_example_of_energy_in_the_docs_works():
     assert (data["tokens_per_kj"] > 0).all()
     assert "Power figures: assumed" in energy_caption(rows)
     with pytest.raises(ConfigError, match=r"expected runs on hardware whose profile has idle and busy power of every device"):
-        energy_data(frame(found | {"hardware": found["hardware"]["base"]}))
+        energy_data(frame(found | {"hardware": "l4-cascadelake"}))
 
 
 def test_a_policy_looks_alike_with_and_without_a_baseline_among_the_bars():
