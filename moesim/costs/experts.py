@@ -42,7 +42,7 @@ def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flop
     --------
     >>> cost = ExpertCost(Fraction(65), Fraction(63), 79 * 10**9, 90 * 10**9)
     >>> [linear_ns(cost, 99_090_432, 352_321_536, n) for n in (1, 2)]
-    [1319310, 5296994]
+    [1319310, 5296993]
     """
     crossover = cost.crossover_rows or n_rows
     few, many = min(n_rows, crossover) - 1, max(0, n_rows - crossover)
