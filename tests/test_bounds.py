@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -18,6 +20,10 @@ from moesim.testing import run_tiny, tiny_machine, tiny_workload
 from tests.engine_kit import Script, cpu, device, gpu, machine, play, tiny_model, workload
 
 ONE_LAYER = {"n_layers": 1}
+
+
+def host(ns: int, *, shared: bool = False) -> Any:
+    return replace(machine(), host_expert_us=Fraction(ns, 1000), host_shared=shared)
 
 
 def bounds(work: Any, slots: int, hardware: Any = None, **changes: Any) -> Any:
@@ -38,6 +44,21 @@ def test_a_step_with_two_layers_and_an_lm_head_adds_up():
     hardware = machine({"gpu0": gpu(head_ns=30, embedding_ns=5), "cpu0": cpu(head_ns=1000, embedding_ns=1000)})
     found = bounds(workload([[[[0, 1], [2, 3]], [[0, 1], [2, 3]]]]), 8, hardware)
     assert found.compute_ns == 2 * (2 * 260 + 35)
+
+
+def test_the_thread_that_submits_by_hand():
+    """Four experts a step at 150 each, or, if it computes the CPU's experts too, at 100 each beside what the CPU takes on."""
+    work = workload([[[[0, 1], [2, 3]]]])
+    assert bounds(work, 8, host(100)).compute_ns == 2 * 260  # as without: it may submit before a layer is routed
+    assert bounds(work, 8, host(150)).compute_ns == 600
+    # Four experts of 100 on the GPU, or 400 each on the thread, which has 400 of its own to do: the GPU alone is done sooner.
+    assert bounds(work, 8, host(100, shared=True)).compute_ns == 2 * 260
+    # 260 each: 1040 on the thread if it computes none.
+    assert bounds(work, 8, host(260, shared=True)).compute_ns == 1040
+    slow = machine({"gpu0": gpu(expert_ns=400), "cpu0": cpu(expert_ns=300)})  # 400 on either: two on each are 800
+    tied = replace(slow, host_expert_us=Fraction(1, 10), host_shared=True)
+    assert bounds(work, 8, slow).compute_ns == 2 * (100 + 400)
+    assert bounds(work, 8, tied).compute_ns == 1000  # 4 x 400 and 4 x 100 on two lanes
 
 
 def test_micro_batches_share_the_lanes():
@@ -138,8 +159,9 @@ def test_a_run_can_reach_the_bound_of_the_links():
 # ----------------------------------------------------------------------------------------------------------- every policy
 
 
+@pytest.mark.parametrize("thread", [None, (2000, False), (300, True)], ids=["free", "submits", "computes"])
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_no_policy_beats_the_bounds(name: str):
+def test_no_policy_beats_the_bounds(name: str, thread: tuple[int, bool] | None):
     """Random tiny runs: prefill and decode, several requests and micro-batches, two shapes, small and large caches."""
     ran = 0
     for seed, (batch, micro_batches, slots, shape) in enumerate(
@@ -160,10 +182,12 @@ def test_no_policy_beats_the_bounds(name: str):
         policy.place = lambda view, place=place, placed=placed: placed.append(place(view)) or placed[-1]
         work = tiny_workload(policy, batch, micro_batches, seed=seed, **shape)
         try:
-            records = run_tiny(policy, work, slots, **shape)
+            hardware = load_hardware(policy.profile) if policy.profile else tiny_machine()
+            if thread is not None:
+                hardware = replace(hardware, host_expert_us=Fraction(thread[0], 1000), host_shared=thread[1])
+            records = run_tiny(policy, work, slots, hardware=hardware, **shape)
         except CapacityError:
             continue
-        hardware = load_hardware(policy.profile) if policy.profile else tiny_machine()
         model = _model_of(shape)
         gpus = [device for device, found in hardware.devices.items() if found.kind == "gpu"]
         found = run_bounds(work[1], CostModel(model, hardware), pool_slots(placed[0], gpus, model))

@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from live_kit import MODEL, experiment, two_parts, with_disk
+from live_kit import MODEL, experiment, sure, two_parts, with_disk
 
 import moesim.live.machine as live_machine
+from moesim.commands.replay import live_execution
 from moesim.errors import CapacityError, InputError
 from moesim.experiment.runner import Execution, Outcome, run_one
 from moesim.live import LiveMachine, replay
@@ -213,6 +214,18 @@ def test_a_decision_time_is_refused(tmp_path: Path) -> None:
     with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
         failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
     assert "decision time: expected none in a replay" in str(failed.failure)
+
+
+def test_the_profiles_thread_is_not_the_real_one(tmp_path: Path) -> None:
+    """A replay takes the time that its own thread takes, and says in one line that the profile's numbers are for simulations."""
+    slow = two_parts(host_expert_us=sure(1e6), host_shared=sure(True))  # a second an expert: the run would take a minute
+    setup = experiment(tmp_path, profile=slow)
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        result = run_one(setup, setup.specs[0], execution=live_execution(machine))
+    assert result.failure is None
+    assert result.row["makespan_ns"] < 10e9
+    said = "host_expert_us, host_shared: for simulations; the thread of a replay takes the time that it takes"
+    assert said in result.row["notes"]
 
 
 def test_what_fails_on_the_machine_ends_the_run_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

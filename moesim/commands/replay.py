@@ -83,7 +83,11 @@ def live_execution(machine) -> Execution:  # type: ignore[no-untyped-def]
     """Wrap a live machine as what carries out runs."""
     from moesim.live import replay as carry_out
 
+    hardware = machine.hardware
+    fields = [key for key in ("host_expert_us", "host_shared") if getattr(hardware, key)]
+    thread = [f"{', '.join(fields)}: for simulations; the thread of a replay takes the time that it takes"] if fields else []
+
     def notes() -> list[str]:
-        return [f"{LIVE} ({machine.backend})", *([machine.store.aliased] if machine.store.aliased else [])]
+        return [f"{LIVE} ({machine.backend})", *thread, *([machine.store.aliased] if machine.store.aliased else [])]
 
     return Execution(partial(carry_out, machine), True, notes)

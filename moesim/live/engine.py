@@ -101,6 +101,7 @@ class LiveEngine(Engine):
         self.under_way = 0  # calls handed to workers and not yet taken in
         super().__init__(*arguments)
         self.may_chain = False
+        self.thread = None  # the real one submits, and takes the time it takes
         self.policy = Observed(self.policy, self)
         slots = {d.name: self._slots_of(d) for d in self.devices if not d.backing}
         machine.prepare(self.model, self.workload, self.costs.transfer, slots=slots, dense=dense_devices(self))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from moesim.workload import MicroBatch, Step, Workload
 
 _Work = tuple[int, int]  # ns of one piece of work on a GPU, and on a CPU
+_NEVER = 10**18  # ns on a GPU, of what no GPU does
 
 
 class RunBounds(NamedTuple):
@@ -70,22 +71,24 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
     visits: list[list[tuple[int, int]]] = []
     for step in workload.steps:
         around = cheapest.around(step)
-        compute += around
         before += around
+        in_step, asked = around, []
         dense = [cheapest.dense(step, micro) for micro in step.micro]
         shared = cheapest.shared(step)
         first = min(min(attention) + min(rest) for attention, rest in dense)  # each may be on a device of its own
         for layer, loads in enumerate(_loads(step)):
             visits.append([(layer, expert) for expert in loads])
-            computed += [cheapest.expert(rows)[1] for rows in loads.values()] if cheapest.n_cpus else []
+            experts = [cheapest.expert(rows) for rows in loads.values()]
+            computed += [on_cpu for _, on_cpu in experts] if cheapest.n_cpus else []
+            asked += experts
             before += first
             key = (tuple(sorted(loads.values())), tuple(dense), tuple(shared))
             if key not in known:
-                experts = [cheapest.expert(rows) for rows in loads.values()]
                 known[key] = first + cheapest.split(experts + shared)
                 if len(step.micro) > 1:  # experts of one run beside the dense part of another: what the lanes do in all
                     known[key] = max(known[key], cheapest.split(experts + shared + [work for pair in dense for work in pair]))
-            compute += known[key]
+            in_step += known[key]
+        compute += max(in_step, cheapest.submission(asked))
     hits, lookups = _belady(visits, costs.model, gpu_slots)
     fewest = lookups - hits
     transfer = _transfer_bound(fewest, _fetch_ns(costs), before, sorted(computed), cheapest.n_cpus)
@@ -107,6 +110,7 @@ class _Cheapest:
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
+        self._submit_ns, self._one_thread = costs.host_expert_ns(), costs.host_shared()
         kinds = {name: device.role for name, device in costs.hardware.devices.items()}
         self._of_kind = [[name for name, kind in kinds.items() if kind == wanted] for wanted in ("accelerator", "host")]
         self.n_gpus, self.n_cpus = (len(names) for names in self._of_kind)
@@ -176,6 +180,14 @@ class _Cheapest:
                 return ceil_div(gpu * c + cpu * g, (g + c) * gpus * cpus)
             gpu, cpu = gpu + g, cpu - c
         return 0  # no work
+
+    def submission(self, work: Sequence[_Work]) -> int:
+        """Return the least time of the thread that submits the experts of a step, one Run each, perhaps before they are routed.
+
+        Where it computes the hosts' experts as well, its own time is more work for their side.
+        """
+        submitted = len(work) * self._submit_ns
+        return self.split([*work, (_NEVER, submitted)]) if self._one_thread and self.n_cpus else submitted
 
     def _ratio(self, pair: _Work) -> Fraction:
         if pair not in self._ratios:
