@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from moesim.synthesis.parameter_set import NUMBERS, data_names
 from moesim.synthesis.report import Match, cells, report
 from moesim.synthesis.target_figures import Figure, Targets, read_targets, targets_of
 from moesim.trace import Trace
+from moesim.trace.subset import subset
 from tests.helpers_bigmoe import read_route_trace
 from tests.helpers_shared import gpt_oss, shared_file
 
@@ -92,7 +95,8 @@ def test_a_bad_parameter_file_is_refused_in_one_line(change, message: str, tmp_p
         ),
         (["synthesize", "--parameters", "mixtral-8x7b", "--requests", "0", "--out", "x.safetensors"], "--requests"),
         (["fit", "--out", "p.yaml"], "either --targets or --trace"),
-        (["fit", "--targets", "mixtral-8x7b"], "either --out or --only-report"),
+        (["fit", "--targets", "mixtral-8x7b", "--only-report", "--out", "p.yaml"], "--out or --only-report, got both"),
+        (["fit", "--targets", "mixtral-8x7b", "--only-report", "--hold-out"], "--hold-out: expected --trace"),
         (["fit", "--targets", "mixtral-8x7b", "--only-report", "--from", "gpt-oss-20b"], "expected n_layers 32"),
     ],
 )
@@ -166,6 +170,13 @@ def test_requests_measured_one_by_one_have_cold_caches():
     ]  # fmt: skip
     assert one_by_one == pytest.approx(np.mean(alone))
     assert one_by_one < measure(trace, ["lru@75"])["lru@75"]
+
+
+def test_a_batch_may_be_followed_for_as_long_as_one_likes():
+    p = read_parameters("gpt-oss-20b").replace(n_layers=4)
+    trace = synthesize(p, n_requests=4, n_prompt=0, n_decode=48, n_calibration=0)
+    found = measure(trace, ["union@4", "union@4:8", "union@4:48"])
+    assert found["union@4"] == found["union@4:48"] > found["union@4:8"] + 0.05  # requests begin alike
 
 
 def test_targets_of_a_trace_hold_what_it_holds():
@@ -249,6 +260,7 @@ def test_a_fit_finds_what_the_figures_were_made_with():
     assert found.topic_share == pytest.approx(0.3, abs=0.12)
     assert found.origin["temperature"] == "fitted"
     assert found.origin["width"] == "assumed"
+    assert found.why["innovation"].startswith("as fitted to mixtral-8x7b")  # another model's number
     assert found.fitted_to == "a test; seeds 1, 2"
     matches = report(found, targets, [5, 6, 7])  # others than those of the fit
     assert all(abs(match.error) < 0.03 for match in matches)
@@ -328,4 +340,14 @@ def test_commands_make_a_trace_fit_to_it_and_report(tmp_path: Path, capsys: pyte
     assert {row["figure"] for row in rows} >= {"reuse@1", "lru@50", "recall@residual"}
     assert {row["source"] for row in rows} == {"derived"}  # from a trace that is synthetic itself
     assert all(len(row["found"]) == 2 for row in rows)
+    assert {row["figure"] for row in rows} >= {"reuse@1:q90", "entropy:q10", "union@2", "union@4"}
+    assert main(["trace", "fit", "--trace", str(made), "--from", str(base), "--only-report", "--fresh", "1", "--hold-out",
+                 "-o", "csv"]) == 0  # fmt: skip
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    (halved,) = (row for row in table if row["figure"] == "reuse@1:q90")
+    fitted_to, held_out = (measure(subset(Trace.read(made), [first, first + 2]), ["reuse@1:q90"]) for first in (0, 1))
+    assert (halved["target"], halved["held out"]) == tuple(f"{part['reuse@1:q90']:.3f}" for part in (fitted_to, held_out))
+    assert float(halved["error there"]) == pytest.approx(float(halved["fit"]) - float(halved["held out"]), abs=1.5e-3)
+    assert main(["trace", "fit", "--targets", str(targets), "--from", str(base), "--seeds", "1"]) == 0
+    assert capsys.readouterr().out == fitted.read_text()  # without --out it is printed
     assert sorted(p.name for p in tmp_path.iterdir()) == [FILE, "base.yaml", "fitted.yaml", "made.safetensors", "targets.yaml"]

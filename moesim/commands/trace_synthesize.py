@@ -18,6 +18,7 @@ from moesim.progress import Progress
 from moesim.table import Format, render, render_records
 from moesim.text import say
 from moesim.trace import SUFFIX, Trace, find_trace
+from moesim.trace.subset import subset
 
 if TYPE_CHECKING:
     from moesim.synthesis.parameter_set import ParameterSet
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from moesim.synthesis.target_figures import Targets
 
 _DEFAULT_BASE = "mixtral-8x7b"
+_TWO_HALVES = 4  # requests, at least
 _FRESH = 1000  # fresh seeds count from here, unless a fit used them
 
 
@@ -73,7 +75,12 @@ def synthesize(
 def fit(
     targets: Annotated[str | None, typer.Option("--targets", help="File of target figures: a path, or a shipped name.")] = None,
     trace: Annotated[str | None, typer.Option("--trace", help="Trace to take the target figures from.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="PATH", help="Where to write the parameter file.")] = None,
+    hold_out: Annotated[
+        bool, typer.Option("--hold-out", help="With --trace: fit to every second request, and report on the others too.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Where to write the parameter file; default: printed, without a report.")
+    ] = None,
     base: Annotated[str | None, typer.Option("--from", help="Parameter file to start from; what is not fitted stays.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Seeds to fit on: 1, 2, ...")] = 2,
     fresh: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Other seeds, to report on.")] = 5,
@@ -89,27 +96,47 @@ def fit(
     from moesim.synthesis.fit import fit as fit_parameters
     from moesim.synthesis.fit import free_parameters
     from moesim.synthesis.report import report
-    from moesim.synthesis.target_figures import read_targets, targets_of
+    from moesim.synthesis.target_figures import read_targets
 
     if (targets is None) == (trace is None):
         raise ConfigError("trace fit: expected either --targets or --trace, got both or neither; give one")
-    if (out is None) != only_report:
-        raise ConfigError("trace fit: expected either --out or --only-report, got both or neither; give one")
+    if out is not None and only_report:
+        raise ConfigError("trace fit: expected --out or --only-report, got both; leave one out")
+    if hold_out and trace is None:
+        raise ConfigError("trace fit: --hold-out: expected --trace, whose requests are divided, got --targets; leave it out")
     if out is not None:
         check_out(out, suffix=".yaml", overwrite=overwrite)
-    wanted = read_targets(targets) if targets is not None else targets_of(Trace.read(find_trace(str(trace))), str(trace))
+    wanted, others = (read_targets(targets), None) if targets is not None else _targets_of(str(trace), hold_out)
     start = read_parameters(base or wanted.base or _DEFAULT_BASE)
     if only_report:
         _check_shape(start, wanted)
         found = start
     else:
-        assert out is not None
         say(f"fitting {', '.join(free_parameters(wanted))}")
         found = fit_parameters(start, wanted, range(1, seeds + 1), _tell)
+        if out is None:
+            sys.stdout.write(found.to_yaml())
+            return
         found.write(out)
         note_written([out], "trace fit")
         say(f"wrote {out}")
-    _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1)), form)
+    _print(report(found, wanted, range(_FRESH + 1, _FRESH + fresh + 1), others), form)
+
+
+def _targets_of(name: str, hold_out: bool) -> tuple[Targets, dict[str, float] | None]:
+    """Measure targets on a trace, or on the even ones of its requests, with the same figures of the odd ones."""
+    from moesim.synthesis.measure import measure
+    from moesim.synthesis.target_figures import targets_of
+
+    trace = Trace.read(find_trace(name))
+    if not hold_out:
+        return targets_of(trace, name), None
+    n = len(trace.requests.n_decode)
+    if n < _TWO_HALVES:
+        raise ConfigError(f"trace fit: --hold-out: expected at least {_TWO_HALVES} requests in {name}, got {n}; leave it out")
+    wanted = targets_of(subset(trace, range(0, n, 2)), f"every second request of {name}")
+    others = subset(trace, range(1, n, 2))
+    return wanted, measure(others, [figure.name for figure in wanted.figures], separate=wanted.separate)
 
 
 def _check_shape(parameters: ParameterSet, targets: Targets) -> None:
@@ -126,15 +153,16 @@ def _tell(tries: int, error: float) -> None:
 
 
 def _print(matches: Sequence[Match], form: Format) -> None:
-    from moesim.synthesis.report import COLUMNS, RIGHT, cells
+    from moesim.synthesis.report import COLUMNS, HELD_OUT, RIGHT, cells
 
     if form in (Format.JSON, Format.JSONL):
         records = [
             {"figure": m.figure.name, "source": m.figure.source, "ref": m.figure.ref, "target": m.figure.value, "fit": m.mean,
              "worst_error": m.worst, "tolerance": m.figure.tolerance, "fitted": m.figure.fitted, "met": m.met,
-             "found": list(m.found)}
+             "found": list(m.found)} | ({} if m.held_out is None else {"held_out": m.held_out})
             for m in matches
         ]  # fmt: skip
         sys.stdout.write(render_records(records, form))
     else:
-        sys.stdout.write(render(COLUMNS, cells(matches), form, RIGHT))
+        columns = COLUMNS + (HELD_OUT if any(m.held_out is not None for m in matches) else ())
+        sys.stdout.write(render(columns, cells(matches), form, RIGHT))

@@ -181,13 +181,19 @@ def fit(
     source = f"{targets.source}; seeds {', '.join(str(seed) for seed in seeds)}"
     earlier = [part for part in base.fitted_to.split(_AND) if base.model == targets.model and not part.startswith(targets.source)]
     kept = base.origin if earlier else {}  # what was fitted to other figures of the same model stays fitted
+    origin = {name: "fitted" if name in free else kept.get(name, "assumed") for name in NUMBERS}
+    borrowed = {
+        name: f"as fitted to {base.model}: no such figure of this model"
+        for name, kind in base.origin.items()
+        if kind == "fitted" and origin[name] == "assumed" and base.model != targets.model
+    }
     return base.replace(
         **problem.values(place),
         model=targets.model,
         **{key: value for key, value in targets.shape.items() if key != "top_k"},
         fitted_to=_AND.join([*earlier, source]),
-        origin={name: "fitted" if name in free else kept.get(name, "assumed") for name in NUMBERS},
-        why={name: words for name, words in base.why.items() if name not in free},
+        origin=origin,
+        why={name: words for name, words in base.why.items() if name not in free} | borrowed,
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from moesim.trace import Trace
 
-_STEPS_IN_STEP = 128  # how far a batch is followed: the longer, the less of what its requests begin with alike
+STEPS_IN_STEP = 128  # how far a batch is followed: the longer, the less of what its requests begin with alike
 _NAMES = {
     "reuse@N": r"reuse@[1-9]\d*",
     "reuse_baseline": r"reuse_baseline",
@@ -36,7 +36,7 @@ _NAMES = {
     "reuse@N, lru@PERCENT, entropy or top_over_uniform with :qPERCENT": (
         r"(reuse@[1-9]\d*|lru@[1-9]\d?|entropy|top_over_uniform):q[1-9]\d?"
     ),
-    "union@BATCH": r"union@[1-9]\d?",
+    "union@BATCH or union@BATCH:TOKENS": r"union@[1-9]\d?(:[1-9]\d*)?",
 }
 
 
@@ -85,7 +85,8 @@ def measure(trace: Trace, names: Sequence[str], *, separate: bool = False) -> di
         ``recall@gate_next1``: of the top k of a signal. ``cosine@residual:4-23``: of what the signal reads with what
         the router will read, mean over layers 4 to 23. ``top_weight``: gate weight of the first expert, of 1 for all k.
         ``reuse@1:q10``: the 10 % quantile over layers instead of their mean. ``union@8``: experts that a batch of 8
-        requests needs, in step for their first 128 decoded tokens, relative to rows drawn from the whole trace.
+        requests needs, in step for their first 128 decoded tokens, relative to rows drawn from the whole trace;
+        ``union@8:512``: for their first 512.
     separate : bool
         Measure each request by itself, with cold caches, and give the mean.
 
@@ -114,7 +115,7 @@ def _measure(trace: Trace, rows: NDArray[np.int64], names: Sequence[str]) -> dic
         if ":q" in name:
             found[name] = _quantile(experts, request, n_experts, *name.split(":q"))
         elif what == "union":
-            found[name] = _union(experts, request, n_experts, int(which))
+            found[name] = _union(experts, request, n_experts, *map(int, which.split(":")))
         elif what == "reuse":
             found[name] = reuse(experts, request, int(which), n_experts)
         elif what in rates:
@@ -160,9 +161,11 @@ def _quantile(experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts:
     return float(np.quantile(by_layer, int(percent) / 100))
 
 
-def _union(experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts: int, size: int) -> float:
+def _union(
+    experts: NDArray[np.uint8], request: NDArray[np.int32], n_experts: int, size: int, steps: int = STEPS_IN_STEP
+) -> float:
     """Experts of a step of a batch, relative to independent rows; nan if there are fewer requests."""
-    batches = [steps[:_STEPS_IN_STEP] for steps in compose(request, size)]
+    batches = [batch[:steps] for batch in compose(request, size)]
     if not batches:
         return float("nan")
     return float(distinct_experts(experts, batches, n_experts).mean() / independent_distinct(experts, n_experts, size))

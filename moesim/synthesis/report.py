@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from moesim.synthesis.target_figures import Figure, Targets
 
 COLUMNS = ("figure", "source", "target", "fit", "error", "worst", "tolerance", "role", "met")
-RIGHT = ("target", "fit", "error", "worst", "tolerance")
+HELD_OUT = ("held out", "error there")  # more columns, where some requests were held out
+RIGHT = ("target", "fit", "error", "worst", "tolerance", *HELD_OUT)
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,13 @@ class Match:
     figure : Figure
     found : tuple of float
         One for each seed.
+    held_out : float or None
+        The figure of requests that were held out; None if there are none.
     """
 
     figure: Figure
     found: tuple[float, ...]
+    held_out: float | None = None
 
     @property
     def mean(self) -> float:
@@ -53,7 +57,9 @@ class Match:
         return abs(self.worst) <= self.figure.tolerance
 
 
-def report(parameters: ParameterSet, targets: Targets, seeds: Sequence[int]) -> list[Match]:
+def report(
+    parameters: ParameterSet, targets: Targets, seeds: Sequence[int], held_out: Mapping[str, float] | None = None
+) -> list[Match]:
     """Compare synthetic traces with targets.
 
     Parameters
@@ -62,6 +68,8 @@ def report(parameters: ParameterSet, targets: Targets, seeds: Sequence[int]) -> 
     targets : Targets
     seeds : sequence of int
         Best such that the parameters were not fitted on.
+    held_out : mapping of str to float, optional
+        The same figures of requests that were held out.
 
     Returns
     -------
@@ -70,13 +78,16 @@ def report(parameters: ParameterSet, targets: Targets, seeds: Sequence[int]) -> 
     """
     names = [figure.name for figure in targets.figures]
     found = [simulate(parameters, targets, seed, names) for seed in seeds]
-    return [Match(figure, tuple(each[figure.name] for each in found)) for figure in targets.figures]
+    return [
+        Match(figure, tuple(each[figure.name] for each in found), (held_out or {}).get(figure.name)) for figure in targets.figures
+    ]
 
 
 def cells(matches: Sequence[Match]) -> list[list[str]]:
     """Write matches as rows of text below `COLUMNS`.
 
-    The role says whether the figure was fitted to or is a check; it is met if every seed is within the tolerance.
+    Rows are longer by `HELD_OUT` where some requests were held out. The role says whether the figure was fitted to or is a
+    check; it is met if every seed is within the tolerance.
     """
     return [
         [
@@ -89,6 +100,7 @@ def cells(matches: Sequence[Match]) -> list[list[str]]:
             f"{m.figure.tolerance:.3f}",
             "fitted" if m.figure.fitted else "check",
             "yes" if m.met else f"no, off by {abs(m.worst):.3f}",
+            *([] if m.held_out is None else [f"{m.held_out:.3f}", f"{m.mean - m.held_out:+.3f}"]),
         ]
         for m in matches
     ]

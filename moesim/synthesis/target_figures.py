@@ -16,13 +16,14 @@ A file of targets is YAML::
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.synthesis.measure import check_figure, decode_rows, measure
+from moesim.synthesis.measure import STEPS_IN_STEP, check_figure, decode_rows, measure
 from moesim.synthesis.parameter_set import NUMBERS, data_file, mapping, read_shape
 from moesim.yaml_reader import read_yaml_value
 
@@ -176,6 +177,10 @@ def targets_of(trace: Trace, name: str) -> Targets:
     separate = n_requests == 1
     names = ["reuse@1", "reuse@8", "entropy", "top_over_uniform", "lru@25", "lru@50", "lru@75"]
     names += [] if separate else ["recall@coactivation"]
+    names += [name for name in _BY_LAYER if trace.n_layers > 1]
+    n_decode = max(1, round(len(rows) / n_requests))
+    names += [f"union@{size}" for size in _BATCHES]
+    names += [f"union@{_FITTED_BATCH}:{n_decode}"] if n_decode > STEPS_IN_STEP else []
     names += [f"recall@{signal}" for signal in ("gate_next1", "residual") if signal in trace.signals]
     renormalise = True
     if trace.weights is not None:
@@ -187,13 +192,26 @@ def targets_of(trace: Trace, name: str) -> Targets:
         model=trace.model,
         shape={"n_layers": trace.n_layers, "n_experts": trace.n_experts, "top_k": trace.top_k, "renormalise": renormalise},
         n_requests=_ONE_BY_ONE if separate else n_requests,
-        n_decode=max(1, round(len(rows) / n_requests)),
+        n_decode=n_decode,
         separate=separate,
         source=f"{label} on {name}, {len(rows)} decode rows of {n_requests} request{'s' * (n_requests > 1)}",
         base="",
         fit=(),
-        figures=tuple(Figure(key, value, _TOLERANCE, label) for key, value in found.items() if math.isfinite(value)),
+        figures=tuple(_measured(key, value, label) for key, value in found.items() if math.isfinite(value) and value > 0),
     )
 
 
 _ONE_BY_ONE = 16
+_BY_LAYER = tuple(f"{figure}:q{q}" for figure in ("reuse@1", "lru@50", "entropy", "top_over_uniform") for q in (10, 50, 90))
+_BATCHES = (2, 4, 8, 16, 32)
+_FITTED_BATCH = 8
+_TOLERANCE_BY_LAYER = 0.03
+_TOLERANCE_OF_A_RATIO = 0.08  # of a quantile over layers: about one expert of one layer
+_NOT_FITTED = re.compile(rf"(lru@.*|top_over_uniform):q.*|union@(?!{_FITTED_BATCH}$).*")  # the others tell the same parameters
+
+
+def _measured(name: str, value: float, label: str) -> Figure:
+    tolerance = _TOLERANCE_BY_LAYER if ":q" in name and not name.startswith("entropy") else _TOLERANCE
+    if name.startswith("top_over_uniform"):  # a ratio
+        tolerance = value * (_TOLERANCE_OF_A_RATIO if ":q" in name else _TOLERANCE)
+    return Figure(name, value, tolerance, label, not _NOT_FITTED.fullmatch(name))
