@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Before NumPy and PyTorch are imported: threads that wait for each other on a busy machine take many times as long as one thread.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
 
 # A suite that runs in the background of a shell ignores Ctrl-C, and so would the commands that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
