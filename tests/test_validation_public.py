@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,16 @@ def test_every_row_of_the_source_is_there():
     assert {check.row for check in SHIPPED} >= LOOSE
 
 
-def test_only_the_run_that_its_profile_comes_from_is_calibration():
-    assert [check.check for check in SHIPPED if check.status == "calibration"] == ["3"]
+def test_only_the_runs_that_their_profile_comes_from_are_calibration():
+    assert [check.check for check in SHIPPED if check.status == "calibration"] == ["1c", "3"]
     told = Path(load_hardware(BY_NAME["3"].profile).path).read_text()
     assert "must not be checked on that run (row 3" in told
     for check in RUN:
         numbers = load_hardware(check.hardware).numbers
         # How much memory the machine has says nothing of its speed.
         own = [key for key, number in numbers.items() if check.source in number.ref and not key.endswith(".memory_bytes")]
+        if check.check in ("1a", "1b"):  # the prefill beside them gives how fast cores unpack, which is no limit of theirs
+            own = [key for key in own if "(prefill on a 7950X" not in numbers[key].ref and not key.endswith("crossover_rows")]
         assert bool(own) == (check.status == "calibration"), (check.check, own)
 
 
@@ -106,8 +109,8 @@ def test_rows_of_big_experts_are_within_ten_per_cent_and_a_ratio_is_predicted_ov
     assert set(result.frame["label"]) == {"derived"}
 
 
-def test_the_calibration_run_meets_what_it_was_taken_from(tmp_path: Path):
-    found = predict(BY_NAME["3"], tmp_path)
+def test_the_calibration_run_of_a_token_meets_what_it_was_taken_from(tmp_path: Path):
+    found = predict(replace(BY_NAME["3"], prompt=1), tmp_path)  # the shares are of the whole run
     # 2.94 ms of switches of 18.02 ms, and 13.16 ms of experts (the split); what the GPU takes is predicted.
     assert found["share_activation"] * 1000 / found["predicted"] == pytest.approx(2.94, rel=0.1)
     assert found["predicted"] == pytest.approx(BY_NAME["3"].value, rel=0.1)
@@ -190,7 +193,7 @@ def test_an_unknown_row_is_named():
         ({"status": "predict"}, "status: unknown status 'predict'; did you mean 'predicted'?"),
         ({"mark": "x"}, "mark: unknown mark 'x'"),
         ({"metric": "speed"}, "metric: unknown metric 'speed'"),
-        ({"prompt": "0"}, "prompt: expected a number of tokens of at least 1, got '0'"),
+        ({"prompt": "0"}, "prompt: expected a whole number of at least 1, got '0'"),
         ({"how": ""}, "how: expected a value, got nothing"),
         ({"policy": ""}, "policy: expected a value, got nothing"),
         ({"status": "not predicted"}, "spec: expected nothing where nothing is predicted, got 'mixtral-8x7b'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def synthesize(
     n_rows = n_prompt + n_decode
     with_signals = n_requests if n_signal_requests is None else min(n_signal_requests, n_requests)
     with threadpool_limits(1, "blas"):  # its threads wait for each other by turning: ten times as slow on a busy machine
-        model = draw_model(parameters, seed)
+        model = _drawn(parameters, seed)
         tables = _calibrate(model, n_calibration)
         n_inputs = min(n_input_requests, n_requests) * n_rows
         kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
@@ -107,6 +108,12 @@ def synthesize(
         tables=tables,
         header=_header(parameters, seed, n_requests, n_prompt, n_decode, n_calibration),
     )
+
+
+@lru_cache(maxsize=4)
+def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
+    """Draw a model, or give back one of the last: several lengths of one model are often made."""
+    return draw_model(parameters, seed)
 
 
 def _check_counts(n_requests: int, n_prompt: int, n_decode: int, n_calibration: int, seed: int) -> None:

@@ -130,8 +130,8 @@ class ParameterSet:
     popularity_spread: float = _number(0.0, 1.0, "linear", 0.0)
     opening: float = _number(0.0, 64.0, "log1p", 0.0)
     fitted_to: str = ""
-    origin: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    why: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    why: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
     def values(self) -> dict[str, float]:
         """Parameters by name, without the shape."""

@@ -32,6 +32,8 @@ LOOSE: Final = frozenset({"8", "13", "14", "17", "19", "20"})
 
 FACTOR: Final = 1.3
 _SEED: Final = 0
+_UNINFORMED: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp"})
+"""Policies that read no calibration tables, which take most of the time to make for a short trace."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +175,11 @@ def predict(check: Check, folder: Path) -> dict[str, Any]:
 def _trace(check: Check, model: ModelSpec, folder: Path) -> Path:
     """Make routing of the model's shape, or find what another check has made."""
     from moesim.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.synthesis.generate import N_CALIBRATION
 
-    shape = f"{model.n_layers}x{model.n_experts}x{model.top_k}"
+    policy = check.policy["name"] if isinstance(check.policy, Mapping) else check.policy
+    plain = policy in _UNINFORMED
+    shape = f"{model.n_layers}x{model.n_experts}x{model.top_k}{'-plain' if plain else ''}"
     path = folder / f"{check.routing}-{shape}-{check.prompt}+{check.decode}.safetensors"
     if not path.is_file():
         try:
@@ -183,7 +188,14 @@ def _trace(check: Check, model: ModelSpec, folder: Path) -> Path:
             raise ConfigError(f"check {check.check}: routing: {error}") from None
         found = found.replace(n_layers=model.n_layers, n_experts=model.n_experts, top_k=model.top_k)
         synthesize(
-            found, n_requests=1, n_prompt=check.prompt, n_decode=check.decode, seed=_SEED, n_signal_requests=0, folder=folder
+            found,
+            n_requests=1,
+            n_prompt=check.prompt,
+            n_decode=check.decode,
+            seed=_SEED,
+            n_signal_requests=0,
+            folder=folder,
+            n_calibration=0 if plain else N_CALIBRATION,
         ).write(path)
     return path
 

@@ -9,12 +9,9 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from moesim.csv_reader import read_lines
-from moesim.data import data_dirs
-from moesim.errors import ConfigError, unknown_name
-from moesim.yaml_reader import read_yaml_value
+from moesim.errors import ConfigError
+from moesim.validation.public_rows import check_run, check_words, read_rows, run_values, shipped_table
 
-FOLDER = "validation"  # below experiments
 FILE = "public.csv"
 STATUSES = ("predicted", "calibration", "not predicted")
 """A prediction; a run from which numbers of its own profile come; a measurement that says too little."""
@@ -91,17 +88,8 @@ _YAML = ("spec", "hardware", "policy", "cache")
 
 
 def checks_file() -> Path:
-    """Return the shipped table of public measurements.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
-    for folder in data_dirs("experiments"):
-        if (folder / FOLDER / FILE).is_file():
-            return folder / FOLDER / FILE
-    raise ConfigError(f"experiments/{FOLDER}/{FILE}: expected the table of public measurements, got no such file")
+    """Return the shipped table of public measurements. Raises `ConfigError` if there is none."""
+    return shipped_table(FILE, "the table of public measurements")
 
 
 def read_checks(path: Path) -> list[Check]:
@@ -122,40 +110,16 @@ def read_checks(path: Path) -> list[Check]:
     ConfigError
         If the file cannot be read, or a column, number or word in it is wrong.
     """
-    found = [_check(*line, path.parent) for line in read_lines(path, COLUMNS, "a table of public measurements")]
-    names = [check.check for check in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{path}: check: expected each name once, got '{name}' {names.count(name)} times; rename one")
-    return found
+    return read_rows(path, COLUMNS, "a table of public measurements", lambda texts, place: _check(texts, place, path.parent))
 
 
 def _check(texts: dict[str, str], place: str, folder: Path) -> Check:
-    for key, known in (("status", STATUSES), ("mark", MARKS)):
-        if texts[key] not in known:
-            raise ConfigError(f"{place}: {key}: {unknown_name(key, texts[key], known)}")
+    check_words(texts, place, {"status": STATUSES, "mark": MARKS})
     values: dict[str, Any] = {**texts, "measured": _numbers(texts["measured"], f"{place}: measured")}
-    runs = texts["status"] != "not predicted"
-    for key in ("source", "how", *(_RUN if runs else ())):
-        if not texts[key]:
-            raise ConfigError(f"{place}: {key}: expected a value, got nothing; every check needs one")
-    if not runs:
-        for key in _RUN:
-            if texts[key]:
-                raise ConfigError(f"{place}: {key}: expected nothing where nothing is predicted, got {texts[key]!r}; remove it")
+    if not check_run(texts, place, ("source", "how"), _RUN):
         return Check(**values | {"prompt": 0, "decode": 0})
-    if texts["metric"] not in METRICS:
-        raise ConfigError(f"{place}: metric: {unknown_name('metric', texts['metric'], METRICS)}")
-    for key in ("prompt", "decode"):
-        if not texts[key].isdecimal() or not int(texts[key]):
-            raise ConfigError(f"{place}: {key}: expected a number of tokens of at least 1, got {texts[key]!r}; correct it")
-        values[key] = int(texts[key])
-    for key in _YAML:
-        values[key] = read_yaml_value(texts[key], f"{place}: {key}")
-    spec = values["spec"]
-    if isinstance(spec, dict) and str(spec.get("base", "")).endswith(".json"):
-        values["spec"] = spec | {"base": str(folder / spec["base"])}
-    return Check(**values)
+    check_words(texts, place, {"metric": METRICS})
+    return Check(**values | run_values(texts, place, folder, numbers=("prompt", "decode"), yaml=_YAML, least=1))
 
 
 def _numbers(text: str, place: str) -> tuple[float, ...]:

@@ -11,12 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from moesim.csv_reader import read_lines
-from moesim.data import data_dirs
-from moesim.errors import CapacityError, ConfigError, unknown_name
+from moesim.errors import CapacityError, ConfigError
 from moesim.validation import public
-from moesim.validation.public_checks import FOLDER, Check
-from moesim.yaml_reader import read_yaml_value
+from moesim.validation.public_checks import Check
+from moesim.validation.public_rows import check_run, check_words, read_rows, run_values, shipped_table
 
 SWEEPS: Final = "public_sweeps.csv"
 STATUSES: Final = ("predicted", "cliff", "not predicted")
@@ -89,17 +87,14 @@ class Sweep:
 
 
 COLUMNS: Final = tuple(field.name for field in fields(Sweep))
-_WORDS: Final = ("rate", "thin", "kind", "status")
 _KNOWN: Final = {"rate": RATES, "thin": ("yes", "no"), "kind": KINDS, "status": STATUSES}
 _RUN: Final = ("place", "layers_on_cpu", "layers", "spec", "hardware", "routing", "policy", "depth")
+_NUMBERS: Final = ("layers_on_cpu", "layers", "depth")
 
 
 def sweeps_file() -> Path:
     """Return the shipped table of sweeps. Raises `ConfigError` if there is none."""
-    for folder in data_dirs("experiments"):
-        if (folder / FOLDER / SWEEPS).is_file():
-            return folder / FOLDER / SWEEPS
-    raise ConfigError(f"experiments/{FOLDER}/{SWEEPS}: expected the table of public sweeps, got no such file")
+    return shipped_table(SWEEPS, "the table of public sweeps")
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
@@ -120,43 +115,19 @@ def read_sweeps(path: Path) -> list[Sweep]:
     ConfigError
         If the file cannot be read, or a column, number or word in it is wrong.
     """
-    found = [_sweep(*line, path.parent) for line in read_lines(path, COLUMNS, "a table of public sweeps")]
-    names = [sweep.check for sweep in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{path}: check: expected each name once, got '{name}' {names.count(name)} times; rename one")
-    return found
+    return read_rows(path, COLUMNS, "a table of public sweeps", lambda texts, place: _sweep(texts, place, path.parent))
 
 
 def _sweep(texts: dict[str, str], place: str, folder: Path) -> Sweep:
-    values: dict[str, Any] = dict(texts)
-    for key in _WORDS:
-        if texts[key] not in _KNOWN[key]:
-            raise ConfigError(f"{place}: {key}: {unknown_name(key, texts[key], _KNOWN[key])}")
-    values["measured"] = _speed(texts["measured"], f"{place}: measured")
-    runs = texts["status"] != "not predicted"
-    for key in ("machine", "model", "source", "how", *(_RUN if runs else ())):
-        if not texts[key]:
-            raise ConfigError(f"{place}: {key}: expected a value, got nothing; every row of this status needs one")
-    if not runs:
-        for key in _RUN:
-            if texts[key]:
-                raise ConfigError(f"{place}: {key}: expected nothing where nothing is predicted, got {texts[key]!r}; remove it")
+    check_words(texts, place, _KNOWN)
+    values: dict[str, Any] = {**texts, "measured": _speed(texts["measured"], f"{place}: measured")}
+    if not check_run(texts, place, ("machine", "model", "source", "how"), _RUN):
         return Sweep(**values | {"layers_on_cpu": 0, "layers": 0, "depth": 0})
-    if texts["place"] not in PLACES:
-        raise ConfigError(f"{place}: place: {unknown_name('place', texts['place'], PLACES)}")
-    for key in ("layers_on_cpu", "layers", "depth"):
-        if not texts[key].isdecimal():
-            raise ConfigError(f"{place}: {key}: expected a whole number, got {texts[key]!r}; correct it")
-        values[key] = int(texts[key])
+    check_words(texts, place, {"place": PLACES})
+    values |= run_values(texts, place, folder, numbers=_NUMBERS, yaml=("spec", "hardware", "policy"))
     if values["layers_on_cpu"] > values["layers"]:
         got = f"{values['layers_on_cpu']} of {values['layers']}"
         raise ConfigError(f"{place}: layers_on_cpu: expected at most the model's layers, got {got}; correct one")
-    for key in ("spec", "hardware", "policy"):
-        values[key] = read_yaml_value(texts[key], f"{place}: {key}")
-    spec = values["spec"]
-    if isinstance(spec, dict) and str(spec.get("base", "")).endswith(".json"):
-        values["spec"] = spec | {"base": str(folder / spec["base"])}
     return Sweep(**values)
 
 

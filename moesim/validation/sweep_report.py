@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +36,13 @@ def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress) -> pd.DataF
         (measured less predicted time of a token), ``refused`` (for settings that exceed the memory), ``label`` and the shares.
     """
     records = []
+    known: dict[str, dict[str, Any]] = {}  # of the same run: a setting may have been measured several times
     for sweep in sweeps:
         bar.describe(f"{sweep.machine}: {sweep.model}")
-        records.append(_record(sweep, predict_sweep(sweep, folder)))
+        run = json.dumps([sweep.status, sweep.kind, sweep.spec, sweep.hardware, sweep.routing, sweep.policy, sweep.depth])
+        if run not in known:
+            known[run] = predict_sweep(sweep, folder)
+        records.append(_record(sweep, known[run]))
         bar.advance(1)
     return pd.DataFrame(records)
 
