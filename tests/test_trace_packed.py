@@ -1,8 +1,8 @@
-"""Traces whose arrays are deflated: the same content, and one line where header and bytes do not agree."""
+"""Traces whose arrays are compressed: the same content, and one line where header and bytes do not agree."""
 
 from __future__ import annotations
 
-import zlib
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_a_header_that_does_not_fit(facts: Any, words: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("shape", [[199], [201]])
 def test_another_length_than_announced(shape: list[int], tmp_path: Path) -> None:
     trace = make()
-    arrays = {**trace._arrays(), "phase": np.frombuffer(zlib.compress(trace.phase.tobytes()), np.uint8)}
+    arrays = {**trace._arrays(), "phase": np.frombuffer(lzma.compress(trace.phase.tobytes()), np.uint8)}
     header = {**trace._full_header(), "sha256": {}, PACKED_KEY: {"phase": {"dtype": "U8", "shape": shape}}}
     with pytest.raises(TraceError, match=rf"phase: expected {shape[0]} bytes packed"):
         Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))

@@ -237,7 +237,7 @@ def write_container(
     header : mapping
         Must be JSON without NaN.
     packed : bool
-        Deflate the arrays that it makes smaller. They are then read into memory instead of being mapped.
+        Compress the arrays that get smaller by it. They are then read into memory instead of being mapped.
 
     Returns
     -------

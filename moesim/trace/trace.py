@@ -340,7 +340,7 @@ class Trace:
         path : str or Path
             Where to. What is there is replaced.
         packed : bool
-            Deflate the arrays: a smaller file, which is read into memory instead of being mapped.
+            Compress the arrays: a smaller file, which is read into memory instead of being mapped.
 
         Returns
         -------

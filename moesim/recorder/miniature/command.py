@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
         return
     torch.set_num_threads(1)  # one token at a time: threads cost more than they give, and one adds up in one order
     trace = record_miniature(*load_checkpoint(checkpoint), shape, seed=options.seed)
-    trace.write(out)
+    trace.write(out, packed=True)
     print(f"{out}: {trace.n_rows} rows of {trace.n_requests} requests, {out.stat().st_size / 1e6:.1f} MB")
 
 

@@ -20,6 +20,7 @@ from moesim.recorder.generation import Sampling
 from moesim.recorder.miniature import corpus as corpora
 from moesim.recorder.miniature.corpus import END_OF_TEXT, Prompt
 from moesim.recorder.miniature.shapes import SHAPES, Shape
+from moesim.recorder.miniature.slim import slim
 from moesim.recorder.options import request_seed
 from moesim.recorder.predictors.learned import Predictors, train_predictors
 from moesim.recorder.predictors.learned_model import LearnedOptions
@@ -27,9 +28,9 @@ from moesim.recorder.predictors.learned_trace import learned_signal
 from moesim.recorder.predictors.shadow import Alignment, ShadowObserver
 from moesim.recorder.recording import Plan, Recorder, Recording, record_batch
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
-from moesim.trace import Signal, Trace
+from moesim.trace import Trace
 
-RECORDER = "moesim.recorder.miniature 2"
+RECORDER = "moesim.recorder.miniature 3"
 
 #: Greedy decoding of a model this small falls into loops, whose routing repeats; sampling at this temperature
 #: does not.
@@ -37,9 +38,6 @@ TEMPERATURE = 0.8
 
 #: Streams of seeds: what calibration samples must not depend on how many requests are recorded.
 CALIBRATION, TRACE = 0, 1
-
-#: Signals that are kept for decode rows alone, to keep files small: in dense traces and in others.
-DECODE_ONLY = {True: ("gate_next2", "gate_next3", "learned"), False: ("gate_next2", "gate_next3", "learned", "residual")}
 
 NOTE = (
     "Routing is real and learned: these are the choices of trained routers on held-back text. Weights are "
@@ -154,28 +152,6 @@ def record_miniature(
     return slim(replace(trace, signals={**trace.signals, "learned": learned_signal(predictors, trace)}))
 
 
-def slim(trace: Trace) -> Trace:
-    """Leave out of a miniature's trace what makes the file large and is of little use.
-
-    Returns
-    -------
-    Trace
-        Without the routers' inputs, which were for the learned signal; without the prompt in the signals of
-        `DECODE_ONLY`; with no more than top_k ids of the shadow, which stands for a model and not for scores; with
-        co-activations as whole numbers.
-    """
-    signals = {}
-    for name, signal in trace.signals.items():
-        if name in DECODE_ONLY[signal.ids is None]:
-            signal = _decode_rows(trace, signal)
-        if name.startswith("shadow") and signal.ids is not None:
-            signal = replace(signal, ids=signal.ids[..., : trace.top_k], scores=signal.scores[..., : trace.top_k])
-        signals[name] = signal
-    counts = trace.tables["coactivation"]
-    tables = {**trace.tables, "coactivation": counts.astype(np.uint16 if counts.max() < 2**16 else np.uint32)}
-    return replace(trace, inputs=None, signals=signals, tables=tables)
-
-
 def _calibrate(
     recorder: Recorder, passages: Sequence[Prompt], sampling: Sampling, seed: int, plan: RecordingPlan
 ) -> tuple[dict[str, NDArray[Any]], Predictors]:
@@ -234,12 +210,6 @@ def _record(
     n_decode = [n for _, n in lengths]
     for batch in track(plan.batches(lengths), description=what):
         yield from record_batch(recorder, batch, tokens, n_decode, seeds, sampling, plan)
-
-
-def _decode_rows(trace: Trace, signal: Signal) -> Signal:
-    kept = np.asarray(trace.phase)[signal.rows] == 1
-    ids = None if signal.ids is None else signal.ids[kept]
-    return replace(signal, rows=signal.rows[kept], scores=signal.scores[kept], ids=ids)
 
 
 def _header(

@@ -1,0 +1,79 @@
+"""What a miniature's trace leaves out, so that its file is small: rows and ids of signals, and digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.trace import Signal, Trace
+
+#: A weight is a multiple of 1/512, a score of the router of 1/256; both are exact in half precision.
+WEIGHT_PARTS, SCORE_PARTS = 512, 256
+#: Bits of the mantissa that scores of signals keep: within 6 %.
+SIGNAL_BITS = 3
+#: Bits of the mantissa of half precision.
+_HALF_BITS = 10
+
+ROUNDING = (
+    f"weights are multiples of 1/{WEIGHT_PARTS} and scores of 1/{SCORE_PARTS}, with the sum of each row kept to such a part; "
+    f"scores of signals keep {SIGNAL_BITS} bits of their mantissa"
+)
+
+
+def slim(trace: Trace) -> Trace:
+    """Leave out of a miniature's trace what makes the file large and is of little use.
+
+    Parameters
+    ----------
+    trace : Trace
+        As it was recorded; a trace that is slim already stays as it is.
+
+    Returns
+    -------
+    Trace
+        Without the routers' inputs, which were for the learned signal; without prompts in the signals; with the best
+        1.5 top_k ids of each signal, and top_k of the shadow, which stands for a model and not for scores; with
+        co-activations as whole numbers; rounded as `ROUNDING` says, which is in the header.
+    """
+    counts = trace.tables["coactivation"]
+    return replace(
+        trace,
+        inputs=None,
+        weights=None if trace.weights is None else _in_parts(trace.weights, WEIGHT_PARTS, 1),
+        scores=None if trace.scores is None else _in_parts(trace.scores, SCORE_PARTS, 0),
+        signals={name: _slim_signal(trace, name, signal) for name, signal in trace.signals.items()},
+        tables={**trace.tables, "coactivation": counts.astype(np.uint16 if counts.max() < 2**16 else np.uint32)},
+        header={**trace.header, "rounding": ROUNDING},
+    )
+
+
+def _slim_signal(trace: Trace, name: str, signal: Signal) -> Signal:
+    decode = np.asarray(trace.phase)[signal.rows] == 1
+    scores, ids = signal.scores[decode], signal.ids
+    if ids is not None:
+        most = trace.top_k if name.startswith("shadow") else trace.top_k * 3 // 2
+        ids, scores = ids[decode][..., :most], scores[..., :most]
+    return replace(signal, rows=signal.rows[decode], ids=ids, scores=_short(scores))
+
+
+def _in_parts(values: NDArray[Any], parts: int, least: int) -> NDArray[np.float16]:
+    """Round to multiples of 1/parts, at least so many: by largest remainder, so that sums and order stay."""
+    exact = np.asarray(values, np.float64) * parts
+    whole = np.maximum(np.floor(exact), least)
+    missing = np.rint(exact.sum(axis=-1)) - whole.sum(axis=-1)
+    by_remainder = np.argsort(whole - exact, axis=-1, kind="stable")
+    rank = np.argsort(by_remainder, axis=-1, kind="stable")
+    whole += rank < missing[..., None]
+    largest = np.arange(whole.shape[-1]) == whole.argmax(axis=-1)[..., None]
+    whole += largest * np.minimum(missing, 0)[..., None]  # what the least part added too much
+    return (whole / parts).astype(np.float16)
+
+
+def _short(scores: NDArray[np.float16]) -> NDArray[np.float16]:
+    """Round the mantissa; what was no larger than another stays so."""
+    lost = _HALF_BITS - SIGNAL_BITS
+    bits = scores.view(np.uint16).astype(np.uint32) + (1 << (lost - 1))
+    return np.asarray(bits >> lost << lost, np.uint16).view(np.float16)
