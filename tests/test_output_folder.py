@@ -199,7 +199,7 @@ def test_a_file_that_is_read_back_must_hold_what_was_written(tmp_path: Path):
 
 
 # ---------------------------------------------------------------------------------------------------------------- every command
-VALIDATION = Path(__file__).parents[1] / "hardware_profiles" / "zen5-2core" / "validation"
+VALIDATION = Path(__file__).parents[1] / "hardware_profiles" / "zen4-2core" / "validation"
 RESULT = {"cache": {"ratio": [0.25, 0.5]}, "frames": True, "plots": ["decode_speed"]}
 COMMANDS: dict[str, list[str]] = {
     "run": ["run", "small.yaml", "--out", "OUT", "--jobs", "1"],

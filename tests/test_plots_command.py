@@ -27,7 +27,7 @@ from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for
 from tests.experiment_kit import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
-VALIDATION = ROOT / "hardware_profiles" / "zen5-2core" / "validation"
+VALIDATION = ROOT / "hardware_profiles" / "zen4-2core" / "validation"
 POLICIES = ["lru", "fiddler", "daop-paper", "belady", {"name": "dali", "w_size": [1, 2], "u_size": [1, 2]}]
 MINE = [name for name, kind in KINDS.items() if name not in FRAME_KINDS and kind.source == "rows"]
 

@@ -415,7 +415,7 @@ def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
         ({"hardware": "rtx3091"}, "unknown hardware profile 'rtx3091'"),
         ({"hardware": "rtx3090x2-epyc7532"}, "expected a machine with one GPU and one host, got 2 GPUs (gpu0, gpu1)"),
         ({"hardware": "ryzen5900x"}, "expected a machine with one GPU and one host, got none"),
-        ({"hardware": "zen5-2core-disk"}, "--ram: zen5-2core-disk keeps all experts on disk0"),
+        ({"hardware": "zen4-2core-disk"}, "--ram: zen4-2core-disk keeps all experts on disk0"),
         ({"trace": "mini-qwen3"}, "--trace mini-qwen3: expected 4 layers of 8 experts, top 2, as mixtral-8x7b has"),
         ({"prompt": 9000}, "9000"),
         ({"batch": 7}, "7"),
@@ -431,7 +431,7 @@ def test_what_is_wrong_is_said_in_one_line(trace: str, changes: dict[str, Any], 
 def test_experts_on_a_disk(tmp_path: Path):
     """No processor beside the one that is the accelerator: caches only, and nothing that an engine's flags say."""
     made = synthetic_trace(n_layers=4, n_experts=64, top_k=6, n_requests=6, prompt=8, decode=6)
-    question = asked(str(made.write(tmp_path / "lite.safetensors")), hardware="zen5-2core-disk", ram=None, bits=16.0)
+    question = asked(str(made.write(tmp_path / "lite.safetensors")), hardware="zen4-2core-disk", ram=None, bits=16.0)
     small = {"base": "deepseek-v2-lite", "n_layers": 4}
     advice = recommend(replace(question, model=small, vram="2.5GiB", context=None, prompt=4, decode=2))
     assert {one.candidate.family for one in advice.papers} & {"lru"}

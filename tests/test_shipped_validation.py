@@ -15,7 +15,7 @@ from moesim.hardware import load_hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = sorted((ROOT / "hardware_profiles").glob("*/validation"))
-MEASURED = ["zen5-2core", "zen5-2core-disk"]
+MEASURED = ["zen4-2core", "zen4-2core-disk"]
 
 
 def test_there_is_one_for_each_measured_machine() -> None:

@@ -192,10 +192,10 @@ def test_a_published_curve_of_a_cpu(tmp_path: Path, text: str, ratios: tuple[flo
 
 def test_measured_points_of_a_whole_machine(tmp_path: Path):
     """Accelerator and host of a profile that is all points; copies that a core makes share no memory's capacity by our rule."""
-    profile = load_hardware("zen5-2core")
+    profile = load_hardware("zen4-2core")
     model = load_model("deepseek-v2-lite")
     costs = CostModel(model, profile, extrapolate=True)
-    one = Base({**base(tmp_path).raw, "hardware": "zen5-2core", "model": "deepseek-v2-lite"}, "small.yaml")
+    one = Base({**base(tmp_path).raw, "hardware": "zen4-2core", "model": "deepseek-v2-lite"}, "small.yaml")
     for text, device, part in (("cpu.memory_bandwidth x4", "core1", "core1"), ("gpu.memory_bandwidth x4", "core0", "core0")):
         changed = machine(vary(one, text))
         moved = {key for key in differing(profile, changed) if not key.startswith(f"devices.{part}.")}
@@ -212,7 +212,7 @@ def test_measured_points_of_a_whole_machine(tmp_path: Path):
 
 
 def test_context_is_all_reading():
-    device = load_hardware("zen5-2core").devices["core0"]
+    device = load_hardware("zen4-2core").devices["core0"]
     faster = faster_device(device, memory=TWO)
     for before, after in zip(device.parts, faster.parts, strict=True):
         if before.part == "context":
@@ -371,10 +371,10 @@ def test_what_cannot_be_varied_is_one_line(tmp_path: Path, text: str):
 @pytest.mark.parametrize(
     ("profile", "text", "words"),
     [
-        ("zen5-2core", "pcie gen5", "vary link.bytes_per_s instead"),
-        ("zen5-2core", "cpu.memory 4", "vary cpu.memory_bandwidth instead"),
+        ("zen4-2core", "pcie gen5", "vary link.bytes_per_s instead"),
+        ("zen4-2core", "cpu.memory 4", "vary cpu.memory_bandwidth instead"),
         ("ryzen7950x-rtx4080", "cpu.memory 2xDDR5-6000", "the profile says no speed (2 x DDR5)"),
-        ("zen5-2core-disk", "cpu.memory_bandwidth x2", "expected a device in the role of host, got none"),
+        ("zen4-2core-disk", "cpu.memory_bandwidth x2", "expected a device in the role of host, got none"),
         ("ryzen5900x", "gpu.compute x2", "expected a device in the role of accelerator, got none"),
         ("ryzen5900x", "link.bytes_per_s x2", "has no such number"),
     ],

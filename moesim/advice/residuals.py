@@ -21,7 +21,7 @@ from moesim.atomic import write_bytes
 from moesim.errors import ConfigError
 
 FILE: Final = "residuals.csv"
-MEASURED_PROFILES: Final = ("zen5-2core", "zen5-2core-disk")
+MEASURED_PROFILES: Final = ("zen4-2core", "zen4-2core-disk")
 NO_CPU_EXPERTS: Final = ("all-gpu", "mixtral-offloading")
 """Policies among the public checks with which no processor computes an expert."""
 
@@ -33,7 +33,7 @@ class Residual:
     Attributes
     ----------
     figure : str
-        ``public 5a``, ``zen5-2core 17``.
+        ``public 5a``, ``zen4-2core 17``.
     profile : {"derived", "measured"}
         Whether every cost of the profile was measured, or any was taken over, published, counted or assumed.
     experts : {"cpu", "gpu", "any"}

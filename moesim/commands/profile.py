@@ -130,7 +130,7 @@ def compare(
 ) -> None:
     """Print two profiles side by side.
 
-    Example: moesim profile compare rtx3090-epyc7532 zen5-2core
+    Example: moesim profile compare rtx3090-epyc7532 zen4-2core
     """
     one, two = load_hardware(a, "profile compare"), load_hardware(b, "profile compare")
     rows = compare_profiles(one, two, load_model(model, "--model"))
