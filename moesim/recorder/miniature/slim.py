@@ -12,15 +12,13 @@ from moesim.trace import Signal, Trace
 
 #: A weight is a multiple of 1/512, a score of the router of 1/256; both are exact in half precision.
 WEIGHT_PARTS, SCORE_PARTS = 512, 256
-#: Bits of the mantissa that scores of signals keep: within 6 %.
+#: Bits of the mantissa that scores beside ids keep: within 6 %. Dense ones keep all, since their order tells the ids.
 SIGNAL_BITS = 3
 #: Bits of the mantissa of half precision.
 _HALF_BITS = 10
 
-ROUNDING = (
-    f"weights are multiples of 1/{WEIGHT_PARTS} and scores of 1/{SCORE_PARTS}, with the sum of each row kept to such a part; "
-    f"scores of signals keep {SIGNAL_BITS} bits of their mantissa"
-)
+ROUTING = f"weights are multiples of 1/{WEIGHT_PARTS} and scores of 1/{SCORE_PARTS}, with the sum of each row kept to such a part"
+SIGNALS = f"scores of signals keep {SIGNAL_BITS} bits of their mantissa"
 
 
 def slim(trace: Trace) -> Trace:
@@ -36,8 +34,9 @@ def slim(trace: Trace) -> Trace:
     Trace
         Without the routers' inputs, which were for the learned signal; without prompts in the signals; with the best
         1.5 top_k ids of each signal, and top_k of the shadow, which stands for a model and not for scores; with
-        co-activations as whole numbers; rounded as `ROUNDING` says, which is in the header.
+        co-activations as whole numbers; rounded as `ROUTING` and, where a signal has ids, `SIGNALS` say; the header has that.
     """
+    sparse = any(signal.ids is not None for signal in trace.signals.values())
     counts = trace.tables["coactivation"]
     return replace(
         trace,
@@ -46,7 +45,7 @@ def slim(trace: Trace) -> Trace:
         scores=None if trace.scores is None else _in_parts(trace.scores, SCORE_PARTS, 0),
         signals={name: _slim_signal(trace, name, signal) for name, signal in trace.signals.items()},
         tables={**trace.tables, "coactivation": counts.astype(np.uint16 if counts.max() < 2**16 else np.uint32)},
-        header={**trace.header, "rounding": ROUNDING},
+        header={**trace.header, "rounding": f"{ROUTING}; {SIGNALS}" if sparse else ROUTING},
     )
 
 
@@ -55,8 +54,8 @@ def _slim_signal(trace: Trace, name: str, signal: Signal) -> Signal:
     scores, ids = signal.scores[decode], signal.ids
     if ids is not None:
         most = trace.top_k if name.startswith("shadow") else trace.top_k * 3 // 2
-        ids, scores = ids[decode][..., :most], scores[..., :most]
-    return replace(signal, rows=signal.rows[decode], ids=ids, scores=_short(scores))
+        ids, scores = ids[decode][..., :most], _short(scores[..., :most])
+    return replace(signal, rows=signal.rows[decode], ids=ids, scores=scores)
 
 
 def _in_parts(values: NDArray[Any], parts: int, least: int) -> NDArray[np.float16]:
