@@ -17,7 +17,12 @@ def recorded() -> Trace:
     weights = np.take_along_axis(scores, best[..., :TOP_K], -1)
     ids = best[..., : 2 * TOP_K].astype(np.uint8)
     known = np.take_along_axis(scores, best[..., : 2 * TOP_K], -1).astype(np.float16)
-    signal = Signal(rows=np.arange(N, dtype=np.int32), ids=ids, scores=known, first_layer=0)
+    rows = np.arange(N, dtype=np.int32)
+    signals = [
+        Signal("gate_next1", rows, known, ids, first_layer=0),
+        Signal("shadow-int8", rows, known, ids, first_layer=0),
+        Signal("residual", rows, scores.astype(np.float16), first_layer=0),
+    ]
     return Trace.build(
         model="m",
         label="measured",
@@ -27,7 +32,7 @@ def recorded() -> Trace:
         n_experts=EXPERTS,
         weights=weights / weights.sum(axis=-1, keepdims=True),
         scores=scores,
-        signals={"gate_next1": signal, "shadow-int8": signal},
+        signals={signal.name: signal for signal in signals},
         tables={"coactivation": np.zeros((LAYERS, EXPERTS, EXPERTS))},
     )
 
@@ -70,6 +75,13 @@ def test_signals_keep_decode_rows_the_best_ids_and_a_few_bits() -> None:
         assert (np.abs(signal.scores - exact) <= exact / 16 + 2.0**-18).all()
         assert (np.diff(signal.scores, axis=-1) <= 0).all()
         assert (signal.scores.view(np.uint16) & 0x7F == 0).all()  # seven of the ten bits are gone
+
+
+def test_dense_signals_keep_all_digits() -> None:
+    trace = recorded()
+    before = trace.signals["residual"]
+    kept = np.asarray(trace.phase)[before.rows] == 1
+    np.testing.assert_array_equal(slim(trace).signals["residual"].scores, before.scores[kept])
 
 
 def test_slim_stays_as_it_is() -> None:
