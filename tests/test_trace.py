@@ -444,7 +444,7 @@ def test_shipped_miniature(name: str) -> None:
 def test_shipped_traces_are_small() -> None:
     if set(MINIATURES) - set(trace_names()):
         pytest.skip("not all of the shipped traces are here: python -m moesim.recorder.miniature makes them")
-    assert sum(find_trace(name).stat().st_size for name in MINIATURES) <= 64_000_000
+    assert sum(find_trace(name).stat().st_size for name in MINIATURES) <= 24 * 2**20
 
 
 # ------------------------------------------------------------ optional parts

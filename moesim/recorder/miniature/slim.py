@@ -42,7 +42,7 @@ def slim(trace: Trace) -> Trace:
         trace,
         inputs=None,
         weights=None if trace.weights is None else _in_parts(trace.weights, WEIGHT_PARTS, 1),
-        scores=None if trace.scores is None else _in_parts(trace.scores, SCORE_PARTS, 0),
+        scores=None if trace.scores is None else _in_parts(trace.scores, SCORE_PARTS, 0, _turns(trace)),
         signals={name: _slim_signal(trace, name, signal) for name, signal in trace.signals.items()},
         tables={**trace.tables, "coactivation": counts.astype(np.uint16 if counts.max() < 2**16 else np.uint32)},
         header={**trace.header, "rounding": f"{ROUTING}; {SIGNALS}" if sparse else ROUTING},
@@ -58,12 +58,20 @@ def _slim_signal(trace: Trace, name: str, signal: Signal) -> Signal:
     return replace(signal, rows=signal.rows[decode], ids=ids, scores=scores)
 
 
-def _in_parts(values: NDArray[Any], parts: int, least: int) -> NDArray[np.float16]:
+def _turns(trace: Trace) -> NDArray[np.uint8]:
+    """Whose turn it is among equal scores: the routed experts in their order, then the others."""
+    turns = np.full((trace.n_rows, trace.n_layers, trace.n_experts), trace.top_k, np.uint8)
+    rank = np.broadcast_to(np.arange(trace.top_k, dtype=np.uint8), trace.experts.shape)
+    np.put_along_axis(turns, trace.experts.astype(np.int64), rank, axis=-1)
+    return turns
+
+
+def _in_parts(values: NDArray[Any], parts: int, least: int, turns: NDArray[np.uint8] | None = None) -> NDArray[np.float16]:
     """Round to multiples of 1/parts, at least so many: by largest remainder, so that sums and order stay."""
     exact = np.asarray(values, np.float64) * parts
     whole = np.maximum(np.floor(exact), least)
     missing = np.rint(exact.sum(axis=-1)) - whole.sum(axis=-1)
-    by_remainder = np.argsort(whole - exact, axis=-1, kind="stable")
+    by_remainder = np.lexsort((np.zeros_like(exact) if turns is None else turns, whole - exact), axis=-1)
     rank = np.argsort(by_remainder, axis=-1, kind="stable")
     whole += rank < missing[..., None]
     largest = np.arange(whole.shape[-1]) == whole.argmax(axis=-1)[..., None]
