@@ -31,3 +31,11 @@ def test_each_number_is_a_marker_at_its_place():
     lines = [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == "None"]
     assert lines == [[[2.0, 1.0], [pytest.approx(1.38), pytest.approx(1.17)]]]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+def test_identified_values_are_hollow_markers_above_or_below_the_derived_ones():
+    frame = FRAME.assign(identified=[2.1, 40.0, None, 4.0, None])
+    assert printed_data(frame)["identified"].tolist() == [2.1, pytest.approx(1.4)]
+    (axes,) = printed(frame).axes
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "#FFFFFF"]
+    assert [line.get_xydata().tolist() for line in hollow] == [[[2.0, 2.1], [pytest.approx(1.38), pytest.approx(1.4)]]]

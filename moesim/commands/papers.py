@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import pandas as pd
@@ -29,6 +30,7 @@ from moesim.studies.rank_agreement import agreements
 from moesim.table import Format
 from moesim.text import say
 from moesim.text import shown as one_line
+from moesim.trace import Trace
 
 
 def papers(
@@ -74,13 +76,14 @@ def papers(
         OutputFolder(out, "papers").mark()
     clocked = {row.experiment for one in chosen for row in one.rows if row.source == "decisions"}
     results: dict[str, list[dict[str, Any]]] = {}
+    traces: dict[str, Trace] = {}
     failures: list[str] = []
     for name, config in configs.items():
         if name in clocked:
-            results[name] = run_clocked(Experiment(config, f"{name}.yaml"))
+            results[name] = run_clocked(Experiment(config, f"{name}.yaml", known=traces))
             failures += [f"{name}: {row['policy']}: {row['error']}" for row in results[name] if row["error"] is not None]
         else:
-            results[name], failed = _run(config, name, jobs, out)
+            results[name], failed = _run(config, name, jobs, out, traces)
             failures += [f"{name}: {line}" for line in failed]
     compared = [compare(row, results, str(folder / PUBLISHED)) for one in chosen for row in one.rows]
     beside = [one for name, rows in results.items() for one in variants(name, rows)]
@@ -108,30 +111,43 @@ def _write(out: Path, text: str) -> None:
 def _identify(
     folder: Path, chosen: list[Figure], configs: dict[str, Config], jobs: int | None, out: Path | None, form: Format
 ) -> int:
+    from moesim.hardware import override, read_profile
+    from moesim.identify.constants import Machine
     from moesim.studies.paper_evaluate import Evaluator  # SciPy takes most of a second to import
-    from moesim.studies.paper_identify import identify_paper, read_plans
+    from moesim.studies.paper_identify import NAME, identify_paper, read_plans
 
     plans = read_plans(folder)
-    papers_chosen = [paper for paper in dict.fromkeys(one.paper for one in chosen) if paper in plans]
-    if not papers_chosen:
-        raise ConfigError(f"papers --identify: expected a paper of {', '.join(plans)}, got none; name one")
+    papers_chosen = {one.paper for one in chosen}
+    asked = {name: plan for name, plan in plans.items() if plan.paper in papers_chosen}
+    if not asked:
+        known = ", ".join(dict.fromkeys(plan.paper for plan in plans.values()))
+        raise ConfigError(f"papers --identify: expected a paper of {known}, got none; name one")
     if out is not None:
         check_own_folder(out, "papers")
         OutputFolder(out, "papers").mark()
     found = {}
-    for paper in papers_chosen:
-        plan = plans[paper]
-        rows = [row for one in chosen if one.paper == paper for row in one.rows if plan.block_of(row) is not None]
-        if len({plan.block_of(row) for row in rows}) < 2:
-            raise ConfigError(f"papers --identify: {paper}: expected rows of two blocks or more, got fewer; name the whole paper")
-        evaluate = Evaluator(plan, rows, configs, jobs, None if out is None else out / "identify" / paper)
-        found[paper] = identify_paper(plan, rows, evaluate)
+    traces: dict[str, Trace] = {}
+    with TemporaryDirectory() as temporary:
+        for name, plan in asked.items():
+            rows = [row for one in chosen if one.paper == plan.paper for row in one.rows]
+            if len({plan.block_of(row) for row in rows} - {None}) < len(plan.blocks):
+                raise ConfigError(f"papers --identify: {name}: expected rows of all its blocks, got fewer; name the whole paper")
+            raw, path, _ = read_profile(plan.hardware, f"{NAME}: {name}: hardware")
+            place = path or plan.hardware
+            machine = Machine(override(raw, plan.start, place), place, plan.free, plan.more)
+            evaluate = Evaluator(plan, machine, rows, configs, jobs, (out or Path(temporary)) / "identify" / name, traces)
+            say(f"{name}: constants from {len(plan.blocks)} blocks of rows")
+            found[name] = identify_paper(plan, machine.constants, rows, evaluate.whole(out), evaluate)
+    if out is not None:
+        OutputFolder(out, "papers").put({"identified.csv": identified(found, Format.CSV).encode()}, tidy=False)
     sys.stdout.write(identified(found, form))
     return 0
 
 
-def _run(config: Config, name: str, jobs: int | None, out: Path | None) -> tuple[list[dict[str, Any]], list[str]]:
-    experiment = Experiment(config, f"{name}.yaml")
+def _run(
+    config: Config, name: str, jobs: int | None, out: Path | None, traces: dict[str, Trace]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    experiment = Experiment(config, f"{name}.yaml", known=traces)
     if out is None:
         found = run_experiment(experiment, jobs=jobs, progress=True)
         return found.rows, found.failures

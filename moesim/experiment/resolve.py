@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -89,6 +90,8 @@ class Experiment:
     imports : bool
         Whether policies that are not moesim's own are imported, which runs their code. Without it they are listed in
         ``not_imported``, what they need counts as nothing, and nothing can be run.
+    known : dict of str to Trace, optional
+        Traces of other experiments, which are not read or made up again; what this one reads is added.
 
     Attributes
     ----------
@@ -102,7 +105,7 @@ class Experiment:
         can, the runs of the others have a `RunSpec.refusal`.
     """
 
-    def __init__(self, config: Config, place: str, *, imports: bool = True) -> None:
+    def __init__(self, config: Config, place: str, *, imports: bool = True, known: dict[str, Trace] | None = None) -> None:
         self.config = config
         self.place = place
         self.not_imported: dict[str, WouldImport] = {}
@@ -112,6 +115,7 @@ class Experiment:
         self._machines: dict[str, HardwareProfile] = {}
         self._ends: dict[str, tuple[Ends, ...]] = {}
         self.traces: dict[str, Trace] = {}
+        self._known = {} if known is None else known
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
         points = expand(config, place, imports=imports)
         if not imports:
@@ -157,7 +161,7 @@ class Experiment:
         machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
         if point.chunk_bytes is not None:
             check_chunk(model, point.chunk_bytes, f"{place}: transfer.chunk")
-        trace = _remembered(self.traces, point.trace, lambda: read_trace(point.trace, place))
+        trace = _remembered(self.traces, point.trace, lambda: self._read(point.trace))
         self._check_shape(trace_label(point.trace), trace, model)
         try:
             workload = WorkloadSpec(**point.workload)
@@ -234,6 +238,16 @@ class Experiment:
             served.append(replace(spec, refusal=refusal))
             signals[key] = signals.get(key, frozenset()) | (own if refusal is None else frozenset())
         return served, [signals[_key(spec.point.trace), spec.workload] for spec in served]
+
+    def _read(self, written: str | dict[str, Any]) -> Trace:
+        return _remembered(self._known, written, lambda: read_trace(written, self.place))
+
+    def of(self, specs: Sequence[RunSpec]) -> Experiment:
+        """Give an experiment of these runs alone: some of this one's, perhaps on other machines or in another precision."""
+        found = copy(self)
+        found.specs = [replace(spec, index=i) for i, spec in enumerate(specs)]
+        found._signals = [self._signals[spec.index] for spec in specs]
+        return found
 
     def trace(self, spec: RunSpec) -> Trace:
         """Give the trace of a run."""

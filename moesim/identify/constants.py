@@ -84,7 +84,7 @@ _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
     "switch": ("links.{down}.activation.latency_us", "links.{up}.activation.latency_us"),
     "host_per_expert": ("host_expert_us",),
 }
-_UNITS: Final = {"flops": "FLOP/s", "bytes_per_s": "B/s", "us": "us"}
+_UNITS: Final = {"flops": "FLOP/s", "bytes_per_s": "B/s", "us": "us", "_w": "W"}
 _KINDS: Final = ("pinned", "pageable", "chunked", "any")
 
 
@@ -99,6 +99,8 @@ class Machine:
         For messages.
     free : sequence of str
         Names of constants to free; all that the profile has, if empty.
+    more : mapping, optional
+        Further constants: dotted keys of the numbers that each scales.
 
     Raises
     ------
@@ -106,7 +108,9 @@ class Machine:
         If a name is unknown, or the profile has no number for it.
     """
 
-    def __init__(self, raw: Mapping[str, Any], place: str, free: Sequence[str] = ()) -> None:
+    def __init__(
+        self, raw: Mapping[str, Any], place: str, free: Sequence[str] = (), more: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         plain = build_profile(raw, place)
         self.gpu = next((name for name, d in plain.devices.items() if d.role == "accelerator"), plain.compute)
         self.cpu = next((name for name in plain.backing if plain.devices[name].role == "host"), plain.backing[0])
@@ -116,16 +120,17 @@ class Machine:
         for name in free:
             if name not in _PLACES:
                 raise ConfigError(f"{place}: {unknown_name('constant', name, _PLACES)}")
-        found = {name: self._constant(name) for name in _PLACES if not free or name in free}
-        lacking = [name for name, constant in found.items() if constant is None and name in free]
+        places = {name: keys for name, keys in _PLACES.items() if not free or name in free} | dict(more or {})
+        found = {name: self._constant(name, keys) for name, keys in places.items()}
+        lacking = [name for name, constant in found.items() if constant is None and name in (*free, *(more or ()))]
         if lacking:
             raise ConfigError(f"{place}: expected a number for {lacking[0]}, got none; add it to the profile, or do not free it")
         self.constants = tuple(constant for constant in found.values() if constant is not None)
         self._memo: dict[tuple[float, ...], HardwareProfile] = {}
 
-    def _constant(self, name: str) -> Constant | None:
+    def _constant(self, name: str, places: Sequence[str]) -> Constant | None:
         ways = {"cpu": self.cpu, "gpu": self.gpu, "down": f"{self.cpu}->{self.gpu}", "up": f"{self.gpu}->{self.cpu}"}
-        patterns = [place.format(**ways) for place in _PLACES[name]]
+        patterns = [place.format(**ways) for place in places]
         wanted = [p.replace("*", kind) for p in patterns for kind in (_KINDS if "*" in p else ("",))]
         numbers = self.base.numbers
         keys = [key for key in wanted if key in numbers and _scales(numbers[key].value)]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from moesim.identify.constants import Z90
-from moesim.identify.predictor import Predictor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from moesim.identify.predictor import Predictor
 
     Vector = NDArray[Any]
 
@@ -61,24 +62,38 @@ def row_spread(spread: float | None, value: float) -> float:
     return UNKNOWN_SPREAD if spread is None else float(np.hypot(spread / value, MODEL_ERROR))
 
 
+class Told(Protocol):
+    """What tells the logarithms of rows, and their derivatives, from the logarithms of constants' factors."""
+
+    @property
+    def priors(self) -> Vector: ...  # one standard deviation of each constant's
+    @property
+    def observed(self) -> Vector: ...
+    def values(self, logs: Vector) -> Vector: ...
+    def slopes(self, logs: Vector, *, both: bool = False) -> Vector: ...
+
+
 class Problem:
     """Some rows of a predictor, and the priors.
 
     Parameters
     ----------
-    predictor : Predictor
+    predictor : Told
     rows : sequence of int
         Rows that count.
     sigma : ndarray
         Spread of every row of the predictor.
+    loss : {"linear", "soft_l1"}
+        Of SciPy's least squares: ``soft_l1`` lets rows that are far off count less.
     """
 
-    def __init__(self, predictor: Predictor, rows: list[int], sigma: Vector) -> None:
+    def __init__(self, predictor: Told, rows: list[int], sigma: Vector, loss: Literal["linear", "soft_l1"] = "linear") -> None:
         self.predictor = predictor
         self.rows = rows
         self.sigma = sigma[rows]
-        self.prior = np.array([constant.sigma for constant in predictor.machine.constants])
+        self.prior = predictor.priors
         self.inflation = 1.0
+        self.loss = loss
 
     def residuals(self, logs: Vector) -> Vector:
         """Residuals of rows, then of priors, in standard deviations."""
@@ -118,6 +133,7 @@ class Problem:
             jac=self.slopes,
             bounds=(-bound, bound),
             x_scale=self.prior,
+            loss=self.loss,
             xtol=1e-4,
             ftol=1e-5,
             gtol=1e-4,

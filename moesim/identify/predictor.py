@@ -81,6 +81,11 @@ class Predictor:
         self._last: tuple[bytes, Vector] | None = None
 
     @property
+    def priors(self) -> Vector:
+        """One standard deviation of each constant's logarithm before any row."""
+        return np.array([constant.sigma for constant in self.machine.constants])
+
+    @property
     def dynamic(self) -> list[int]:
         """Rows that only the engine predicts."""
         return [index for index, form in enumerate(self._forms) if form is None]

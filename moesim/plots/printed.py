@@ -30,12 +30,14 @@ def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``paper``, ``figure``, ``what``, ``printed``, ``simulated``: values and ratios; no bounds, no places among systems.
+        ``paper``, ``figure``, ``what``, ``printed``, ``simulated``, ``identified`` (none if the frame has no such column): values
+        and ratios; no bounds, no places among systems.
     """
     need(frame, ("paper", "figure", "kind", "published", "simulated", "source"), "papers")
     rows = frame[frame["kind"].isin(("value", "speedup", "gain")) & (frame["source"] == "runs") & frame["simulated"].notna()]
     gain = rows["kind"] == "gain"
-    printed, simulated = (rows[name].astype(float) for name in ("published", "simulated"))
+    told = rows["identified"] if "identified" in rows else pd.Series(float("nan"), rows.index)
+    printed, simulated, identified = (one.astype(float) for one in (rows["published"], rows["simulated"], told))
     return pd.DataFrame(
         {
             "paper": rows["paper"],
@@ -43,6 +45,7 @@ def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
             "what": rows["system"] + rows["over"].where(rows["over"] == "", " over " + rows["over"]),
             "printed": printed.where(~gain, 1 + printed / 100),
             "simulated": simulated.where(~gain, 1 + simulated / 100),
+            "identified": identified.where(~gain, 1 + identified / 100),
         }
     ).reset_index(drop=True)
 
@@ -54,25 +57,29 @@ def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
     Parameters
     ----------
     frame : DataFrame
-        Rows of ``papers.csv``.
+        Rows of ``papers.csv``, perhaps with ``identified``: by constants that the other tables of the paper tell.
     corner : str
         What the figure is about.
 
     Returns
     -------
     Figure
-        The band is a factor of 1.35 to either side.
+        The band is a factor of 1.35 to either side. Identified values are hollow, with a line from the derived ones.
     """
     data = printed_data(frame)
-    least = float(data[["printed", "simulated"]].min().min()) / _MARGIN
-    most = float(data[["printed", "simulated"]].max().max()) * _MARGIN
+    shown = data[["printed", "simulated", "identified"]]
+    least, most = float(shown.min().min()) / _MARGIN, float(shown.max().max()) * _MARGIN
     ends = [least, most]
     figure, axes = new_figure(COLUMN, 3.4)
     axes.grid(visible=True, axis="both")
     handles: list[Artist] = []
     for i, (name, rows) in enumerate(data.groupby("paper", sort=False)):
         style: dict[str, Any] = {"marker": look(i).marker, "color": look(i).colour, "markersize": 4.2, "markeredgewidth": 0.4}
+        axes.vlines(rows["printed"], rows["simulated"], rows["identified"], color=look(i).colour, linewidth=0.5, alpha=0.6)
         axes.plot(rows["printed"], rows["simulated"], linestyle="none", markeredgecolor=BLACK, **style)
+        if rows["identified"].notna().any():
+            hollow = style | {"markerfacecolor": WHITE, "markeredgecolor": look(i).colour, "markeredgewidth": 0.8}
+            axes.plot(rows["printed"], rows["identified"], linestyle="none", **hollow)
         handles.append(Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(str(name), str(name)), **style))
     below, above = [end / _BAND for end in ends], [end * _BAND for end in ends]
     band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_BAND:g}")

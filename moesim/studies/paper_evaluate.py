@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config
-from moesim.experiment.naming import policy_label
-from moesim.experiment.resolve import Experiment
-from moesim.experiment.sweep import expand
+from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.hardware import HardwareProfile
+from moesim.identify.constants import Machine
 from moesim.studies.paper_identify import Plan, Point
-from moesim.studies.papers import Compared, compare
+from moesim.studies.papers import Compared, compare, select, sides
 from moesim.studies.published import Published
+from moesim.trace import Trace
 
 Row = Mapping[str, Any]
 
@@ -28,71 +29,137 @@ class Evaluator:
     ----------
     plan : Plan
         What is identified.
+    machine : Machine
+        With its free constants.
     rows : list of Published
         Rows that take part.
     configs : mapping of str to Config
         Their experiments, whole.
     jobs : int or None
         Processes.
-    folder : Path, optional
+    folder : Path
         Where runs are kept: what has been run there is not run again.
+    traces : dict
+        Traces that other plans have read.
     """
 
     plan: Plan
+    machine: Machine
     rows: Sequence[Published]
     configs: Mapping[str, Config]
-    jobs: int | None = None
-    folder: Path | None = None
-    n_runs: int = field(default=0, init=False)
+    jobs: int | None
+    folder: Path
+    traces: dict[str, Trace] = field(default_factory=dict)
+    _experiments: dict[str, Experiment] = field(default_factory=dict, init=False)
 
-    def __call__(self, points: Sequence[Point]) -> list[list[Compared]]:
-        """Compare all rows on each machine; see `moesim.studies.paper_identify.Evaluate`."""
-        machines = [_machine(self.plan.hardware, point) for point in points]
+    def __call__(self, points: Sequence[Point | None], which: Sequence[int]) -> list[list[Compared]]:
+        """Compare rows on each machine; see `moesim.studies.paper_identify.Evaluate`."""
+        rows = [self.rows[index] for index in which]
         results: list[dict[str, list[Row]]] = [{} for _ in points]
-        for name, policies in self._needed().items():
-            for found, rows in zip(results, self._run(name, policies, machines), strict=True):
-                found[name] = rows
-        return [[compare(row, found) for row in self.rows] for found in results]
+        for name in dict.fromkeys(one for row in rows for one in (row.experiment, row.baseline_experiment) if one):
+            for found, mine in zip(results, self._run(name, rows, points), strict=True):
+                found[name] = mine
+        return [[compare(row, found) for row in rows] for found in results]
 
-    def _needed(self) -> dict[str, set[str]]:
-        needed: dict[str, set[str]] = {}
-        for row in self.rows:
-            for name, policy in ((row.experiment, row.policy), (row.baseline_experiment, row.baseline)):
-                if name:
-                    needed.setdefault(name, set()).add(policy)
-        return needed
+    def whole(self, kept: Path | None) -> list[Compared]:
+        """Compare all rows by whole runs on the profile as it is, those in a folder of `moesim papers` not run again."""
+        results = {}
+        for name, config in self.configs.items():
+            if any(name in (row.experiment, row.baseline_experiment) for row in self.rows if row.source == "runs"):
+                experiment = Experiment(config, f"{name}.yaml", known=self.traces)
+                folder = None if kept is None else kept / name
+                results[name] = run_experiment(experiment, jobs=self.jobs, progress=True, folder=folder).rows
+        return [compare(row, results) if row.source == "runs" else Compared(row) for row in self.rows]
 
-    def _run(self, name: str, policies: set[str], machines: Sequence[Any]) -> list[list[Row]]:
-        config = self.configs[name]
-        chosen = {policy_label(point.policy): dict(point.policy) for point in expand(config, name)}
-        kept = [spec for label, spec in chosen.items() if label in policies]
-        if config.hardware != self.plan.hardware:
-            raise ConfigError(
-                f"{name}.yaml: hardware: expected {self.plan.hardware}, whose constants are free, got {config.hardware}"
-            )
-        changes = {"hardware": list(machines), "policies": kept, "plots": [], "timeline": None, "exclude": []}
-        shorter = {} if name.rpartition("/")[2] in self.plan.whole else self._shorter(config)
-        experiment = Experiment(config.model_copy(update=changes | shorter), f"{name}.yaml")
-        found = run_experiment(experiment, jobs=self.jobs, progress=True, folder=self.folder)
-        self.n_runs += len(found.outcomes)
-        rows: list[list[Row]] = [[] for _ in machines]
-        for spec, outcome in zip(experiment.specs, found.outcomes, strict=True):
-            rows[machines.index(spec.point.hardware)].append(outcome.row)
-        return rows
+    def _run(self, name: str, rows: Sequence[Published], points: Sequence[Point | None]) -> list[list[Row]]:
+        """Carry out all runs of an experiment that rows ask for, on all machines together."""
+        experiment = self._experiment(name)
+        wanted = self._wanted(name, rows)
+        specs = [self._at(spec, point) for point in points for spec in wanted]
+        found = run_experiment(experiment.of(specs), jobs=self.jobs, progress=True, folder=self.folder)
+        if found.failures:
+            raise ConfigError(f"{name}.yaml: {found.failures[0]}")
+        whole = self.configs[name].workload
+        done: list[Row] = [stretched(o.row, whole.decode_tokens, whole.prompt_tokens) for o in found.outcomes]
+        return [done[i : i + len(wanted)] for i in range(0, len(done), len(wanted))]
 
-    def _shorter(self, config: Config) -> dict[str, Any]:
-        workload = config.workload
-        asked = workload.decode_tokens
-        if not isinstance(asked, int) or asked <= self.plan.decode_tokens:
-            return {}
-        return {"workload": workload.model_copy(update={"decode_tokens": self.plan.decode_tokens})}
+    def _experiment(self, name: str) -> Experiment:
+        if name not in self._experiments:
+            config = self.configs[name]
+            changes: dict[str, Any] = {
+                "plots": [],
+                "timeline": None,
+                "workload": config.workload.model_copy(update=self._shorter(name, config)),
+            }
+            self._experiments[name] = Experiment(config.model_copy(update=changes), f"{name}.yaml", known=self.traces)
+        return self._experiments[name]
+
+    def _shorter(self, name: str, config: Config) -> dict[str, int]:
+        short = {"decode_tokens": self.plan.lengths.get(name.rpartition("/")[2], self.plan.decode_tokens)}
+        short["prompt_tokens"] = self.plan.prompt_tokens
+        asked = {key: getattr(config.workload, key) for key in short}
+        return {key: value for key, value in short.items() if value and isinstance(asked[key], int) and value < asked[key]}
+
+    def _wanted(self, name: str, rows: Sequence[Published]) -> list[RunSpec]:
+        experiment = self._experiment(name)
+        known = [
+            {
+                "policy": spec.policy_name, "model": spec.model.name, **spec.point.workload, "transfer_curve": spec.point.curve,
+                "cache_ratio": spec.point.ratio, "cache_budget_bytes": spec.point.budget_bytes, "spec": spec,
+            }
+            for spec in experiment.specs
+        ]  # fmt: skip
+        whole = {key: getattr(self.configs[name].workload, key) for key in self._shorter(name, self.configs[name])}
+        chosen: dict[int, RunSpec] = {}
+        for row in rows:
+            mine, theirs, _ = sides(row.where)
+            for one, policy, where in ((row.experiment, row.policy, mine), (row.baseline_experiment, row.baseline, theirs)):
+                if one == name:
+                    for run in select([{**entry, **whole} for entry in known], policy, where):
+                        chosen[run["spec"].index] = run["spec"]
+        return [chosen[index] for index in sorted(chosen)]
+
+    def _at(self, spec: RunSpec, point: Point | None) -> RunSpec:
+        if point is None:
+            return spec
+        bits = dict(point.bits).get(spec.model.name)
+        model = spec.model if bits is None else replace(spec.model, expert_bits=bits)
+        return replace(spec, hardware=self._machine(point, spec), model=model)
+
+    def _machine(self, point: Point, spec: RunSpec) -> HardwareProfile:
+        """Give the machine; rows of another one than the plan's stay on theirs."""
+        if spec.hardware.name != self.machine.base.name:
+            return spec.hardware
+        return self.machine.with_factors(point.logs)
 
 
-def _machine(name: str, point: Point) -> Any:
-    if point is None:
-        return name
-    how = "identified from printed speeds of the same paper"
-    numbers = {
-        key: {"value": value, "source": "identified", "how": how, "interval": [value, value]} for key, value in point.items()
-    }
-    return {"base": name, **numbers}
+def stretched(row: Row, decode_tokens: Any, prompt_tokens: Any) -> dict[str, Any]:
+    """Give what a run of the whole length would say, whose steps are like those of a shorter one.
+
+    Parameters
+    ----------
+    row : mapping
+        A result row.
+    decode_tokens, prompt_tokens : int or other
+        Of the whole run; what is swept is no shorter.
+
+    Returns
+    -------
+    dict
+        Totals of prefill and decode grow with their tokens; shares, rates and times of a step stay.
+    """
+    found = dict(row)
+    decode = decode_tokens / row["decode_tokens"] if isinstance(decode_tokens, int) else 1.0
+    prompt = prompt_tokens / row["prompt_tokens"] if isinstance(prompt_tokens, int) else 1.0
+    if decode == 1 and prompt == 1:
+        return found
+    prefill = row["ttft_mean_ns"] * row["n_batches"]
+    found["ttft_mean_ns"] = row["ttft_mean_ns"] * prompt
+    found["makespan_ns"] = prefill * prompt + (row["makespan_ns"] - prefill) * decode
+    later = row["decode_time_dense_ns"]
+    found["time_dense_ns"] = (row["time_dense_ns"] - later) * prompt + later * decode
+    found["n_generated_tokens"] = row["n_generated_tokens"] * (decode_tokens + 1) / (row["decode_tokens"] + 1)
+    joules = row["energy_j"] * found["makespan_ns"] / row["makespan_ns"] if row.get("energy_j") is not None else None
+    found["energy_j_per_token"] = None if joules is None else joules / found["n_generated_tokens"]
+    found["prompt_tokens"] = round(row["prompt_tokens"] * prompt)
+    return found

@@ -89,11 +89,15 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
             for answer in one.answers:
                 values = {"derived": answer.derived, "left_out": answer.left_out, "everything": answer.everything}
                 ratios = {f"ratio_{name}": answer.ratio(value) for name, value in values.items()}
-                records.append({"table": "row", **answer.published.record(), "block": answer.block, **values, **ratios})
+                record = {"table": "row", "plan": paper, **answer.published.record(), "block": answer.block, **values, **ratios}
+                records.append(record | {"consistent": answer.consistent})
             for out, constants in one.constants.items():
                 for key, value in constants.items():
-                    record = {"table": "constant", "paper": paper, "left_out": out, "key": key, "value": value}
+                    record = {"table": "constant", "plan": paper, "left_out": out, "key": key, "value": value}
+                    record |= {"base": one.base[key], "prior": one.prior[key]}
                     records.append(record | {"sigma": None if out else one.sigma[key]})
+                for model, bits in one.bits[out].items():
+                    records.append({"table": "bits", "plan": paper, "left_out": out, "key": model, "value": bits})
         return render_records(records, form)
     heads = ["block left out", "what", "printed", "derived", "ratio", "identified", "ratio", "with all", "ratio"]
     cells = [
@@ -105,9 +109,15 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
     parts = [render(heads, cells, form, heads[2:])]
     for paper, one in found.items():
         keys = list(one.constants[""])
-        rows = [[out or "none", *(f"{constants[key]:.3g}" for key in keys)] for out, constants in one.constants.items()]
-        rows.append(["one standard deviation", *(f"x {math.exp(one.sigma[key]):.2f}" for key in keys)])
-        parts.append(render([f"{paper}: block left out", *keys], rows, form, keys))
+        models = list(one.bits[""])
+        rows = [["base", *(f"{one.base[key]:.3g}" for key in keys), *("" for _ in models)]]
+        for out, constants in one.constants.items():
+            values = [f"{constants[key]:.3g}" for key in keys] + [f"{one.bits[out][model]:g}" for model in models]
+            rows.append([out or "none", *values])
+        for words, sigma in (("one standard deviation before", one.prior), ("and after", one.sigma)):
+            rows.append([words, *(f"x {math.exp(sigma[key]):.2f}" for key in keys), *("" for _ in models)])
+        heads = [*keys, *(f"bits of {model}" for model in models)]
+        parts.append(render([f"{paper}: block left out", *heads], rows, form, heads))
     return "\n".join(parts)
 
 
