@@ -6,7 +6,7 @@ import io
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import typer
@@ -32,6 +32,9 @@ from moesim.text import say
 from moesim.text import shown as one_line
 from moesim.trace import Trace
 
+if TYPE_CHECKING:
+    from moesim.studies.paper_identify import Identified
+
 
 def papers(
     names: Annotated[
@@ -55,8 +58,10 @@ def papers(
     With --out every experiment leaves a result folder, OUT/PAPER/EXPERIMENT, and what has been run there is not run again
     (but for decisions, which are timed anew); papers.csv has all numbers, papers.png and .pdf their picture.
 
-    With --identify, shortened runs of the papers in experiments/papers/_identify.yaml answer each row three ways: by the profile
-    to which nothing was fitted, by constants that all other blocks of rows of the paper give, and by those that all blocks give.
+    With --identify, the rows of papers in experiments/papers/_identify.yaml are answered three ways: by the profile to which
+    nothing was fitted, by constants that all other tables of the paper give, and by those that all tables give. A row that even
+    those miss is inconsistent with the rest of its paper. With --out it takes the whole runs of moesim papers from that folder,
+    keeps its own there, and leaves identified.csv, results.csv (beside papers.csv) and their picture.
 
     Example: moesim papers hybrimoe/fig9 --quick
     """
@@ -139,9 +144,25 @@ def _identify(
             say(f"{name}: constants from {len(plan.blocks)} blocks of rows")
             found[name] = identify_paper(plan, machine.constants, rows, evaluate.whole(out), evaluate)
     if out is not None:
-        OutputFolder(out, "papers").put({"identified.csv": identified(found, Format.CSV).encode()}, tidy=False)
+        OutputFolder(out, "papers").put(_answered(out, found), tidy=False)
     sys.stdout.write(identified(found, form))
     return 0
+
+
+def _answered(out: Path, found: dict[str, Identified]) -> dict[str, bytes]:
+    """Make files of the answers, beside the derived ones if `moesim papers` has left them in this folder."""
+    from moesim.plots.printed import printed  # Matplotlib takes a second to import
+    from moesim.plots.style import pictures
+    from moesim.studies.three_ways import read_results, three_ways
+
+    files = {"identified.csv": identified(found, Format.CSV).encode()}
+    if (out / "papers.csv").is_file():
+        frame = three_ways(read_results(out / "papers.csv"), found)
+        files["results.csv"] = (
+            frame.drop(columns=["table", "quick"]).to_csv(index=False, lineterminator="\n", float_format="%.5g").encode()
+        )
+        files |= pictures(printed(frame, "derived, and identified with the row's table left out"), "results")
+    return files
 
 
 def _run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Machine:
     free : sequence of str
         Names of constants to free; all that the profile has, if empty.
     more : mapping, optional
-        Further constants: dotted keys of the numbers that each scales.
+        Further constants: dotted keys of the numbers that each scales, in which ``*`` stands for any characters.
 
     Raises
     ------
@@ -120,7 +121,10 @@ class Machine:
         for name in free:
             if name not in _PLACES:
                 raise ConfigError(f"{place}: {unknown_name('constant', name, _PLACES)}")
-        places = {name: keys for name, keys in _PLACES.items() if not free or name in free} | dict(more or {})
+        places = {name: keys for name, keys in _PLACES.items() if not free or name in free}
+        if more:
+            places = {name: _PLACES[name] for name in free}
+            places |= {n: tuple(k for key in keys for k in fnmatch.filter(self.base.numbers, key)) for n, keys in more.items()}
         found = {name: self._constant(name, keys) for name, keys in places.items()}
         lacking = [name for name, constant in found.items() if constant is None and name in (*free, *(more or ()))]
         if lacking:

@@ -4,7 +4,8 @@ The rows are ratios and times of whole runs, so that there is no formula for the
 with each constant dearer. A row then responds like a sum of times of which a share grows with the constant. Where a fit ends, the
 engine is asked again, and the response moved there. Least squares with priors by the numbers' labels give the constants, by the
 core of `moesim calibrate` (`moesim.identify.fit`). Runs are shortened: what they say is how a row changes against the derived
-profile, whose runs are whole. What comes out is a reading of a paper, labelled ``identified``. The answers of derived profiles,
+profile, whose runs are whole. A row that the constants miss although it had a part in them tells nothing more: it is inconsistent
+with the rest of its paper. What comes out is a reading of a paper, labelled ``identified``. The answers of derived profiles,
 to which nothing was fitted, stay beside it.
 """
 
@@ -123,8 +124,8 @@ class Answer:
     published : Published
     block : str
     derived, left_out, everything : float or None
-        By the derived profile; by constants from all other blocks; by constants from all blocks, this one included. As printed: a
-        gain in per cent.
+        By the derived profile; by constants from all other blocks, or from the one that tells alone; by constants from all
+        blocks, this one included (None if one tells alone). As printed: a gain in per cent.
     """
 
     published: Published
@@ -225,17 +226,21 @@ def identify_paper(
     for bits in choices:
         base = 0 * response.priors
         mine = response if bits == choices[0] else response.through(base, ask([_point(base, bits)], needed)[0])
+        aside: set[int] = set()
         for turn in range(moves + 1):
-            fits = {out: Problem(mine, kept[out], spread, "soft_l1").fit(inflate=False) for out in kept}
+            telling = {out: [index for index in which if index not in aside] for out, which in kept.items()}
+            fits = {out: Problem(mine, telling[out], spread, "soft_l1").fit(inflate=False) for out in kept}
             worse = _squares(mine, fits[""].logs, kept[""], plan.spread) / ends[""][0] if ends else 0.0
             if turn == moves or worse > _CLEARLY:
                 break
-            mine = mine.through(fits[""].logs, ask([_point(fits[""].logs, bits)], needed)[0])
+            said = ask([_point(fits[""].logs, bits)], needed)[0]
+            mine = mine.through(fits[""].logs, said)
+            aside = _contradicting(said - observed, kept[""]) if not plan.told_by else aside
         for out, fit in fits.items():
             squares = _squares(mine, fit.logs, kept[out], plan.spread)
             if out not in ends or squares < ends[out][0]:
                 ends[out] = squares, _point(fit.logs, bits)
-    everything = ask([ends[""][1]])[0]
+    everything = np.full(len(rows), math.nan) if plan.told_by else ask([ends[""][1]])[0]
     left_out = np.full(len(rows), math.nan)
     for out in plan.blocks:
         which = [index for index in every if blocks[index] == out]
@@ -303,6 +308,12 @@ class _Response:
     def through(self, logs: Vector, values: Vector) -> _Response:
         """Move it to what the engine says at a point."""
         return replace(self, base=self.base + values - self.values(logs))
+
+
+def _contradicting(off: Vector, used: Sequence[int]) -> set[int]:
+    """Find the rows that no constants bring within `MISSED` beside the others: the worst, at most one in five."""
+    worst = sorted(used, key=lambda index: -abs(off[index]))[: len(used) // 5]
+    return {index for index in worst if abs(off[index]) > math.log(MISSED)}
 
 
 def _squares(response: _Response, logs: Vector, kept: Sequence[int], spread: float) -> float:

@@ -1,0 +1,134 @@
+"""Each printed number answered three ways: by the derived profile, by what other tables of its paper tell, or inconsistent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import median
+from typing import IO
+
+import pandas as pd
+
+from moesim.studies.paper_identify import Identified
+from moesim.studies.papers import Compared
+from moesim.studies.published import Published
+from moesim.studies.rank_agreement import Agreement, agreements
+
+KINDS = ("value", "speedup", "gain")
+COLUMNS = ("identified", "ratio_identified", "with_all", "consistent")
+_PUBLISHED = [one.name for one in fields(Published)]
+
+
+def three_ways(papers: pd.DataFrame, found: Mapping[str, Identified]) -> pd.DataFrame:
+    """Put identified answers beside derived ones.
+
+    Parameters
+    ----------
+    papers : DataFrame
+        ``papers.csv`` of `moesim papers`, texts read as they are.
+    found : mapping of str to Identified
+        By plan.
+
+    Returns
+    -------
+    DataFrame
+        Its figures with ``identified`` (the row's table left out), its ratio to the printed number, ``with_all`` (all tables
+        tell) and ``consistent``: whether those constants meet the row.
+    """
+    answers = {answer.published: answer for one in found.values() for answer in one.answers}
+    rows = papers[papers["table"] == "figure"].reset_index(drop=True)
+    mine = [answers.get(published(row)) for _, row in rows.iterrows()]
+    numbers = {
+        "identified": [None if one is None else one.left_out for one in mine],
+        "ratio_identified": [None if one is None else one.ratio(one.left_out) for one in mine],
+        "with_all": [None if one is None else one.everything for one in mine],
+    }
+    words = ["" if one is None or one.consistent is None else "yes" if one.consistent else "no" for one in mine]
+    return rows.assign(**{name: pd.Series(values, dtype=float) for name, values in numbers.items()}, consistent=words)
+
+
+def read_results(source: Path | IO[str]) -> pd.DataFrame:
+    """Read ``papers.csv`` or ``results.csv``: words as they are, numbers that are missing as such."""
+    numbers = ("simulated", "low", "high", "ratio", *COLUMNS[:3])
+    return pd.read_csv(source, keep_default_na=False, na_values={name: [""] for name in numbers})
+
+
+def published(row: Mapping[str, object] | pd.Series) -> Published:
+    """Read the printed number of a row of a table."""
+    told = {name: str(row.get(name, "")) for name in _PUBLISHED}
+    return Published(**{**told, "published": float(told["published"])})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a paper's rows come to. Factors are the larger of simulated / printed and its inverse.
+
+    Attributes
+    ----------
+    paper : str
+    rows : int
+        Numbers that runs answer: values, ratios and gains.
+    derived : tuple of float
+        Median and worst factor of the derived profile over them.
+    told : int
+        Those that have an identified answer.
+    derived_told, identified : tuple of float or None
+        Median and worst factor over those, by either profile.
+    consistent : tuple of float or None
+        The same by the identified one, of those that the rest of the paper does not contradict.
+    inconsistent : int
+        Those that it does.
+    orders, orders_identified : tuple of int
+        Pairs of systems in the printed order, and all.
+    """
+
+    paper: str
+    rows: int
+    derived: tuple[float, float]
+    told: int
+    derived_told: tuple[float, float] | None
+    identified: tuple[float, float] | None
+    consistent: tuple[float, float] | None
+    inconsistent: int
+    orders: tuple[int, int]
+    orders_identified: tuple[int, int]
+
+
+def summaries(frame: pd.DataFrame) -> list[Summary]:
+    """Sum up a table of `three_ways`, paper by paper."""
+    found = []
+    for paper, every in frame.groupby("paper", sort=False):
+        rows = every[every["kind"].isin(KINDS) & (every["source"] == "runs") & every["simulated"].notna()]
+        told = rows[rows["identified"].notna()]
+        derived, identified = _factors(rows["ratio"]), _factors(told["ratio_identified"])
+        found.append(
+            Summary(
+                str(paper),
+                len(rows),
+                _ends(derived) or (1.0, 1.0),
+                len(told),
+                _ends(_factors(told["ratio"])),
+                _ends(identified),
+                _ends(_factors(told[told["consistent"] != "no"]["ratio_identified"])),
+                int((told["consistent"] == "no").sum()),
+                _orders(every, "simulated"),
+                _orders(told, "identified"),
+            )
+        )
+    return found
+
+
+def _factors(ratios: pd.Series) -> list[float]:
+    return [max(ratio, 1 / ratio) for ratio in map(float, ratios)]
+
+
+def _ends(factors: list[float]) -> tuple[float, float] | None:
+    return (median(factors), max(factors)) if factors else None
+
+
+def _orders(rows: pd.DataFrame, column: str) -> tuple[int, int]:
+    rows = rows[rows[column].notna()]
+    compared = [Compared(published(row), float(row[column])) for _, row in rows.iterrows()]
+    ranks: list[Agreement] = agreements(compared)
+    return sum(one.pairs - len(one.wrong) - len(one.tied) for one in ranks), sum(one.pairs for one in ranks)
