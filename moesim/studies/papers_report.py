@@ -112,8 +112,8 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
         models = list(one.bits[""])
         rows = [["base", *(f"{one.base[key]:.3g}" for key in keys), *("" for _ in models)]]
         for out, constants in one.constants.items():
-            values = [f"{constants[key]:.3g}" for key in keys] + [f"{one.bits[out][model]:g}" for model in models]
-            rows.append([out or "none", *values])
+            told = [f"{constants[key]:.3g}" for key in keys] + [f"{one.bits[out][model]:g}" for model in models]
+            rows.append([out or "none", *told])
         for words, sigma in (("one standard deviation before", one.prior), ("and after", one.sigma)):
             rows.append([words, *(f"x {math.exp(sigma[key]):.2f}" for key in keys), *("" for _ in models)])
         heads = [*keys, *(f"bits of {model}" for model in models)]
