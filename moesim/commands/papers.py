@@ -46,7 +46,7 @@ def papers(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     identify: Annotated[
         bool,
-        typer.Option("--identify", help="Answer each block of rows by constants that a paper's other rows give; takes minutes."),
+        typer.Option("--identify", help="Answer each block of rows by constants that a paper's other rows give; takes an hour."),
     ] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> int:

@@ -81,6 +81,10 @@ def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
             hollow = style | {"markerfacecolor": WHITE, "markeredgecolor": look(i).colour, "markeredgewidth": 0.8}
             axes.plot(rows["printed"], rows["identified"], linestyle="none", **hollow)
         handles.append(Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(str(name), str(name)), **style))
+    if data["identified"].notna().any():
+        for name, face in (("derived", GREY), ("identified", WHITE)):
+            style = {"marker": "o", "markersize": 4.2, "markerfacecolor": face, "markeredgecolor": BLACK, "markeredgewidth": 0.6}
+            handles.append(Line2D([], [], linestyle="none", label=name, **style))
     below, above = [end / _BAND for end in ends], [end * _BAND for end in ends]
     band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_BAND:g}")
     axes.plot(ends, ends, color=BLACK, linewidth=0.8)

@@ -323,7 +323,8 @@ def _squares(response: _Response, logs: Vector, kept: Sequence[int], spread: flo
 
 
 def _point(logs: Vector, bits: tuple[tuple[str, float], ...]) -> Point:
-    return Point(tuple(map(float, logs)), bits)
+    # Rounded: the last digits of a fit depend on how arrays lie in memory, and runs are found again by their constants.
+    return Point(tuple(round(float(log), 5) for log in logs), bits)
 
 
 def _logs(rows: Sequence[Published], which: Sequence[int], compared: Sequence[Compared]) -> Vector:
