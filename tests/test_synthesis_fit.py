@@ -43,6 +43,8 @@ def edited(tmp_path: Path, kind: str, change) -> str:
 
 # ------------------------------------------------------------------------------------------------------ parameter files
 
+UNFITTED = ("qwen2-57b-a14b",)  # with another model's parameters, which its file says
+
 
 @pytest.mark.parametrize("name", parameter_names())
 def test_a_parameter_file_reads_back_as_it_was_written(name: str, tmp_path: Path):
@@ -50,7 +52,7 @@ def test_a_parameter_file_reads_back_as_it_was_written(name: str, tmp_path: Path
     path = found.write(tmp_path / "p.yaml")
     assert read_parameters(str(path)) == found
     assert set(found.origin) == set(NUMBERS)
-    assert set(found.origin.values()) == {"fitted", "assumed"}
+    assert set(found.origin.values()) == ({"assumed"} if name in UNFITTED else {"fitted", "assumed"})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,8 @@ def test_bad_targets_are_refused(change, message: str, tmp_path: Path):
 def test_every_shipped_parameter_file_says_what_it_was_fitted_to(name: str):
     parameters = read_parameters(name)
     fits = [targets for targets in map(read_targets, data_names("targets")) if targets.base == name]
-    assert name in data_names("targets")
+    assert (name in data_names("targets")) == (name not in UNFITTED)
+    assert parameters.fitted_to.startswith("nothing") == (name in UNFITTED)
     free = {parameter for targets in fits for parameter in free_parameters(targets)}
     assert {key for key, kind in parameters.origin.items() if kind == "fitted"} == free
     for targets in fits:

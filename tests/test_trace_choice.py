@@ -20,8 +20,8 @@ from moesim.trace import trace_names
 from tests.experiment_kit import small
 
 SIZES = {"requests": 2, "prompt": 3, "decode": 2}
-MADE_UP = ("gpt-oss-20b",)
-NONE = ("phi-3.5-moe", "qwen1.5-moe", "qwen2-57b-a14b", "olmoe", "gpt-oss-120b")
+MADE_UP = ("gpt-oss-20b", "qwen2-57b-a14b")
+NONE = ("phi-3.5-moe", "qwen1.5-moe", "olmoe", "gpt-oss-120b")
 SHIPPED = {
     "mixtral-8x7b": "mini-mixtral", "deepseek-v2-lite": "mini-deepseek-v2-lite", "moonlight-16b-a3b": "mini-deepseek-v2-lite",
     "qwen3-30b-a3b": "mini-qwen3",
