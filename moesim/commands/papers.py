@@ -153,14 +153,12 @@ def _answered(out: Path, found: dict[str, Identified]) -> dict[str, bytes]:
     """Make files of the answers, beside the derived ones if `moesim papers` has left them in this folder."""
     from moesim.plots.printed import printed  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
-    from moesim.studies.three_ways import read_results, three_ways
+    from moesim.studies.three_ways import read_results, three_ways, write_results
 
     files = {"identified.csv": identified(found, Format.CSV).encode()}
     if (out / "papers.csv").is_file():
         frame = three_ways(read_results(out / "papers.csv"), found)
-        files["results.csv"] = (
-            frame.drop(columns=["table", "quick"]).to_csv(index=False, lineterminator="\n", float_format="%.5g").encode()
-        )
+        files["results.csv"] = write_results(frame).encode()
         files |= pictures(printed(frame, "derived, and identified with the row's table left out"), "results")
     return files
 

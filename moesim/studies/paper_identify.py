@@ -66,7 +66,7 @@ class Plan(BaseModel):
         """Find the block of a row: a figure, or a figure and what its setting, quantity or runs are; None if it takes no part."""
         if row.source != "runs" or row.kind not in ("value", "speedup", "gain"):
             return None
-        told = (row.quantity, row.setting, row.system, *row.where.split(";"))
+        told = (row.quantity, row.setting, row.system, row.kind, *row.where.split(";"))
         for block in self.blocks:
             figure, _, parts = block.partition(":")
             if row.figure == figure and all(part in told for part in parts.split(";") if part):

@@ -14,9 +14,11 @@ from moesim.studies.paper_identify import Identified
 from moesim.studies.papers import Compared
 from moesim.studies.published import Published
 from moesim.studies.rank_agreement import Agreement, agreements
+from moesim.text import cell, uncell
 
 KINDS = ("value", "speedup", "gain")
 COLUMNS = ("identified", "ratio_identified", "with_all", "consistent")
+_DERIVED = ("simulated", "low", "high", "ratio", "n_runs", "costs", "routing", "label")
 _PUBLISHED = [one.name for one in fields(Published)]
 
 
@@ -50,8 +52,13 @@ def three_ways(papers: pd.DataFrame, found: Mapping[str, Identified]) -> pd.Data
 
 def read_results(source: Path | IO[str]) -> pd.DataFrame:
     """Read ``papers.csv`` or ``results.csv``: words as they are, numbers that are missing as such."""
-    numbers = ("simulated", "low", "high", "ratio", *COLUMNS[:3])
-    return pd.read_csv(source, keep_default_na=False, na_values={name: [""] for name in numbers})
+    numbers = (*_DERIVED[:4], *COLUMNS[:3])
+    return pd.read_csv(source, keep_default_na=False, na_values={name: [""] for name in numbers}).map(uncell)
+
+
+def write_results(frame: pd.DataFrame) -> str:
+    """Write what `three_ways` gave as CSV."""
+    return str(frame[[*_PUBLISHED, *_DERIVED, *COLUMNS]].map(cell).to_csv(index=False, lineterminator="\n", float_format="%.5g"))
 
 
 def published(row: Mapping[str, object] | pd.Series) -> Published:
