@@ -530,6 +530,20 @@ def test_hss_counts_what_is_queued_as_cached(cached_from: str, n_cpu: int) -> No
     assert 6 not in plan.loads
 
 
+@pytest.mark.parametrize("multi_row", ["gpu", "cpu-and-gpu"])
+def test_hss_splits_several_rows_only_if_it_is_asked_to(multi_row: str) -> None:
+    """By the constants of the code the CPU gets the two of six missing experts that have the fewest rows."""
+    view = FakeView()
+    part = start(make_part("assignment", {"name": "hss", "costs": "code", "multi_row": multi_row}), view)
+    loads = [3, 1, 1, 3, 3, 3, 0, 0]
+    part.step_begin(StepBegin(0, "decode", np.array([0, 1]), True))
+    part.routed(routed([[0, 1], [2, 3]]))
+    plan = part.assign(0, loads, [view.costs.fetch_ns(view.host, "gpu0", None, 0)] * 8)
+    split = two_ended_plan([0, 1, 2, 3, 4, 5], (), loads, CODE_COSTS)
+    assert split.cpu == (2, 1)
+    assert (plan.gpu, plan.cpu) == ((split.gpu, split.cpu) if multi_row == "cpu-and-gpu" else ((0, 1, 2, 3, 4, 5), ()))
+
+
 @pytest.mark.parametrize("cached_from", ["issue", "start"])
 def test_hybrimoe_code_sends_a_queued_prefetch_to_the_gpu(cached_from: str) -> None:
     """Layer 1 is routed at 400: one prefetch has 34 to go, the other is queued.
@@ -628,6 +642,7 @@ OPTIONS: dict[tuple[str, str], tuple[Any, dict[str, Any], dict[str, Any], dict[s
     ("hss", "costs"): ("code", {}, {}, {}),
     ("hss", "cpu_per_row"): ("mixtral", {"costs": "code"}, {}, {}),
     ("hss", "cached_from"): ("start", {}, {"prefetch_size": 6}, {}),
+    ("hss", "multi_row"): ("cpu-and-gpu", {}, {}, {"batch": 4}),
     ("mrs", "alpha"): (0.05, {}, {}, {}),
     ("mrs", "p"): (1, {}, {}, {}),
     ("mrs", "tokens"): ("first", {}, {}, {}),
@@ -649,8 +664,9 @@ def happened(part: str, options: dict[str, Any], others: dict[str, Any], how: di
     """Run the system of a part with it, on the rows that it has something to say about."""
     kind = next(kind for kind, parts in PARTS.items() if part in parts)
     system, batch = ("hybrimoe-code", 1) if part in ("hss", "mrs-score") else ("hybrimoe-paper", 4)
+    how = {"batch": batch, **how}
     policy = make_policy({"name": system, kind: {"name": part, **options}, **others})
-    records = run_tiny(policy, tiny_workload(policy, batch), **{"slots": 12, **how})
+    records = run_tiny(policy, tiny_workload(policy, how.pop("batch")), **{"slots": 12, **how})
     return records.tasks, records.transfers, records.evictions
 
 

@@ -176,7 +176,7 @@ ELSEWHERE = {
     ("all-gpu", "gpus"),  # tests/test_od_moe.py: needs a machine with several
     *(("hybrimoe-code", option) for option in ("credit", "prefetch_size", "wait_prefetch")),  # test_hybrimoe.py: steps of one row
     *(("queues", option) for option in ("timeline", "ties", "count_compute", "overtake", "shared_in_plan")),  # test_hybrimoe.py
-    *(("hss", option) for option in ("cached_from", "costs", "cpu_per_row")),  # test_hybrimoe.py
+    *(("hss", option) for option in ("cached_from", "costs", "cpu_per_row", "multi_row")),  # test_hybrimoe.py
     *(
         (name, option) for name in ("mrs", "mrs-score") for option in ("alpha", "credit", "p", "tokens", "size", "over")
     ),  # the same

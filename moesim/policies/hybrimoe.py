@@ -13,7 +13,7 @@ router has recently scored high, chosen or not. Paper and code differ so much th
 | ties | not stated | GPU | GPU, CPU, link; ``ties`` |
 | completion of a transfer | leaves the GPU's time out | - | the same; ``count_compute`` |
 | the busiest expert is on its way | not stated | - | the GPU takes the busiest that is there; ``overtake`` |
-| where it is used | prefill and decode | steps of one row; else everything is on the GPU | each as it says |
+| where it is used | prefill and decode | steps of one row; else everything is on the GPU | each as it says; ``multi_row: cpu-and-gpu`` of ``hss`` |
 | shared experts | not in the plan | on the GPU before the routed ones, not in the plan | the same; ``shared_in_plan`` of ``queues`` |
 | an expert that is on its way | not stated | in the cache from the issue of its copy on, so its GPU run waits for it | ``queues``: there when the link says; ``hss``: ``cached_from``: ``issue``, or ``start`` of its transfer |
 | costs | measured at the start | built-in constants | the engine's; ``costs: code`` of ``hss`` |

@@ -102,7 +102,7 @@ class Queues(Part):
 class TwoEnded(Part):
     """HybriMoE's released code (its function HSS): a list that the GPU eats from the head and the CPU from the tail.
 
-    In steps with more than one row everything goes to the GPU.
+    In steps with more than one row everything goes to the GPU, unless asked otherwise.
 
     Parameters
     ----------
@@ -113,6 +113,8 @@ class TwoEnded(Part):
     cached_from : {"issue", "start"}
         An expert that is on its way counts as cached from the issue of its copy on, as in the code, or from when the link has
         begun with it.
+    multi_row : {"gpu", "cpu-and-gpu"}
+        Of steps with more than one row: everything on the GPU, as in the code, or the same split as of a single row.
     """
 
     uses_cpu = True
@@ -123,10 +125,12 @@ class TwoEnded(Part):
         costs: Literal["profile", "code"] = "profile",
         cpu_per_row: Annotated[Literal["deepseek", "mixtral", "qwen2"], OnlyWith(costs="code")] = "deepseek",
         cached_from: Annotated[Literal["issue", "start"], ONLY_DEMANDS, DROPS_QUEUED] = "issue",
+        multi_row: Literal["gpu", "cpu-and-gpu"] = "gpu",
     ) -> None:
         self.costs = costs
         self.cpu_per_row = cpu_per_row
         self.cached_from = cached_from
+        self.multi_row = multi_row
 
     @property
     def counts_issued(self) -> bool:
@@ -153,7 +157,7 @@ class TwoEnded(Part):
         self._ranked = event.experts[0].tolist() if self._rows == 1 else None
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Plan a single row; else the GPU runs everything, what is there first."""
+        """Plan a single row; of several, too, or the GPU runs everything, what is there first."""
         order, self._ranked = self._ranked, None
         if order is None:
             order = [e for e, w in enumerate(loads) if w]
@@ -161,7 +165,7 @@ class TwoEnded(Part):
         cached = {e for e in order if waiting[e] < transfer}
         if self.counts_issued:
             cached.update(e for e in order if self._view.is_pending(layer, e, self._gpu))
-        if self._rows == 1:
+        if self._rows == 1 or self.multi_row == "cpu-and-gpu":
             return two_ended_plan(order, cached, loads, self._used[layer])
         return Plan(tuple(sorted(order, key=lambda e: e not in cached)), (), 0, 0)
 
