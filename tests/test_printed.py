@@ -33,9 +33,25 @@ def test_each_number_is_a_marker_at_its_place():
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
 
 
-def test_identified_values_are_hollow_markers_above_or_below_the_derived_ones():
-    frame = FRAME.assign(identified=[2.1, 40.0, None, 4.0, None])
+def markers(axes, filled: bool):
+    return [
+        line.get_xydata().tolist()
+        for line in axes.lines
+        if line.get_linestyle() == "None" and (line.get_markerfacecolor() == "#FFFFFF") != filled
+    ]
+
+
+def test_identified_values_have_a_panel_where_inconsistent_ones_are_hollow():
+    frame = FRAME.assign(identified=[2.1, 40.0, None, 4.0, None], consistent=["yes", "no", "", "", ""])
     assert printed_data(frame)["identified"].tolist() == [2.1, pytest.approx(1.4)]
-    (axes,) = printed(frame).axes
-    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "#FFFFFF"]
-    assert [line.get_xydata().tolist() for line in hollow] == [[[2.0, 2.1], [pytest.approx(1.38), pytest.approx(1.4)]]]
+    derived, identified = printed(frame).axes
+    assert markers(derived, filled=True) == [[[2.0, 1.0], [pytest.approx(1.38), pytest.approx(1.17)]]]
+    assert markers(identified, filled=True) == [[[2.0, 2.1]]]
+    assert markers(identified, filled=False) == [[[pytest.approx(1.38), pytest.approx(1.4)]]]
+    assert derived.get_xlim() == identified.get_xlim() == identified.get_ylim()
+
+
+def test_nothing_is_hollow_where_every_row_is_consistent():
+    figure = printed(FRAME.assign(identified=[2.1, 40.0, None, 4.0, None], consistent="yes"))
+    assert not [line for axes in figure.axes for line in markers(axes, filled=False)]
+    assert "inconsistent with its paper" not in [text.get_text() for text in figure.legends[0].get_texts()]

@@ -6,13 +6,14 @@ from typing import Any, Final
 
 import pandas as pd
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
 from moesim.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import look
-from moesim.plots.style import COLUMN, add_corner, legend_above, need, new_figure, styled
+from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, need, styled
 
 NAMES: Final = {"dali": "DALI", "hybrimoe": "HybriMoE", "prescope": "PreScope", "daop": "DAOP", "odmoe": "OD-MoE"}
 _BAND: Final = 1.35
@@ -30,8 +31,8 @@ def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``paper``, ``figure``, ``what``, ``printed``, ``simulated``, ``identified`` (none if the frame has no such column): values
-        and ratios; no bounds, no places among systems.
+        ``paper``, ``figure``, ``what``, ``printed``, ``simulated``, ``identified`` (none if the frame has no such column), and
+        whether all tables' constants have ``met`` the row: values and ratios; no bounds, no places among systems.
     """
     need(frame, ("paper", "figure", "kind", "published", "simulated", "source"), "papers")
     rows = frame[frame["kind"].isin(("value", "speedup", "gain")) & (frame["source"] == "runs") & frame["simulated"].notna()]
@@ -46,6 +47,7 @@ def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
             "printed": printed.where(~gain, 1 + printed / 100),
             "simulated": simulated.where(~gain, 1 + simulated / 100),
             "identified": identified.where(~gain, 1 + identified / 100),
+            "met": rows["consistent"] != "no" if "consistent" in rows else True,
         }
     ).reset_index(drop=True)
 
@@ -64,36 +66,56 @@ def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
     Returns
     -------
     Figure
-        The band is a factor of 1.35 to either side. Identified values are hollow, with a line from the derived ones.
+        The band is a factor of 1.35 to either side. Identified values have a panel of their own, where those of rows that are
+        inconsistent with the rest of their paper are hollow.
     """
     data = printed_data(frame)
+    told = data[data["identified"].notna()]
+    panels = [("by the derived profile, nothing fitted", data["simulated"], data.assign(met=True))]
+    panels += [("identified, the row's table left out", told["identified"], told)] if len(told) else []
     shown = data[["printed", "simulated", "identified"]]
-    least, most = float(shown.min().min()) / _MARGIN, float(shown.max().max()) * _MARGIN
-    ends = [least, most]
-    figure, axes = new_figure(COLUMN, 3.4)
+    ends = [float(shown.min().min()) / _MARGIN, float(shown.max().max()) * _MARGIN]
+    figure = Figure(figsize=(COLUMN if len(panels) == 1 else TEXT, 3.2), layout="constrained")
+    names = [str(name) for name in dict.fromkeys(data["paper"])]
+    handles: list[Artist] = [
+        Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(name, name), **_style(i))
+        for i, name in enumerate(names)
+    ]
+    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, values, rows) in zip(grid, panels, strict=True):
+        band = _panel(axes, ends)
+        for i, name in enumerate(names):
+            for met, edge, face in ((True, BLACK, look(i).colour), (False, look(i).colour, WHITE)):
+                mine = (rows["paper"] == name) & (rows["met"] == met)
+                if mine.any():
+                    style = _style(i) | {"markeredgecolor": edge, "markerfacecolor": face, "markeredgewidth": 0.4 if met else 0.9}
+                    axes.plot(rows["printed"][mine], values[mine], linestyle="none", **style)
+        if len(panels) > 1:
+            axes.set_title(title, fontweight="normal", fontsize=7.5)
+    grid[0].set_ylabel("simulated")
+    if not told["met"].all():
+        style = _style(0) | {"marker": "o", "markerfacecolor": WHITE, "markeredgecolor": BLACK, "markeredgewidth": 0.9}
+        handles.append(Line2D([], [], linestyle="none", label="inconsistent with its paper", **style))
+    legend_above(figure, [*handles, band], "Simulated against printed numbers")
+    add_corner(figure, corner, ["speeds, ratios, times and shares, each in its unit"])
+    return figure
+
+
+def _style(index: int) -> dict[str, Any]:
+    one = look(index)
+    return {"marker": one.marker, "color": one.colour, "markersize": 4.2, "markeredgewidth": 0.4, "clip_on": False}
+
+
+def _panel(axes: Axes, ends: list[float]) -> Artist:
+    """Draw what is under the markers; gives the band."""
     axes.grid(visible=True, axis="both")
-    handles: list[Artist] = []
-    for i, (name, rows) in enumerate(data.groupby("paper", sort=False)):
-        style: dict[str, Any] = {"marker": look(i).marker, "color": look(i).colour, "markersize": 4.2, "markeredgewidth": 0.4}
-        axes.vlines(rows["printed"], rows["simulated"], rows["identified"], color=look(i).colour, linewidth=0.5, alpha=0.6)
-        axes.plot(rows["printed"], rows["simulated"], linestyle="none", markeredgecolor=BLACK, **style)
-        if rows["identified"].notna().any():
-            hollow = style | {"markerfacecolor": WHITE, "markeredgecolor": look(i).colour, "markeredgewidth": 0.8}
-            axes.plot(rows["printed"], rows["identified"], linestyle="none", **hollow)
-        handles.append(Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(str(name), str(name)), **style))
-    if data["identified"].notna().any():
-        for name, face in (("derived", GREY), ("identified", WHITE)):
-            style = {"marker": "o", "markersize": 4.2, "markerfacecolor": face, "markeredgecolor": BLACK, "markeredgewidth": 0.6}
-            handles.append(Line2D([], [], linestyle="none", label=name, **style))
     below, above = [end / _BAND for end in ends], [end * _BAND for end in ends]
     band = axes.fill_between(ends, below, above, color=GREY, alpha=0.25, linewidth=0, label=f"within {_BAND:g}")
-    axes.plot(ends, ends, color=BLACK, linewidth=0.8)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="printed", ylabel="simulated", facecolor=WHITE)
+    axes.plot(ends, ends, color=BLACK, linewidth=0.6)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="printed", facecolor=WHITE)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator())
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_aspect("equal")
-    legend_above(figure, [*handles, band], "Simulated against printed numbers")
-    add_corner(figure, corner, ["speeds, ratios, times and shares, each in its unit"])
-    return figure
+    return band
