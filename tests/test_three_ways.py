@@ -10,7 +10,7 @@ import pytest
 
 from moesim.studies.paper_identify import Answer, Identified
 from moesim.studies.published import Published
-from moesim.studies.three_ways import published, read_results, summaries, three_ways, write_results
+from moesim.studies.three_ways import orders, published, read_results, summaries, three_ways, write_constants, write_results
 
 WORDS = dict.fromkeys(("ref", "unit", "baseline_input", "baseline", "where", "remark", "why"), "")
 
@@ -65,7 +65,23 @@ def test_the_summary_counts_rows_factors_and_orders():
     assert one.orders_identified == (1, 2)
 
 
+def test_orders_are_counted_by_figure():
+    assert orders(three_ways(PAPERS, FOUND)) == {("p", "f"): ((1, 2), (1, 2))}
+    assert orders(three_ways(PAPERS, {})) == {("p", "f"): ((1, 2), (0, 0))}
+    assert orders(three_ways(PAPERS.assign(simulated=math.nan), {})) == {}
+
+
 def test_a_paper_of_which_nothing_is_identified_has_no_such_factors():
     (one,) = summaries(three_ways(PAPERS, {}))
     assert (one.told, one.identified, one.consistent, one.inconsistent) == (0, None, None, 0)
     assert one.orders_identified == (0, 0)
+
+
+def test_constants_are_written_by_the_block_that_is_left_out():
+    constants = {"": {"rate": 2e10}, "f": {"rate": 3e10}}
+    found = {"p": Identified(constants, {"": {}, "f": {}}, {"rate": 4e10}, {"rate": 0.5}, {"rate": 0.1}, [])}
+    assert write_constants(found).splitlines() == [
+        "plan,block,constant,value,derived,prior,sigma",
+        "p,,rate,2e+10,4e+10,0.5,0.1",
+        "p,f,rate,3e+10,4e+10,0.5,",
+    ]

@@ -61,7 +61,7 @@ def papers(
     With --identify, the rows of papers in experiments/papers/_identify.yaml are answered three ways: by the profile to which
     nothing was fitted, by constants that all other tables of the paper give, and by those that all tables give. A row that even
     those miss is inconsistent with the rest of its paper. With --out it takes the whole runs of moesim papers from that folder,
-    keeps its own there, and leaves identified.csv, results.csv (beside papers.csv) and their picture.
+    keeps its own there, and leaves identified.csv, constants.csv, results.csv (beside papers.csv) and their picture.
 
     Example: moesim papers hybrimoe/fig9 --quick
     """
@@ -153,9 +153,9 @@ def _answered(out: Path, found: dict[str, Identified]) -> dict[str, bytes]:
     """Make files of the answers, beside the derived ones if `moesim papers` has left them in this folder."""
     from moesim.plots.printed import printed  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
-    from moesim.studies.three_ways import read_results, three_ways, write_results
+    from moesim.studies.three_ways import read_results, three_ways, write_constants, write_results
 
-    files = {"identified.csv": identified(found, Format.CSV).encode()}
+    files = {"identified.csv": identified(found, Format.CSV).encode(), "constants.csv": write_constants(found).encode()}
     if (out / "papers.csv").is_file():
         frame = three_ways(read_results(out / "papers.csv"), found)
         files["results.csv"] = write_results(frame).encode()

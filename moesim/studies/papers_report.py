@@ -93,11 +93,11 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
                 records.append(record | {"consistent": answer.consistent})
             for out, constants in one.constants.items():
                 for key, value in constants.items():
-                    record = {"table": "constant", "plan": paper, "left_out": out, "key": key, "value": value}
+                    record = {"table": "constant", "plan": paper, "block": out, "key": key, "value": value}
                     record |= {"base": one.base[key], "prior": one.prior[key]}
                     records.append(record | {"sigma": None if out else one.sigma[key]})
                 for model, bits in one.bits[out].items():
-                    records.append({"table": "bits", "plan": paper, "left_out": out, "key": model, "value": bits})
+                    records.append({"table": "bits", "plan": paper, "block": out, "key": model, "value": bits})
         return render_records(records, form)
     heads = ["block left out", "what", "printed", "derived", "ratio", "identified", "ratio", "with all", "ratio"]
     cells = [

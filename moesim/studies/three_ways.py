@@ -61,6 +61,18 @@ def write_results(frame: pd.DataFrame) -> str:
     return str(frame[[*_PUBLISHED, *_DERIVED, *COLUMNS]].map(cell).to_csv(index=False, lineterminator="\n", float_format="%.5g"))
 
 
+def write_constants(found: Mapping[str, Identified]) -> str:
+    """Write the constants as CSV: by plan, and by the block that was left out (empty: none), in SI units and microseconds."""
+    records = [
+        {
+            "plan": plan, "block": out, "constant": name, "value": value, "derived": one.base[name], "prior": one.prior[name],
+            "sigma": None if out else one.sigma[name],
+        }
+        for plan, one in found.items() for out, constants in one.constants.items() for name, value in constants.items()
+    ]  # fmt: skip
+    return str(pd.DataFrame(records).to_csv(index=False, lineterminator="\n", float_format="%.4g"))
+
+
 def published(row: Mapping[str, object] | pd.Series) -> Published:
     """Read the printed number of a row of a table."""
     told = {name: str(row.get(name, "")) for name in _PUBLISHED}
@@ -123,6 +135,27 @@ def summaries(frame: pd.DataFrame) -> list[Summary]:
                 _orders(told, "identified"),
             )
         )
+    return found
+
+
+def orders(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]]:
+    """Count the pairs of systems that are in the printed order, and all, figure by figure.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        A table of `three_ways`.
+
+    Returns
+    -------
+    dict of (str, str) to tuple
+        By paper and figure: the derived profile's counts, and the identified ones'. Figures without an order are left out.
+    """
+    found = {}
+    for (paper, figure), rows in frame.groupby(["paper", "figure"], sort=False):
+        both = _orders(rows, "simulated"), _orders(rows, "identified")
+        if both[0][1]:
+            found[str(paper), str(figure)] = both
     return found
 
 
