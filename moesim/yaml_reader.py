@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -78,14 +80,20 @@ def read_yaml_value(text: str, place: str) -> Any:
     {'rate': 25000000000.0, 'when': '2024-05-01'}
     """
     try:
-        value = yaml.load(text, Loader=StrictLoader)
-        _count(value, {}, 0)
+        return deepcopy(_read(text))
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     except RecursionError:
         raise ConfigError(f"{place}: {_TOO_DEEP}") from None
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # some are Python's own
         raise ConfigError(f"{place}: expected valid YAML, got {' '.join(str(error).split())}") from None
+
+
+@lru_cache(maxsize=128)
+def _read(text: str) -> Any:
+    """Read a document, or remember one: a sweep reads the same profiles and models again and again."""
+    value = yaml.load(text, Loader=StrictLoader)
+    _count(value, {}, 0)
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.build import required_bytes
@@ -127,6 +128,7 @@ def slots_within(
     """
     gpus = [name for name, device in costs.hardware.devices.items() if device.role == "accelerator"]
 
+    @cache  # the three searches ask in part the same
     def needed(slots: int) -> tuple[int, str]:
         """Most bytes that a GPU needs, and which; 0 if these are too few slots for the policy."""
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
+from functools import lru_cache
 
 from moesim.errors import ModelError
 from moesim.model.check import find_problem
@@ -13,6 +14,7 @@ MXFP4_BITS = 4.25
 """Bits per weight of MXFP4: 4, and a scale of 8 for each block of 32 (OCP Microscaling Formats, v1.0)."""
 
 
+@lru_cache(maxsize=4096)  # asked for each layer of each run, and few answers differ
 def bits_to_bytes(count: int, bits: float) -> int:
     """Bytes of ``count`` numbers of ``bits`` bits each, rounded up once.
 

@@ -110,7 +110,7 @@ def synthesize(
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # the largest takes 15 MB
 def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
     """Draw a model, or give back one of the last: several lengths of one model are often made."""
     return draw_model(parameters, seed)
