@@ -20,7 +20,7 @@ quickstart: $(VENV)/.installed
 	@echo "plots: results/quickstart/plots; timeline for https://ui.perfetto.dev: results/quickstart/timeline.json"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
 test-long: $(VENV)/.installed-dev

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
+from cachetools import LRUCache
 from hypothesis import HealthCheck, settings
 
 # Before NumPy and PyTorch are imported: threads that wait for each other on a busy machine take many times as long as one thread.
@@ -20,6 +22,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No example fails for being slow: the machine may be busy.
 settings.register_profile("moesim", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("moesim")
+
+# The shipped traces are read by hundreds of tests, and unpacking one takes up to a second. Unpacked arrays are read-only.
+from moesim.trace import packed  # noqa: E402 - after the number of threads
+
+_unpack, _unpacked = packed._restore, LRUCache[tuple[bytes, str], Any](24)
+
+
+def _remember(place: str, array: Any, fact: object, types: Any) -> Any:
+    key = array.tobytes(), repr(fact)
+    if array.nbytes < 50_000:
+        return _unpack(place, array, fact, types)
+    if key not in _unpacked:
+        _unpacked[key] = _unpack(place, array, fact, types)
+    return _unpacked[key]
+
+
+packed._restore = _remember
 
 # Doctests import the modules.
 _NEED_TORCH = ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*", "moesim/profiler/*"]
