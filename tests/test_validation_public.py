@@ -71,7 +71,11 @@ def test_profiles_and_models_can_be_read(check: Any):
 def test_two_sockets_are_twice_one():
     one, two = (load_hardware(BY_NAME[name].hardware).devices["cpu0"] for name in ("15a", "15b"))
     assert (two.memory_bytes_per_s, two.flops) == (2 * one.memory_bytes_per_s, 2 * one.flops)
-    assert BY_NAME["15b"].hardware == BY_NAME["15d"].hardware
+    assert one.expert_cost and two.expert_cost
+    for key in ("few_row_flops", "many_row_flops"):
+        assert getattr(two.expert_cost, key) == 2 * getattr(one.expert_cost, key)
+    together = "devices.cpu0.expert_cost.crossover_rows"
+    assert {**BY_NAME["15b"].hardware, together: BY_NAME["15c"].hardware[together]} == BY_NAME["15d"].hardware
 
 
 @pytest.mark.parametrize("name", ["12", "15a"])
