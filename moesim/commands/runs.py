@@ -70,7 +70,8 @@ def compare(
     model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4.5}",
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[
-        str | None, typer.Option(help="Name or path of a trace; default: one of the model's shape, else routing made up.")
+        str | None,
+        typer.Option(help="Name or path of a trace; default: one that fits the model, else routing made up."),
     ] = None,
     cache: Annotated[
         str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,0.25,4GiB.")
@@ -118,7 +119,7 @@ def compare(
     for override in overrides:
         apply_override(raw, override)
     if "trace" not in raw:
-        for line in choose_traces(raw, "compare"):
+        for line in choose_traces(raw, "compare", imports=not dry):
             say(line)
     config = parse_config(raw, "compare")
     if small:

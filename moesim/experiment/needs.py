@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from moesim.errors import unknown_name
+from moesim.errors import ConfigError, unknown_name
+from moesim.policies.parts import source_needs
+from moesim.policies.registry import make_policy
+from moesim.policy import Predicted
+from moesim.predictors.chosen import stand_in
 from moesim.trace import SUFFIX
 
 if TYPE_CHECKING:
@@ -17,6 +21,43 @@ SCORES = frozenset({"scores", "scores-or-weights"})
 """What a policy needs that goes by the router's scores."""
 _COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation")  # by moesim trace calibrate
 _SHARE = 0.25  # of the requests, in the command that messages name
+
+
+def policy_needs(policy: Mapping[str, Any], predictors: Mapping[str, str], place: str) -> frozenset[str]:
+    """Name what a policy reads of a trace, with the predictors that answer in the place of others.
+
+    Parameters
+    ----------
+    policy : mapping
+        Name and options.
+    predictors : mapping of str to str
+        As in an experiment.
+    place : str
+        The file, for messages.
+
+    Returns
+    -------
+    frozenset of str
+        As of `moesim.policy.Policy.needs`.
+
+    Raises
+    ------
+    ConfigError
+        If the policy or a predictor cannot be had.
+    """
+    made = make_policy(policy, f"{place}: policies")
+    needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
+    if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
+        needs.update(*(stand_in_needs(source, predictors, place) for source in predictors))
+    return frozenset(needs)
+
+
+def stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> frozenset[str]:
+    """Name what the predictor needs that answers in the place of a source. Raises `ConfigError` if it cannot be had."""
+    try:
+        return source_needs(predictors[source])
+    except ConfigError as error:
+        raise ConfigError(f"{place}: predictors.{source}: {error}") from None
 
 
 def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:

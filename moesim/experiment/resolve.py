@@ -14,7 +14,7 @@ from moesim.costs.links import check_chunk
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
-from moesim.experiment.needs import explain, lacking
+from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
 from moesim.experiment.runner import transfer_of
 from moesim.experiment.sweep import Point, expand
 from moesim.experiment.trace_choice import fitting
@@ -22,11 +22,9 @@ from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.policies.imports import WouldImport, would_import
-from moesim.policies.parts import source_needs
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
-from moesim.policy import Predicted
-from moesim.predictors.chosen import ALWAYS, stand_in
+from moesim.predictors.chosen import ALWAYS
 from moesim.progress import Progress
 from moesim.units import us_to_ns
 from moesim.workload import Workload, WorkloadSpec, compose
@@ -143,17 +141,7 @@ class Experiment:
     def _find_needs(self, point: Point) -> frozenset[str]:
         if policy_label(point.policy) in self.not_imported:
             return frozenset()
-        policy = make_policy(point.policy, f"{self.place}: policies")
-        needs = {n for n in policy.needs if not n.startswith("signal:") or stand_in(n, point.predictors) == n}
-        if Predicted in policy.listens:  # what answers may be a recorded signal too, which every request must have then
-            needs.update(*(self._stand_in_needs(source, point) for source in point.predictors))
-        return frozenset(needs)
-
-    def _stand_in_needs(self, source: str, point: Point) -> frozenset[str]:
-        try:
-            return source_needs(point.predictors[source])
-        except ConfigError as error:
-            raise ConfigError(f"{self.place}: predictors.{source}: {error}") from None
+        return policy_needs(point.policy, point.predictors, self.place)
 
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place
@@ -212,7 +200,9 @@ class Experiment:
     def _check_stand_ins(self, spec: RunSpec) -> None:
         signals = self.traces[_key(spec.point.trace)].signals
         for source, actual in spec.point.predictors.items():
-            if any(need.removeprefix("signal:") not in signals for need in self._stand_in_needs(source, spec.point)):
+            if any(
+                need.removeprefix("signal:") not in signals for need in stand_in_needs(source, spec.point.predictors, self.place)
+            ):
                 known = (*ALWAYS, *signals)
                 raise ConfigError(f"{self.place}: predictors.{source}: {unknown_name('predictor', actual, known)}")
 
