@@ -8,7 +8,7 @@ import pytest
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.intervals import LEAST, MOST, SPEED
+from moesim.experiment.intervals import ENERGY, ENERGY_LEAST, ENERGY_MOST, LEAST, MOST, SPEED
 from moesim.experiment.notes import split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
@@ -30,9 +30,20 @@ def test_a_run_is_repeated_at_both_ends_of_the_slope():
     assert [found[0][LEAST], found[0][MOST]] == ends
     low, high = (round(100 * (end / found[0][SPEED] - 1)) for end in ends)
     assert low < 0 < high
-    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11" in split_notes(found[0])[0]
+    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11" in "; ".join(split_notes(found[0])[0])
     assert found[1][LEAST] is None  # lru never computes on the CPU
-    assert not any("over" in note for note in split_notes(found[1])[0])
+    assert not any("speed" in note for note in split_notes(found[1])[0])
+
+
+def test_watts_with_an_interval_move_the_energy():
+    idle = "devices.cpu0.idle_w"
+    (found,) = rows(["lru"], intervals=True)
+    ends = [rows(["lru"], hardware={"base": "rtx3090-epyc7532", idle: value})[0][ENERGY] for value in (40, 110)]
+    assert ends[0] < found[ENERGY] < ends[1]
+    assert [found[ENERGY_LEAST], found[ENERGY_MOST]] == ends
+    low, high = (round(100 * (end / found[ENERGY] - 1)) for end in ends)
+    assert f"energy {low:+d} to {high:+d} % over cpu0.idle_w 40..110" in "; ".join(split_notes(found)[0])
+    assert found[LEAST] is None  # no time depends on a number with an interval
 
 
 def test_one_row_an_expert_uses_no_slope():

@@ -67,6 +67,13 @@ def test_a_value_is_the_mean_over_the_runs_that_count():
     )  # fmt: skip
 
 
+def test_tokens_per_energy_rest_on_the_watts_too():
+    one = row("p", 3.0, energy_j_per_token=50.0, energy_label="assumed")
+    found = compare(figure(metric="tokens_per_kj"), {"x/a": [one]})
+    assert (found.simulated, found.costs, found.label) == (20.0, "assumed, derived", "assumed, synthetic")
+    assert compare(figure(), {"x/a": [one]}).costs == "derived"
+
+
 def test_a_speedup_compares_like_with_like():
     rows = [row("p", 8.0), row("q", 2.0), row("p", 9.0, batch_size=4), row("q", 1.0, batch_size=4), row("p", 50.0, batch_size=8)]
     found = compare(ratio(), {"x/a": rows})

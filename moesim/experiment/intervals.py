@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from moesim.metrics import Value
 
 SPEED: Final = "decode_tokens_per_s"
+ENERGY: Final = "energy_j_per_token"
 """What the columns ``least`` and ``most`` are of."""
 
 LEAST, MOST = f"{SPEED}_least", f"{SPEED}_most"
+ENERGY_LEAST, ENERGY_MOST = f"{ENERGY}_least", f"{ENERGY}_most"
 
 NOT_VARIED: Final = "interval not varied (set intervals: true): "
 """How the note begins that names the intervals over which a run was not repeated."""
@@ -44,11 +46,11 @@ def ends_of(written: Any, machine: HardwareProfile, place: str) -> tuple[Ends, .
     Returns
     -------
     tuple of Ends
-        One a number; power has no part in times and is left out.
+        One a number.
     """
     found = []
     for key, number in machine.numbers.items():
-        if number.interval is None or key.endswith("_w"):
+        if number.interval is None:
             continue
         least, most = (load_hardware(_changed(written, machine, key, end), place) for end in number.interval)
         found.append(Ends(key, number.interval, (least, most)))
@@ -81,20 +83,29 @@ def vary(
     Returns
     -------
     dict
-        The least and the most speed of decoding at any end, the nominal one included; ``varied``, a text for the notes. None and
-        an empty text if the run used no number with an interval, or decoded nothing.
+        The least and the most speed of decoding and energy of a token at any end, the nominal one included; ``varied``, a text
+        for the notes. None and an empty text if the run used no number with an interval, or decoded nothing. Power counts in the
+        energy alone, which has an answer only where no device lacks its power.
     """
-    speed = row.get(SPEED)
-    varied = [end for end in ends if end.key in used]
-    if not isinstance(speed, float) or not varied:
-        return {LEAST: None, MOST: None, "varied": ""}
-    speeds, told = [speed], []
-    for end in varied:
-        found = [float(again(machine)[SPEED] or 0) for machine in end.machines]
-        speeds += found
-        low, high = (100 * (value / speed - 1) for value in (min(*found, speed), max(*found, speed)))
-        told.append(f"speed {low:+.0f} to {high:+.0f} % over {interval_text(end.key, end.interval)}")
-    return {LEAST: min(speeds), MOST: max(speeds), "varied": "; ".join(told)}
+    speed, energy = row.get(SPEED), row.get(ENERGY)
+    times = [end for end in ends if end.key in used]
+    watts = [end for end in ends if end.key.endswith("_w")] if isinstance(energy, float) else []
+    nothing: dict[str, Value] = {LEAST: None, MOST: None, ENERGY_LEAST: None, ENERGY_MOST: None, "varied": ""}
+    if not isinstance(speed, float) or not times + watts:
+        return nothing
+    moved: dict[str, list[float]] = {SPEED: [speed], ENERGY: [energy] if isinstance(energy, float) else []}
+    told = []
+    for end in times + watts:
+        metrics = [again(machine) for machine in end.machines]
+        for name, values in moved.items():
+            values += [float(found[name] or 0) for found in metrics] if values else []
+        word, name = ("speed", SPEED) if end in times else ("energy", ENERGY)
+        first, *others = moved[name][0], *moved[name][-2:]
+        low, high = (100 * (value / first - 1) for value in (min(first, *others), max(first, *others)))
+        told.append(f"{word} {low:+.0f} to {high:+.0f} % over {interval_text(end.key, end.interval)}")
+    speeds = {LEAST: min(moved[SPEED]), MOST: max(moved[SPEED])} if times else {}
+    energies = {ENERGY_LEAST: min(moved[ENERGY]), ENERGY_MOST: max(moved[ENERGY])} if moved[ENERGY] else {}
+    return nothing | speeds | energies | {"varied": "; ".join(told)}
 
 
 def interval_text(key: str, interval: tuple[float, float]) -> str:

@@ -195,7 +195,7 @@ def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Executio
 
     def again(hardware: HardwareProfile) -> Mapping[str, Value]:
         moved = replace(spec, hardware=hardware, cache_slots=nominal)
-        return _carry_out(inputs, moved, machine, None, execution).metrics
+        return _carry_out(inputs, moved, Machine.of(hardware), None, execution).metrics
 
     return vary(spec.ends, intervals, done.metrics, again)
 

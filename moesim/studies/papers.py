@@ -108,6 +108,9 @@ GPUs together; time to the first token; time of a decode step; tokens generated 
 take (of runs with a clock around them)."""
 
 
+_OF_ENERGY = ("tokens_per_kj", "energy_j", "energy_j_per_token")
+
+
 def compare(published: Published, results: Mapping[str, Sequence[Row]], place: str = "papers") -> Compared:
     """Find what answers a printed figure.
 
@@ -152,7 +155,11 @@ def compare(published: Published, results: Mapping[str, Sequence[Row]], place: s
     if published.kind == "gain":
         mean, low, high = (100 * (figure - 1) for figure in (mean, low, high))
     used = [row for pair in pairs for row in pair]
-    costs, routing, label = (_joined(row.get(key) for row in used) for key in ("cost_label", "routing", "source_label"))
+    watts = ("energy_label",) if published.metric in _OF_ENERGY else ()
+    costs, routing, label = (
+        _joined(row.get(key) for row in used for key in keys)
+        for keys in (("cost_label", *watts), ("routing",), ("source_label", *watts))
+    )
     policies = tuple(dict.fromkeys(str(row["policy_name"]) for row in used))
     notes = "; ".join(dict.fromkeys(str(row["notes"]) for row in used))
     return Compared(published, mean, low, high, len(pairs), costs, routing, label, policies, notes)
