@@ -30,7 +30,8 @@ def test_a_run_is_repeated_at_both_ends_of_the_slope():
     assert [found[0][LEAST], found[0][MOST]] == ends
     low, high = (round(100 * (end / found[0][SPEED] - 1)) for end in ends)
     assert low < 0 < high
-    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11" in "; ".join(split_notes(found[0])[0])
+    told = "; ".join(split_notes(found[0])[0])
+    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11" in told
     assert found[1][LEAST] is None  # lru never computes on the CPU
     assert not any("speed" in note for note in split_notes(found[1])[0])
 
