@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,13 @@ _COLOURS: Final = (BLUE, VERMILION, GREEN, ORANGE, BLACK)
 _COLUMNS: Final = 3
 _FEWEST: Final = 3  # rows of a machine that make a panel
 
+_SYMBOLS: Final = (
+    Line2D([], [], color=BLACK, marker="o", linestyle="", markersize=3, label="measured, experts of layers on the CPU"),
+    Line2D([], [], color=BLACK, marker="s", linestyle="", markersize=3, label="measured, whole layers on the CPU"),
+    Line2D([], [], color=BLACK, linewidth=1.0, label="predicted"),
+    Line2D([], [], color=BLACK, linewidth=1.0, linestyle=":", label="predicted, whole layers"),
+)
+
 
 @styled
 def sweeps(frame: pd.DataFrame) -> Figure:
@@ -31,8 +38,9 @@ def sweeps(frame: pd.DataFrame) -> Figure:
     Returns
     -------
     Figure
-        Points are measured, lines predicted without any speed of the machine; squares and dotted lines are whole layers on the
-        CPU.
+        Points are measured, lines (or bars of single settings) predicted without any speed of the machine. Squares and dotted
+        lines are whole layers on the CPU. A bar is also what other threads or
+        another context predict where the line is.
     """
     done = frame[frame["status"] == "predicted"]
     machines = [name for name, rows in done.groupby("machine", sort=False) if len(rows) >= _FEWEST]
@@ -45,27 +53,31 @@ def sweeps(frame: pd.DataFrame) -> Figure:
         _panel(axes, done[done["machine"] == machine], str(machine))
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
+    figure.legend(handles=_SYMBOLS, loc="outside upper right", ncols=len(_SYMBOLS), fontsize=6.5)
     labels = [str(label) for label in done["label"] if label]
-    add_corner(figure, f"simulated, weakest source: {weakest(labels)}", ["no speed of a machine is in its profile"])
+    add_corner(
+        figure,
+        f"simulated, weakest source: {weakest(labels)}",
+        ["no speed of a machine is in its profile; machines with fewer than three settings are not drawn"],
+    )
     return figure
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, machine: str) -> None:
     handles = []
     for colour, (curve, line) in zip(_COLOURS, rows.groupby("curve", sort=False), strict=False):
-        for whole, some in line.groupby(line["setting"].str.contains("-ngl (?!99)") | (line["place"] == "cpu")):
-            share = some["layers_on_cpu"].astype(float) / some["layers"].astype(float)
-            order = share.to_numpy().argsort(kind="stable")
-            axes.plot(
-                share.to_numpy()[order],
-                some["predicted"].astype(float).to_numpy()[order],
-                color=colour,
-                linewidth=1.0,
-                linestyle=":" if whole else "-",
-                marker="_" if share.nunique() == 1 else "",
-            )
-            axes.plot(share, some["measured"].astype(float), "s" if whole else "o", color=colour, markersize=3)
-        handles.append(Line2D([], [], color=colour, label=str(curve)))
+        whole_layers = line["setting"].str.contains("-ngl (?!99)") | (line["place"] == "cpu")
+        for whole, some in line.groupby(whole_layers):
+            some = some.assign(share=some["layers_on_cpu"].astype(float) / some["layers"].astype(float))
+            again = some["share"].duplicated()  # the same layers with other threads or another context: not on the line
+            first = some[~again].sort_values("share")
+            style: dict[str, Any] = {"color": colour, "linewidth": 1.0, "markersize": 9}
+            single = "_" if len(first) == 1 else ""
+            axes.plot(first["share"], first["predicted"].astype(float), ls=":" if whole else "-", marker=single, **style)
+            axes.plot(some["share"][again], some["predicted"][again].astype(float), ls="", marker="_", **style)
+            axes.plot(some["share"], some["measured"].astype(float), "s" if whole else "o", color=colour, markersize=3)
+        handles.append(Line2D([], [], color=colour, label=str(curve).partition(" (")[0]))
+    axes.margins(y=0.12)
     axes.set_title(machine)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("share of layers with experts on the CPU")
