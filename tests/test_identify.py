@@ -13,6 +13,7 @@ from moesim.cli import main
 from moesim.costs import CostModel
 from moesim.errors import InputError
 from moesim.hardware import build_profile, load_hardware, read_profile
+from moesim.identify.agreement import check_agreement
 from moesim.identify.cases import make_cases, roomy
 from moesim.identify.constants import Machine
 from moesim.identify.engine import engine_log_time
@@ -39,6 +40,11 @@ BAD = {
     "no row": ("", "expected at least one observation, got none"),
     "only checks": (GOOD.replace("identification", "check"), "expected at least one row for identification"),
     "contradiction": (GOOD + GOOD.replace(",30,", ",40,"), "expected rows of one setting to agree"),
+    "too many experts": (GOOD.replace("n_cpu_moe=48", "gpu_experts=200"), "expected gpu_experts of at most 128, the experts"),
+    "experts are no layers": (GOOD.replace("n_cpu_moe=48", "gpu_experts=129"), "got 129; correct it\n"),
+    "bits of no name": (GOOD.replace("Q4_K_M", "Q4_X"), "bits: expected bits"),
+    "all too large": (GOOD.replace("n_cpu_moe=48", "all_gpu"), "of gpu0, got none: 1 would page"),
+    "a check that contradicts": (GOOD + GOOD.replace(",30,", ",40,").replace("identification", "check"), "rows of one setting"),
     "a ratio to nothing": (GOOD.replace("tokens/s", "ratio:9"), "expected a ratio to another row"),
     "too few fields": (GOOD + "qwen3-30b-a3b,1\n", "expected 10 fields, got 2"),
     "a role": (GOOD.replace("identification", "both"), "role: "),
@@ -53,7 +59,35 @@ def test_bad_input_is_one_line(case: str, tmp_path: Path, capsys: pytest.Capture
     assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", BASE, "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and words in err and "rows.csv" in err
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.yaml"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "spelling", [("n_cpu_moe=48", other) for other in ("n_cpu_moe=99", "cpu_moe", "-ncmoe 48", "ngl=99 n_cpu_moe=48", "all_cpu")]
+    + [("Q4_K_M", "4.85/5.35"), ("qwen3-30b-a3b", "{base: qwen3-30b-a3b}")],
+)  # fmt: skip
+@pytest.mark.parametrize("roles", ["identification identification", "check identification", "identification check"])
+def test_another_spelling_is_the_same_setting(spelling: tuple[str, str], roles: str, tmp_path: Path):
+    first, second = (GOOD.replace("identification", role) for role in roles.split())
+    (tmp_path / "rows.csv").write_text(HEAD + first + second.replace(*spelling).replace(",30,", ",100,"))
+    with pytest.raises(InputError, match=r"rows\.csv:3: expected rows of one setting to agree, got 100 .* at .*rows\.csv:2"):
+        check_agreement(make_cases(read_observations(tmp_path / "rows.csv")), load_hardware(ROOMY))
+
+
+@pytest.mark.parametrize(
+    "change", [("=48", "=47"), ("=48", "=48 ngl=40"), ("Q4_K_M", "Q4_K_S"), ("Q4_K_M", "Q4_K_M|8"), (",1,0,", ",1,512,")]
+)
+def test_another_setting_may_be_as_fast_as_it_likes(change: tuple[str, str], tmp_path: Path):
+    (tmp_path / "rows.csv").write_text(HEAD + GOOD + GOOD.replace(*change).replace(",30,", ",100,"))
+    check_agreement(make_cases(read_observations(tmp_path / "rows.csv")), load_hardware(ROOMY))
+
+
+@pytest.mark.parametrize("setting", ["n_cpu_moe=0", "all_gpu", "gpu_experts=128", "gpu_experts=126"])
+def test_what_does_not_fit_moves_nothing_however_it_is_written(setting: str):
+    settings = [("qwen3-30b-a3b", "Q4_K_M", one, 1) for one in ("n_cpu_moe=48", setting, "gpu_experts=64")]
+    known = [one.model_copy(update={"value": value}) for one, value in zip(rows(settings), (30.0, 12.0, 40.0), strict=True)]
+    found = identify(BASE, known, free=["cpu_read_rate"], intervals=False, leave_out=False)
+    assert [one.status for one in found.predictions] == ["used", "beyond memory", "used"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +103,9 @@ def test_two_rows_of_one_setting_may_agree(tmp_path: Path):
     (tmp_path / "rows.csv").write_text(
         HEAD + GOOD + GOOD.replace(",30,", ",30.3,") + GOOD.replace(",30,", ",34,").replace(",,id", ",1.5,id")
     )
-    assert [one.value for one in read_observations(tmp_path / "rows.csv")] == [30, 30.3, 34]
+    found = read_observations(tmp_path / "rows.csv")
+    assert [one.value for one in found] == [30, 30.3, 34]
+    check_agreement(make_cases(found), load_hardware(ROOMY))
 
 
 BENCH = [

@@ -206,7 +206,8 @@ def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> P
 
 def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
     """Count what a static case needs on the GPU, buffers of the engine included; None where it cannot be told."""
-    if not case.static and case.setting.policy["name"] != "llama-cpp":
+    name = case.setting.policy["name"]
+    if name not in STATIC or (name == "composed" and case.setting.family != "gpu_experts"):
         return None
     one = case.observation
     tokens = (one.context + (one.decode if one.kind == "decode" else 0)) * one.batch

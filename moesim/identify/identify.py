@@ -12,11 +12,13 @@ import numpy as np
 
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, build_profile, override, read_profile
+from moesim.identify.agreement import check_agreement
 from moesim.identify.cases import Case, choices, make_cases, needed_bytes, roomy
 from moesim.identify.constants import Z90, Constant, Machine
 from moesim.identify.fit import Fit, Problem, spreads
 from moesim.identify.observations import Observation, check_rows
 from moesim.identify.predictor import AGREE, STEP, Memo, Predictor
+from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,9 +197,10 @@ def identify(
     memo = memo or Memo()
     start = Machine(raw, place, free)
     cases = make_cases(observations)
+    check_agreement(cases, _room(start))
     status = _statuses(cases, start)
     if "used" not in status:
-        raise ConfigError(f"{_where(observations)}: expected at least one row for identification, got none; mark one")
+        raise ConfigError(f"{_where(observations)}: {_none_used(cases, start)}")
     tell("which constants matter")
     machine, still = _that_matter(start, cases, status, memo)
     bits, table = _choose_bits(machine, observations, memo, tell)
@@ -229,13 +232,29 @@ def _where(rows: Sequence[Observation]) -> str:
     return rows[0].place.rpartition(":")[0] if rows and rows[0].place else "observations"
 
 
+def _none_used(cases: Sequence[Case], machine: Machine) -> str:
+    """Say why no row is left: none is marked, or all need too much memory."""
+    marked = [case.name for case in cases if case.observation.role == "identification"]
+    if not marked:
+        return "expected at least one row for identification, got none; mark one"
+    memory = machine.base.devices[machine.gpu].memory_bytes
+    return (
+        f"expected a row for identification that fits into the {format_bytes(memory)} of {machine.gpu}, got none: "
+        f"{', '.join(marked)} would page over the link; add a row with fewer experts there, or correct the profile's memory_bytes"
+    )
+
+
+def _room(machine: Machine) -> HardwareProfile:
+    return build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
+
+
 def _statuses(cases: Sequence[Case], machine: Machine) -> list[str]:
-    room = build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
+    room = _room(machine)
     memory = machine.base.devices[machine.gpu].memory_bytes
     found = []
     for case in cases:
         need = needed_bytes(case, room, machine.gpu)
-        beyond = need is not None and need > _CLIFF * memory and case.setting.policy["name"] == "llama-cpp"
+        beyond = need is not None and need > _CLIFF * memory
         found.append("beyond memory" if beyond else "used" if case.observation.role == "identification" else "check")
     names = {case.name: status for case, status in zip(cases, found, strict=True)}
     for index, case in enumerate(cases):  # a ratio is worth what its other row is

@@ -20,8 +20,6 @@ speed over that of another row."""
 
 _REQUIRED: Final = ("model", "setting", "value", "unit")
 _RATIO: Final = "ratio:"
-_AGREE: Final = 0.02
-"""Two rows of one setting may differ by this share, or by three of their spreads, before they contradict each other."""
 
 
 class Observation(BaseModel):
@@ -63,6 +61,8 @@ class Observation(BaseModel):
         More layers than the model has mean all of them, as in engines' output.
     place : str
         File and line, for messages.
+    told : tuple of (str, str)
+        What else an engine's output says of the row: where two rows of one setting differ in it, a message names it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -84,6 +84,7 @@ class Observation(BaseModel):
     source: str = ""
     alias: bool = False
     place: str = ""
+    told: tuple[tuple[str, str], ...] = ()
 
     @field_validator("value")
     @classmethod
@@ -135,7 +136,8 @@ class Observation(BaseModel):
         return self.value * math.exp((self.log_time - log_time) * (-1 if self.unit in ("ms/token", "s") else 1))
 
 
-_COLUMNS: Final = tuple(name for name in Observation.model_fields if name not in ("alias", "place"))
+NOT_COLUMNS: Final = ("alias", "place", "told")
+_COLUMNS: Final = tuple(name for name in Observation.model_fields if name not in NOT_COLUMNS)
 
 
 def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observation]:
@@ -211,32 +213,12 @@ def observation(values: dict[str, Any]) -> Observation:
 
 
 def check_rows(rows: Sequence[Observation]) -> None:
-    """Refuse names that occur twice, ratios to nothing, and identifying rows that contradict each other, by `ConfigError`."""
+    """Refuse names that occur twice, and ratios to nothing, by `ConfigError`."""
     names: dict[str, Observation] = {}
-    settings: dict[tuple[Any, ...], Observation] = {}
     for one in rows:
         if one.row in names:
             raise ConfigError(f"{one.place}: row: expected each name once, got '{one.row}' again; rename one")
         names[one.row] = one
-        key = (
-            one.model,
-            one.bits,
-            " ".join(sorted(one.setting.split())),
-            one.batch,
-            one.context,
-            one.decode,
-            one.ubatch,
-            one.kind,
-        )
-        before = settings.setdefault((*key, one.of, one.role), one)
-        if before is not one and one.role == "identification":
-            apart = abs(one.log_time - before.log_time)
-            spread = sum((each.spread or 0) / each.value for each in (one, before))
-            if apart > max(_AGREE, 3 * spread):
-                raise ConfigError(
-                    f"{one.place}: expected rows of one setting to agree, got {one.value:g} {one.unit} after {before.value:g} "
-                    f"{before.unit} at {before.place}; remove one, or give their spread"
-                )
     for one in rows:
         if one.of and (one.of not in names or names[one.of].of or one.of == one.row):
             raise ConfigError(

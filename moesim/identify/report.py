@@ -16,7 +16,7 @@ from moesim.identify.constants import Z90
 from moesim.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
 from moesim.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
 from moesim.identify.next_line import NextLine
-from moesim.identify.observations import Observation
+from moesim.identify.observations import NOT_COLUMNS, Observation
 from moesim.table import Format, render, render_records
 
 _SCALES = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e9, "GFLOP/s"), "us": (1.0, "us")}
@@ -197,7 +197,7 @@ def files(found: Identified, rows: list[Observation], lines: list[NextLine], bas
     from moesim.plots.identified import identified  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
 
-    used = [{key: value for key, value in one.model_dump().items() if key not in ("alias", "place")} for one in rows]
+    used = [{key: value for key, value in one.model_dump().items() if key not in NOT_COLUMNS} for one in rows]
     summary = {
         "moesim": __version__, "base": base, "constants": constant_records(found), "rows": row_records(found),
         "remarks": remarks(found, lines), "next": [line.command for line in lines],

@@ -20,6 +20,7 @@ _LONG: Final = {
     "nopo": "no_op_offload", "cpu_moe": "cpu_moe",
 }  # fmt: skip
 _WORDS: Final = {"all_cpu": "all-cpu", "all_gpu": "all-gpu"}
+_LAYERS: Final = ("n_cpu_moe", "ngl")
 _KNOWN: Final = (
     "n_cpu_moe",
     "ngl",
@@ -122,12 +123,11 @@ def _number(given: Mapping[str, Any], key: str, most: int, of: str, place: str, 
     value = given.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"{place}: setting: expected a whole number for {key}, got {value!r}; correct it")
-    if value >= ALL or (alias and value > most):
+    if key in _LAYERS and (value >= ALL or (alias and value > most)):
         return most
     if value > most:
-        raise ConfigError(
-            f"{place}: setting: expected {key} of at most {most}, the {of}, got {value}; correct it, or write {ALL} for all"
-        )
+        every = f", or write {ALL} for all" if key in _LAYERS else ""
+        raise ConfigError(f"{place}: setting: expected {key} of at most {most}, the {of}, got {value}; correct it{every}")
     return value
 
 

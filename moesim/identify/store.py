@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from moesim.checked_lines import checked_line, read_checked_line
 from moesim.experiment.keys import code_digest
@@ -23,7 +23,7 @@ def memo_in(folder: Path | None) -> Iterator[Memo]:
     Parameters
     ----------
     folder : Path or None
-        Of a result; made if need be.
+        Of a result; made when the first value is kept.
 
     Yields
     ------
@@ -33,16 +33,19 @@ def memo_in(folder: Path | None) -> Iterator[Memo]:
     if folder is None:
         yield Memo()
         return
-    path = OutputFolder(folder, OWNER).grow(FILE)
+    path = folder / FILE
     code = code_digest()
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     kept = [line for line in (read_checked_line(line) for line in lines) if line is not None and line.get("code") == code]
-    with path.open("ab") as file:
-        if lines and not lines[-1].endswith(b"\n"):
-            file.write(b"\n")
+    with ExitStack() as opened:
+        files: list[IO[bytes]] = []
 
         def keep(key: str, value: float) -> None:
-            file.write(checked_line({"key": key, "value": value, "code": code}))
-            file.flush()
+            if not files:  # nothing is made before there is something to keep: rows may yet be refused
+                files.append(opened.enter_context(OutputFolder(folder, OWNER).grow(FILE).open("ab")))
+                if lines and not lines[-1].endswith(b"\n"):
+                    files[0].write(b"\n")
+            files[0].write(checked_line({"key": key, "value": value, "code": code}))
+            files[0].flush()
 
         yield Memo({str(line["key"]): float(line["value"]) for line in kept}, keep)
