@@ -139,12 +139,79 @@ def test_llama_bench_in_its_three_formats(form: str, tmp_path: Path):
         ({"model_type": "x", "model_filename": "y"}, "--model"),
         ({"n_gen": "many"}, "n_gen: expected a whole number"),
         ({"tensor_buft_overrides": "attn=CPU"}, "expected experts on the CPU"),
+        ({"type_k": "q8_0"}, "row 1: type_k: expected a KV cache of f16, got q8_0; leave the row out"),
+        ({"type_k": "f16", "type_v": "q4_0"}, "row 1: type_v: expected a KV cache of f16, got q4_0"),
+        ({"no_kv_offload": True}, "row 1: no_kv_offload: expected the KV cache beside its layers, got true"),
+        ({"no_kv_offload": "1"}, "no_kv_offload: "),
     ],
 )
 def test_bad_rows_of_llama_bench(change: dict[str, Any], words: str, tmp_path: Path):
     (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | change]))
     with pytest.raises(InputError, match=words):
         read_observations(tmp_path / "bench.json")
+
+
+def test_fields_that_say_the_usual_are_no_matter(tmp_path: Path):
+    usual = {"type_k": "f16", "type_v": "f16", "no_kv_offload": False, "flash_attn": True, "n_threads": 6}
+    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | usual, BENCH[1] | {"no_kv_offload": True}]))
+    assert [one.setting for one in read_observations(tmp_path / "bench.json")] == ["ngl=99 n_cpu_moe=24", "ngl=0"]
+
+
+def test_layers_that_are_all_on_the_cpu_have_their_experts_there(tmp_path: Path):
+    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | {"n_gpu_layers": n, "n_cpu_moe": 48} for n in (0, 1, 2)]))
+    found = read_observations(tmp_path / "bench.json")
+    assert [one.setting for one in found] == ["ngl=0", "ngl=1", "ngl=2 n_cpu_moe=48"]
+    assert len(make_cases(found)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"n_threads": 12}, r"they differ in n_threads -t \(6, then 12\), which the model does not know: keep the rows of one"),
+        ({"flash_attn": True}, r"they differ in flash_attn -fa \(False, then True\)"),
+        ({"n_threads": 12, "flash_attn": True}, r"n_threads -t \(6, then 12\), flash_attn -fa \(False, then True\)"),
+        ({}, "remove one$"),
+    ],
+)
+def test_rows_that_contradict_name_what_differs(change: dict[str, Any], words: str, tmp_path: Path):
+    one = BENCH[0] | {"n_threads": 6, "flash_attn": False}
+    (tmp_path / "bench.json").write_text(json.dumps([one, one | change | {"avg_ts": 70.0}]))
+    with pytest.raises(InputError, match=words):
+        check_agreement(make_cases(read_observations(tmp_path / "bench.json")), load_hardware(ROOMY))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "file"),
+    [
+        ("mixtral-8x7b", "qwen3moe 30B.A3B Q4_K - Medium", "q.gguf"),
+        ("mixtral-8x7b", "qwen3moe 235B.A22B Q4_K - Medium", "q.gguf"),
+        ("gpt-oss-20b", "", "Qwen3-30B-A3B-Q4_K_M.gguf"),
+        ("gpt-oss-20b", "gpt-oss 120B MXFP4 MoE", "x.gguf"),
+        ("qwen3-30b-a3b", "llama 8x7B Q4_K - Medium", "x.gguf"),
+    ],
+)
+def test_a_model_that_contradicts_the_file_is_refused(name: str, kind: str, file: str, tmp_path: Path):
+    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | {"model_type": kind, "model_filename": f"/m/{file}"}]))
+    with pytest.raises(InputError, match=f"row 1: expected a row of {name}, as --model says, got .*--model '.*={name}'"):
+        read_observations(tmp_path / "bench.json", [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mixtral-8x7b", "llama 8x7B Q4_K - Medium"),
+        ("qwen3-30b-a3b", "qwen3moe 30B.A3B Q4_K - Medium"),
+        ("qwen3-30b-a3b", "qwen3moe ?B Q8_0"),
+        ("gpt-oss-120b", "gpt-oss 120B MXFP4 MoE"),
+        ("deepseek-v2-lite", "deepseek2 16B Q4_K - Medium"),
+        ("moonlight-16b-a3b", "deepseek2 16B Q4_K - Medium"),
+        ("olmoe", "mine"),
+        ("{base: qwen3-30b-a3b, n_layers: 47}", "mine"),
+    ],
+)
+def test_a_model_that_may_be_the_files_is_taken(name: str, kind: str, tmp_path: Path):
+    (tmp_path / "bench.json").write_text(json.dumps([BENCH[0] | {"model_type": kind, "model_filename": "x.gguf"}]))
+    assert read_observations(tmp_path / "bench.json", [name])[0].model == name
 
 
 def test_llama_bench_by_named_models_and_patterns(tmp_path: Path):

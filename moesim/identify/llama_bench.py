@@ -17,6 +17,12 @@ from moesim.model import builtin_models
 
 _KEYS: Final = ("model_type", "n_prompt", "n_gen", "avg_ts")
 _ALL: Final = 99
+_TOLD: Final = {
+    "n_threads": "-t", "flash_attn": "-fa", "n_batch": "-b", "use_mmap": "-mmp", "cpu_mask": "-C", "poll": "--poll",
+    "split_mode": "-sm", "tensor_split": "-ts", "main_gpu": "-mg", "cpu_info": "CPU", "gpu_info": "GPU",
+    "build_commit": "build",
+}  # fmt: skip
+"""Fields that the model does not know, with llama-bench's options: named where rows that differ in them contradict."""
 
 
 def is_bench(text: str) -> bool:
@@ -93,6 +99,7 @@ def _row(record: Mapping[str, Any], number: int, place: str, models: Sequence[st
         "source": f"llama-bench {record.get('build_commit', '')}".strip(),
         "alias": True,
         "place": place,
+        "told": tuple((f"{key} {option}", str(record[key])) for key, option in _TOLD.items() if key in record),
     }
     if not prefill:
         values["decode"] = n_gen
@@ -112,16 +119,29 @@ def _whole(record: Mapping[str, Any], key: str, place: str, default: int | None 
 
 
 def _setting(record: Mapping[str, Any], place: str) -> str:
-    words = [f"ngl={_whole(record, 'n_gpu_layers', place, _ALL)}"]
+    ngl = _whole(record, "n_gpu_layers", place, _ALL)
+    words = [f"ngl={ngl}"]
+    for key in ("type_k", "type_v"):
+        kind = str(record.get(key) or "f16").lower()
+        if kind not in ("f16", "bf16"):
+            raise ConfigError(
+                f"{place}: {key}: expected a KV cache of f16, got {kind}; leave the row out, or measure it with f16"
+            )
+    if _is_true(record, "no_kv_offload") and ngl > 1:
+        raise ConfigError(f"{place}: no_kv_offload: expected the KV cache beside its layers, got true; leave the row out")
     n_cpu_moe = _whole(record, "n_cpu_moe", place, 0)
     overrides = str(record.get("tensor_buft_overrides") or "none")
     if overrides not in ("none", ""):
         n_cpu_moe = _overridden(overrides, place)
-    if n_cpu_moe:
+    if n_cpu_moe and ngl > 1:  # with at most the output layer on the GPU, all experts are on the CPU
         words.append(f"n_cpu_moe={n_cpu_moe}")
-    if str(record.get("no_op_offload", "0")).lower() in ("1", "true"):
+    if _is_true(record, "no_op_offload"):
         words.append("op_offload=false")
     return " ".join(words)
+
+
+def _is_true(record: Mapping[str, Any], key: str) -> bool:
+    return str(record.get(key, "0")).lower() in ("1", "true")
 
 
 def _overridden(text: str, place: str) -> int:
@@ -149,6 +169,7 @@ def _model(record: Mapping[str, Any], place: str, models: Sequence[str]) -> str:
         if one not in plain and kind.lower() in told.lower():
             return name
     if len(plain) == 1:
+        _check_named(plain[0], told, place)
         return plain[0]
     words = _letters(told)
     fits = [name for name in (plain or list(builtin_models())) if _letters(name) in words]
@@ -158,6 +179,27 @@ def _model(record: Mapping[str, Any], place: str, models: Sequence[str]) -> str:
         got = f"'{told.strip()}'" + (f", which may be {' or '.join(fits)}" if fits else "")
         raise ConfigError(f"{place}: expected a model that is known, got {got}; say which with --model 'PART OF ITS NAME=MODEL'")
     return fits[0]
+
+
+def _check_named(name: str, told: str, place: str) -> None:
+    """Refuse a model of this project for a row whose type or file name is another's."""
+    others = builtin_models()
+    words = _letters(told)
+    fits = [one for one in others if _letters(one) in words or _family(one) in words]
+    kind = told.split()[0] if told.split() else ""
+    kinds = _KINDS.get(kind, ())
+    if name in others and ((fits and name not in fits) or (kinds and not name.startswith(kinds))):
+        raise ConfigError(
+            f"{place}: expected a row of {name}, as --model says, got '{told.strip()}'; leave the row out, or, if they are the "
+            f"same, give --model '{kind}={name}'"
+        )
+
+
+_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "llama": ("mixtral",), "phimoe": ("phi",), "deepseek2": ("deepseek", "moonlight"), "qwen2moe": ("qwen1.5", "qwen2"),
+    "qwen3moe": ("qwen3",), "olmoe": ("olmoe",), "gpt-oss": ("gpt-oss",),
+}  # fmt: skip
+"""llama.cpp's names of architectures: how the models of this project that have one begin."""
 
 
 def _letters(text: str) -> str:
