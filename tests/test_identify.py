@@ -339,6 +339,23 @@ def test_the_command_leaves_a_profile_a_page_and_a_figure(tmp_path: Path, capsys
     assert max(abs(row["ratio"] - 1) for row in checks) < 0.06, "IQ4_XS and a setting between, from two rows of Q4_K_M"
 
 
+def test_a_constant_that_is_none_is_told_of_its_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "rows.csv").write_text(HEAD + GOOD)
+    assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", BASE, "--free", "cpu_rat"]) == 2
+    assert capsys.readouterr().err.startswith("moesim: --free cpu_rat: unknown constant 'cpu_rat'; did you mean 'cpu_rate'?")
+
+
+def test_a_machine_without_a_gpu_takes_all_cpu_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "rows.csv").write_text(HEAD + GOOD.replace("n_cpu_moe=48", "all_cpu"))
+    assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x", "-o", "json"]) == 0
+    told = {one["constant"]: one["verdict"] for one in json.loads(capsys.readouterr().out)}
+    assert told["cpu_read_rate"] == "identified" and not any(name.startswith("gpu_") for name in told)
+    (tmp_path / "rows.csv").write_text(HEAD + GOOD.replace("n_cpu_moe=48", "ngl=0"))
+    assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", "ryzen5900x"]) == 2
+    error = capsys.readouterr().err
+    assert "rows.csv:2: setting: expected all_cpu beside a profile without a GPU" in error and "got 'ngl=0'; write" in error
+
+
 def test_an_identified_profile_is_no_default():
     from moesim.hardware import hardware_names
 

@@ -35,6 +35,13 @@ _ABSENT: Final[Mapping[str, tuple[float, str]]] = {
 """Where a prior begins for what the profile of a processor leaves out."""
 
 
+def check_free(names: Sequence[str]) -> None:
+    """Refuse names of no constant, by `ConfigError`."""
+    for name in names:
+        if name not in _PLACES:
+            raise ConfigError(f"--free {name}: {unknown_name('constant', name, _PLACES)}")
+
+
 @dataclass(frozen=True)
 class Constant:
     """A free constant: a factor on numbers of the profile.
@@ -122,6 +129,8 @@ class Machine:
             if name not in _PLACES:
                 raise ConfigError(f"{place}: {unknown_name('constant', name, _PLACES)}")
         places = {name: keys for name, keys in _PLACES.items() if not free or name in free}
+        if self.gpu == self.cpu:  # without a GPU, its constants would be the processor's under another name
+            places = {name: keys for name, keys in places.items() if not name.startswith("gpu_") or name in free}
         if more:
             places = {name: _PLACES[name] for name in free}
             places |= {n: tuple(k for key in keys for k in fnmatch.filter(self.base.numbers, key)) for n, keys in more.items()}

@@ -14,7 +14,7 @@ from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, build_profile, override, read_profile
 from moesim.identify.agreement import check_agreement
 from moesim.identify.cases import Case, choices, make_cases, needed_bytes, roomy
-from moesim.identify.constants import Z90, Constant, Machine
+from moesim.identify.constants import Z90, Constant, Machine, check_free
 from moesim.identify.fit import Fit, Problem, spreads
 from moesim.identify.observations import Observation, check_rows
 from moesim.identify.predictor import AGREE, STEP, Memo, Predictor
@@ -191,12 +191,14 @@ def identify(
     InputError
         If a row, a model, a setting or the profile is wrong, or no row is left for the identification.
     """
+    check_free(free)
     raw, path, _ = read_profile(base, "hardware")
     place = path or "hardware"
     check_rows(observations)
     memo = memo or Memo()
     start = Machine(raw, place, free)
     cases = make_cases(observations)
+    _check_gpu(cases, start)
     check_agreement(cases, _room(start))
     status = _statuses(cases, start)
     if "used" not in status:
@@ -230,6 +232,19 @@ def identify(
 
 def _where(rows: Sequence[Observation]) -> str:
     return rows[0].place.rpartition(":")[0] if rows and rows[0].place else "observations"
+
+
+def _check_gpu(cases: Sequence[Case], machine: Machine) -> None:
+    """Refuse settings that need a GPU where the profile has none."""
+    if machine.base.devices[machine.gpu].role == "accelerator":
+        return
+    for case in cases:
+        one = case.observation
+        if case.setting.policy["name"] != "all-cpu":
+            raise ConfigError(
+                f"{one.place or 'row ' + one.row}: setting: expected all_cpu beside a profile without a GPU, "
+                f"{machine.place}, got '{one.setting}'; write all_cpu, or name a profile with a GPU"
+            )
 
 
 def _none_used(cases: Sequence[Case], machine: Machine) -> str:

@@ -55,6 +55,8 @@ def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
     if not weak:
         return []
     machine = found.predictor.machine
+    if machine.base.devices[machine.gpu].role != "accelerator":
+        return []  # llama-bench's settings are where layers are: on a GPU, or not
     room = build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
     memory = machine.base.devices[machine.gpu].memory_bytes
     known = {_key(case) for case in found.predictor.cases}

@@ -66,10 +66,10 @@ def constants_table(found: Identified, form: Format) -> str:
         value, low, high, below, above = (
             f"{number / scale:.3g}" for number in (one.value, one.low, one.high, one.prior_low, one.prior_high)
         )
-        said = verdict(one) + (f", exchanged with {one.beside}" if one.beside else "")
+        said = verdict(one) + (f", cannot be told from {one.beside}" if one.beside else "")
         base = f"{one.constant.base / scale:.3g} ({below} to {above}, {one.constant.label})"
         rows.append([one.constant.name, value, f"{low} to {high}", unit, base, said])
-    return render(["constant", "value", "nine of ten", "unit", "before", "verdict"], rows, form, ["value"])
+    return render(["constant", "value", "90 % interval", "unit", "before", "verdict"], rows, form, ["value"])
 
 
 def rows_table(found: Identified, form: Format) -> str:
@@ -85,7 +85,7 @@ def rows_table(found: Identified, form: Format) -> str:
              f"{one.low:.3g} to {one.high:.3g}", o.unit, f"{one.ratio:.3f}",
              "-" if one.left_out is None else f"{one.left_out:.3f}", said]
         )  # fmt: skip
-    head = ["row", "model", "bits", "setting", "observed", "predicted", "nine of ten", "unit", "ratio", "left out", "status"]
+    head = ["row", "model", "bits", "setting", "observed", "predicted", "90 % interval", "unit", "ratio", "left out", "status"]
     return render(head, rows, form, ["observed", "predicted", "ratio", "left out"])
 
 

@@ -62,7 +62,7 @@ def identified(frame: pd.DataFrame, name: str) -> Figure:
 def _panel(axes: Axes, rows: pd.DataFrame, labels: dict[str, Artist]) -> None:
     x = rows["x"].astype(float)
     if len(rows) > 1:
-        labels["nine of ten"] = axes.fill_between(x, rows["low"], rows["high"], color=SKY, alpha=0.35, linewidth=0)
+        labels["90 % interval"] = axes.fill_between(x, rows["low"], rows["high"], color=SKY, alpha=0.35, linewidth=0)
     (labels["predicted"],) = axes.plot(x, rows["predicted"], color=BLACK, linewidth=0.9, marker="_", markersize=5)
     for status, (marker, colour, words) in _LOOK.items():
         these = rows[rows["status"] == status]
