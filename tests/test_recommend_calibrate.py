@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -85,3 +86,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert load_hardware(out / "identified.yaml").numbers["devices.cpu0.memory_bytes_per_s"].interval is not None
     assert load_config(out / "best.yaml", []).hardware["base"] == str(out / "identified.yaml")
     assert (out / "curve.csv").read_text().count("\n") == len(told["curve"]) + 1
+    assert json.loads((out / "recommendation.json").read_text()) == told
+    assert "Best of --n-cpu-moe" in (out / "recommendation.md").read_text()
+    least = min(one["n_cpu_moe"] for one in told["curve"] if one["fits"] and (one["context"], one["ubatch"]) == (2048, 512))
+    typed = [int(n) for n in re.findall(r"--n-cpu-moe (\d+)", json.dumps(told))]
+    assert typed and all(n >= least for n in typed), "what is to be typed fits"

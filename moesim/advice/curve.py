@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,6 +83,16 @@ def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool
     rows = 4 * (model.vocab + 4 * model.hidden + 2 * model.top_k * model.expert_intermediate)
     matrix = bits_to_bytes(model.n_experts * model.hidden * model.expert_intermediate, model.expert_bits or 16)
     return ubatch * (rows + 2 * context) + (2 * matrix if offloads else 0)
+
+
+def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    """Write the identified machine so that a search keeps as much of the GPU's memory free as `curve` does at its first -ub."""
+    n_bytes = setting.hardware.devices[setting.gpu].workspace_bytes
+    n_bytes += compute_bytes(setting.model, UBATCHES[0], setting.context * setting.asked.batch, offloads=True)
+    how = f"the profile's, and an estimate of llama.cpp's compute buffers at -ub {UBATCHES[0]}"
+    written = copy.deepcopy(dict(raw))
+    written["devices"][setting.gpu]["workspace_bytes"] = {"value": n_bytes, "source": "derived", "how": how}
+    return written
 
 
 def curve(setting: Setting, found: Identified) -> list[Point]:
@@ -180,8 +191,10 @@ def curve_text(points: Sequence[Point], setting: Setting, form: Format) -> str:
     ]
     if first is not None:
         lines.append(
-            f"Best: -ngl 99 --n-cpu-moe {first.n_cpu_moe} -c {first.context * setting.asked.batch} -ub {first.ubatch}: "
-            f"{first.speed:.3g} tokens/s, nine of ten within {first.low:.3g} to {first.high:.3g}.\n"
+            f"Best of --n-cpu-moe: -ngl 99 --n-cpu-moe {first.n_cpu_moe} -c {first.context * setting.asked.batch} "
+            f"-ub {first.ubatch}: {first.speed:.3g} tokens/s when the context is full, {first.low:.3g} to {first.high:.3g} "
+            "(90 %, by the observed speeds). Placements further up may hold single experts of a layer, which this option cannot; "
+            "their intervals (80 %) rest on other machines.\n"
         )
     return "\n".join(lines)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,7 +20,9 @@ from moesim.output_folder import OutputFolder
 from moesim.table import Format, render_records
 
 
-def write_folder(advice: Advice, out: Path, more: Mapping[str, bytes] | None = None) -> None:
+def write_folder(
+    advice: Advice, out: Path, more: Mapping[str, bytes] | None = None, *, added: Mapping[str, Any] | None = None, page: str = ""
+) -> None:
     """Write an advice; an earlier result in the folder is replaced at the end.
 
     Parameters
@@ -31,6 +34,10 @@ def write_folder(advice: Advice, out: Path, more: Mapping[str, bytes] | None = N
         ``best.yaml`` (the best as an experiment) and, with a GGUF file, ``model.yaml``.
     more : mapping of str to bytes, optional
         Other files; the machine is ``identified.yaml``, if that is among them.
+    added : mapping of str to object, optional
+        What ``recommendation.json`` also holds.
+    page : str
+        What ``recommendation.md`` also says.
     """
     rows = rows_of(advice)
     raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
@@ -45,8 +52,8 @@ def write_folder(advice: Advice, out: Path, more: Mapping[str, bytes] | None = N
         files["model.yaml"] = model_yaml(advice.setting.model).encode()
         raw["model"] = str(out / "model.yaml")
     files["best.yaml"] = yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode()
-    files["recommendation.json"] = (json.dumps(document(advice), indent=2) + "\n").encode()
-    files["recommendation.md"] = text(advice, Format.MD).encode()
+    files["recommendation.json"] = (json.dumps(document(advice) | dict(added or {}), indent=2) + "\n").encode()
+    files["recommendation.md"] = (text(advice, Format.MD) + page).encode()
     files["runs.csv"] = render_records(rows, Format.CSV).encode()
     files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
     if more and "identified.yaml" in more:  # where the machine was while it was simulated is of no use to a reader

@@ -13,7 +13,7 @@ import yaml
 
 from moesim.advice.folder import write_folder
 from moesim.advice.recommend import recommend as search
-from moesim.advice.setting import Asked
+from moesim.advice.setting import Asked, look_up
 from moesim.advice.show import output
 from moesim.atomic import write_bytes
 from moesim.commands.runs import Jobs
@@ -89,7 +89,7 @@ def _identified(
     form: Format,
 ) -> int:  # fmt: skip
     """Identify the machine, search on it, and add the curve over its settings."""
-    from moesim.advice.curve import check_machine, curve, curve_records, curve_text
+    from moesim.advice.curve import check_machine, curve, curve_records, curve_text, with_buffers
     from moesim.identify.identify import identify  # SciPy takes most of a second to import
     from moesim.identify.observations import read_observations
     from moesim.identify.report import remarks
@@ -97,28 +97,36 @@ def _identified(
     rows = read_observations(file, [model] if model is not None and gguf is None and not model.startswith("{") else [])
     with telling() as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         found = identify(base, rows, leave_out=False, tell=tell)
-        contents = yaml.safe_dump(found.raw, sort_keys=False, width=120).encode()
-        profile = write_bytes(Path(folder) / "identified.yaml", contents)
+        profile = write_bytes(Path(folder) / "identified.yaml", _dumped(found.raw))
         asked = Asked(
             _value(model, "--model"), str(profile), vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy
         )  # fmt: skip
         tell("placements")
+        setting = look_up(asked, Path(folder))
+        check_machine(setting)
+        contents = _dumped(with_buffers(found.raw, setting))
+        write_bytes(profile, contents)
         advice = search(asked, jobs=jobs, progress=False)
-        check_machine(advice.setting)
         tell("settings of llama.cpp")
-        points = curve(advice.setting, found)
+        points = curve(setting, found)
     text = output(advice, form).replace(str(profile), profile.name)  # the folder is gone when it is read
+    added = {"identified": remarks(found, []), "curve": curve_records(points)}
     if form is Format.JSON:
-        text = json.dumps({**json.loads(text), "identified": remarks(found, []), "curve": curve_records(points)}, indent=2) + "\n"
+        text = json.dumps({**json.loads(text), **added}, indent=2) + "\n"
     elif not form.for_programs:
         between = "\n\n" if form is Format.MD else "\n"
-        text += between.join(["", *remarks(found, [])]) + "\n\n" + curve_text(points, advice.setting, form)
+        text += between.join(["", *remarks(found, [])]) + "\n\n" + curve_text(points, setting, form)
     sys.stdout.write(text)
     if out is not None:
         more = {"identified.yaml": contents, "curve.csv": render_records(curve_records(points), Format.CSV).encode()}
-        write_folder(advice, out, more)
+        page = "\n\n".join(["", *remarks(found, []), curve_text(points, setting, Format.MD)])
+        write_folder(advice, out, more, added=added, page=page)
         say(f"wrote {out}")
     return 0
+
+
+def _dumped(raw: Any) -> bytes:
+    return yaml.safe_dump(raw, sort_keys=False, width=120).encode()
 
 
 def _value(text: str | None, option: str) -> Any:
