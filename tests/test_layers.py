@@ -56,6 +56,7 @@ ONLY = {  # who may import what
     "pydantic": [
         "identify.observations",
         "studies.paper_identify",
+        "validation.choices",
         "experiment.config",
         "experiment.config_errors",
         "experiment.quick",

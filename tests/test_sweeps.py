@@ -709,7 +709,7 @@ def test_resolving_makes_a_policy_once_whatever_the_number_of_settings(imports: 
         made.append(spec)
         return make_policy(spec, place)
 
-    monkeypatch.setattr("moesim.experiment.resolve.make_policy", make)
+    monkeypatch.setattr("moesim.experiment.needs.make_policy", make)
     raw = {
         "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
         "workload": {"batch_size": 1, "prompt_tokens": 4, "decode_tokens": 2}, "cache": {"ratio": 0.25}, "repeat": 40,

@@ -1,7 +1,7 @@
 """What each choice behind the profiles of public machines is worth: predictions again, with one of them the other way.
 
 ``python -m moesim.validation.choices`` prints the table of ``docs/validation-public.md``. Its choices are those of
-``experiments/validation/choices.yaml``.
+``experiments/validation/_choices.yaml``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from moesim.validation.public_sweeps import Sweep, read_sweeps, sweeps_file
 from moesim.validation.sweep_report import run_sweeps
 from moesim.yaml_reader import read_yaml_value
 
-CHOICES: Final = "choices.yaml"
+CHOICES: Final = "_choices.yaml"
 WITHOUT: Final = "gtx1060-i5-7600k"
 """The machine without which errors are summed up as well: its own rows disagree."""
 NOW: Final = "all as they are"
