@@ -45,6 +45,15 @@ def test_a_changed_speed_of_a_row_that_is_not_used_changes_no_prediction(machine
     assert changed["predicted"].tolist() == pytest.approx(plain["predicted"].tolist(), rel=1e-9)
 
 
+def test_what_was_measured_twice_is_predicted_twice(machine: list[Sweep]):
+    chosen = ends(machine)
+    assert chosen is not None
+    again = replace(chosen[1], check="again", measured=chosen[1].measured / 2)
+    frame = identified_sweeps([*machine, again]).set_index("check")
+    assert frame.loc["again", "predicted"] == pytest.approx(frame.loc[chosen[1].check, "predicted"], rel=1e-9)
+    assert frame.loc["again", "part"] != "used"
+
+
 def test_identified_goes_with_public(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["validate", "x.yaml", "--identified", "--out", str(tmp_path / "out")]) == 2
     assert "add --public" in capsys.readouterr().err

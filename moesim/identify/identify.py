@@ -159,6 +159,7 @@ def identify(
     memo: Memo | None = None,
     intervals: bool = True,
     leave_out: bool = True,
+    agree: bool = True,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Identified:
     """Identify a machine.
@@ -179,6 +180,8 @@ def identify(
         Values of the engine that are known.
     intervals, leave_out : bool
         Whether to look for intervals by likelihood (else they are those of a parabola), and to leave blocks out.
+    agree : bool
+        Refuse rows of one setting that contradict each other.
     tell : callable
         Told what is being done.
 
@@ -199,7 +202,8 @@ def identify(
     start = Machine(raw, place, free)
     cases = make_cases(observations)
     _check_gpu(cases, start)
-    check_agreement(cases, _room(start))
+    if agree:
+        check_agreement(cases, _room(start))
     status = _statuses(cases, start)
     if "used" not in status:
         raise ConfigError(f"{_where(observations)}: {_none_used(cases, start)}")

@@ -82,7 +82,8 @@ def identified_sweeps(sweeps: Sequence[Sweep], tell: Callable[[str], None] = lam
 
 def _machine(rows: Sequence[Sweep], chosen: tuple[Sweep, Sweep]) -> list[dict[str, Any]]:
     observed = [_observation(row, used=row in chosen) for row in rows]
-    found = identify(rows[0].hardware, observed, intervals=False, leave_out=False)
+    # What a source measured twice, with options that are not simulated, is predicted twice.
+    found = identify(rows[0].hardware, observed, intervals=False, leave_out=False, agree=False)
     first, last = chosen
     records = []
     for row, one in zip(rows, found.predictions, strict=True):
