@@ -55,7 +55,7 @@ ONLY = {  # who may import what
     "safetensors": ["recorder.*"],
     "pydantic": [
         "identify.observations",
-        "studies.paper_identify",
+        "studies.paper_plan",
         "validation.choices",
         "experiment.config",
         "experiment.config_errors",

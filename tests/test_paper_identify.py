@@ -12,7 +12,9 @@ import pytest
 from moesim.errors import ConfigError
 from moesim.identify.constants import Constant
 from moesim.studies.paper_evaluate import stretched
-from moesim.studies.paper_identify import Identified, Plan, Point, identify_paper, read_plans
+from moesim.studies.paper_identify import Identified, identify_paper
+from moesim.studies.paper_plan import Plan, read_plans
+from moesim.studies.paper_response import Point
 from moesim.studies.papers import Compared
 from moesim.studies.published import Published, paper_folder
 
@@ -173,3 +175,22 @@ def test_a_wrong_plan_is_told(tmp_path: Path):
     (tmp_path / "_identify.yaml").write_text("dali: {hardware: x, decode_tokens: 0}\n")
     with pytest.raises(ConfigError, match=r"_identify.yaml: dali.decode_tokens: .* greater than or equal to 1, got 0"):
         read_plans(tmp_path)
+
+
+def test_a_constant_that_no_row_is_met_by_stays_near_its_prior_and_the_engine_has_the_last_word():
+    """The response to a small step promises faster runs; the engine says that they get slower further on."""
+
+    def engine(rate: float) -> float:
+        return 1 / rate if rate < 4 else rate / 16
+
+    def evaluate(points: Sequence[Point | None], which: Sequence[int]) -> list[list[Compared]]:
+        rates = [BASE["rate"] * math.exp(point.logs[0]) if point else BASE["rate"] for point in points]
+        return [[Compared(rows[index], engine(rate), n_runs=1) for index in which] for rate in rates]
+
+    rows = [row("a", "small", "value", 0.01), row("b", "large", "value", 0.01)]
+    plan = PLAN.model_copy(update={"blocks": ["a", "b"]})
+    found = identify_paper(plan, CONSTANTS[:1], rows, [Compared(one, engine(2.0), n_runs=1) for one in rows], evaluate)
+    for constants in found.constants.values():
+        assert 2.0 <= constants["rate"] < 8.0
+    assert all((answer.left_out or 0) <= (answer.derived or 0) for answer in found.answers)
+    assert all((answer.everything or 0) < (answer.derived or 0) for answer in found.answers)

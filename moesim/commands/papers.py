@@ -119,7 +119,8 @@ def _identify(
     from moesim.hardware import override, read_profile
     from moesim.identify.constants import Machine
     from moesim.studies.paper_evaluate import Evaluator  # SciPy takes most of a second to import
-    from moesim.studies.paper_identify import NAME, identify_paper, read_plans
+    from moesim.studies.paper_identify import identify_paper
+    from moesim.studies.paper_plan import NAME, read_plans
 
     plans = read_plans(folder)
     papers_chosen = {one.paper for one in chosen}

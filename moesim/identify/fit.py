@@ -62,6 +62,12 @@ def row_spread(spread: float | None, value: float) -> float:
     return UNKNOWN_SPREAD if spread is None else float(np.hypot(spread / value, MODEL_ERROR))
 
 
+def softened(off: Vector) -> Vector:
+    """Shrink residuals to the roots of SciPy's ``soft_l1``: their squares grow like the residual where it is large."""
+    found: Vector = off * np.sqrt(2 / (1 + np.sqrt(1 + off**2)))
+    return found
+
+
 class Told(Protocol):
     """What tells the logarithms of rows, and their derivatives, from the logarithms of constants' factors."""
 
@@ -84,7 +90,8 @@ class Problem:
     sigma : ndarray
         Spread of every row of the predictor.
     loss : {"linear", "soft_l1"}
-        Of SciPy's least squares: ``soft_l1`` lets rows that are far off count less.
+        Of rows: ``soft_l1`` lets rows that are far off count less. Priors always count in full: with a loss that grows ever
+        slower, a constant that no row tells could leave its prior at little cost.
     """
 
     def __init__(self, predictor: Told, rows: list[int], sigma: Vector, loss: Literal["linear", "soft_l1"] = "linear") -> None:
@@ -97,12 +104,19 @@ class Problem:
 
     def residuals(self, logs: Vector) -> Vector:
         """Residuals of rows, then of priors, in standard deviations."""
-        off = (self.predictor.values(logs) - self.predictor.observed)[self.rows] / (self.sigma * self.inflation)
-        return np.concatenate([off, logs / self.prior])
+        off = self._off(logs)
+        return np.concatenate([softened(off) if self.loss == "soft_l1" else off, logs / self.prior])
+
+    def _off(self, logs: Vector) -> Vector:
+        found: Vector = (self.predictor.values(logs) - self.predictor.observed)[self.rows] / (self.sigma * self.inflation)
+        return found
 
     def slopes(self, logs: Vector) -> Vector:
         """Derivatives of `residuals`."""
         rows = self.predictor.slopes(logs)[self.rows] / (self.sigma * self.inflation)[:, None]
+        if self.loss == "soft_l1":
+            root = np.sqrt(1 + self._off(logs) ** 2)
+            rows = rows * (np.sqrt((1 + root) / 2) / root)[:, None]  # the derivative of `softened`
         return np.vstack([rows, np.diag(1 / self.prior)])
 
     def fit(self, start: Vector | None = None, *, inflate: bool = True) -> Fit:
@@ -133,7 +147,6 @@ class Problem:
             jac=self.slopes,
             bounds=(-bound, bound),
             x_scale=self.prior,
-            loss=self.loss,
             xtol=1e-4,
             ftol=1e-5,
             gtol=1e-4,

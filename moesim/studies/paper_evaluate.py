@@ -13,7 +13,8 @@ from moesim.experiment.config import Config
 from moesim.experiment.resolve import Experiment, RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.identify.constants import Machine
-from moesim.studies.paper_identify import Plan, Point
+from moesim.studies.paper_plan import Plan
+from moesim.studies.paper_response import Point
 from moesim.studies.papers import Compared, compare, select, sides
 from moesim.studies.published import Published
 from moesim.trace import Trace

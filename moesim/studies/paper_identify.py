@@ -2,11 +2,12 @@
 
 The rows are ratios and times of whole runs, so that there is no formula for them. The engine is asked at the base profile, and
 with each constant dearer. A row then responds like a sum of times of which a share grows with the constant. Where a fit ends, the
-engine is asked again, and the response moved there. Least squares with priors by the numbers' labels give the constants, by the
-core of `moesim calibrate` (`moesim.identify.fit`). Runs are shortened: what they say is how a row changes against the derived
-profile, whose runs are whole. A row that the constants miss although it had a part in them tells nothing more: it is inconsistent
-with the rest of its paper. What comes out is a reading of a paper, labelled ``identified``. The answers of derived profiles,
-to which nothing was fitted, stay beside it.
+engine is asked again, and the response moved there. The engine decides: a step after which it meets the rows worse is halved, and
+not taken in the end. Least squares with priors by the numbers' labels give the constants, by the core of `moesim calibrate`
+(`moesim.identify.fit`). Runs are shortened: what they say is how a row changes against the derived profile, whose runs are whole.
+A row that the constants miss although it had a part in them tells nothing more: it is inconsistent with the rest of its paper.
+What comes out is a reading of a paper, labelled ``identified``. The answers of derived profiles, to which nothing was fitted,
+stay next to it.
 """
 
 from __future__ import annotations
@@ -14,105 +15,26 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from moesim.errors import ConfigError
 from moesim.identify.constants import Constant
-from moesim.identify.fit import Problem
+from moesim.identify.fit import Problem, softened
+from moesim.studies.paper_plan import Plan
+from moesim.studies.paper_response import Point, Response, Vector, point_at
 from moesim.studies.papers import Compared
 from moesim.studies.published import Published
-from moesim.yaml_reader import read_yaml_value
 
-NAME = "_identify.yaml"
 MISSED: Final = 1.35
 """A row beyond this factor even of constants that it had a part in is inconsistent with the rest of its paper."""
-
-_STEP: Final = 0.7
-"""The engine is asked this far from the base, of a constant's logarithm, or two standard deviations if that is less."""
 
 _CLEARLY: Final = 2.0
 """Bits whose fit is worse by this factor are not looked at closer."""
 
-_LEAST: Final = 0.05  # of a row's time that is left, however cheap a constant becomes
-
-Vector = NDArray[np.float64]
-
-
-class Plan(BaseModel):
-    """What is identified of a paper's platform; see ``experiments/papers/_identify.yaml``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    paper: str = ""
-    hardware: str
-    start: dict[str, Any] = Field(default_factory=dict)
-    free: list[str] = Field(default_factory=list)
-    more: dict[str, list[str]] = Field(default_factory=dict)
-    bits: dict[str, list[float]] = Field(default_factory=dict)
-    decode_tokens: int | None = Field(default=None, ge=1)
-    prompt_tokens: int | None = Field(default=None, ge=1)
-    lengths: dict[str, int] = Field(default_factory=dict)
-    spread: float = Field(default=0.1, gt=0)
-    readings: list[str] = Field(default_factory=list)
-    blocks: list[str] = Field(min_length=2)
-    told_by: str | None = None
-
-    def block_of(self, row: Published) -> str | None:
-        """Find the block of a row: a figure, or a figure and what its setting, quantity or runs are; None if it takes no part."""
-        if row.source != "runs" or row.kind not in ("value", "speedup", "gain"):
-            return None
-        told = (row.quantity, row.setting, row.system, row.kind, *row.where.split(";"))
-        for block in self.blocks:
-            figure, _, parts = block.partition(":")
-            if row.figure == figure and all(part in told for part in parts.split(";") if part):
-                return block
-        return None
-
-    def counts(self, row: Published) -> bool:
-        """Say whether a row may tell constants: of a number that can be read in several ways, only in a reading that is named."""
-        return not row.reading or row.reading in self.readings
-
-    def telling(self, out: str) -> list[str]:
-        """List the blocks that tell the constants which answer a block; for ``""`` the block that tells alone, or all."""
-        return [self.told_by] if self.told_by else [block for block in self.blocks if block != out]
-
-
-def read_plans(folder: Path) -> dict[str, Plan]:
-    """Read what is identified of which paper.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the papers' experiments.
-
-    Returns
-    -------
-    dict of str to Plan
-        By name; `Plan.paper` is always given.
-
-    Raises
-    ------
-    ConfigError
-        If the file is not as it must be.
-    """
-    path = folder / NAME
-    raw = read_yaml_value(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected papers with what is identified of them, got {type(raw).__name__}")
-    found = {}
-    for name, plan in raw.items():
-        try:
-            found[name] = Plan.model_validate({"paper": name, **plan})
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, (name, *first["loc"])))
-            raise ConfigError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}; correct it") from None
-    return found
+_TRIES: Final = 3
+"""How often a step is tried, half as long each time, before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +92,6 @@ class Identified:
     answers: list[Answer]
 
 
-@dataclass(frozen=True)
-class Point:
-    """A machine: logarithms of the constants' factors, and bits by model where they are free."""
-
-    logs: tuple[float, ...]
-    bits: tuple[tuple[str, float], ...] = ()
-
-
 Evaluate = Callable[[Sequence[Point | None], Sequence[int]], Sequence[Sequence[Compared]]]
 """Gives the rows of these numbers compared on each machine by shortened runs; None: the profile as it is."""
 
@@ -201,7 +115,7 @@ def identify_paper(
     evaluate : callable
         Runs the experiments, shortened.
     moves : int
-        How often the response is moved to what the engine says at the optimum.
+        How often a search goes on from where the engine was asked last: before contradicting rows are set aside, and after.
 
     Returns
     -------
@@ -212,47 +126,42 @@ def identify_paper(
     derived = _logs(rows, range(len(rows)), whole)
     short = _logs(rows, every, evaluate([None], every)[0])
 
-    def ask(points: Sequence[Point], which: Sequence[int] = every) -> list[Vector]:
-        return [_logs(rows, which, one) + derived - short for one in evaluate(points, which)]
+    def ask(points: Sequence[Point]) -> list[Vector]:
+        return [_logs(rows, every, one) + derived - short for one in evaluate(points, every)]
 
     used = [index for index in every if plan.counts(rows[index]) and math.isfinite(short[index] + derived[index])]
     kept = {out: [i for i in used if blocks[i] in plan.telling(out)] for out in ("", *plan.blocks)}
-    spread = np.full(len(rows), plan.spread)
     observed = np.array([_log(row, row.published) for row in rows])
     choices = [tuple(zip(plan.bits, chosen, strict=True)) for chosen in itertools.product(*plan.bits.values())]
-    needed = sorted(set().union(*kept.values()))
-    response = _Response.around_base(observed, constants, lambda points: ask(points, needed), choices[0])
-    ends: dict[str, tuple[float, Point]] = {}
+    response = Response.around_base(observed, constants, ask, choices[0])
+    ends: dict[str, _Known] = {}
     for bits in choices:
-        base = 0 * response.priors
-        mine = response if bits == choices[0] else response.through(base, ask([_point(base, bits)], needed)[0])
-        aside: set[int] = set()
-        for turn in range(moves + 1):
-            telling = {out: [index for index in which if index not in aside] for out, which in kept.items()}
-            fits = {out: Problem(mine, telling[out], spread, "soft_l1").fit(inflate=False) for out in kept}
-            worse = _squares(mine, fits[""].logs, kept[""], plan.spread) / ends[""][0] if ends else 0.0
-            if turn == moves or worse > _CLEARLY:
-                break
-            said = ask([_point(fits[""].logs, bits)], needed)[0]
-            mine = mine.through(fits[""].logs, said)
-            aside = _contradicting(said - observed, kept[""]) if not plan.told_by else aside
-        for out, fit in fits.items():
-            squares = _squares(mine, fit.logs, kept[out], plan.spread)
-            if out not in ends or squares < ends[out][0]:
-                ends[out] = squares, _point(fit.logs, bits)
-    everything = np.full(len(rows), math.nan) if plan.told_by else ask([ends[""][1]])[0]
-    left_out = np.full(len(rows), math.nan)
-    for out in plan.blocks:
-        which = [index for index in every if blocks[index] == out]
-        left_out[which] = ask([ends[out][1]], which)[0][which]
-    slope = response.slopes(np.array(ends[""][1].logs))[kept[""]] / plan.spread
+        base = response.base if bits == choices[0] else ask([point_at(0 * response.priors, bits)])[0]
+        start = _Known(point_at(0 * response.priors, bits), base)
+        search = _Search(response, start, ask, plan.spread)
+        found = search.better(start, kept[""], moves)
+        if ends and search.cost(found, kept[""]) > _CLEARLY * search.cost(ends[""], kept[""]):
+            continue
+        aside = set() if plan.told_by else _contradicting(found.values - observed, kept[""])
+        telling = {out: [index for index in which if index not in aside] for out, which in kept.items()}
+        known = {tuple(telling[""]): search.better(found, telling[""], moves)}
+        for out, which in telling.items():
+            if tuple(which) not in known:  # from the base: where all rows led to, a part of them is not asked for
+                known[tuple(which)] = search.better(start, which, moves)
+            end = known[tuple(which)]
+            if out not in ends or search.cost(end, kept[out]) < search.cost(ends[out], kept[out]):
+                ends[out] = end
+    none = np.full(len(rows), math.nan)
+    everything = none if plan.told_by else ends[""].values
+    left_out = np.array([ends[block].values[i] if block is not None else math.nan for i, block in enumerate(blocks)])
+    slope = response.slopes(np.array(ends[""].point.logs))[kept[""]] / plan.spread
     sigma = np.sqrt(np.diag(np.linalg.inv(slope.T @ slope + np.diag(response.priors**-2.0))))
     return Identified(
         constants={
-            out: {c.name: c.base * math.exp(log) for c, log in zip(constants, point.logs, strict=True)}
-            for out, (_, point) in ends.items()
+            out: {c.name: c.base * math.exp(log) for c, log in zip(constants, end.point.logs, strict=True)}
+            for out, end in ends.items()
         },
-        bits={out: dict(point.bits) for out, (_, point) in ends.items()},
+        bits={out: dict(end.point.bits) for out, end in ends.items()},
         base={constant.name: constant.base for constant in constants},
         prior={constant.name: constant.sigma for constant in constants},
         sigma={constant.name: float(one) for constant, one in zip(constants, sigma, strict=True)},
@@ -264,67 +173,64 @@ def identify_paper(
 
 
 @dataclass(frozen=True)
-class _Response:
-    """Logarithms of all rows as functions of those of the constants' factors.
+class _Known:
+    """A machine, and the logarithm of each row by the engine."""
 
-    With one constant dearer by a factor f, a time with a share s of it becomes 1 + s (f - 1) times as long. A row that falls is
-    taken as the inverse of one that rises.
+    point: Point
+    values: Vector
+
+
+class _Search:
+    """Looks for constants with a response, and believes the engine.
+
+    The response always goes through what the engine said last, whichever rows were looked at: the engine's answers to one block's
+    constants say how rows respond, and nothing about what was printed for them.
     """
 
-    observed: Vector
-    priors: Vector
-    dearer: Vector  # 1 for costs, -1 for rates
-    signs: Vector  # rows x constants
-    shares: Vector
-    base: Vector
+    def __init__(self, response: Response, start: _Known, ask: Callable[[Sequence[Point]], list[Vector]], spread: float) -> None:
+        self.last = np.array(start.point.logs)
+        self.response = response.through(self.last, start.values)
+        self.ask = ask
+        self.spread = spread
 
-    @classmethod
-    def around_base(
-        cls, observed: Vector, constants: Sequence[Constant], ask: Callable[[Sequence[Point]], list[Vector]],
-        bits: tuple[tuple[str, float], ...],
-    ) -> _Response:  # fmt: skip
-        priors = np.array([constant.sigma for constant in constants])
-        dearer = np.array([-1.0 if constant.unit.endswith("/s") else 1.0 for constant in constants])
-        step = np.minimum(2 * priors, _STEP)
-        middle, *others = ask([_point(move, bits) for move in (0 * step, *np.diag(dearer * step))])
-        change = np.array(others).T - middle[:, None]
-        shares = np.expm1(np.abs(change)) / np.expm1(step)
-        return cls(observed, priors, dearer, np.sign(change), shares, middle)
+    def cost(self, known: _Known, rows: Sequence[int]) -> float:
+        """Sum the squares of these rows by the engine, with their robust loss, and those of the priors."""
+        off = softened((known.values - self.response.observed)[list(rows)] / self.spread)
+        prior = np.array(known.point.logs) / self.response.priors
+        return float(off @ off + prior @ prior)
 
-    def _left(self, logs: Vector) -> Vector:
-        found: Vector = np.maximum(1 + self.shares * np.expm1(self.dearer * logs), _LEAST)
-        return found
+    def better(self, best: _Known, rows: list[int], moves: int) -> _Known:
+        """Follow the response to where it meets these rows best, as long as the engine agrees that they are met better."""
+        sigma = np.full(len(best.values), self.spread)
+        for _ in range(moves):
+            start = np.array(best.point.logs)
+            logs = Problem(self.response, rows, sigma, "soft_l1").fit(start, inflate=False).logs
+            for _ in range(_TRIES):
+                point = point_at(logs, best.point.bits)
+                if point == best.point:
+                    return best
+                tried = self._ask(point)
+                if self.cost(tried, rows) < self.cost(best, rows):
+                    break
+                logs = (logs + start) / 2
+            else:
+                return best
+            best = tried
+        return best
 
-    def values(self, logs: Vector) -> Vector:
-        """Give the logarithm of each row."""
-        found: Vector = self.base + (self.signs * np.log(self._left(logs))).sum(axis=1)
-        return found
-
-    def slopes(self, logs: Vector, *, both: bool = False) -> Vector:
-        """Give the derivatives, (rows, constants)."""
-        found: Vector = self.signs * self.dearer * self.shares * np.exp(self.dearer * logs) / self._left(logs)
-        return found
-
-    def through(self, logs: Vector, values: Vector) -> _Response:
-        """Move it to what the engine says at a point."""
-        return replace(self, base=self.base + values - self.values(logs))
+    def _ask(self, point: Point) -> _Known:
+        logs = np.array(point.logs)
+        known = _Known(point, self.ask([point])[0])
+        if np.any(logs != self.last):
+            self.response = self.response.through(logs, known.values, self.last)
+            self.last = logs
+        return known
 
 
 def _contradicting(off: Vector, used: Sequence[int]) -> set[int]:
     """Find the rows that no constants bring within `MISSED` beside the others: the worst, at most one in five."""
     worst = sorted(used, key=lambda index: -abs(off[index]))[: len(used) // 5]
     return {index for index in worst if abs(off[index]) > math.log(MISSED)}
-
-
-def _squares(response: _Response, logs: Vector, kept: Sequence[int], spread: float) -> float:
-    """Cost of a fit, as its loss has it: what decides between precisions."""
-    off = np.concatenate([(response.values(logs) - response.observed)[list(kept)] / spread, logs / response.priors])
-    return float(np.sum(2 * (np.sqrt(1 + off**2) - 1)))
-
-
-def _point(logs: Vector, bits: tuple[tuple[str, float], ...]) -> Point:
-    # Rounded: the last digits of a fit depend on how arrays lie in memory, and runs are found again by their constants.
-    return Point(tuple(round(float(log), 5) for log in logs), bits)
 
 
 def _logs(rows: Sequence[Published], which: Sequence[int], compared: Sequence[Compared]) -> Vector:
