@@ -56,8 +56,9 @@ class Truth:
     def draw(self, seed: int) -> tuple[dict[str, float], list[Observation]]:
         """Draw constants from their priors, and observations with the noise that an unknown spread stands for."""
         rng = np.random.default_rng(seed)
-        sigma = np.array([constant.sigma for constant in self.machine.constants])
-        logs = sigma * rng.standard_normal(len(sigma))
+        below, above = np.array([constant.sigmas for constant in self.machine.constants]).T
+        side = np.where(rng.random(len(below)) < below / (below + above), -below, above)  # of two halves that meet at the base
+        logs = side * np.abs(rng.standard_normal(len(side)))
         times = self.predictor.values(logs) + UNKNOWN_SPREAD * rng.standard_normal(len(self.plain))
         observed = [
             one.model_copy(update={"value": one.batch / math.exp(time) * 1e9})

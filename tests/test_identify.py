@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moesim.cli import main
@@ -15,13 +16,14 @@ from moesim.errors import InputError
 from moesim.hardware import build_profile, load_hardware, read_profile
 from moesim.identify.agreement import check_agreement
 from moesim.identify.cases import make_cases, roomy
-from moesim.identify.constants import Machine
+from moesim.identify.constants import CEILING, PRIOR, Z90, Machine
 from moesim.identify.engine import engine_log_time
 from moesim.identify.identify import identify
 from moesim.identify.next_line import next_lines
 from moesim.identify.observations import read_observations
+from moesim.identify.predictor import Memo, Predictor
 from moesim.identify.surrogate import Surrogate
-from tests.identify_kit import BASE, ROOMY, Truth, rows
+from tests.identify_kit import BASE, ROOMY, SETTINGS, Truth, rows
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "experiments" / "calibrate" / "rtx2070super.csv"
 HEAD = "model,bits,setting,batch,context,value,unit,kind,spread,role\n"
@@ -272,7 +274,7 @@ def test_without_rows_that_tell_priors_hold(truth: Truth):
     found = identify(ROOMY, observed[:1])
     known = {one.constant.name: one for one in found.constants}
     assert not known["link_rate"].moves and known["link_rate"].value == known["link_rate"].constant.base
-    assert {one.constant.name for one in found.constants if one.identified} <= {"gpu_read_rate"}
+    assert {one.constant.name for one in found.constants if one.identified} <= {"gpu_read_rate", "gpu_layer"}
     assert not known["cpu_read_rate"].moves
     assert found.left_out_by == "nothing"
 
@@ -360,3 +362,43 @@ def test_an_identified_profile_is_no_default():
     from moesim.hardware import hardware_names
 
     assert all("identified" not in load_hardware(name).labels for name in hardware_names())
+
+
+def sides(**changes: Any) -> dict[str, tuple[float, float]]:
+    raw, path, _ = read_profile({**ROOMY, **{key.replace("__", "."): value for key, value in changes.items()}})
+    return {one.name: one.sigmas for one in Machine(raw, str(path)).constants}
+
+
+def test_each_end_of_an_interval_holds_its_own_side():
+    number = {"value": 20.0, "source": "assumed", "why": "a test", "interval": [15.0, 60.0]}
+    below, above = sides(**{"devices.gpu0.token_us": number})["gpu_step"]
+    assert (below, above) == (pytest.approx(math.log(20 / 15) / Z90), pytest.approx(math.log(3) / Z90))
+    at_its_end = sides(**{"devices.gpu0.token_us": number | {"interval": [20.0, 60.0]}})["gpu_step"]
+    assert at_its_end == (PRIOR["measured"], pytest.approx(above))
+
+
+def test_a_rate_of_a_data_sheet_is_a_ceiling_and_its_time_is_not():
+    sheet = {"source": "spec-sheet", "ref": "a test"}
+    found = sides(
+        **{"devices.gpu0.memory_bytes_per_s": {"value": 448e9, **sheet}, "devices.gpu0.token_us": {"value": 20.0, **sheet}}
+    )
+    assert found["gpu_read_rate"] == (PRIOR["spec-sheet"], CEILING)
+    assert found["gpu_step"] == (PRIOR["spec-sheet"], PRIOR["spec-sheet"])
+
+
+def test_a_speed_beyond_the_data_sheet_does_not_lift_its_rate(truth: Truth):
+    """Twice the speed that the base predicts would ask for twice the rate; costs that are loose give way instead."""
+    sheet = {"value": 448e9, "source": "spec-sheet", "ref": "a test"}
+    base = {**ROOMY, "devices.gpu0.memory_bytes_per_s": sheet}
+    raw, path, _ = read_profile(base)
+    names = ["gpu_read_rate", "gpu_layer"]
+    machine = Machine(raw, str(path), names)
+    plain = rows(SETTINGS[:1])
+    time = Predictor(machine, make_cases(plain), Memo()).engine(np.zeros(2))[0]
+    fast = [plain[0].model_copy(update={"value": 2e9 / math.exp(time)})]
+    found = {one.constant.name: one for one in identify(base, fast, free=names, leave_out=False).constants}
+    assert found["gpu_read_rate"].value < 448e9 * math.exp(8 * CEILING) < 448e9 * 1.5
+    loose = {**base, "devices.gpu0.memory_bytes_per_s": sheet | {"source": "assumed", "why": "a test"}}
+    del loose["devices.gpu0.memory_bytes_per_s"]["ref"]
+    free = {one.constant.name: one for one in identify(loose, fast, free=names, leave_out=False).constants}
+    assert free["gpu_read_rate"].value > 1.2 * found["gpu_read_rate"].value

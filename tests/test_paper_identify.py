@@ -21,8 +21,8 @@ from moesim.studies.published import Published, paper_folder
 PLAN = Plan.model_validate({"paper": "p", "hardware": "any", "spread": 0.02, "blocks": ["a", "b", "c"]})
 BASE = {"rate": 2.0, "cost": 1.0}
 CONSTANTS = [
-    Constant("rate", ("rate",), BASE["rate"], "B/s", math.log(3), "assumed"),
-    Constant("cost", ("cost",), BASE["cost"], "us", math.log(3), "assumed"),
+    Constant("rate", ("rate",), BASE["rate"], "B/s", (math.log(3), math.log(3)), "assumed"),
+    Constant("cost", ("cost",), BASE["cost"], "us", (math.log(3), math.log(3)), "assumed"),
 ]
 TRUE = {"rate": 4.0, "cost": 0.5}
 
@@ -106,10 +106,11 @@ def test_a_block_that_contradicts_the_rest_is_not_met_by_the_rest():
 
 
 def test_what_no_row_tells_keeps_its_prior():
-    idle = Constant("idle", ("idle",), 7.0, "us", math.log(3), "assumed")
+    idle = Constant("idle", ("idle",), 7.0, "us", (math.log(3), math.log(3)), "assumed")
     found = identified(ROWS, constants=[*CONSTANTS, idle])
     assert found.constants[""]["idle"] == pytest.approx(7.0)
-    assert found.sigma["idle"] == found.prior["idle"] == pytest.approx(math.log(3.0))
+    assert found.prior["idle"] == (math.log(3.0), math.log(3.0))
+    assert found.sigma["idle"] == pytest.approx(math.log(3.0))
 
 
 def test_a_row_without_a_run_takes_no_part():
@@ -136,7 +137,9 @@ def test_one_block_may_tell_all_others():
 
 def test_bits_that_are_not_printed_are_chosen_by_the_rows():
     plan = PLAN.model_copy(update={"bits": {"model": [16.0, 1.0]}})
-    found = identified(ROWS, plan=plan, constants=[CONSTANTS[0], Constant("cost", ("cost",), 0.5, "us", 0.05, "measured")])
+    found = identified(
+        ROWS, plan=plan, constants=[CONSTANTS[0], Constant("cost", ("cost",), 0.5, "us", (0.05, 0.05), "measured")]
+    )
     assert found.bits == {out: {"model": 1.0} for out in ("", *PLAN.blocks)}
 
 

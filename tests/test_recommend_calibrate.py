@@ -14,8 +14,9 @@ from moesim.advice.setting import Asked, Setting, look_up
 from moesim.cli import main
 from moesim.experiment.config import load_config
 from moesim.hardware import load_hardware
-from moesim.identify.identify import Identified, identify
+from moesim.identify.identify import identify
 from moesim.identify.observations import read_observations
+from moesim.identify.results import Identified
 from moesim.model import load_model
 from moesim.table import Format
 

@@ -17,9 +17,9 @@ from moesim.hardware import build_profile
 from moesim.identify.cases import Case, needed_bytes, roomy
 from moesim.identify.constants import Z90
 from moesim.identify.fit import MODEL_ERROR
-from moesim.identify.identify import Identified
 from moesim.identify.observations import observation
 from moesim.identify.predictor import Memo, Predictor
+from moesim.identify.results import Identified
 from moesim.identify.settings import read_setting
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.table import Format, render

@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import HardwareProfile, build_profile, override
+from moesim.hardware.types import Number
 
 PRIOR: Final[Mapping[str, float]] = {
     "measured": 0.05,
@@ -20,6 +24,9 @@ PRIOR: Final[Mapping[str, float]] = {
     "assumed": math.log(2),
 }
 """One standard deviation of a constant's logarithm, by the label of its number; an interval beside the number goes before it."""
+
+CEILING: Final = PRIOR["measured"]
+"""How far above a data sheet's rate a rate may lie: the sheet says what no program exceeds."""
 
 Z90: Final = 1.6448536269514722
 """Standard deviations on either side within which nine of ten lie."""
@@ -56,8 +63,8 @@ class Constant:
         The first of them, as the profile has it.
     unit : str
         Of that number.
-    sigma : float
-        Of the logarithm of the factor, before any observation.
+    sigmas : tuple of float
+        Of the logarithm of the factor, below and above the base, before any observation.
     label : str
         Of the number that the prior rests on.
     """
@@ -66,8 +73,34 @@ class Constant:
     keys: tuple[str, ...]
     base: float
     unit: str
-    sigma: float
+    sigmas: tuple[float, float]
     label: str
+
+    def at(self, deviations: float) -> float:
+        """Give the number that many standard deviations above its base (below, if negative)."""
+        return self.base * math.exp(deviations * self.sigmas[deviations > 0])
+
+    @property
+    def width(self) -> float:
+        """Width of the prior's interval of 90 %, in logarithms."""
+        return Z90 * sum(self.sigmas)
+
+
+@dataclass(frozen=True)
+class Priors:
+    """Standard deviations of constants' logarithms, below and above their bases: each (constants,)."""
+
+    below: NDArray[np.float64]
+    above: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, constants: Sequence[Constant]) -> Priors:
+        """Collect those of constants."""
+        return cls(np.array([one.sigmas[0] for one in constants]), np.array([one.sigmas[1] for one in constants]))
+
+    def at(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Give, of each constant, the one on the side where its logarithm lies."""
+        return np.where(logs < 0, self.below, self.above)
 
 
 _CPU, _GPU = "devices.{cpu}.", "devices.{gpu}."
@@ -150,16 +183,12 @@ class Machine:
         if not keys:
             return None
         number = numbers[keys[0]]
-        interval = number.interval
-        sigma = PRIOR[number.source]
-        if interval is not None and interval[0] > 0 and interval[1] > interval[0]:
-            sigma = max(math.log(interval[1] / interval[0]) / (2 * Z90), PRIOR["measured"])
         label = number.source
+        unit = next(unit for ending, unit in _UNITS.items() if keys[0].endswith(ending))
         short = keys[0].partition(f"{self.cpu}.")[2]
         if short in _ABSENT and number.source == "assumed" and str(number.ref).startswith(_ADDED):
-            sigma, label = LOOSE, "not in the profile"
-        unit = next(unit for ending, unit in _UNITS.items() if keys[0].endswith(ending))
-        return Constant(name, tuple(keys), float(number.value), unit, sigma, label)
+            return Constant(name, tuple(keys), float(number.value), unit, (LOOSE, LOOSE), "not in the profile")
+        return Constant(name, tuple(keys), float(number.value), unit, _sigmas(number, unit), label)
 
     def with_factors(self, logs: Sequence[float]) -> HardwareProfile:
         """Give the machine with each constant multiplied by the exponential of its entry."""
@@ -177,6 +206,17 @@ class Machine:
             for where in constant.keys:
                 values[where] = float(self.base.numbers[where].value) * math.exp(log)
         return override(self.raw, {**values, **(more or {})}, self.place)
+
+
+def _sigmas(number: Number, unit: str) -> tuple[float, float]:
+    """Hold a number by its own interval, each end for its side; else by its label."""
+    interval = number.interval
+    if interval is not None and interval[0] > 0 and interval[1] > interval[0]:
+        value = float(number.value)
+        below, above = math.log(value / interval[0]) / Z90, math.log(interval[1] / value) / Z90
+        return max(below, PRIOR["measured"]), max(above, PRIOR["measured"])
+    sigma = PRIOR[number.source]
+    return sigma, CEILING if number.source == "spec-sheet" and unit.endswith("/s") else sigma
 
 
 def _scales(value: Any) -> bool:

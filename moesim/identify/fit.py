@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import numpy as np
 from scipy.optimize import least_squares
 
-from moesim.identify.constants import Z90
+from moesim.identify.constants import Z90, Priors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +72,7 @@ class Told(Protocol):
     """What tells the logarithms of rows, and their derivatives, from the logarithms of constants' factors."""
 
     @property
-    def priors(self) -> Vector: ...  # one standard deviation of each constant's
+    def priors(self) -> Priors: ...
     @property
     def observed(self) -> Vector: ...
     def values(self, logs: Vector) -> Vector: ...
@@ -98,14 +98,14 @@ class Problem:
         self.predictor = predictor
         self.rows = rows
         self.sigma = sigma[rows]
-        self.prior = predictor.priors
+        self.priors = predictor.priors
         self.inflation = 1.0
         self.loss = loss
 
     def residuals(self, logs: Vector) -> Vector:
         """Residuals of rows, then of priors, in standard deviations."""
         off = self._off(logs)
-        return np.concatenate([softened(off) if self.loss == "soft_l1" else off, logs / self.prior])
+        return np.concatenate([softened(off) if self.loss == "soft_l1" else off, logs / self.priors.at(logs)])
 
     def _off(self, logs: Vector) -> Vector:
         found: Vector = (self.predictor.values(logs) - self.predictor.observed)[self.rows] / (self.sigma * self.inflation)
@@ -117,15 +117,15 @@ class Problem:
         if self.loss == "soft_l1":
             root = np.sqrt(1 + self._off(logs) ** 2)
             rows = rows * (np.sqrt((1 + root) / 2) / root)[:, None]  # the derivative of `softened`
-        return np.vstack([rows, np.diag(1 / self.prior)])
+        return np.vstack([rows, np.diag(1 / self.priors.at(logs))])
 
     def fit(self, start: Vector | None = None, *, inflate: bool = True) -> Fit:
         """Find the optimum; scatter beyond what spreads say widens them, and the optimum is found again."""
-        logs = self._search(np.zeros(len(self.prior)) if start is None else start)
+        logs = self._search(np.zeros(len(self.priors.below)) if start is None else start)
         if inflate:
             slopes = self.slopes(logs)
             off = self.residuals(logs)[: len(self.rows)]
-            told = float(np.sum(1 - np.diag(np.linalg.inv(slopes.T @ slopes)) / self.prior**2))
+            told = float(np.sum(1 - np.diag(np.linalg.inv(slopes.T @ slopes)) / self.priors.at(logs) ** 2))
             free = len(self.rows) - told
             scatter = float(off @ off) / free if free >= 1 else 1.0
             if scatter > 1:
@@ -133,20 +133,20 @@ class Problem:
                 logs = self._search(logs)
         full = self.predictor.slopes(logs, both=True)
         rows = full[self.rows] / (self.sigma * self.inflation)[:, None]
-        information = rows.T @ rows + np.diag(1 / self.prior**2)
+        information = rows.T @ rows + np.diag(self.priors.at(logs) ** -2.0)
         off = self.residuals(logs)
         return Fit(logs, float(off @ off), np.asarray(np.linalg.inv(information), float), full, self.inflation)
 
     def _search(self, start: Vector) -> Vector:
         if not len(start):
             return start
-        bound = _FAR * self.prior
+        low, high = -_FAR * self.priors.below, _FAR * self.priors.above
         found = least_squares(
             self.residuals,
-            np.clip(start, -0.99 * bound, 0.99 * bound),
+            np.clip(start, 0.99 * low, 0.99 * high),
             jac=self.slopes,
-            bounds=(-bound, bound),
-            x_scale=self.prior,
+            bounds=(low, high),
+            x_scale=(self.priors.below + self.priors.above) / 2,
             xtol=1e-4,
             ftol=1e-5,
             gtol=1e-4,
@@ -169,9 +169,8 @@ class Problem:
     def _side(self, fit: Fit, k: int, sign: float) -> float:
         """Follow the valley outwards from the optimum, other constants by chords with the slopes of the optimum."""
         rise, step = Z90**2, Z90 * float(np.sqrt(fit.covariance[k, k]))
-        others = [j for j in range(len(self.prior)) if j != k]
-        slopes = np.vstack([fit.slopes[self.rows] / (self.sigma * self.inflation)[:, None], np.diag(1 / self.prior)])
-        inner = np.linalg.pinv(slopes[:, others]) if others else np.zeros((0, len(slopes)))
+        others = [j for j in range(len(fit.logs)) if j != k]
+        rows = fit.slopes[self.rows] / (self.sigma * self.inflation)[:, None]
         along = fit.covariance[:, k] / fit.covariance[k, k]
 
         def least(distance: float) -> float:
@@ -184,7 +183,8 @@ class Problem:
                     return min(now, best)
                 best = now
                 logs = logs.copy()
-                logs[others] -= inner @ off
+                slopes = np.vstack([rows, np.diag(1 / self.priors.at(logs))])
+                logs[others] -= np.linalg.lstsq(slopes[:, others], off)[0]
             return best
 
         near, far = 0.0, step

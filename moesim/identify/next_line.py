@@ -12,9 +12,9 @@ import numpy as np
 from moesim.hardware import build_profile
 from moesim.identify.cases import Case, make_cases, needed_bytes, roomy
 from moesim.identify.fit import UNKNOWN_SPREAD
-from moesim.identify.identify import Identified
 from moesim.identify.observations import Observation, observation
 from moesim.identify.predictor import Memo, Predictor
+from moesim.identify.results import Identified
 
 
 @dataclass(frozen=True)

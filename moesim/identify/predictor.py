@@ -13,7 +13,7 @@ import numpy as np
 from moesim.costs import CostModel
 from moesim.hardware import build_profile
 from moesim.identify.cases import Case, roomy
-from moesim.identify.constants import Machine
+from moesim.identify.constants import Machine, Priors
 from moesim.identify.engine import engine_log_time
 from moesim.identify.surrogate import Surrogate
 
@@ -81,9 +81,9 @@ class Predictor:
         self._last: tuple[bytes, Vector] | None = None
 
     @property
-    def priors(self) -> Vector:
-        """One standard deviation of each constant's logarithm before any row."""
-        return np.array([constant.sigma for constant in self.machine.constants])
+    def priors(self) -> Priors:
+        """Standard deviations of each constant's logarithm before any row."""
+        return Priors.of(self.machine.constants)
 
     @property
     def dynamic(self) -> list[int]:

@@ -14,9 +14,9 @@ from moesim import __version__
 from moesim.experiment.result import SUMMARY
 from moesim.identify.constants import Z90
 from moesim.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
-from moesim.identify.identify import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
 from moesim.identify.next_line import NextLine
 from moesim.identify.observations import NOT_COLUMNS, Observation
+from moesim.identify.results import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
 from moesim.table import Format, render, render_records
 
 _SCALES = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e9, "GFLOP/s"), "us": (1.0, "us")}

@@ -79,15 +79,16 @@ class Identified:
         By block that was left out, and for ``""`` (none was), the constants by name.
     bits : dict of str to dict
         Likewise the precision of models whose precision is not printed.
-    base, prior, sigma : dict of str to float
-        Of each constant its base, and one standard deviation of its logarithm before and after all blocks.
+    base, prior, sigma : dict of str
+        Of each constant its base, and one standard deviation of its logarithm before any block, below and above its base,
+        and after all blocks.
     answers : list of Answer
     """
 
     constants: dict[str, dict[str, float]]
     bits: dict[str, dict[str, float]]
     base: dict[str, float]
-    prior: dict[str, float]
+    prior: dict[str, tuple[float, float]]
     sigma: dict[str, float]
     answers: list[Answer]
 
@@ -134,10 +135,11 @@ def identify_paper(
     observed = np.array([_log(row, row.published) for row in rows])
     choices = [tuple(zip(plan.bits, chosen, strict=True)) for chosen in itertools.product(*plan.bits.values())]
     response = Response.around_base(observed, constants, ask, choices[0])
+    nowhere = np.zeros(len(constants))
     ends: dict[str, _Known] = {}
     for bits in choices:
-        base = response.base if bits == choices[0] else ask([point_at(0 * response.priors, bits)])[0]
-        start = _Known(point_at(0 * response.priors, bits), base)
+        base = response.base if bits == choices[0] else ask([point_at(nowhere, bits)])[0]
+        start = _Known(point_at(nowhere, bits), base)
         search = _Search(response, start, ask, plan.spread)
         found = search.better(start, kept[""], moves)
         if ends and search.cost(found, kept[""]) > _CLEARLY * search.cost(ends[""], kept[""]):
@@ -154,8 +156,9 @@ def identify_paper(
     none = np.full(len(rows), math.nan)
     everything = none if plan.told_by else ends[""].values
     left_out = np.array([ends[block].values[i] if block is not None else math.nan for i, block in enumerate(blocks)])
-    slope = response.slopes(np.array(ends[""].point.logs))[kept[""]] / plan.spread
-    sigma = np.sqrt(np.diag(np.linalg.inv(slope.T @ slope + np.diag(response.priors**-2.0))))
+    logs = np.array(ends[""].point.logs)
+    slope = response.slopes(logs)[kept[""]] / plan.spread
+    sigma = np.sqrt(np.diag(np.linalg.inv(slope.T @ slope + np.diag(response.priors.at(logs) ** -2.0))))
     return Identified(
         constants={
             out: {c.name: c.base * math.exp(log) for c, log in zip(constants, end.point.logs, strict=True)}
@@ -163,7 +166,7 @@ def identify_paper(
         },
         bits={out: dict(end.point.bits) for out, end in ends.items()},
         base={constant.name: constant.base for constant in constants},
-        prior={constant.name: constant.sigma for constant in constants},
+        prior={constant.name: constant.sigmas for constant in constants},
         sigma={constant.name: float(one) for constant, one in zip(constants, sigma, strict=True)},
         answers=[
             Answer(rows[index], str(blocks[index]), *(_value(rows[index], one[index]) for one in (derived, left_out, everything)))
@@ -196,7 +199,8 @@ class _Search:
     def cost(self, known: _Known, rows: Sequence[int]) -> float:
         """Sum the squares of these rows by the engine, with their robust loss, and those of the priors."""
         off = softened((known.values - self.response.observed)[list(rows)] / self.spread)
-        prior = np.array(known.point.logs) / self.response.priors
+        logs = np.array(known.point.logs)
+        prior = logs / self.response.priors.at(logs)
         return float(off @ off + prior @ prior)
 
     def better(self, best: _Known, rows: list[int], moves: int) -> _Known:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.identify.constants import Constant
+from moesim.identify.constants import Constant, Priors
 
 _STEP: Final = 0.7
 """The engine is asked this far from the base, of a constant's logarithm, or two standard deviations if that is less."""
@@ -41,7 +41,7 @@ class Response:
     """
 
     observed: Vector
-    priors: Vector
+    priors: Priors
     dearer: Vector  # 1 for costs, -1 for rates
     signs: Vector  # rows x constants
     shares: Vector
@@ -53,9 +53,9 @@ class Response:
         cls, observed: Vector, constants: Sequence[Constant], ask: Callable[[Sequence[Point]], list[Vector]],
         bits: tuple[tuple[str, float], ...],
     ) -> Response:  # fmt: skip
-        priors = np.array([constant.sigma for constant in constants])
+        priors = Priors.of(constants)
         dearer = np.array([-1.0 if constant.unit.endswith("/s") else 1.0 for constant in constants])
-        step = np.minimum(2 * priors, _STEP)
+        step = np.minimum(2 * priors.at(dearer), _STEP)
         middle, *others = ask([point_at(move, bits) for move in (0 * step, *np.diag(dearer * step))])
         change = np.array(others).T - middle[:, None]
         shares = np.expm1(np.abs(change)) / np.expm1(step)
@@ -79,7 +79,7 @@ class Response:
         """Move it to what the engine says at a point; given the point before, it goes on through that one (Broyden's update)."""
         off, secants = values - self.values(logs), self.secants
         if since is not None:
-            move = (logs - since) / self.priors**2
+            move = (logs - since) / self.priors.at(logs) ** 2
             secants = secants + np.outer(off, move) / (move @ (logs - since))
             off = off - (secants - self.secants) @ logs
         return replace(self, base=self.base + off, secants=secants)

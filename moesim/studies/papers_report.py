@@ -94,7 +94,7 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
             for out, constants in one.constants.items():
                 for key, value in constants.items():
                     record = {"table": "constant", "plan": paper, "block": out, "key": key, "value": value}
-                    record |= {"base": one.base[key], "prior": one.prior[key]}
+                    record |= {"base": one.base[key], "prior_below": one.prior[key][0], "prior_above": one.prior[key][1]}
                     records.append(record | {"sigma": None if out else one.sigma[key]})
                 for model, bits in one.bits[out].items():
                     records.append({"table": "bits", "plan": paper, "block": out, "key": model, "value": bits})
@@ -114,7 +114,9 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
         for out, constants in one.constants.items():
             told = [f"{constants[key]:.3g}" for key in keys] + [f"{one.bits[out][model]:g}" for model in models]
             rows.append([out or "none", *told])
-        for words, sigma in (("one standard deviation before", one.prior), ("and after", one.sigma)):
+        below, above = ({key: one.prior[key][side] for key in keys} for side in (0, 1))
+        before = (("one standard deviation before, below", below), ("and above", above))
+        for words, sigma in (*before, ("and after", one.sigma)):
             rows.append([words, *(f"x {math.exp(sigma[key]):.2f}" for key in keys), *("" for _ in models)])
         heads = [*keys, *(f"bits of {model}" for model in models)]
         parts.append(render([f"{paper}: block left out", *heads], rows, form, heads))

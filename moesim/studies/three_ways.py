@@ -65,8 +65,8 @@ def write_constants(found: Mapping[str, Identified]) -> str:
     """Write the constants as CSV: by plan, and by the block that was left out (empty: none), in SI units and microseconds."""
     records = [
         {
-            "plan": plan, "block": out, "constant": name, "value": value, "derived": one.base[name], "prior": one.prior[name],
-            "sigma": None if out else one.sigma[name],
+            "plan": plan, "block": out, "constant": name, "value": value, "derived": one.base[name],
+            "prior_below": one.prior[name][0], "prior_above": one.prior[name][1], "sigma": None if out else one.sigma[name],
         }
         for plan, one in found.items() for out, constants in one.constants.items() for name, value in constants.items()
     ]  # fmt: skip
