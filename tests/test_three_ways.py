@@ -79,9 +79,9 @@ def test_a_paper_of_which_nothing_is_identified_has_no_such_factors():
 
 def test_constants_are_written_by_the_block_that_is_left_out():
     constants = {"": {"rate": 2e10}, "f": {"rate": 3e10}}
-    found = {"p": Identified(constants, {"": {}, "f": {}}, {"rate": 4e10}, {"rate": 0.5}, {"rate": 0.1}, [])}
+    found = {"p": Identified(constants, {"": {}, "f": {}}, {"rate": 4e10}, {"rate": (0.5, 0.3)}, {"rate": 0.1}, [])}
     assert write_constants(found).splitlines() == [
-        "plan,block,constant,value,derived,prior,sigma",
-        "p,,rate,2e+10,4e+10,0.5,0.1",
-        "p,f,rate,3e+10,4e+10,0.5,",
+        "plan,block,constant,value,derived,prior_below,prior_above,sigma",
+        "p,,rate,2e+10,4e+10,0.5,0.3,0.1",
+        "p,f,rate,3e+10,4e+10,0.5,0.3,",
     ]
