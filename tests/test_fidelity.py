@@ -20,20 +20,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DeepseekV2Config, MixtralConfig, Qwen3MoeConfig
 
+from fidelity.calibration import Calibration, calibrate
+from fidelity.command import draw_windows, main, table
+from fidelity.figure import fidelity as draw
+from fidelity.intervened import Intervened, RoutingHooks, moe_layers
+from fidelity.interventions import Daop, Defer, Intervention, Skip, gate_weights
+from fidelity.measure import Case, cases, measure, paired_bootstrap, rows
+from fidelity.settlement import Ledger, settle
+from miniature import corpus as corpora
+from miniature.command import save_checkpoint
 from moesim.engine.layer import FRESH, SKIPPED, STALE, Visit
 from moesim.errors import InputError
 from moesim.manifest import FILE
 from moesim.metrics import fidelity
-from moesim.plots.fidelity import fidelity as draw
 from moesim.progress import Progress
-from moesim.recorder.fidelity.calibration import Calibration, calibrate
-from moesim.recorder.fidelity.command import draw_windows, main, table
-from moesim.recorder.fidelity.intervened import Intervened, RoutingHooks, moe_layers
-from moesim.recorder.fidelity.interventions import Daop, Defer, Intervention, Skip, gate_weights
-from moesim.recorder.fidelity.measure import Case, cases, measure, paired_bootstrap, rows
-from moesim.recorder.fidelity.settlement import Ledger, settle
-from moesim.recorder.miniature import corpus as corpora
-from moesim.recorder.miniature.command import save_checkpoint
 from moesim.records import Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16
@@ -668,7 +668,7 @@ def test_figure() -> None:
 def test_the_page_shows_the_shipped_results() -> None:
     root = Path(__file__).resolve().parents[1]
     page = (root / "docs" / "fidelity.md").read_text(encoding="utf-8")
-    shipped = sorted((root / "experiments" / "fidelity").glob("*.csv"))
+    shipped = sorted((root / "experiments" / "research" / "results").glob("*.csv"))
     assert shipped
     for path in shipped:
         frame = pd.read_csv(path).astype(object)

@@ -19,12 +19,12 @@ pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: instal
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from moesim.recorder.miniature import corpus as corpora
-from moesim.recorder.miniature import training
-from moesim.recorder.miniature.balance import layer_balance_loss
-from moesim.recorder.miniature.command import load_checkpoint, main, save_checkpoint
-from moesim.recorder.miniature.muon import orthogonalise
-from moesim.recorder.miniature.recorded import RecordingPlan, record_miniature
+from miniature import corpus as corpora
+from miniature import training
+from miniature.balance import layer_balance_loss
+from miniature.command import load_checkpoint, main, save_checkpoint
+from miniature.muon import orthogonalise
+from miniature.recorded import RecordingPlan, record_miniature
 from moesim.recorder.predictors.learned_model import LearnedOptions
 from moesim.trace import Trace
 

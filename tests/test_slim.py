@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moesim.recorder.miniature.slim import SCORE_PARTS, WEIGHT_PARTS, slim
+from miniature.slim import SCORE_PARTS, WEIGHT_PARTS, slim
 from moesim.trace import Signal, Trace
 
 N, LAYERS, EXPERTS, TOP_K = 40, 3, 16, 4

@@ -404,7 +404,7 @@ MINIATURES = {"mini-mixtral": (32, 8, 2), "mini-deepseek-v2-lite": (26, 64, 6), 
 @pytest.mark.parametrize("name", MINIATURES)
 def test_shipped_miniature(name: str) -> None:
     if name not in trace_names():
-        pytest.skip(f"no traces/{name}.safetensors: python -m moesim.recorder.miniature makes it")
+        pytest.skip(f"no traces/{name}.safetensors: python experiments/research/train_miniature.py makes it")
     trace = Trace.read(find_trace(name))
     header = trace.header
     assert (trace.n_layers, trace.n_experts, trace.top_k) == MINIATURES[name]
@@ -443,7 +443,7 @@ def test_shipped_miniature(name: str) -> None:
 
 def test_shipped_traces_are_small() -> None:
     if set(MINIATURES) - set(trace_names()):
-        pytest.skip("not all of the shipped traces are here: python -m moesim.recorder.miniature makes them")
+        pytest.skip("not all of the shipped traces are here: python experiments/research/train_miniature.py makes them")
     assert sum(find_trace(name).stat().st_size for name in MINIATURES) <= 24 * 2**20
 
 

@@ -1,7 +1,7 @@
 """What offloading systems execute when they do not compute exactly what was routed, as decisions on one layer's rows.
 
 All decisions are of one token and use what is known in that token's own pass, and a fixed placement.
-`moesim.recorder.fidelity.intervened` carries them out in a model.
+`fidelity.intervened` carries them out in a model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fidelity.settlement import Ledger, settle
 from moesim.errors import InputError
-from moesim.recorder.fidelity.settlement import Ledger, settle
 
 _TOLERANCE = 1e-4  # of gate weights recomputed in float32
 _PROBES = 64  # states of which a router is asked what it does with scores

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fidelity.calibration import Calibration
+from fidelity.intervened import Intervened, RoutingHooks
+from fidelity.interventions import Daop, Defer, Intervention, Skip
+from fidelity.settlement import Ledger
 from moesim.progress import Progress
-from moesim.recorder.fidelity.calibration import Calibration
-from moesim.recorder.fidelity.intervened import Intervened, RoutingHooks
-from moesim.recorder.fidelity.interventions import Daop, Defer, Intervention, Skip
-from moesim.recorder.fidelity.settlement import Ledger
 
 RATIOS = (0.25, 0.375, 0.5, 0.75)
 SKIPPED = (0.1, 0.25, 0.5, 0.75, 1.0)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fidelity.intervened import moe_layers
+from fidelity.interventions import Routing
 from moesim.policies.algorithms.caching import per_layer_top_with_remainder
-from moesim.recorder.fidelity.intervened import moe_layers
-from moesim.recorder.fidelity.interventions import Routing
 from moesim.stats.trace_stats import activation_frequency
 
 

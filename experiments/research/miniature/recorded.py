@@ -14,13 +14,13 @@ from rich.progress import track
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from miniature import corpus as corpora
+from miniature.corpus import END_OF_TEXT, Prompt
+from miniature.shapes import SHAPES, Shape
+from miniature.slim import slim
 from moesim.recorder.assemble import to_trace
 from moesim.recorder.calibration import counts_of
 from moesim.recorder.generation import Sampling
-from moesim.recorder.miniature import corpus as corpora
-from moesim.recorder.miniature.corpus import END_OF_TEXT, Prompt
-from moesim.recorder.miniature.shapes import SHAPES, Shape
-from moesim.recorder.miniature.slim import slim
 from moesim.recorder.options import request_seed
 from moesim.recorder.predictors.learned import Predictors, train_predictors
 from moesim.recorder.predictors.learned_model import LearnedOptions
@@ -30,6 +30,7 @@ from moesim.recorder.recording import Plan, Recorder, Recording, record_batch
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
 from moesim.trace import Trace
 
+#: As in the shipped traces, so that a recording made again has the same header.
 RECORDER = "moesim.recorder.miniature 3"
 
 #: Greedy decoding of a model this small falls into loops, whose routing repeats; sampling at this temperature
@@ -103,7 +104,7 @@ def record_miniature(
     Parameters
     ----------
     model, tokenizer, training
-        As `moesim.recorder.miniature.load_checkpoint` gives them.
+        As `miniature.command.load_checkpoint` gives them.
     shape : Shape
         What the model is a miniature of.
     seed : int

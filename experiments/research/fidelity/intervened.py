@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moesim.recorder.fidelity.interventions import Intervention, Plan, Routing
-from moesim.recorder.fidelity.settlement import Ledger
+from fidelity.interventions import Intervention, Plan, Routing
+from fidelity.settlement import Ledger
 
 
 def moe_layers(model: Any) -> list[tuple[nn.Module, nn.Module]]:

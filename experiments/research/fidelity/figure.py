@@ -20,7 +20,7 @@ def fidelity(frame: pd.DataFrame, name: str) -> Figure:
     Parameters
     ----------
     frame : DataFrame
-        Rows of `moesim.recorder.fidelity_measure.rows`, of which those over all text are drawn.
+        Rows of `fidelity.measure.rows`, of which those over all text are drawn.
     name : str
         Of the model, for the title.
 

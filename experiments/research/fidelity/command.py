@@ -2,7 +2,7 @@
 
 Usage::
 
-    python -m moesim.recorder.fidelity build/mini-mixtral --out build/fidelity
+    python experiments/research/measure_fidelity.py build/mini-mixtral --out build/fidelity
 
 `docs/fidelity.md` says what is run and what came out.
 """
@@ -24,22 +24,22 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from fidelity.calibration import calibrate
+from fidelity.figure import fidelity
+from fidelity.measure import ALL, FIRST_PREDICTED, RATIOS, batches, cases, measure, rows
+from miniature import corpus as corpora
+from miniature.command import load_checkpoint
+from miniature.recorded import check_corpus
 from moesim.errors import InputError
 from moesim.output_folder import OutputFolder
-from moesim.plots.fidelity import fidelity
 from moesim.plots.style import pictures
 from moesim.progress import Progress
-from moesim.recorder.fidelity.calibration import calibrate
-from moesim.recorder.fidelity.measure import ALL, FIRST_PREDICTED, RATIOS, batches, cases, measure, rows
-from moesim.recorder.miniature import corpus as corpora
-from moesim.recorder.miniature.command import load_checkpoint
-from moesim.recorder.miniature.recorded import check_corpus
 from moesim.table import Format, render, render_records
 from moesim.text import say
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of ``python -m moesim.recorder.fidelity``."""
+    """Entry point of ``python experiments/research/measure_fidelity.py``."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
@@ -104,7 +104,7 @@ def _load(checkpoint: Path) -> tuple[Any, Tokenizer, corpora.Corpus]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m moesim.recorder.fidelity",
+        prog="python experiments/research/measure_fidelity.py",
         description="Execute DAOP's substitutions and stale inputs, AdapMoE's skips and deferral in a trained miniature, and "
         "compare the change of perplexity with the gate-mass fidelity.",
     )

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from moesim.recorder.miniature.balance import RouterLogits, layer_balance_loss
-from moesim.recorder.miniature.muon import MatrixMomentum
-from moesim.recorder.miniature.shapes import new_model
-from moesim.recorder.miniature.workers import Backward, Helpers
+from miniature.balance import RouterLogits, layer_balance_loss
+from miniature.muon import MatrixMomentum
+from miniature.shapes import new_model
+from miniature.workers import Backward, Helpers
 
 #: Name under which `sorted_experts` is known to transformers.
 SORTED = "moesim_sorted"
@@ -49,13 +49,13 @@ class TrainingPlan:
         From `long_from` of the way on, every `long_every`-th step has sequences of this many tokens, so that
         no position that is recorded later is unknown to the model.
     matrix_rate, other_rate, weight_decay : float
-        Of the optimiser (see `moesim.recorder.miniature.muon`), at the peak.
+        Of the optimiser (see `miniature.muon`), at the peak.
     warmup : float
         Share of the schedule spent warming up; then a cosine to a fiftieth of the rate.
     balance : float
         Weight of the load-balancing loss.
     workers : int
-        Processes that share a batch, see `moesim.recorder.miniature.workers`; with several, each uses one thread.
+        Processes that share a batch, see `miniature.workers`; with several, each uses one thread.
     device : str
         Where to train; helpers are for the CPU only.
     """

@@ -2,7 +2,7 @@
 
 Usage::
 
-    python -m moesim.recorder.miniature qwen3
+    python experiments/research/train_miniature.py qwen3
 
 The miniature has the routing shape of the model it is named after (layers, experts, top-k) and a small
 fraction of its width. Its routing is real and learned; its weights are small, so costs must come from the
@@ -27,13 +27,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from miniature import corpus as corpora
+from miniature import training
+from miniature.recorded import check_corpus, record_miniature
+from miniature.shapes import SHAPES, VOCABULARY, new_model
+from miniature.training import TrainingPlan, mean_loss
 from moesim.errors import InputError
 from moesim.output_folder import OutputFolder
-from moesim.recorder.miniature import corpus as corpora
-from moesim.recorder.miniature import training
-from moesim.recorder.miniature.recorded import check_corpus, record_miniature
-from moesim.recorder.miniature.shapes import SHAPES, VOCABULARY, new_model
-from moesim.recorder.miniature.training import TrainingPlan, mean_loss
 from moesim.text import say
 from moesim.trace.format import is_trace
 
@@ -45,7 +45,7 @@ HELD_OUT_TOKENS = 50_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of ``python -m moesim.recorder.miniature``."""
+    """Entry point of ``python experiments/research/train_miniature.py``."""
     options = _parser().parse_args(arguments)
     try:
         _run(options)
@@ -102,7 +102,7 @@ def _is_trained(checkpoint: Path) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m moesim.recorder.miniature",
+        prog="python experiments/research/train_miniature.py",
         description="Train a miniature MoE model on Python's standard library and record its routing.",
     )
     parser.add_argument("model", choices=sorted(SHAPES), help="whose routing shape to take")

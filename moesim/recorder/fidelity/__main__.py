@@ -1,8 +1,0 @@
-"""``python -m moesim.recorder.fidelity``."""
-
-import sys
-
-from moesim.recorder.fidelity.command import main
-
-if __name__ == "__main__":
-    sys.exit(main())
