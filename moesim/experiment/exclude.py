@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.naming import policy_label
+from moesim.experiment.point import KEYS, PLAIN, Point
 from moesim.units import parse_bytes
 
-if TYPE_CHECKING:
-    from moesim.experiment.sweep import Point
-
-_ONE = {
-    "cache.ratio": "ratio", "cache.budget": "budget_bytes", "transfer.curve": "curve", "transfer.chunk": "chunk_bytes",
-    "decision_us": "decision_us", "extrapolate": "extrapolate", "warm_up_steps": "warm_up_steps", "repeat": "repeat",
-}  # fmt: skip
+_ONE = {KEYS[name]: name for name in ("ratio", "budget_bytes", *PLAIN, "repeat")}
 _NAMED = {"model": "base", "hardware": "base", "trace": "synthesize", "policies": "name"}
 _SIZES = ("cache.budget", "transfer.chunk")
 _MISSING = object()

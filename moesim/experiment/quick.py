@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
-from moesim.experiment.sweep import Point, expand
+from moesim.experiment.point import Point
+from moesim.experiment.sweep import expand
 
 QUICK_DECODE_TOKENS = 4
 
@@ -36,25 +37,11 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
     first = points[0]
     tokens = first.workload["decode_tokens"]
     fewer = min(QUICK_DECODE_TOKENS, tokens if isinstance(tokens, int) else QUICK_DECODE_TOKENS)
-    return config.model_copy(
-        update={
-            "zip": [],
-            "exclude": [],
-            "repeat": 1,
-            "model": first.model,
-            "hardware": first.hardware,
-            "trace": _shorter(first.trace, fewer, first.workload["batch_size"]),
-            "workload": WorkloadConfig(**{**first.workload, "decode_tokens": fewer, "n_batches": 1}),
-            "cache": CacheConfig(ratio=first.ratio, budget=first.budget_bytes),
-            "policies": _policies(points),
-            "transfer": TransferConfig(curve=first.curve, chunk=first.chunk_bytes),
-            "decision_us": first.decision_us,
-            "predictors": dict(first.predictors),
-            "extrapolate": first.extrapolate,
-            "intervals": first.intervals,
-            "warm_up_steps": first.warm_up_steps,
-        }
-    )
+    workload = {**first.workload, "decode_tokens": fewer, "n_batches": 1}
+    small = {**first.written(), "workload": workload, "trace": _shorter(first.trace, fewer, first.workload["batch_size"])}
+    sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
+    update = {key: sections[key](**value) if key in sections else value for key, value in small.items()}
+    return config.model_copy(update={**update, "zip": [], "exclude": [], "repeat": 1, "policies": _policies(points)})
 
 
 def _policies(points: list[Point]) -> list[Any]:

@@ -15,8 +15,9 @@ from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, un
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
+from moesim.experiment.point import Point
 from moesim.experiment.runner import transfer_of
-from moesim.experiment.sweep import Point, expand
+from moesim.experiment.sweep import expand
 from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware

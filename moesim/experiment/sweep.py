@@ -8,14 +8,15 @@ together. Combinations that ``exclude`` describes are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, WorkloadConfig
 from moesim.experiment.exclude import Excluded
+from moesim.experiment.point import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.schema import is_number
 from moesim.policies.base import option_parameters
@@ -24,64 +25,6 @@ from moesim.policies.options import matches
 from moesim.policies.registry import policy_class
 
 _ONE_MODEL_LISTS = ("expert_bytes_by_layer",)  # fields of a model whose value is a list
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run as written: no field is a list to sweep any more.
-
-    Attributes
-    ----------
-    model, hardware : str or mapping
-        As in the file.
-    trace : str or mapping
-        Name or path, or how to synthesize it.
-    workload : mapping of str to object
-        Keyword arguments of `moesim.workload.WorkloadSpec`.
-    ratio : float or None
-        Share of all experts that each GPU may cache.
-    budget_bytes : int or None, bytes
-        Or the memory of each GPU that everything must fit into.
-    curve : str
-        Transfer curve.
-    chunk_bytes : int or None, bytes
-        Largest piece of a transfer.
-    decision_us : float, us
-        Time charged for a decision.
-    predictors : mapping of str to str
-        Prediction sources that another one stands in for.
-    policy : mapping of str to object
-        ``name`` and options.
-    extrapolate : bool
-        Whether curves may be read outside of what was measured.
-    warm_up_steps : int or None
-        Steps that count as cold in hit rates.
-    repeat : int
-        Which of the experiment's repeats; its seeds are those of the first, plus this.
-    intervals : bool
-        Whether to repeat runs at the ends of the intervals of the profile's numbers.
-    """
-
-    model: Any
-    hardware: Any
-    trace: Any
-    workload: Mapping[str, Any]
-    ratio: float | None
-    budget_bytes: int | None
-    curve: str
-    chunk_bytes: int | None
-    decision_us: float
-    predictors: Mapping[str, str]
-    policy: Mapping[str, Any]
-    extrapolate: bool = False
-    warm_up_steps: int | None = None
-    repeat: int = 0
-    intervals: bool = False
-
-    @property
-    def setting(self) -> tuple[Any, ...]:
-        """All but the policy: two points with the same one compare policies."""
-        return tuple(value for name, value in vars(self).items() if name != "policy")
 
 
 def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
@@ -147,12 +90,8 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
             "model": [one for model in listed(config.model) for one in each_model(model)],
             "hardware": [one for hardware in listed(config.hardware) for one in _machines(hardware)],
             "trace": [one for trace in listed(config.trace) for one in _traces(trace)],
-            "curve": listed(config.transfer.curve),
-            "chunk_bytes": listed(config.transfer.chunk),
-            "decision_us": listed(config.decision_us),
-            "extrapolate": listed(config.extrapolate),
             "intervals": [config.intervals],
-            "warm_up_steps": listed(config.warm_up_steps),
+            **{name: listed(attrgetter(KEYS[name])(config)) for name in PLAIN},
             "predictors": list(_grid({source: listed(stand_in) for source, stand_in in config.predictors.items()})),
             "workload": list(_workloads(config.workload)),
             "size": sizes,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override
-from moesim.experiment.sweep import Point, expand
+from moesim.experiment.point import KEYS
+from moesim.experiment.sweep import expand
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
 from moesim.units import parse_bytes
@@ -256,9 +257,9 @@ def single(config: Config, place: str) -> Base:
     points = expand(config, place)
     swept = {
         key: values
-        for one in fields(Point)
-        if one.name != "policy"
-        for key, values in _spread(one.name, [getattr(point, one.name) for point in points]).items()
+        for name in KEYS
+        if name != "policy"
+        for key, values in _spread(name, [getattr(point, name) for point in points]).items()
         if len(values) > 1
     }
     if "repeat" in swept:
@@ -269,12 +270,8 @@ def single(config: Config, place: str) -> Base:
         raise ConfigError(f"{place}: expected one setting for each policy, got sweeps of {told}; fix with {fix}, or take --quick")
     first = points[0]
     raw: dict[str, Any] = {k: v for k, v in config.model_dump(mode="json").items() if k not in _LEFT_OUT}
-    memory = {"ratio": first.ratio} if first.ratio is not None else {"budget": first.budget_bytes}
-    raw |= {key: getattr(first, key) for key in raw if hasattr(first, key)}
     raw |= {
-        "workload": dict(first.workload),
-        "cache": memory,
-        "transfer": {"curve": first.curve, "chunk": first.chunk_bytes},
+        **first.written(),
         "policies": [dict(point.policy) for point in points],
         "plots": [],
         "timeline": None,
@@ -283,16 +280,13 @@ def single(config: Config, place: str) -> Base:
     return Base(json.loads(json.dumps(raw)), place)
 
 
-_KEYS = {"ratio": "cache.ratio", "budget_bytes": "cache.budget", "curve": "transfer.curve", "chunk_bytes": "transfer.chunk"}
-
-
 def _spread(name: str, values: list[Any]) -> dict[str, list[str]]:
     """List the distinct values of a field of points, by the key that sets it."""
     if isinstance(values[0], Mapping):
         keys = dict.fromkeys(key for value in values if isinstance(value, Mapping) for key in value)
         named = {f"{name}.{key}": [value.get(key) for value in values if isinstance(value, Mapping)] for key in keys}
     else:
-        named = {_KEYS.get(name, name): values}
+        named = {KEYS[name]: values}
     return {
         key: list(dict.fromkeys(json.dumps(v) if not isinstance(v, str) else v for v in found)) for key, found in named.items()
     }
