@@ -20,7 +20,7 @@ _EVERY_S = 0.1
 
 
 class Progress:
-    """Counts steps; shows a bar on stderr once that has taken two seconds.
+    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit.
 
     Parameters
     ----------
@@ -28,17 +28,27 @@ class Progress:
         Steps in all.
     enabled : bool
         False, or a stderr that is no terminal, shows nothing.
+    done : int
+        Steps of an earlier process, which do not count for the speed.
+    text : str
+        What is being done, until `describe` says something else.
+    unit : str
+        Of a step; with one, the bar shows the count and the speed instead of a percentage.
     """
 
-    def __init__(self, total: int, *, enabled: bool = True) -> None:
-        self.done = 0
+    def __init__(self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "") -> None:
+        self.done = done
         self._total = total
         self._enabled = enabled and sys.stderr.isatty()
-        self._text = ""
-        self._began = self._drawn = time.monotonic()
+        self._text = shown(text)
+        self._unit = unit
+        self._drawn = time.monotonic()
+        self._from = self._drawn + (0 if unit else _DELAY_S)
         self._bar: RichProgress | None = None
 
     def __enter__(self) -> Progress:
+        if self._enabled and self._unit:
+            self._draw()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -52,18 +62,30 @@ class Progress:
     def advance(self, steps: int) -> None:
         """Count steps."""
         self.done += steps
-        if not self._enabled:
-            return
         now = time.monotonic()
-        if now - self._began < _DELAY_S or now - self._drawn < _EVERY_S:
-            return
-        self._drawn = now
+        if self._enabled and now >= self._from and now - self._drawn >= _EVERY_S:
+            self._drawn = now
+            self._draw()
+
+    def leave_out(self, steps: int) -> None:
+        """Take steps off the total that are not needed after all."""
+        self._total -= steps
+
+    def _draw(self) -> None:
         if self._bar is None:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-            self._bar = RichProgress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._bar.add_task("", total=self._total)
+            count = f"{{task.completed}}/{{task.total}} {self._unit}, {{task.fields[speed]}} {self._unit}/s"
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn(count if self._unit else "{task.percentage:>3.0f} %"),
+                TimeRemainingColumn(),
+            )
+            self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._text, total=self._total, completed=self.done, speed="-")
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=self.done, description=self._text)
+        (task,) = self._bar.tasks
+        speed = "-" if task.speed is None else f"{task.speed:.1f}"
+        self._bar.update(task.id, completed=self.done, total=self._total, description=self._text, speed=speed)
 
 
 @contextmanager

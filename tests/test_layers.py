@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "moesim"
 LEVELS: list[dict[str, str]] = [
     {
         "basics": "__init__ errors limits text units atomic checked_lines manifest output_folder colours data csv_reader "
-        "yaml_reader table progress collector",
+        "yaml_reader table progress journal collector",
     },
     {"model": "model model.*"},
     {
@@ -51,7 +51,7 @@ ONLY = {  # who may import what
     "accelerate": ["recorder.*"],
     "matplotlib": ["plots.*"],
     "typer": ["cli", "commands.*"],
-    "rich": ["table", "progress", "recorder.*"],
+    "rich": ["table", "progress"],
     "safetensors": ["recorder.*"],
     "pydantic": [
         "identify.observations",

@@ -407,21 +407,21 @@ sys.path.insert(0, {tests!r})
 from profiler_kit import request, shrink
 import moesim.profiler.request as asked
 from moesim.profiler.measure import measure
-from moesim.profiler.store import Store
+from moesim.journal import Journal
 shrink(setattr, 4)
 asked.usable_cores = lambda: {cores}
-write, left = Store._write, {lines}
+write, left = Journal.append, {lines}
 
-def write_and_die(store, line):
+def write_and_die(journal, line):
     global left
     left -= 1
     if left:
-        return write(store, line)
-    store._file.write(b'{{"probe":"expert|core0|1')  # a kill may leave part of a line
-    store._file.flush()
+        return write(journal, line)
+    with journal.path.open("ab") as file:
+        file.write(b'{{"probe":"expert|core0|1')  # a kill may leave part of a line
     os.kill(os.getpid(), signal.SIGKILL)
 
-Store._write = write_and_die
+Journal.append = write_and_die
 measure(asked.prepare(request(Path({out!r}))), progress=False)
 """
 
@@ -431,7 +431,7 @@ measure(asked.prepare(request(Path({out!r}))), progress=False)
 def test_a_real_measurement_that_is_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shrink(monkeypatch.setattr, 4)
     part = tmp_path / "mine" / PART
-    script = KILLED.format(cores=CORES, lines=60, tests=str(Path(__file__).parent), out=str(tmp_path))
+    script = KILLED.format(cores=CORES, lines=59, tests=str(Path(__file__).parent), out=str(tmp_path))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     killed = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL

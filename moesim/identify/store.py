@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from moesim.checked_lines import checked_line, read_checked_line
 from moesim.experiment.keys import code_digest
 from moesim.identify.predictor import Memo
+from moesim.journal import Journal
 from moesim.output_folder import OutputFolder
 
 FILE: Final = "engine.jsonl"
@@ -33,19 +33,9 @@ def memo_in(folder: Path | None) -> Iterator[Memo]:
     if folder is None:
         yield Memo()
         return
-    path = folder / FILE
+    journal = Journal(OutputFolder(folder, OWNER), FILE)
     code = code_digest()
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    kept = [line for line in (read_checked_line(line) for line in lines) if line is not None and line.get("code") == code]
-    with ExitStack() as opened:
-        files: list[IO[bytes]] = []
-
-        def keep(key: str, value: float) -> None:
-            if not files:  # nothing is made before there is something to keep: rows may yet be refused
-                files.append(opened.enter_context(OutputFolder(folder, OWNER).grow(FILE).open("ab")))
-                if lines and not lines[-1].endswith(b"\n"):
-                    files[0].write(b"\n")
-            files[0].write(checked_line({"key": key, "value": value, "code": code}))
-            files[0].flush()
-
-        yield Memo({str(line["key"]): float(line["value"]) for line in kept}, keep)
+    lines = journal.read() if journal.path.is_file() else []
+    known = {str(line["key"]): float(line["value"]) for line in lines if line is not None and line.get("code") == code}
+    # Nothing is made before there is something to keep: rows may yet be refused.
+    yield Memo(known, lambda key, value: journal.append({"key": key, "value": value, "code": code}))

@@ -65,7 +65,6 @@ def measure(
     except OSError as error:
         raise InputError(f"profile measure: expected disk and workers to work, got: {error}; the same command goes on") from None
     finally:
-        store.close()
         carrier.close()
     samples = store.frame()
     drift = sentinel_drift(samples, plan.repeats)

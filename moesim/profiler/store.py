@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import pandas as pd
 
-from moesim.checked_lines import checked_line, read_checked_line
 from moesim.errors import ConfigError, InputError
+from moesim.journal import Journal
 from moesim.output_folder import OutputFolder
 from moesim.profiler.fits import COLUMNS
 from moesim.profiler.plan import Plan
@@ -44,8 +44,8 @@ class Store:
     """
 
     def __init__(self, folder: Path, plan: Plan, machine: Mapping[str, str], *, resume: bool = True) -> None:
-        self.path = folder / PART
-        self._out, name = OutputFolder(folder.parent, COMMAND, owned=False), f"{folder.name}/{PART}"
+        self._journal = Journal(OutputFolder(folder.parent, COMMAND, owned=False), f"{folder.name}/{PART}")
+        self.path = self._journal.path
         self.resumed = False
         self.sessions = 1
         self.seconds = 0.0  # measured in earlier sessions
@@ -55,42 +55,34 @@ class Store:
         self._order = 0
         header = {"format": FORMAT, "plan": plan.digest, "machine": dict(machine)}
         try:
-            self._out.grow(name)
-            folder.mkdir(parents=True, exist_ok=True)
-            kept = self._read(header) if resume and self.path.exists() else 0
-            self._file: IO[bytes] = self.path.open("r+b" if kept else "wb")
-            self._file.truncate(kept)  # what a kill left of a line
-            self._file.seek(kept)
+            lines = self._journal.read() if resume and self.path.exists() else []
+            if lines:  # else killed before the first line was whole
+                self._take_all(lines, header)
+                self._journal.resume()
+            else:
+                self._journal.begin(header)
         except OSError as error:
             raise InputError(
                 f"{self.path}: expected a file that can be written, got: {error.strerror}; choose another --out"
             ) from None
-        if not kept:
-            self._write(header)
 
-    def _read(self, header: Mapping[str, Any]) -> int:
-        """Take in what is there, and tell how many bytes of it are whole lines."""
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        lines = whole.splitlines()
-        if not lines:
-            return 0  # killed before the first line was whole
+    def _take_all(self, lines: list[dict[str, Any] | None], header: Mapping[str, Any]) -> None:
+        """Take in what is there, if it is of the same measurement."""
         remedy = "measure under another name, or add --no-resume to begin anew"
         try:
-            found = _line(lines[0])
-            if found["format"] != FORMAT:
+            found, *rest = [line for line in lines if line is not None]
+            if len(rest) + 1 < len(lines) or found["format"] != FORMAT:
                 raise ValueError
             for key, words in (("machine", "this machine"), ("plan", "the same models, mode, seed, repeats and memory")):
                 if found[key] != header[key]:
                     got = _difference(found[key], header[key]) if key == "machine" else "other ones"
                     raise ConfigError(f"{self.path}: expected an unfinished measurement of {words}, got {got}; {remedy}")
-            for line in lines[1:]:
-                self._take(_line(line))
+            for line in rest:
+                self._take(line)
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{self.path}: expected an unfinished measurement, got something else; {remedy}") from None
         self.resumed = True
         self.sessions += 1
-        return len(whole)
 
     def _take(self, line: Mapping[str, Any]) -> None:
         if "skipped" in line:
@@ -105,10 +97,6 @@ class Store:
             probe = Probe(*what)
             self._rows.append([*astuple(probe), line["repeat"], line["order"], float(value)])
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(checked_line(line))
-        self._file.flush()
-
     def has(self, probe: Probe, repeat: int) -> bool:
         """Tell whether a repeat of a probe has been measured, or is not to be."""
         return (probe.id, repeat) in self._done or probe.id in self._skipped
@@ -117,18 +105,18 @@ class Store:
         """Keep the readings that one repeat of a probe gave."""
         told = [[*astuple(reading), value] for reading, value in readings]
         line = {"probe": probe.id, "repeat": repeat, "order": self._order, "readings": told}
-        self._write(line)
+        self._journal.append(line)
         self._take(line)
 
     def skip(self, probe: Probe, why: str) -> None:
         """Note that a probe is left out, and why."""
         line = {"skipped": probe.id, "why": why}
-        self._write(line)
+        self._journal.append(line)
         self._take(line)
 
     def spent(self, seconds: float) -> None:
         """Note the seconds that the measurement has taken in all its sessions."""
-        self._write({"session_s": round(seconds, 3)})
+        self._journal.append({"session_s": round(seconds, 3)})
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -149,21 +137,9 @@ class Store:
         frame = pd.DataFrame(self._rows, columns=[*FIELDS, "repeat", "order", "time_us"])[list(COLUMNS)]
         return frame.astype({"bits": "float64", "threads": "Int64"})
 
-    def close(self) -> None:
-        """Close the file and leave it."""
-        self._file.close()
-
     def remove(self) -> None:
-        """Close and delete the file: everything is written elsewhere."""
-        self.close()
-        self._out.remove([f"{self.path.parent.name}/{PART}"])
-
-
-def _line(text: bytes) -> dict[str, Any]:
-    found = read_checked_line(text)
-    if found is None:
-        raise ValueError("a damaged line")
-    return found
+        """Delete the file: everything is written elsewhere."""
+        self._journal.remove()
 
 
 def _difference(found: Mapping[str, str], here: Mapping[str, str]) -> str:

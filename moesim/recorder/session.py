@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from moesim.errors import InputError, MoesimError
+from moesim.progress import Progress
 from moesim.recorder import loading
 from moesim.recorder.assemble import model_facts, request_entry, resolved_options, to_trace, trace_header
 from moesim.recorder.calibration import CalibrationFile, calibrate_batch, counts_of
@@ -17,7 +18,6 @@ from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.options import RecordOptions, read_shadow, request_seed
 from moesim.recorder.predictors.shadow import ShadowObserver
-from moesim.recorder.progress import RecordingProgress
 from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
 from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
@@ -203,9 +203,9 @@ class _Session:
         seeds = [request_seed(self.options.seed, stream, number) for number in range(len(prompts))]
         return [prompt.tokens for prompt in prompts], [self.options.max_new_tokens] * len(prompts), seeds
 
-    def _progress(self, what: str, tokens: Sequence[Sequence[int]], first: int) -> RecordingProgress:
+    def _progress(self, what: str, tokens: Sequence[Sequence[int]], first: int) -> Progress:
         sizes = [len(prompt) + self.options.max_new_tokens for prompt in tokens]
-        return RecordingProgress(what, sum(sizes), sum(sizes[:first]), enabled=self.options.progress)
+        return Progress(sum(sizes), done=sum(sizes[:first]), text=what, unit="tokens", enabled=self.options.progress)
 
 
 def _lengths(tokens: Sequence[Sequence[int]], n_decode: Sequence[int]) -> list[tuple[int, int]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from moesim.atomic import write_bytes
-from moesim.checked_lines import checked_line, read_checked_line
 from moesim.errors import ConfigError
+from moesim.journal import Journal
 from moesim.output_folder import OutputFolder
 from moesim.validation.facts import Facts
 
@@ -40,12 +38,13 @@ class Measurements:
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
-        self.path = folder / FILE
+        self._journal = Journal(OutputFolder(folder, OWNER), FILE, durable=True)
+        self.path = self._journal.path
         self.header = dict(header)
         self.decision_ns: dict[int, int] = {}
         self.replays: dict[tuple[int, int], Facts] = {}
         self._lines: list[dict[str, Any]] = []
-        self._begun = False  # whether the file holds these lines and no others
+        self._begun = False  # whether the file holds the header and these lines
 
     @classmethod
     def start(cls, folder: Path, header: Mapping[str, Any]) -> Measurements:
@@ -88,19 +87,17 @@ class Measurements:
         """
         path = folder / FILE
         try:
-            lines = path.read_bytes().splitlines(keepends=True)
+            lines = Journal(OutputFolder(folder, OWNER), FILE).read()
         except OSError as error:
             raise ConfigError(f"{path}: expected measurements, got: {error.strerror}; measure without --only-compare") from None
         found: Measurements | None = None
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                break  # the process was stopped while it wrote
+        for number, content in enumerate(lines, start=1):
             try:
-                content = read_checked_line(line)
                 if content is None:
                     raise ValueError("a damaged line")
                 if found is None:
                     found = cls(folder, content["header"])
+                    found._begun = True
                 else:
                     found._take(content)
             except (ValueError, KeyError, TypeError) as error:
@@ -144,16 +141,10 @@ class Measurements:
 
     def _append(self, line: dict[str, Any]) -> None:
         self._take(line)
-        if not self._begun:  # leaves out what is no longer wanted, and a line in which an earlier process was stopped
-            lines = [{"header": self.header}, *self._lines]
-            OutputFolder(self.path.parent, OWNER).grow(FILE)
-            write_bytes(self.path, b"".join(map(checked_line, lines)))
+        if not self._begun:
+            self._journal.begin({"header": self.header})
             self._begun = True
-            return
-        with self.path.open("ab") as file:
-            file.write(checked_line(line))
-            file.flush()
-            os.fsync(file.fileno())
+        self._journal.append(line)
 
 
 def _describe(error: Exception) -> str:
