@@ -16,7 +16,8 @@ import yaml
 
 import moesim.experiment.run
 from moesim.cli import main
-from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.runner import run_one
+from moesim.metrics.outcome import Outcome
 from tests.experiment_kit import small
 
 BARE: dict[str, Any] = {"timeline": None}

@@ -17,10 +17,11 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.output import Output
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.runner import run_one
 from moesim.metrics.breakdown import Breakdown
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.critical_path import Window
+from moesim.metrics.outcome import Outcome
 from moesim.records import Records, StepRecord
 from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different
 from moesim.table import Format

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
-from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.runner import run_one
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.critical_path import Window
 from moesim.metrics.frames import IDENTITY, _link_busy, frame_bytes, layer_frame, step_frame
 from moesim.metrics.machine import Machine
+from moesim.metrics.outcome import Outcome
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.records import LayerRecord, LookupRecord, Records, StepRecord, TaskRecord, TransferRecord
 from tests.effort import lines_run
 from tests.experiment_kit import resolve

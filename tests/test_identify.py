@@ -20,8 +20,8 @@ from moesim.identify.constants import CEILING, PRIOR, Z90, Machine
 from moesim.identify.engine import engine_log_time
 from moesim.identify.identify import identify
 from moesim.identify.next_line import next_lines
-from moesim.identify.observations import read_observations
 from moesim.identify.predictor import Memo, Predictor
+from moesim.identify.reading import read_observations
 from moesim.identify.surrogate import Surrogate
 from tests.identify_kit import BASE, ROOMY, SETTINGS, Truth, rows
 

@@ -17,9 +17,10 @@ from live_kit import MODEL, experiment, sure, two_parts, with_disk
 import moesim.live.machine as live_machine
 from moesim.commands.replay import live_execution
 from moesim.errors import CapacityError, InputError
-from moesim.experiment.runner import Execution, Outcome, run_one
+from moesim.experiment.runner import Execution, run_one
 from moesim.live import LiveMachine, replay
 from moesim.live.memory import Slots, share_out
+from moesim.metrics.outcome import Outcome
 
 CLOCKLESS = ["all-cpu", "on-demand", "static", "fiddler", "lru", "lfu", "llama-cpp"]
 NEEDED: dict[str, Any] = {"slots": {"fast": 16}, "dense": {"fast": 4}}

@@ -13,9 +13,9 @@ import yaml
 from moesim.cli import main
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import Config, load_config
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.run import run_experiment
 from moesim.experiment.sweep import expand
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
 from moesim.studies.cost_figures import machine_cost
 from moesim.studies.decision_time import COLUMN, decision_share, run_clocked

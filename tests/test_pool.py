@@ -19,10 +19,12 @@ import pytest
 from moesim.cli import main
 from moesim.errors import SimulationError
 from moesim.experiment.pool import Processes, _Working, make_pool
-from moesim.experiment.resolve import Experiment, RunSpec
-from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.runner import run_one
+from moesim.experiment.spec import RunSpec
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import RefusedError, Work, do, work_of
+from moesim.metrics.outcome import Outcome
 from tests.experiment_kit import resolve, write_trace, write_yaml
 from tests.pool_kit import alive, begun, fragments, hold, let_go, same_folders, start, write_policies
 from tests.waiting import HANG_S, wait_until

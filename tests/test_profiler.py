@@ -38,10 +38,10 @@ from moesim.kernels.workers import Done, Worker
 from moesim.manifest import FILE as LIST
 from moesim.model import builtin_models
 from moesim.output_folder import OutputFolder
-from moesim.plots.profile import draw
 from moesim.profiler import calls, needs
 from moesim.profiler.bench import FILE, RealBench
 from moesim.profiler.calls import Timed
+from moesim.profiler.figure import draw
 from moesim.profiler.layout import layout_of
 from moesim.profiler.machine import Machine
 from moesim.profiler.measure import measure, sentinel_drift

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from moesim.errors import InputError
 from moesim.hardware import HardwareProfile, build_profile, hardware_names, load_hardware
 from moesim.model import builtin_models, load_model
-from moesim.plots.profile import draw
 from moesim.profiler.compare import Row, compare, table
+from moesim.profiler.figure import draw
 from moesim.profiler.fits import COLUMNS, FORMS, Fit, fit_all, fit_form, fitted_us, medians, pair_rates
 from moesim.profiler.show import facts, page
 from moesim.table import Format

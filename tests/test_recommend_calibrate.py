@@ -15,7 +15,7 @@ from moesim.cli import main
 from moesim.experiment.config import load_config
 from moesim.hardware import load_hardware
 from moesim.identify.identify import identify
-from moesim.identify.observations import read_observations
+from moesim.identify.reading import read_observations
 from moesim.identify.results import Identified
 from moesim.model import load_model
 from moesim.table import Format

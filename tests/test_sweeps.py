@@ -30,8 +30,9 @@ from moesim.experiment.output import describe
 from moesim.experiment.point import Point
 from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
-from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
+from moesim.experiment.spec import RunSpec
 from moesim.experiment.sweep import expand
 from moesim.policies.registry import make_policy
 from tests.experiment_kit import resolve, write_trace

@@ -30,10 +30,11 @@ from moesim.policies.all_cpu import AllCpu
 from moesim.policy import LayerEnd, Ran, Routed, Run
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.table import Format
+from moesim.validation.causes import RESIDUALS, time_by_cause
 from moesim.validation.compare import Compared, Measured, errors_of
 from moesim.validation.facts import Facts, facts_of
 from moesim.validation.report import Report, verdict
-from moesim.validation.residual import RESIDUALS, residual, time_by_cause
+from moesim.validation.residual import residual
 from moesim.validation.run import Validation, validate
 from moesim.validation.store import FILE, Measurements
 from moesim.validation.watch import Watched

@@ -18,8 +18,9 @@ from moesim.manifest import FILE
 from moesim.model import load_model
 from moesim.plots.public import public
 from moesim.table import Format
-from moesim.validation.public import FACTOR, LOOSE, predict, run_public, summarise, table
+from moesim.validation.public import FACTOR, LOOSE, run_public, summarise, table
 from moesim.validation.public_checks import COLUMNS, checks_file, read_checks
+from moesim.validation.public_predict import predict
 
 SHIPPED = read_checks(checks_file())
 BY_NAME = {check.check: check for check in SHIPPED}

@@ -15,7 +15,7 @@ from moesim.advice.recommend import Advice, Judged
 from moesim.advice.search import speed
 from moesim.advice.show_launches import fewer_table, fewer_values, unlike
 from moesim.advice.written import title
-from moesim.experiment.naming import model_label
+from moesim.naming import model_label
 from moesim.policies.registry import describe_policy
 from moesim.table import Format, render, render_records
 

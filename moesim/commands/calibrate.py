@@ -37,7 +37,7 @@ def calibrate(
     """
     from moesim.identify.identify import identify  # SciPy takes most of a second to import
     from moesim.identify.next_line import next_lines
-    from moesim.identify.observations import read_observations
+    from moesim.identify.reading import read_observations
     from moesim.identify.report import constants_table, files, remarks, rows_table
     from moesim.identify.store import memo_in
 

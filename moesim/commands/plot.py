@@ -45,6 +45,7 @@ def plot(
 
     Example: moesim plot decode_speed hit_rate results/quickstart --out figures --for paper
     """
+    from moesim.experiment.again import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
     from moesim.plots.drawing import OPTIONS, Request, draw
 
@@ -66,7 +67,7 @@ def plot(
         words[:n_kinds], words[n_kinds:], {name: value for name, value in given.items() if value is not None},
         split_names(policies), [_pair(text, "--where") for text in where], "paper" if medium == "paper" else "screen",
     )  # fmt: skip
-    write_beside(out, draw(request), "plot")
+    write_beside(out, draw(request, outcome_of), "plot")
 
 
 def split_names(text: str) -> list[str]:

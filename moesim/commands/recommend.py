@@ -91,7 +91,7 @@ def _identified(
     """Identify the machine, search on it, and add the curve over its settings."""
     from moesim.advice.curve import check_machine, curve, curve_records, curve_text, with_buffers
     from moesim.identify.identify import identify  # SciPy takes most of a second to import
-    from moesim.identify.observations import read_observations
+    from moesim.identify.reading import read_observations
     from moesim.identify.report import remarks
 
     rows = read_observations(file, [model] if model is not None and gguf is None and not model.startswith("{") else [])

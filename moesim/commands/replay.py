@@ -15,9 +15,10 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config
 from moesim.experiment.output import Output
 from moesim.experiment.quick import quick
-from moesim.experiment.report import LIVE, result_table
+from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution
+from moesim.naming import LIVE
 from moesim.table import Format
 from moesim.text import say
 from moesim.units import parse_bytes

@@ -8,11 +8,11 @@ from typing import Any
 
 from moesim.experiment.estimate import chunks, seconds, worth_processes
 from moesim.experiment.keys import run_keys
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
 from moesim.experiment.runner import settings
 from moesim.experiment.store import Store
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.imports import WouldImport
 from moesim.units import format_bytes
 

@@ -13,7 +13,8 @@ from moesim.experiment.runner import run_one
 from moesim.units import ceil_div
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import Experiment, RunSpec
+    from moesim.experiment.resolve import Experiment
+    from moesim.experiment.spec import RunSpec
 
 _S_PER_LOOKUP = 50e-6  # as measured with lru on Mixtral's shape; only to decide whether processes are worth starting
 _CHUNK = 0.17  # of a lookup's time: 17.5 us against 101 us, lru on Mixtral's shape with 16, 64 and 256 chunks a transfer

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.naming import policy_label
 from moesim.experiment.point import KEYS, PLAIN, Point
+from moesim.naming import policy_label
 from moesim.units import parse_bytes
 
 _ONE = {KEYS[name]: name for name in ("ratio", "budget_bytes", *PLAIN, "repeat")}

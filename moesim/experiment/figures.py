@@ -11,7 +11,7 @@ from moesim.metrics.frames import layer_frame, step_frame
 if TYPE_CHECKING:
     import pandas as pd
 
-    from moesim.experiment.runner import Outcome
+    from moesim.metrics.outcome import Outcome
 
 _FRAMES = {"steps": step_frame, "layers": layer_frame}
 

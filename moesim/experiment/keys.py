@@ -10,17 +10,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moesim.experiment.naming import fingerprint
 from moesim.experiment.runner import drawn
+from moesim.naming import fingerprint
 from moesim.policies.sources import source_digest
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import Experiment, RunSpec
+    from moesim.experiment.resolve import Experiment
+    from moesim.experiment.spec import RunSpec
 
 CODE = (
     "__init__.py", "advice/static_sets.py", "collector.py", "colours.py",
-    "data.py", "errors.py", "limits.py", "policy.py", "records.py", "text.py", "units.py", "yaml_reader.py",
-    "costs", "engine", "experiment/intervals.py", "experiment/naming.py", "experiment/needs.py", "experiment/runner.py",
+    "data.py", "errors.py", "limits.py", "naming.py", "policy.py", "records.py", "text.py", "units.py", "yaml_reader.py",
+    "costs", "engine", "experiment/intervals.py", "experiment/needs.py", "experiment/runner.py",
     "experiment/traces.py", "hardware",
     "metrics", "model", "policies", "predictors", "stats", "synthesis", "trace", "workload",
 )  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.repeats import CI, aggregate, repeated
 from moesim.metrics import Value
+from moesim.naming import LIVE
 from moesim.table import Format, render, render_records
 from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
 
@@ -110,9 +111,6 @@ def busy_shares(row: Row) -> str:
     link = _number(row, "pcie_share")
     return "/".join([*means, "-" if link is None else f"{100 * link:.0f}"])
 
-
-LIVE: Final = "live replay"
-"""How the note begins that results of a replay carry."""
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {
     "policy": lambda row: str(row["policy"]),

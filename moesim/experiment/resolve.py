@@ -6,22 +6,23 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesim.costs.links import check_chunk
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.intervals import Ends, ends_of
-from moesim.experiment.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
 from moesim.experiment.point import Point
 from moesim.experiment.runner import transfer_of
+from moesim.experiment.spec import RunSpec
 from moesim.experiment.sweep import expand
 from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
+from moesim.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.policies.imports import WouldImport, would_import
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
@@ -39,42 +40,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """One run with everything looked up.
-
-    Attributes
-    ----------
-    index : int
-        Its place in the experiment, from 0.
-    point : Point
-        As written.
-    model, hardware, workload
-        What the names meant.
-    cache_slots : int or None
-        Slots of each GPU over all layers; None: to be found from the budget.
-    decision_ns : int, ns
-        Charged between Routed and the effect of its actions.
-    policy_name : str
-        Name with its options, unique within the experiment.
-    refusal : InputError or None
-        Why it cannot be carried out: the trace lacks what the policy needs.
-    ends : tuple of Ends
-        Machines at the ends of the intervals of the profile's numbers, if the experiment asks for them.
-    """
-
-    index: int
-    point: Point
-    model: ModelSpec
-    hardware: HardwareProfile
-    workload: WorkloadSpec
-    cache_slots: int | None
-    decision_ns: int
-    policy_name: str
-    refusal: InputError | None = None
-    ends: tuple[Ends, ...] = ()
 
 
 class Experiment:

@@ -11,13 +11,15 @@ from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.keys import group_of, run_keys
 from moesim.experiment.pool import Pool, make_pool, usable_cores
-from moesim.experiment.resolve import Experiment, RunSpec
-from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one, settings
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.runner import SIMULATED, Execution, run_one, settings
+from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
+from moesim.metrics.outcome import Outcome
 from moesim.progress import Progress
 from moesim.units import format_bytes
 

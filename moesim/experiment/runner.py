@@ -13,7 +13,6 @@ from moesim.engine import EngineOptions, simulate
 from moesim.engine.budget import initial_placement, slots_used, slots_within
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
-from moesim.experiment.naming import hardware_label, model_label
 from moesim.experiment.needs import SCORES
 from moesim.experiment.traces import trace_label
 from moesim.hardware import LABELS, weakest
@@ -21,6 +20,8 @@ from moesim.metrics import Value, summarise
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
+from moesim.metrics.outcome import Outcome
+from moesim.naming import hardware_label, model_label
 from moesim.policies.registry import make_policy
 from moesim.predictors.chosen import PredictorSet
 from moesim.predictors.future import FutureUse
@@ -28,7 +29,7 @@ from moesim.records import Records, activities
 from moesim.units import format_bytes
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import RunSpec
+    from moesim.experiment.spec import RunSpec
     from moesim.hardware import HardwareProfile
     from moesim.policy import Placement
     from moesim.trace import Trace
@@ -69,34 +70,6 @@ class Execution:
 
 
 SIMULATED = Execution(simulate)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one run.
-
-    Attributes
-    ----------
-    row : dict of str to value
-        Settings, labels and metrics; ``error`` is None if it succeeded.
-    machine : Machine
-        What it ran on.
-    records : Records or None
-        Only if they were asked for and the run succeeded.
-    split : Breakdown or None
-        Likewise.
-    failure : MoesimError or None
-        Why it failed.
-    provenance : mapping
-        Where the costs that were used come from.
-    """
-
-    row: dict[str, Value]
-    machine: Machine
-    records: Records | None = None
-    split: Breakdown | None = None
-    failure: MoesimError | None = None
-    provenance: Mapping[str, Any] | None = None
 
 
 def run_one(

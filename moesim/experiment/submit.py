@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.errors import MoesimError, SimulationError
 from moesim.experiment.pool import Pool
-from moesim.experiment.runner import Outcome, settings
+from moesim.experiment.runner import settings
 from moesim.experiment.work import RefusedError, Work, do
 from moesim.metrics.machine import Machine
+from moesim.metrics.outcome import Outcome
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import RunSpec
+    from moesim.experiment.spec import RunSpec
 
 _LOOK_S = 1.0  # time after which workers that have joined are given runs, even if none has finished one
 

@@ -18,14 +18,16 @@ from moesim import collector
 from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
 from moesim.experiment.result import DATASET, OWNER
-from moesim.experiment.runner import Outcome, run_one
+from moesim.experiment.runner import run_one
+from moesim.metrics.outcome import Outcome
 from moesim.output_folder import OutputFolder
 from moesim.policies.sources import source_digest
 from moesim.trace import Trace, find_trace
 from moesim.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import Experiment, RunSpec
+    from moesim.experiment.resolve import Experiment
+    from moesim.experiment.spec import RunSpec
 
 _MADE = f"{DATASET}/.traces"  # made-up routing, in the folder that all processes see; readers of datasets pass over it
 _TRACES = 8  # mapped ones that a process remembers: a cluster's worker outlives many sweeps

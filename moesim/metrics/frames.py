@@ -15,9 +15,9 @@ from moesim.metrics.columns import columns_of
 from moesim.metrics.hits import flatten_lookups
 
 if TYPE_CHECKING:
-    from moesim.experiment.runner import Outcome
     from moesim.metrics.breakdown import Breakdown
     from moesim.metrics.critical_path import Window
+    from moesim.metrics.outcome import Outcome
     from moesim.records import Records
 
 IDENTITY: Final = (

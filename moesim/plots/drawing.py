@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from moesim.errors import ConfigError
-from moesim.experiment.again import outcome_of
+from moesim.metrics.outcome import Outcome
 from moesim.plots.captions import corner_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
 from moesim.plots.memo import worked_out_once
@@ -23,6 +23,9 @@ from moesim.trace import Trace, find_trace
 
 OPTIONS: Final = ("baseline", "x", "y", "metric")
 """Options of kinds that the command line has by their own names."""
+
+
+OutcomeOf = Callable[[Path, int], Outcome]
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ class Request:
     medium: Medium = "screen"
 
 
-def draw(request: Request) -> dict[str, bytes]:
+def draw(request: Request, outcome_of: OutcomeOf) -> dict[str, bytes]:
     """Draw the figures of a request.
 
     Parameters
     ----------
     request : Request
+    outcome_of : callable
+        Gives a run with its records, of the folder of an experiment and the number of the run.
 
     Returns
     -------
@@ -74,7 +79,7 @@ def draw(request: Request) -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     with drawn_for(request.medium):
         for name in dict.fromkeys(request.kinds):
-            for figure, arguments, more in _arguments(request, name, options[name]):
+            for figure, arguments, more in _arguments(request, name, options[name], outcome_of):
                 made |= files_of(name, figure, arguments, {**options[name], **more})
     return made
 
@@ -130,7 +135,9 @@ def _checked(request: Request, name: str) -> dict[str, Any]:
     return {option: parse_option(kind, option, text) for option, text in request.options.items()}
 
 
-def _arguments(request: Request, name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
+def _arguments(
+    request: Request, name: str, options: Mapping[str, Any], outcome_of: OutcomeOf
+) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
     """Give what each figure of a kind draws, and options that follow from it."""
     kind = kind_of(name)
     if kind.source == "trace":
@@ -141,13 +148,13 @@ def _arguments(request: Request, name: str, options: Mapping[str, Any]) -> Itera
     frame = chosen(read_frames(source, paths, name), request.policies, request.where, name)
     if kind.source == "records":
         rows = first_setting(frame, name)
-        yield name, _records(paths[0], rows), {"label": corner_label(rows)}
+        yield name, _records(paths[0], rows, outcome_of), {"label": corner_label(rows)}
         return
     for figure, part in figures_of(name, frame, options):
         yield figure, [part], {}
 
 
-def _records(folder: Path, rows: pd.DataFrame) -> Sequence[Any]:
+def _records(folder: Path, rows: pd.DataFrame, outcome_of: OutcomeOf) -> Sequence[Any]:
     """Records of runs by policy, and their machine."""
     outcomes = {str(row["policy"]): outcome_of(folder, int(row["run"])) for _, row in rows.iterrows()}
     return [{name: outcome.records for name, outcome in outcomes.items()}, next(iter(outcomes.values())).machine]

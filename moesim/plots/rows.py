@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from moesim.errors import ConfigError
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.plots.draws import interval, over_draws, with_draws
 from moesim.plots.memo import once
 from moesim.plots.style import need

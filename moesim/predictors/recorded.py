@@ -7,22 +7,19 @@ Answers depend on nothing but the step and the layer, never on the order of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.predictors.contract import Prediction, Predictor
 from moesim.predictors.statistical import Coactivation, Frequency
 from moesim.predictors.synthetic import LOOKAHEAD, Synthetic
 from moesim.stats.prediction import top_ids
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from moesim.trace import Trace
     from moesim.workload import Step, Workload
-
-    Prediction = tuple[NDArray[Any], NDArray[Any] | None]
 
 __all__ = [
     "Coactivation",
@@ -39,30 +36,6 @@ SHADOW = "shadow"
 """How the names of whole models that decode alongside begin."""
 MADE_UP = ("synthetic:", "oracle")
 """Sources made from the true routing, which may answer in a shadow's name."""
-
-
-class Predictor(Protocol):
-    """What a source of predictions is."""
-
-    name: str
-    label: str
-    """What a result that used it must say; empty if nothing."""
-
-    def needs_layer(self, layer: int) -> int | None:
-        """Tell at which layer the gate input must exist before ``layer`` can be predicted; None: at none."""
-
-    def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
-        """Predict a layer for the rows of a micro-batch.
-
-        Returns
-        -------
-        ids : (n_rows, top_k) integer
-            Expert ids, best first.
-        scores : (n_rows, top_k), (n_rows, n_experts) or None
-            Beside the ids, or of all experts.
-
-        None stands for no prediction.
-        """
 
 
 def _rows_of(step: Step, mb: int) -> slice:

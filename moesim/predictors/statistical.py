@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from moesim.predictors.recorded import Prediction
+    from moesim.predictors.contract import Prediction
     from moesim.trace import Trace
     from moesim.workload import Step, Workload
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from moesim.predictors.recorded import Prediction
+    from moesim.predictors.contract import Prediction
     from moesim.workload import Step
 
 LOOKAHEAD = 1  # layers

@@ -13,7 +13,7 @@ import yaml
 
 from moesim.hardware import build_profile
 from moesim.output_folder import OutputFolder
-from moesim.plots.profile import draw
+from moesim.profiler.figure import draw
 from moesim.profiler.fits import fit_all
 from moesim.profiler.store import COMMAND
 from moesim.table import frame_csv

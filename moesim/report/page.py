@@ -12,8 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from moesim.experiment.repeats import repeated
-from moesim.experiment.report import LIVE
 from moesim.hardware.types import LABELS
+from moesim.naming import LIVE
 from moesim.report.data_uris import csv_uri, data_uri
 from moesim.report.figures import page_figures
 from moesim.report.folder import TIMELINE, ResultFolder

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.repeats import CI, aggregate, repeated
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.units import NS_PER_MS
 
 Row = Mapping[str, Any]

@@ -11,14 +11,14 @@ import numpy as np
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.again import outcome_of
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.result import read_summary
 from moesim.metrics.causes import CAUSES
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 
 if TYPE_CHECKING:
-    from moesim.experiment.runner import Outcome
     from moesim.metrics import Value
     from moesim.metrics.breakdown import Breakdown
+    from moesim.metrics.outcome import Outcome
 
 PHASES: Final = ("prefill", "decode", "between steps")
 OUTSIDE: Final = -1

@@ -13,9 +13,10 @@ from moesim.records import TaskRecord
 from moesim.studies.scaling import ONE, faster_device
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import RunSpec
-    from moesim.experiment.runner import Inputs, Outcome
+    from moesim.experiment.runner import Inputs
+    from moesim.experiment.spec import RunSpec
     from moesim.hardware import HardwareProfile
+    from moesim.metrics.outcome import Outcome
 
 RESOURCES: Final = {
     "link": "link",

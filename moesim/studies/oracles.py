@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from moesim.experiment.resolve import RunSpec
+from moesim.experiment.spec import RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.hardware.types import Transfer
 from moesim.policies.registry import make_policy, without_moot

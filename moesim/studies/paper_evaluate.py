@@ -10,7 +10,8 @@ from typing import Any
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config
-from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.spec import RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.identify.constants import Machine
 from moesim.studies.paper_plan import Plan

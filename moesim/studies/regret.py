@@ -17,13 +17,14 @@ from moesim.costs import CostModel
 from moesim.engine.budget import initial_placement
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.estimate import worth_processes
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.pool import make_pool, usable_cores
-from moesim.experiment.resolve import Experiment, RunSpec
+from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one, settings, transfer_of
+from moesim.experiment.spec import RunSpec
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
 from moesim.predictors.future import FutureUse

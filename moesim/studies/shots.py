@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.errors import MoesimError, SimulationError
 from moesim.experiment.config import parse_config
-from moesim.experiment.naming import CACHE_SETTINGS, SETTINGS
 from moesim.experiment.pool import Processes, usable_cores
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
+from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.progress import Progress
 from moesim.studies.limits import Limits, limits_of
 

@@ -10,7 +10,8 @@ import numpy as np
 from moesim.errors import InputError, unknown_name
 from moesim.model import builtin_models
 from moesim.trace.check import LABELS, check_ids
-from moesim.traces_io.contract import Format, Options, Part, wrong
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
 from moesim.traces_io.store import pieces
 
 if TYPE_CHECKING:

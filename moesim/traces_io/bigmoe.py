@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import Probe
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
+from moesim.traces_io.probe import Probe
 from moesim.traces_io.store import Store
 from moesim.traces_io.tables import Batch, read_csv
 from moesim.traces_io.visits import Visits

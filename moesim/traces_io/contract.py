@@ -1,22 +1,18 @@
-"""What a format of routing is: how it is recognised, what it may ask the user, what it hands over."""
+"""What the user says about a source of routing, and what a format found in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import TraceError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     from numpy.typing import NDArray
 
     from moesim.model import ModelSpec
-    from moesim.traces_io.detect import Probe
-    from moesim.traces_io.store import Store
 
 #: What ``--phase`` may say: of all rows, or that the prompt comes first and decode after it.
 PHASES = ("decode", "prefill", "both")
@@ -91,39 +87,6 @@ class Part:
     label: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Format:
-    """One format of routing.
-
-    Attributes
-    ----------
-    name : str
-        For ``--format``.
-    about : str
-        One line for lists.
-    matches : callable
-        Whether a file looks like it, from its first bytes. Must not raise.
-    read : callable
-        Puts the routing of a file into a store and says what else it found. Raises `TraceError` with the file
-        and the place in it.
-    label : str or None
-        ``measured`` if only an engine writes this format; None if nothing in it says where the figures come
-        from, so that the user must.
-    columns : tuple of str
-        Our names of the columns or arrays that ``--column`` may map; empty if theirs are fixed.
-    first_layer : bool
-        Whether it has layers without experts, which ``--first-layer`` leaves out.
-    """
-
-    name: str
-    about: str
-    matches: Callable[[Probe], bool]
-    read: Callable[[Path, Options, Store], Part]
-    label: str | None = "measured"
-    columns: tuple[str, ...] = ()
-    first_layer: bool = False
 
 
 def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:

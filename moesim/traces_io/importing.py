@@ -17,8 +17,9 @@ from moesim.trace import SUFFIX, Trace
 from moesim.trace.check import LABELS
 from moesim.traces_io.answers import check_columns, check_experts, check_label, shape_remedy
 from moesim.traces_io.calibrating import Additions, extend
-from moesim.traces_io.contract import PHASES, Format, Options, Part, wrong
+from moesim.traces_io.contract import PHASES, Options, Part, wrong
 from moesim.traces_io.detect import find_format
+from moesim.traces_io.format import Format
 from moesim.traces_io.store import Store
 
 if TYPE_CHECKING:

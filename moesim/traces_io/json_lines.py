@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from moesim.traces_io.contract import Format, Options, Part
-from moesim.traces_io.detect import Probe
+from moesim.traces_io.contract import Options, Part
+from moesim.traces_io.format import Format
+from moesim.traces_io.probe import Probe
 from moesim.traces_io.store import Store
 from moesim.traces_io.table import MAPPED, OPTIONAL, REQUIRED, add_entries, step_columns
 from moesim.traces_io.tables import read_json_lines

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.traces_io.answers import shape_remedy
-from moesim.traces_io.contract import Format, Options, Part, wrong
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
 from moesim.traces_io.store import Spool, Store
 from moesim.traces_io.tables import read_csv
 from moesim.traces_io.visits import Visits
@@ -30,7 +31,7 @@ from moesim.traces_io.visits import Visits
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.traces_io.detect import Probe
+    from moesim.traces_io.probe import Probe
 
 _STEP = 2**18  # entries in memory at once
 
@@ -47,7 +48,7 @@ def _is_positional(names: list[str]) -> bool:
 
 def read(path: Path, options: Options, store: Store) -> Part:
     """Read a file; see `Format`."""
-    from moesim.traces_io.detect import Probe
+    from moesim.traces_io.probe import Probe
 
     probe = Probe(path)
     names = probe.csv_names

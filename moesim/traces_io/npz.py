@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.traces_io.arrays import StoredArray, open_archive
-from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import ROUTED
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
 from moesim.traces_io.phases import REMEDY, phases_of_steps
+from moesim.traces_io.probe import ROUTED
 from moesim.traces_io.store import Store
 from moesim.traces_io.vllm import leading_dense
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.traces_io.detect import Probe
+    from moesim.traces_io.probe import Probe
 
 #: Our names of arrays, and what they hold: a value for each row, or for each request.
 NAMES = ("expert", "weight", "request", "position", "phase", "step", "offsets", "n_prompt", "name")

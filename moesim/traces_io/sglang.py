@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from moesim.traces_io.answers import shape_remedy
-from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import Probe
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
+from moesim.traces_io.probe import Probe
 from moesim.traces_io.store import Store
 from moesim.traces_io.vllm import leading_dense
 

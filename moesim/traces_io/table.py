@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import TEXT_REMEDY, Probe
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
+from moesim.traces_io.probe import TEXT_REMEDY, Probe
 from moesim.traces_io.store import Store
 from moesim.traces_io.tables import Batch, read_csv, read_parquet
 from moesim.traces_io.visits import Visits

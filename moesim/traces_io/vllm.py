@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from moesim.traces_io.arrays import StoredArray, open_archive, open_array
-from moesim.traces_io.contract import Format, Options, Part, wrong
-from moesim.traces_io.detect import ROUTED, Probe
+from moesim.traces_io.contract import Options, Part, wrong
+from moesim.traces_io.format import Format
+from moesim.traces_io.probe import ROUTED, Probe
 from moesim.traces_io.store import Store
 
 _NAME = "routed_experts"

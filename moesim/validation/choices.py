@@ -20,8 +20,8 @@ from moesim.errors import ConfigError, MoesimError
 from moesim.progress import Progress
 from moesim.table import Format, render
 from moesim.text import say
-from moesim.validation.public import predict
 from moesim.validation.public_checks import Check, checks_file, read_checks
+from moesim.validation.public_predict import predict
 from moesim.validation.public_rows import shipped_table
 from moesim.validation.public_sweeps import Sweep, read_sweeps, sweeps_file
 from moesim.validation.sweep_report import run_sweeps

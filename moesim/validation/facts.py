@@ -11,7 +11,7 @@ from moesim.metrics.machine import Machine
 from moesim.metrics.summary import bytes_moved
 from moesim.metrics.utilisation import busy, utilisation
 from moesim.records import Records
-from moesim.validation.residual import time_by_cause
+from moesim.validation.causes import time_by_cause
 
 
 @dataclass(frozen=True)

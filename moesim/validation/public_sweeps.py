@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moesim.errors import CapacityError, ConfigError
-from moesim.validation import public
 from moesim.validation.public_checks import Check
+from moesim.validation.public_predict import predict
 from moesim.validation.public_rows import check_run, check_words, read_rows, run_values, shipped_table
 
 SWEEPS: Final = "public_sweeps.csv"
@@ -154,7 +154,7 @@ def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
     Returns
     -------
     dict of str to value
-        As of `moesim.validation.public.predict`; for a setting that exceeds the memory only ``refused``.
+        As of `moesim.validation.public_predict.predict`; for a setting that exceeds the memory only ``refused``.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
     if sweep.status == "not predicted":
         return {}
     try:
-        found = public.predict(check, folder)
+        found = predict(check, folder)
     except CapacityError:
         if sweep.status != "cliff":
             raise

@@ -18,8 +18,9 @@ from moesim.output_folder import OutputFolder
 from moesim.plots.style import pictures
 from moesim.plots.validation import residual_bars, scatter
 from moesim.table import Format, render, render_records
+from moesim.validation.causes import RESIDUALS
 from moesim.validation.compare import AT_WORST, GOAL, RESAMPLES, SEED, TIMES, Compared, Errors, errors_of
-from moesim.validation.residual import RESIDUALS, largest
+from moesim.validation.residual import largest
 from moesim.validation.run import Validation
 from moesim.validation.store import FILE, OWNER
 

@@ -13,7 +13,8 @@ from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, InputError, MoesimError, SimulationError
 from moesim.experiment.output import describe
 from moesim.experiment.run import describe_run
-from moesim.experiment.runner import SIMULATED, Execution, Outcome, run_one, settings
+from moesim.experiment.runner import SIMULATED, Execution, run_one, settings
+from moesim.metrics.outcome import Outcome
 from moesim.progress import Progress
 from moesim.validation.facts import Facts, facts_of
 from moesim.validation.residual import apart
@@ -21,7 +22,8 @@ from moesim.validation.store import FILE, Measurements
 from moesim.validation.watch import Timed, Watched
 
 if TYPE_CHECKING:
-    from moesim.experiment.resolve import Experiment, RunSpec
+    from moesim.experiment.resolve import Experiment
+    from moesim.experiment.spec import RunSpec
     from moesim.metrics import Value
 
 REPEATS = 3

@@ -22,9 +22,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from moesim.errors import WorkloadError
 from moesim.workload.routing import LayerRouting, MicroBatch, RoutingSource
 from moesim.workload.selection import Admitted, select
+from moesim.workload.spec import WorkloadSpec
 from moesim.workload.steps import Step, schedule
 
 if TYPE_CHECKING:
@@ -33,96 +33,6 @@ if TYPE_CHECKING:
     from moesim.trace import Trace
 
 __all__ = ["Admitted", "LayerRouting", "MicroBatch", "Step", "Workload", "WorkloadSpec", "compose"]
-
-
-@dataclass(frozen=True)
-class WorkloadSpec:
-    """What to run: how many requests at once, how long, and in which groups.
-
-    Parameters
-    ----------
-    batch_size : int
-        Requests active at once.
-    prompt_tokens : int or None
-        Tokens of each prompt; None: as recorded, which makes prompts ragged. 0: requests begin with their first decoded
-        token, and contexts count from there.
-    decode_tokens : int or None
-        Decode steps of each request; None: as recorded.
-    n_batches : int
-        Batches, one after another; all their requests are distinct.
-    seed : int
-        Seed of the choice of requests.
-    micro_batches : int
-        Groups into which each step is split; a step with fewer sequences has fewer.
-    prefill_chunk : int or None
-        Most tokens of a prefill step, over all its requests, first come first served; None: all prompts in
-        one step.
-    refill : bool
-        Admit the next request as soon as one leaves, so that ``n_batches * batch_size`` requests pass
-        through.
-    reuse : "shifted" or None
-        How to go beyond what was recorded; None: not at all.
-    requests : None, "all" or sequence of int
-        None: chosen with the seed. "all": every request that qualifies, in trace order. Or just these, in
-        this order. With "all" or a list, the number of batches follows from it.
-
-    Raises
-    ------
-    WorkloadError
-        If a value is out of range.
-    """
-
-    batch_size: int = 1
-    prompt_tokens: int | None = None
-    decode_tokens: int | None = None
-    n_batches: int = 1
-    seed: int = 0
-    micro_batches: int = 1
-    prefill_chunk: int | None = None
-    refill: bool = False
-    reuse: str | None = None
-    requests: str | tuple[int, ...] | list[int] | None = None
-
-    def __post_init__(self) -> None:
-        smallest = {"batch_size": 1, "prompt_tokens": 0, "decode_tokens": 0, "n_batches": 1, "seed": 0}
-        smallest |= {"micro_batches": 1, "prefill_chunk": 1}
-        may_be_none = {"prompt_tokens", "decode_tokens", "prefill_chunk"}
-        for name, least in smallest.items():
-            value = getattr(self, name)
-            if value is None and name in may_be_none:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise WorkloadError(f"workload.{name}: expected an integer of at least {least}, got {value!r}")
-        if self.prompt_tokens == self.decode_tokens == 0:
-            raise WorkloadError("workload: expected prompt_tokens or decode_tokens of at least 1, got 0 of both; ask for some")
-        if not isinstance(self.refill, bool):
-            raise WorkloadError(f"workload.refill: expected true or false, got {self.refill!r}")
-        if self.reuse not in (None, "shifted"):
-            raise WorkloadError(f"workload.reuse: expected 'shifted' or nothing, got {self.reuse!r}")
-        if self.micro_batches > self.batch_size:
-            raise WorkloadError(
-                f"workload.micro_batches: expected at most batch_size = {self.batch_size}, got "
-                f"{self.micro_batches}; a micro-batch holds whole requests"
-            )
-        if isinstance(self.requests, list):
-            object.__setattr__(self, "requests", tuple(self.requests))
-        self._check_requests()
-
-    def _check_requests(self) -> None:
-        if self.requests is None:
-            return
-        named = self.requests
-        if named != "all" and not (
-            isinstance(named, tuple) and named and all(isinstance(r, int) and not isinstance(r, bool) for r in named)
-        ):
-            raise WorkloadError(f"workload.requests: expected 'all' or a list of request numbers, got {named!r}")
-        if self.n_batches != 1:
-            raise WorkloadError(
-                f"workload.n_batches: expected 1 (the default) beside workload.requests, got {self.n_batches}"
-                "; the number of batches follows from the requests"
-            )
-        if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
-            raise WorkloadError("workload.requests: a request is named twice; name it once, or set reuse: shifted")
 
 
 @dataclass(frozen=True)

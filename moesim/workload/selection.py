@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moesim.trace import Trace
-    from moesim.workload.compose import WorkloadSpec
+    from moesim.workload.spec import WorkloadSpec
 
 REUSE_SHIFTED = "reuse-shifted"
 PROMPT_TRUNCATED = "prompt-truncated"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from moesim.workload.compose import WorkloadSpec
     from moesim.workload.selection import Admitted
+    from moesim.workload.spec import WorkloadSpec
 
 
 class _Part(NamedTuple):

@@ -19,6 +19,8 @@ SETTINGS = (
 )  # fmt: skip
 """Columns of a result row that say what was asked for, but for the policy and its cache."""
 CACHE_SETTINGS = ("cache_ratio", "cache_budget_bytes")
+LIVE = "live replay"
+"""How the note begins that results of a replay carry."""
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:

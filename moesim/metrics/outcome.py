@@ -1,0 +1,41 @@
+"""The result of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moesim.errors import MoesimError
+from moesim.metrics.breakdown import Breakdown
+from moesim.metrics.machine import Machine
+from moesim.metrics.summary import Value
+from moesim.records import Records
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one run.
+
+    Attributes
+    ----------
+    row : dict of str to value
+        Settings, labels and metrics; ``error`` is None if it succeeded.
+    machine : Machine
+        What it ran on.
+    records : Records or None
+        Only if they were asked for and the run succeeded.
+    split : Breakdown or None
+        Likewise.
+    failure : MoesimError or None
+        Why it failed.
+    provenance : mapping
+        Where the costs that were used come from.
+    """
+
+    row: dict[str, Value]
+    machine: Machine
+    records: Records | None = None
+    split: Breakdown | None = None
+    failure: MoesimError | None = None
+    provenance: Mapping[str, Any] | None = None
