@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -99,22 +100,24 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
         ``link_busy_ns``, as `docs/metrics.md` defines them; and ``time_<cause>_ns``.
     """
     records, split = _kept(outcome)
-    active = _lookups(records)
-    sides = _Sides(records, outcome.machine.kinds)
     visits = [(window, ns) for window, ns in zip(split.windows, split.ns, strict=True) if window.layer >= 0]
+    steps, layers = ([w.step for w, _ in visits], [w.layer for w, _ in visits])
+    places = pd.MultiIndex.from_arrays([steps, layers], names=_VISIT)
+    experts = _experts(records, outcome.machine.kinds, places)
+    counts = _lookups(records).reindex(places, fill_value=0).join(experts).to_dict("records")
     moving = _link_busy(records, [window for window, _ in visits]).tolist()
     phases = {s.step: s.phase for s in records.steps}
     identity, tokens = _identity(outcome), _tokens(records, bool(outcome.row.get("refill")))
-    for (window, ns), link_ns in zip(visits, moving, strict=True):
-        place = window.step, window.layer
+    for (window, ns), counted, link_ns in zip(visits, counts, moving, strict=True):
         yield {
             **identity, "step": window.step, "layer": window.layer, "phase": phases[window.step], "token": tokens[window.step],
-            "begin": window.begin, "end": window.end, **active.get(place, dict.fromkeys(_COUNTS, 0)), **sides.of(place),
-            "link_busy_ns": link_ns, **_times(ns),
+            "begin": window.begin, "end": window.end, **{str(name): n for name, n in counted.items()}, "link_busy_ns": link_ns,
+            **_times(ns),
         }  # fmt: skip
 
 
-_COUNTS: Final = ("n_active", "n_hits", "lookups", "hits")
+_VISIT: Final = ["step", "layer"]
+_NEVER: Final = 2**62  # ns
 
 
 def _kept(outcome: Outcome) -> tuple[Records, Breakdown]:
@@ -141,47 +144,28 @@ def _tokens(records: Records, refill: bool) -> dict[int, int | None]:
     return found
 
 
-def _lookups(records: Records) -> dict[tuple[int, int], dict[str, int]]:
+def _lookups(records: Records) -> pd.DataFrame:
     """Count the lookups of each visit: of each micro-batch by itself, and each expert once."""
     looked = flatten_lookups(records)
-    found: dict[tuple[int, int], dict[str, int]] = {}
-    fields = (looked.step, looked.layer, looked.hit, looked.first)
-    for step, layer, hit, first in zip(*(field.tolist() for field in fields), strict=True):
-        counts = found.setdefault((step, layer), dict.fromkeys(_COUNTS, 0))
-        counts["n_active"] += 1
-        counts["n_hits"] += hit
-        counts["lookups"] += first
-        counts["hits"] += first and hit
-    return found
+    first, hit = looked.first, looked.hit
+    flags = {"n_active": np.ones_like(hit), "n_hits": hit, "lookups": first, "hits": first & hit}
+    return pd.DataFrame({"step": looked.step, "layer": looked.layer, **flags}).groupby(_VISIT).sum()
 
 
-class _Sides:
-    """What the experts of each visit did on the GPUs and on the CPUs."""
-
-    def __init__(self, records: Records, kinds: Mapping[str, str]) -> None:
-        self._busy: dict[tuple[int, int], dict[str, dict[str, int]]] = {}
-        self._end: dict[tuple[int, int], dict[str, int]] = {}
-        self._routed: dict[tuple[int, int], int] = {}
-        for lookup in records.lookups:  # in order of time
-            self._routed.setdefault((lookup.step, lookup.layer), lookup.time)
-        for task in records.tasks:
-            if task.expert < 0:
-                continue
-            place, kind = (task.step, task.layer), kinds[task.device]
-            devices = self._busy.setdefault(place, {}).setdefault(kind, {})
-            devices[task.device] = devices.get(task.device, 0) + task.end - task.start
-            ends = self._end.setdefault(place, {})
-            ends[kind] = max(ends.get(kind, 0), task.end)
-
-    def of(self, place: tuple[int, int]) -> dict[str, int]:
-        row = {}
-        for kind in ("gpu", "cpu"):
-            devices = self._busy.get(place, {}).get(kind, {})
-            end = self._end.get(place, {}).get(kind, 0)
-            row[f"{kind}_busy_ns"] = sum(devices.values())
-            row[f"{kind}_longest_ns"] = max(devices.values(), default=0)
-            row[f"{kind}_done_ns"] = max(0, end - self._routed[place]) if place in self._routed else 0
-        return row
+def _experts(records: Records, kinds: Mapping[str, str], visits: pd.MultiIndex) -> pd.DataFrame:
+    """Sum what the experts of each visit did on the GPUs and on the CPUs."""
+    runs = [(t.step, t.layer, t.device, t.end - t.start, t.end) for t in records.tasks if t.expert >= 0]
+    tasks = pd.DataFrame(runs, columns=[*_VISIT, "device", "ns", "end"])
+    looked = pd.DataFrame([(r.step, r.layer, r.time) for r in records.lookups], columns=[*_VISIT, "time"])
+    routed = looked.groupby(_VISIT)["time"].first().reindex(visits, fill_value=_NEVER)  # lookups are in order of time
+    found = {}
+    for kind in ("gpu", "cpu"):
+        mine = tasks[tasks["device"].map(kinds) == kind].groupby([*_VISIT, "device"]).agg({"ns": "sum", "end": "max"})
+        side = mine.groupby(_VISIT).agg(busy=("ns", "sum"), longest=("ns", "max"), end=("end", "max"))
+        side = side.reindex(visits, fill_value=0).astype(np.int64)
+        found[f"{kind}_busy_ns"], found[f"{kind}_longest_ns"] = side["busy"], side["longest"]
+        found[f"{kind}_done_ns"] = (side["end"] - routed).clip(lower=0)
+    return pd.DataFrame(found)
 
 
 def _link_busy(records: Records, windows: Sequence[Window]) -> _Ints:
