@@ -21,22 +21,7 @@ under way, but something else was.
 
 
 def time_by_cause(records: Records, machine: Machine, steps: Collection[int]) -> dict[str, int]:
-    """Split the time of some steps by cause.
-
-    Parameters
-    ----------
-    records : Records
-        Of a simulation or a replay.
-    machine : Machine
-        What it ran on.
-    steps : collection of int
-        Their numbers.
-
-    Returns
-    -------
-    dict of str to int, ns
-        Each of `RESIDUALS`; they add up to the duration of these steps.
-    """
+    """Split the time of some steps by cause."""
     charged = Chain(records, machine.kinds, machine.media).split(steps)
     found = {cause: charged.get(cause, 0) for cause in RESIDUALS}
     everything: list[Record] = [*records.tasks, *records.transfers, *records.activations, *records.decisions]

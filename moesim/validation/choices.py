@@ -35,45 +35,21 @@ TOGETHER: Final = "first alternatives of the choices with errors known, together
 
 
 class Choice(BaseModel):
-    """A choice, and what could stand in its place.
-
-    Attributes
-    ----------
-    choice, value, other : str
-        What is chosen, how, and the alternative, in words.
-    known : bool
-        Whether it was chosen, or changed, with the errors known.
-    numbers : mapping
-        For each machine that it touches, by the name of its profile: dotted keys and values, as in an experiment's ``hardware``.
-    """
+    """A choice, and what could stand in its place."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    # choice, value, other: what is chosen, how, and the alternative, in words
     choice: str
     value: str
     other: str
-    known: bool
+    known: bool  # whether it was chosen, or changed, with the errors known
+    # for each machine that it touches, by the name of its profile: dotted keys and values, as in an experiment's `hardware`
     numbers: Mapping[str, Mapping[str, float | str]]
 
 
 def read_choices(path: Path) -> list[Choice]:
-    """Read choices.
-
-    Parameters
-    ----------
-    path : Path
-        A YAML file: a list of choices.
-
-    Returns
-    -------
-    list of Choice
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or a choice in it is wrong.
-    """
+    """Read choices."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,17 +69,7 @@ def read_choices(path: Path) -> list[Choice]:
 
 
 def together(choices: Sequence[Choice]) -> Choice:
-    """Take the first alternative of each choice that was made with the errors known.
-
-    Parameters
-    ----------
-    choices : sequence of Choice
-        Choices; of two of one name the first counts.
-
-    Returns
-    -------
-    Choice
-    """
+    """Take the first alternative of each choice that was made with the errors known."""
     numbers: dict[str, dict[str, float | str]] = {}
     for one in {one.choice: one for one in reversed(choices) if one.known}.values():
         for machine, values in one.numbers.items():
@@ -112,20 +78,7 @@ def together(choices: Sequence[Choice]) -> Choice:
 
 
 def other_hardware(hardware: Any, choice: Choice) -> Any:
-    """Write a choice's numbers into the hardware of a row.
-
-    Parameters
-    ----------
-    hardware : str or mapping
-        As in an experiment.
-    choice : Choice
-        The choice.
-
-    Returns
-    -------
-    mapping or None
-        None if the choice does not touch that machine.
-    """
+    """Write a choice's numbers into the hardware of a row."""
     own = dict(hardware) if isinstance(hardware, Mapping) else {"base": hardware}
     numbers = choice.numbers.get(str(own["base"]))
     return None if numbers is None else own | dict(numbers)
@@ -136,28 +89,9 @@ def run_choices(
 ) -> pd.DataFrame:
     """Predict every row as it is, and again with each choice the other way.
 
-    Parameters
-    ----------
-    choices : sequence of Choice
-        Choices.
-    sweeps : sequence of Sweep
-        Settings; only predicted ones of machines with a measured memory rate count.
-    checks : sequence of Check
-        Single figures; only predictions count.
-    progress : bool
-        Show a bar on a terminal.
-
-    Returns
-    -------
-    DataFrame
-        First as they are, then a row a choice: ``choice``, ``value``, ``other``, ``known``, ``rows`` (settings it touches), the
-        errors' ``median`` and ``p90``, ``median_without`` and ``p90_without`` (without `WITHOUT`), ``checks`` (single figures
-        that it touches), ``checks_median`` and ``checks_worst``.
-
-    Raises
-    ------
-    InputError
-        If a row cannot be predicted.
+    First as they are, then a row a choice: ``choice``, ``value``, ``other``, ``known``, ``rows`` (settings it touches), the
+    errors' ``median`` and ``p90``, ``median_without`` and ``p90_without`` (without `WITHOUT`), ``checks`` (single figures that
+    it touches), ``checks_median`` and ``checks_worst``.
     """
     sweeps = [one for one in sweeps if one.status == "predicted" and one.rate == "measured"]
     checks = [one for one in checks if one.status == "predicted"]
@@ -211,20 +145,7 @@ _HEADINGS: Final = (
 
 
 def choice_table(frame: pd.DataFrame, form: Format = Format.MD) -> str:
-    """Write what each choice is worth.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `run_choices`.
-    form : Format
-        How.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write what each choice is worth."""
     cells = []
     for record in frame.to_dict("records"):
         percent = {key: f"{100 * record[key]:.1f} %" for key in ("median", "p90", "median_without", "p90_without")}

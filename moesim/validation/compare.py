@@ -47,23 +47,15 @@ def _share(part: int, whole: int) -> float | None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One figure over the repeats of a run.
+    """One figure over the repeats of a run."""
 
-    Attributes
-    ----------
-    value, low, high : float
-        Median, smallest and largest.
-    spread : float
-        (largest - smallest) / median.
-    repeat_error : float or None
-        How well replays predict a replay: the median over the repeats of the relative error of the others' median. No
-        prediction can be asked to be better. None with one repeat.
-    """
-
+    # value, low, high: median, smallest and largest
     value: float
     low: float
     high: float
-    spread: float
+    spread: float  # (largest - smallest) / median
+    # how well replays predict a replay: the median over the repeats of the relative error of the others' median. No prediction
+    # can be asked to be better. None with one repeat
     repeat_error: float | None
 
     @classmethod
@@ -81,13 +73,7 @@ class Measured:
 
 
 class Compared:
-    """One run, predicted and measured.
-
-    Parameters
-    ----------
-    pair : Pair
-        With at least one replay.
-    """
+    """One run, predicted and measured."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -220,49 +206,23 @@ def _busy(facts: Facts, place: str) -> float:
 # ------------------------------------------------------------------------------------------------------------------ summary
 @dataclass(frozen=True)
 class Errors:
-    """The errors of one figure over some runs.
+    """The errors of one figure over some runs."""
 
-    Attributes
-    ----------
-    runs : int
-        How many have it.
-    median, worst : float
-        Of the absolute relative errors.
-    low, high : float
-        95 % interval of the median, from `RESAMPLES` resamples of the runs (seed `SEED`).
-    mean_signed : float
-        Mean of the signed errors: below 0, predictions are too fast.
-    spread, repeat_error : float or None
-        Medians over the runs of the machine's own, see `Measured`.
-    """
-
-    runs: int
+    runs: int  # how many have it
+    # median, worst: of the absolute relative errors
     median: float
     worst: float
+    # low, high: 95 % interval of the median, from `RESAMPLES` resamples of the runs (seed `SEED`)
     low: float
     high: float
-    mean_signed: float
+    mean_signed: float  # mean of the signed errors: below 0, predictions are too fast
+    # spread, repeat_error: medians over the runs of the machine's own, see `Measured`
     spread: float | None
     repeat_error: float | None
 
 
 def errors_of(compared: Sequence[Compared], figure: str = "decode_step_ns", *, decided: bool = True) -> Errors | None:
-    """Summarise the errors of a figure.
-
-    Parameters
-    ----------
-    compared : sequence of Compared
-        Some runs.
-    figure : str
-        One of `TIMES`.
-    decided : bool
-        Whether the predictions include the time of decisions.
-
-    Returns
-    -------
-    Errors or None
-        None if no run has the figure.
-    """
+    """Summarise the errors of a figure."""
     pairs = [(error, measured) for one in compared if (error := one.error(figure, decided=decided)) is not None
              and (measured := one.measured(figure)) is not None]  # fmt: skip
     if not pairs:

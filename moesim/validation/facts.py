@@ -16,57 +16,27 @@ from moesim.validation.causes import time_by_cause
 
 @dataclass(frozen=True)
 class Facts:
-    """One execution in numbers.
+    """One execution in numbers."""
 
-    Attributes
-    ----------
-    makespan_ns : int, ns
-        End of the last step.
-    phases : str
-        One letter a step: ``p`` for prefill, ``d`` for decode.
-    step_ns : list of int, ns
-        Duration of each step.
-    layer_ns : list of float, ns
-        Median duration of a visit of each layer over the decode steps; over all steps if none decodes.
-    layer_total_ns : list of int, ns
-        Sum over all visits of each layer.
-    lookups, hits, decode_lookups, decode_hits : int
-        Distinct experts that routers asked for, and those that were on an accelerator by then.
-    n_bytes : dict of str to int, bytes
-        Over links, by cause.
-    transfers : dict of str to int
-        Arrived copies by cause.
-    waited_memory : int
-        Occupations of a link that had to wait for memory first.
-    busy_ns : dict of str to int, ns
-        Time that each lane (``gpu0.main``) and link was occupied.
-    overlap_share : float or None
-        Share of the time of transfers that lay under computation; None without transfers.
-    cause_ns : dict of str to int, ns
-        Time of all decode steps by cause, which adds up to it; of all steps if none decodes.
-    tasks : dict of str to list of int
-        For each ``kind@device``: how many, and their durations added up (ns).
-    decisions : list of int
-        How many times the policy decided about a routed layer, and what that took in all (ns).
-    """
-
-    makespan_ns: int
-    phases: str
-    step_ns: list[int]
-    layer_ns: list[float]
-    layer_total_ns: list[int]
+    makespan_ns: int  # end of the last step
+    phases: str  # one letter a step: `p` for prefill, `d` for decode
+    step_ns: list[int]  # duration of each step
+    layer_ns: list[float]  # median duration of a visit of each layer over the decode steps; over all steps if none decodes
+    layer_total_ns: list[int]  # sum over all visits of each layer
+    # lookups, hits, decode_lookups, decode_hits: distinct experts that routers asked for, and those that were on an accelerator
+    # by then
     lookups: int
     hits: int
     decode_lookups: int
     decode_hits: int
-    n_bytes: dict[str, int]
-    transfers: dict[str, int]
-    waited_memory: int
-    busy_ns: dict[str, int]
-    overlap_share: float | None
-    cause_ns: dict[str, int]
-    tasks: dict[str, list[int]]
-    decisions: list[int]
+    n_bytes: dict[str, int]  # over links, by cause
+    transfers: dict[str, int]  # arrived copies by cause
+    waited_memory: int  # occupations of a link that had to wait for memory first
+    busy_ns: dict[str, int]  # time that each lane (`gpu0.main`) and link was occupied
+    overlap_share: float | None  # share of the time of transfers that lay under computation; None without transfers
+    cause_ns: dict[str, int]  # time of all decode steps by cause, which adds up to it; of all steps if none decodes
+    tasks: dict[str, list[int]]  # for each `kind@device`: how many, and their durations added up (ns)
+    decisions: list[int]  # how many times the policy decided about a routed layer, and what that took in all (ns)
 
     def durations(self, phase: str) -> list[int]:
         """Durations of the steps of a phase (``"p"`` or ``"d"``), ns."""
@@ -79,19 +49,7 @@ class Facts:
 
 
 def facts_of(records: Records, machine: Machine) -> Facts:
-    """Reduce the records of a run.
-
-    Parameters
-    ----------
-    records : Records
-        Of a simulation or a replay.
-    machine : Machine
-        What it ran on.
-
-    Returns
-    -------
-    Facts
-    """
+    """Reduce the records of a run."""
     steps = sorted(records.steps)
     decode = {s.step for s in steps if s.phase == "decode"} or {s.step for s in steps}
     looked = flatten_lookups(records)

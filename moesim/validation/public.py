@@ -134,18 +134,7 @@ def _record(check: Check, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarise(frame: pd.DataFrame) -> str:
-    """Tell median and worst error of the predictions.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `PublicResult`.
-
-    Returns
-    -------
-    str
-        One line of all predictions, one of those whose measurement is well described, and one of what is left out.
-    """
+    """Tell median and worst error of the predictions."""
     predicted = frame[frame["status"] == "predicted"]
     lines = [
         _line("all predictions", predicted),
@@ -188,20 +177,7 @@ HEADINGS: Final = (
 
 
 def table(frame: pd.DataFrame, form: Format) -> str:
-    """Write predicted beside measured.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `PublicResult`.
-    form : Format
-        How; CSV and JSON have all columns.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write predicted beside measured."""
     records = _plain(frame)
     if form.for_programs:
         return render_records(records, form)

@@ -24,52 +24,33 @@ METRICS = ("decode_tokens_per_s", "prefill_tokens_per_s")
 
 @dataclass(frozen=True)
 class Check:
-    """A measurement, and the run that predicts it.
+    """A measurement, and the run that predicts it."""
 
-    Attributes
-    ----------
-    check, row : str
-        Unique name, and the number of the table row it belongs to.
-    model, weights, machine, setting : str
-        What was measured, in words.
-    measured : tuple of float, tokens/s
-        More than one: two engines, or a range.
-    unit, mark, source : str
-        Unit, how well the measurement is described (`MARKS`), and where it was found.
-    status : str
-        One of `STATUSES`. Without a prediction all that follows is empty, but for ``how``.
-    spec, hardware, policy, cache : Any
-        As in an experiment; a model's base that ends in ``.json`` lies beside the table.
-    routing : str
-        Name of the parameters of the synthetic routing, whose shape becomes the model's.
-    prompt, decode : int
-        Tokens.
-    metric : str
-        One of `METRICS`.
-    how : str
-        What the prediction rests on, or why there is none.
-    """
-
+    # check, row: unique name, and the number of the table row it belongs to
     check: str
     row: str
+    # model, weights, machine, setting: what was measured, in words
     model: str
     weights: str
     machine: str
     setting: str
-    measured: tuple[float, ...]
+    measured: tuple[float, ...]  # tokens/s: more than one: two engines, or a range
+    # unit, mark, source: unit, how well the measurement is described (`MARKS`), and where it was found
     unit: str
     mark: str
     source: str
-    status: str
+    status: str  # one of `STATUSES`. Without a prediction all that follows is empty, but for `how`
+    # spec, hardware, policy, cache: as in an experiment; a model's base that ends in `.json` lies beside the table
     spec: Any
     hardware: Any
-    routing: str
+    routing: str  # name of the parameters of the synthetic routing, whose shape becomes the model's
     policy: Any
     cache: Any
+    # prompt, decode: tokens
     prompt: int
     decode: int
-    metric: str
-    how: str
+    metric: str  # one of `METRICS`
+    how: str  # what the prediction rests on, or why there is none
 
     @property
     def value(self) -> float:
@@ -93,23 +74,7 @@ def checks_file() -> Path:
 
 
 def read_checks(path: Path) -> list[Check]:
-    """Read public measurements.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file with the columns of `COLUMNS`.
-
-    Returns
-    -------
-    list of Check
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or a column, number or word in it is wrong.
-    """
+    """Read public measurements."""
     return read_rows(path, COLUMNS, "a table of public measurements", lambda texts, place: _check(texts, place, path.parent))
 
 

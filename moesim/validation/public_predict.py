@@ -22,22 +22,7 @@ _UNINFORMED: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp"})
 def predict(check: Check, folder: Path) -> dict[str, Any]:
     """Run the simulator for a check.
 
-    Parameters
-    ----------
-    check : Check
-        With a prediction.
-    folder : Path
-        Where synthetic traces are kept; checks of one shape and length share theirs.
-
-    Returns
-    -------
-    dict of str to value
-        ``predicted`` (tokens/s), ``label``, and the shares of the run's time.
-
-    Raises
-    ------
-    InputError
-        If it cannot be run.
+    Gives ``predicted`` (tokens/s), ``label``, and the shares of the run's time.
     """
     model = load_model(check.spec, f"check {check.check}: spec")
     raw = {

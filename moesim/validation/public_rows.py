@@ -25,29 +25,7 @@ def shipped_table(name: str, what: str) -> Path:
 
 
 def read_rows(path: Path, columns: Sequence[str], what: str, build: Callable[[dict[str, str], str], Row]) -> list[Row]:
-    """Read a table whose rows have names of their own.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file.
-    columns : sequence of str
-        Its columns, ``check`` among them.
-    what : str
-        What it is, for messages.
-    build : callable
-        Makes a row of its texts and its place.
-
-    Returns
-    -------
-    list
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or a name is given twice.
-    """
+    """Read a table whose rows have names of their own."""
     lines = list(read_lines(path, columns, what))
     found = [build(texts, place) for texts, place in lines]
     names = [texts["check"] for texts, _ in lines]
@@ -65,26 +43,7 @@ def check_words(texts: Mapping[str, str], place: str, known: Mapping[str, Sequen
 
 
 def check_run(texts: Mapping[str, str], place: str, needed: Sequence[str], run: Sequence[str]) -> bool:
-    """Tell whether a row has a run, whose columns are then complete; otherwise they are empty.
-
-    Parameters
-    ----------
-    texts : mapping of str to str
-        A row.
-    place : str
-        For messages.
-    needed, run : sequence of str
-        Columns that every row needs, and those of a run.
-
-    Returns
-    -------
-    bool
-
-    Raises
-    ------
-    ConfigError
-        If one is missing, or is there without a run.
-    """
+    """Tell whether a row has a run, whose columns are then complete; otherwise they are empty."""
     runs = texts["status"] != "not predicted"
     for key in (*needed, *(run if runs else ())):
         if not texts[key]:
@@ -98,30 +57,7 @@ def check_run(texts: Mapping[str, str], place: str, needed: Sequence[str], run: 
 def run_values(
     texts: Mapping[str, str], place: str, folder: Path, *, numbers: Sequence[str], yaml: Sequence[str], least: int = 0
 ) -> dict[str, Any]:
-    """Read the columns of a run that are more than text.
-
-    Parameters
-    ----------
-    texts : mapping of str to str
-        A row.
-    place : str
-        For messages.
-    folder : Path
-        Of the table, where a model's base that ends in ``.json`` lies.
-    numbers, yaml : sequence of str
-        Columns of whole numbers, and of values as in an experiment, ``spec`` among them.
-    least : int
-        Of the whole numbers.
-
-    Returns
-    -------
-    dict of str to value
-
-    Raises
-    ------
-    ConfigError
-        If one cannot be read.
-    """
+    """Read the columns of a run that are more than text."""
     values: dict[str, Any] = {}
     for key in numbers:
         if not texts[key].isdecimal() or int(texts[key]) < least:

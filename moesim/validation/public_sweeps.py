@@ -31,54 +31,36 @@ _DECODE: Final = 8
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting of a machine, what was measured, and the run that predicts it.
+    """A setting of a machine, what was measured, and the run that predicts it."""
 
-    Attributes
-    ----------
-    check, machine : str
-        Unique name, and the machine it belongs to.
-    rate, thin : str
-        One of `RATES`; ``yes`` where machine or method is thinly described.
-    model, weights, engine, setting, context, kind, source : str
-        What was measured, in words; ``kind`` is one of `KINDS`.
-    measured : float, tokens/s
-        Speed.
-    status, place : str
-        One of `STATUSES`, and of `PLACES`. Without a run, ``place`` and all that follows but ``how`` is empty or 0.
-    layers_on_cpu, layers : int
-        Layers whose experts are on the CPU, of how many.
-    spec, hardware, policy : Any
-        As in an experiment; a model's base that ends in ``.json`` lies beside the table.
-    routing : str
-        Parameters of the synthetic routing.
-    depth : int
-        Tokens before the decoded ones.
-    how : str
-        What the prediction rests on, or why there is none.
-    """
-
+    # check, machine: unique name, and the machine it belongs to
     check: str
     machine: str
+    # rate, thin: one of `RATES`; `yes` where machine or method is thinly described
     rate: str
     thin: str
+    # model, weights, engine, setting, context, kind, source: what was measured, in words; `kind` is one of `KINDS`
     model: str
     weights: str
     engine: str
     setting: str
     context: str
     kind: str
-    measured: float
+    measured: float  # tokens/s: speed
+    # status, place: one of `STATUSES`, and of `PLACES`. Without a run, `place` and all that follows but `how` is empty or 0
     status: str
     place: str
+    # layers_on_cpu, layers: layers whose experts are on the CPU, of how many
     layers_on_cpu: int
     layers: int
+    # spec, hardware, policy: as in an experiment; a model's base that ends in `.json` lies beside the table
     spec: Any
     hardware: Any
-    routing: str
+    routing: str  # parameters of the synthetic routing
     policy: Any
-    depth: int
+    depth: int  # tokens before the decoded ones
     source: str
-    how: str
+    how: str  # what the prediction rests on, or why there is none
 
     @property
     def curve(self) -> str:
@@ -98,23 +80,7 @@ def sweeps_file() -> Path:
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
-    """Read sweeps.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file with the columns of `COLUMNS`.
-
-    Returns
-    -------
-    list of Sweep
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read, or a column, number or word in it is wrong.
-    """
+    """Read sweeps."""
     return read_rows(path, COLUMNS, "a table of public sweeps", lambda texts, place: _sweep(texts, place, path.parent))
 
 
@@ -144,22 +110,7 @@ def _speed(text: str, place: str) -> float:
 def predict_sweep(sweep: Sweep, folder: Path) -> dict[str, Any]:
     """Run the simulator for a setting.
 
-    Parameters
-    ----------
-    sweep : Sweep
-        The setting.
-    folder : Path
-        Where synthetic traces are kept; settings of one shape and length share theirs.
-
-    Returns
-    -------
-    dict of str to value
-        As of `moesim.validation.public_predict.predict`; for a setting that exceeds the memory only ``refused``.
-
-    Raises
-    ------
-    InputError
-        If it cannot be run.
+    As of `moesim.validation.public_predict.predict`; for a setting that exceeds the memory only ``refused``.
     """
     check = Check(
         check=sweep.check, row=sweep.machine, model=sweep.model, weights=sweep.weights, machine=sweep.machine,

@@ -29,25 +29,13 @@ _SETTINGS: Final = ("run", "policy", "model", "hardware", "trace", "batch_size",
 
 
 class Report:
-    """A validation, compared.
-
-    Parameters
-    ----------
-    validation : Validation
-        Both sides of each run.
-
-    Attributes
-    ----------
-    compared : list of Compared
-        One a run.
-    problems : list of str
-        A line for each run that failed, or whose hits or bytes differ though they must not.
-    """
+    """A validation, compared."""
 
     def __init__(self, validation: Validation) -> None:
         self.validation = validation
-        self.compared = [Compared(pair) for pair in validation.pairs]
+        self.compared = [Compared(pair) for pair in validation.pairs]  # one a run
         violations = [one.violation for one in self.compared]
+        # a line for each run that failed, or whose hits or bytes differ though they must not
         self.problems = [*validation.failures, *(f"{text}; these must be equal" for text in violations if text)]
 
     def by_policy(self) -> dict[str, list[Compared]]:
@@ -89,18 +77,7 @@ class Report:
 
     # -------------------------------------------------------------------------------------------------------------- files
     def write(self, folder: Path) -> list[Path]:
-        """Write tables, figures and a description beside the measurements.
-
-        Parameters
-        ----------
-        folder : Path
-            That of the measurements.
-
-        Returns
-        -------
-        list of Path
-            What was written; nothing if no run was carried out on both sides.
-        """
+        """Write tables, figures and a description beside the measurements."""
         config = self.validation.experiment.config.model_dump(mode="json", exclude_unset=True)
         if not self.compared:
             return []
@@ -162,18 +139,7 @@ class Report:
 
     # ----------------------------------------------------------------------------------------------------------- terminal
     def table(self, form: Format) -> str:
-        """Write the errors by policy, and below it what they come to.
-
-        Parameters
-        ----------
-        form : Format
-            ``CSV`` and ``JSON`` hold every figure of every run instead.
-
-        Returns
-        -------
-        str
-            Ends with a newline.
-        """
+        """Write the errors by policy, and below it what they come to."""
         if form.for_programs:
             return render_records(self.results(), form)
         head = ["policy", "runs", "decode step |error| %", "worst %", "mean %", "no decisions %", "repeat error %", "spread %",
@@ -201,17 +167,7 @@ class Report:
 
 
 def verdict(errors: Errors | None) -> str:
-    """Say whether the goal is met.
-
-    Parameters
-    ----------
-    errors : Errors or None
-        Of the decode step over all runs.
-
-    Returns
-    -------
-    str
-    """
+    """Say whether the goal is met."""
     if errors is None:
         return "nothing was decoded"
     if errors.median <= GOAL:

@@ -17,18 +17,6 @@ def apart(facts: Facts, hardware: HardwareProfile) -> Facts:
     """Tell the runtime's own time of a simulation apart from the dense part.
 
     A profile has it as ``router_us``, which the simulator adds to each layer's dense part; in a replay nothing is busy then.
-
-    Parameters
-    ----------
-    facts : Facts
-        Of a simulation.
-    hardware : HardwareProfile
-        What it ran on.
-
-    Returns
-    -------
-    Facts
-        The same, with that time under `GAP`.
     """
     n_steps = len(facts.step_ns)
     router_ns = sum(
@@ -41,18 +29,7 @@ def apart(facts: Facts, hardware: HardwareProfile) -> Facts:
 
 
 def residual(predicted: Facts, measured: Facts) -> dict[str, float]:
-    """Split the difference of the mean decode step, measured less predicted.
-
-    Parameters
-    ----------
-    predicted, measured : Facts
-        Of the same run.
-
-    Returns
-    -------
-    dict of str to float, ns
-        By cause, as in `RESIDUALS`; they add up to the difference of the means of `Facts.compared_steps`.
-    """
+    """Split the difference of the mean decode step, measured less predicted."""
     return {cause: _mean(measured, cause) - _mean(predicted, cause) for cause in RESIDUALS}
 
 

@@ -31,31 +31,16 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides of one run.
+    """Both sides of one run."""
 
-    Attributes
-    ----------
-    settings : mapping of str to value
-        What the run is, as in the rows of a result.
-    label : str
-        The weakest source of the simulation's numbers.
-    decision_ns : int, ns
-        Median time in which its policy answered a Routed event.
-    predicted, undecided : Facts
-        Simulated with that time charged to each decision, and without.
-    clock : list of str
-        Why the policy's decisions may depend on when things end; empty if they do not.
-    measured : list of Facts
-        The replays.
-    """
-
-    settings: Mapping[str, Value]
-    label: str
-    decision_ns: int
+    settings: Mapping[str, Value]  # what the run is, as in the rows of a result
+    label: str  # the weakest source of the simulation's numbers
+    decision_ns: int  # median time in which its policy answered a Routed event
+    # predicted, undecided: simulated with that time charged to each decision, and without
     predicted: Facts
     undecided: Facts
-    clock: list[str]
-    measured: list[Facts]
+    clock: list[str]  # why the policy's decisions may depend on when things end; empty if they do not
+    measured: list[Facts]  # the replays
 
     @property
     def name(self) -> str:

@@ -21,28 +21,14 @@ class Measurements:
     """Measurements of one experiment in a folder.
 
     The first line says what was measured; then one line for the decision time of each run, and one for each replay.
-
-    Parameters
-    ----------
-    folder : Path
-        Holds `FILE`.
-    header : mapping of str to object
-        ``key`` of the experiment, ``how`` it was replayed, and whatever else is worth knowing; JSON.
-
-    Attributes
-    ----------
-    decision_ns : dict of int to int, ns
-        Median time of a decision, by run.
-    replays : dict of (int, int) to Facts
-        By run and repeat.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
         self._journal = Journal(OutputFolder(folder, OWNER), FILE, durable=True)
         self.path = self._journal.path
         self.header = dict(header)
-        self.decision_ns: dict[int, int] = {}
-        self.replays: dict[tuple[int, int], Facts] = {}
+        self.decision_ns: dict[int, int] = {}  # median time of a decision, by run
+        self.replays: dict[tuple[int, int], Facts] = {}  # by run and repeat
         self._lines: list[dict[str, Any]] = []
         self._begun = False  # whether the file holds the header and these lines
 
@@ -53,13 +39,7 @@ class Measurements:
 
     @classmethod
     def resume(cls, folder: Path, header: Mapping[str, Any]) -> Measurements:
-        """Go on with what is there, if anything.
-
-        Raises
-        ------
-        ConfigError
-            If it was measured from another experiment, or otherwise.
-        """
+        """Go on with what is there, if anything."""
         if not (folder / FILE).exists():
             return cls.start(folder, header)
         found = cls.read(folder)
@@ -73,18 +53,7 @@ class Measurements:
 
     @classmethod
     def read(cls, folder: Path) -> Measurements:
-        """Read what was measured.
-
-        Parameters
-        ----------
-        folder : Path
-            Holds `FILE`.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such file, or it holds something else. An unfinished last line is left out.
-        """
+        """Read what was measured."""
         path = folder / FILE
         try:
             lines = Journal(OutputFolder(folder, OWNER), FILE).read()

@@ -21,18 +21,7 @@ _HEADINGS: Final = ("rows never used", "rows", "median |error|", "nine of ten wi
 
 
 def ends(rows: Sequence[Sweep]) -> tuple[Sweep, Sweep] | None:
-    """Choose the two rows that identify a machine: the ends of the sweep over most layers, and of most settings.
-
-    Parameters
-    ----------
-    rows : sequence of Sweep
-        Of one machine.
-
-    Returns
-    -------
-    tuple of Sweep or None
-        With the fewest and the most layers on the CPU; None if no sweep has two settings.
-    """
+    """Choose the two rows that identify a machine: the ends of the sweep over most layers, and of most settings."""
     sweeps: dict[tuple[str, ...], list[Sweep]] = {}
     for row in rows:
         if row.place != "cpu" or row.layers_on_cpu:
@@ -53,19 +42,9 @@ def _options(row: Sweep) -> tuple[str, ...]:
 def identified_sweeps(sweeps: Sequence[Sweep], tell: Callable[[str], None] = lambda text: None) -> pd.DataFrame:
     """Identify each machine from the ends of one sweep, and predict its other rows.
 
-    Parameters
-    ----------
-    sweeps : sequence of Sweep
-        As of `moesim.validation.public_sweeps.read_sweeps`.
-    tell : callable
-        Told which machine it is.
-
-    Returns
-    -------
-    DataFrame
-        A row a setting of machines with a sweep and a row besides: ``check``, ``machine``, ``rate``, ``curve``, ``setting``,
-        ``measured``, ``predicted``, ``error``, ``low`` and ``high`` (interval of 90 %), ``part`` (``used``, ``inside`` that
-        sweep, ``other``) and ``straight``, the error of the straight line inside.
+    A row a setting of machines with a sweep and a row besides: ``check``, ``machine``, ``rate``, ``curve``, ``setting``,
+    ``measured``, ``predicted``, ``error``, ``low`` and ``high`` (interval of 90 %), ``part`` (``used``, ``inside`` that sweep,
+    ``other``) and ``straight``, the error of the straight line inside.
     """
     machines: dict[str, list[Sweep]] = {}
     for sweep in sweeps:
@@ -120,15 +99,7 @@ def _observation(row: Sweep, *, used: bool) -> Observation:
 def identified_groups(frame: pd.DataFrame) -> pd.DataFrame:
     """Sum up the errors of rows that were never used: by memory rate, inside the sweep and outside, by machine.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `identified_sweeps`.
-
-    Returns
-    -------
-    DataFrame
-        ``group``, ``rows``, ``median`` and ``p90`` of the absolute error, ``worst`` and ``worst_row``.
+    Gives ``group``, ``rows``, ``median`` and ``p90`` of the absolute error, ``worst`` and ``worst_row``.
     """
     if frame.empty:
         return pd.DataFrame()

@@ -20,20 +20,8 @@ NEAR: Final = 0.25
 def run_sweeps(sweeps: Sequence[Sweep], folder: Path, bar: Progress) -> pd.DataFrame:
     """Predict every setting that says enough.
 
-    Parameters
-    ----------
-    sweeps : sequence of Sweep
-        Settings.
-    folder : Path
-        Where synthetic traces are kept.
-    bar : Progress
-        Advanced by one for each setting.
-
-    Returns
-    -------
-    DataFrame
-        A row a setting: its words, ``measured`` and ``predicted`` (tokens/s), ``ratio``, ``error`` (ratio less 1), ``missing_ms``
-        (measured less predicted time of a token), ``refused`` (for settings that exceed the memory), ``label`` and the shares.
+    A row a setting: its words, ``measured`` and ``predicted`` (tokens/s), ``ratio``, ``error`` (ratio less 1), ``missing_ms``
+    (measured less predicted time of a token), ``refused`` (for settings that exceed the memory), ``label`` and the shares.
     """
     records = []
     known: dict[str, dict[str, Any]] = {}  # of the same run: a setting may have been measured several times
@@ -65,17 +53,8 @@ def _record(sweep: Sweep, found: dict[str, Any]) -> dict[str, Any]:
 def groups(frame: pd.DataFrame) -> pd.DataFrame:
     """Sum up the errors of the predictions.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `run_sweeps`.
-
-    Returns
-    -------
-    DataFrame
-        A row a group: ``group``, ``rows``, ``median``, ``p90`` (of the absolute error), ``mean`` (of the error), ``within``
-        (share of rows within `NEAR`), ``worst`` (error) and ``worst_row``. First by memory rate and
-        place, then by machine and model.
+    A row a group: ``group``, ``rows``, ``median``, ``p90`` (of the absolute error), ``mean`` (of the error), ``within`` (share
+    of rows within `NEAR`), ``worst`` (error) and ``worst_row``. First by memory rate and place, then by machine and model.
     """
     if frame.empty:
         return pd.DataFrame()
@@ -104,20 +83,7 @@ _HEADINGS: Final = ("sweeps", "rows", "median |error|", "nine of ten within", "m
 
 
 def group_table(frame: pd.DataFrame, form: Format) -> str:
-    """Write the errors by group.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `run_sweeps`.
-    form : Format
-        How.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write the errors by group."""
     records = groups(frame).to_dict("records")
     if form.for_programs:
         return render_records([{str(key): value for key, value in record.items()} for record in records], form)
@@ -137,18 +103,7 @@ def group_table(frame: pd.DataFrame, form: Format) -> str:
 
 
 def summarise_sweeps(frame: pd.DataFrame) -> str:
-    """Tell in a few lines how near the predictions of the sweeps are.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `run_sweeps`.
-
-    Returns
-    -------
-    str
-        A line of those with a measured memory rate, one of the others, one of settings that exceed the memory, one of the rest.
-    """
+    """Tell in a few lines how near the predictions of the sweeps are."""
     if frame.empty:
         return ""
     lines = [

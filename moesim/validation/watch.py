@@ -20,13 +20,7 @@ _NOT_YET: Final = 1 << 30
 
 
 class Timed:
-    """A policy with a clock around its answers to Routed.
-
-    Attributes
-    ----------
-    took_ns : list of int, ns
-        Time of each answer.
-    """
+    """A policy with a clock around its answers to Routed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -35,7 +29,7 @@ class Timed:
         self.needs = policy.needs
         self.place = policy.place
         self.evict = policy.evict
-        self.took_ns: list[int] = []
+        self.took_ns: list[int] = []  # time of each answer
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Pass an event on."""
