@@ -65,23 +65,7 @@ class Breakdown:
 
 
 def cut_windows(records: Records) -> list[Window]:
-    """Cut the run into layer visits and the gaps around them.
-
-    Parameters
-    ----------
-    records : Records
-        Records of one run.
-
-    Returns
-    -------
-    list of Window
-        Non-empty windows, contiguous from 0 to the makespan.
-
-    Raises
-    ------
-    SimulationError
-        If steps or layers overlap or lie outside the run.
-    """
+    """Cut the run into layer visits and the gaps around them."""
     layers: dict[int, list[tuple[int, int, int]]] = {}
     for layer in records.layers:
         layers.setdefault(layer.step, []).append((layer.begin, layer.end, layer.layer))

@@ -32,20 +32,7 @@ _TRANSFER_CAUSE: Final = {
 
 
 def task_cause(task: TaskRecord, kinds: Mapping[str, str]) -> str:
-    """Name the cause to which the time of a task is charged.
-
-    Parameters
-    ----------
-    task : TaskRecord
-        An occupation of a device.
-    kinds : mapping of str to str
-        Kind of each device, ``"gpu"`` or ``"cpu"``.
-
-    Returns
-    -------
-    str
-        ``"predict"``, ``"gpu_experts"``, ``"cpu_experts"`` or ``"dense"``.
-    """
+    """Name the cause to which the time of a task is charged."""
     if task.kind == "predict":
         return "predict"
     if task.expert >= 0:
@@ -54,17 +41,5 @@ def task_cause(task: TaskRecord, kinds: Mapping[str, str]) -> str:
 
 
 def transfer_cause(transfer: TransferRecord) -> str:
-    """Name the cause to which waiting for a transfer is charged.
-
-    Parameters
-    ----------
-    transfer : TransferRecord
-        An occupation of a link.
-
-    Returns
-    -------
-    str
-        ``"exposed_demand"``, ``"exposed_prefetch"``, ``"activation"`` where activations share the link with
-        weights, or, for updates, write-backs and messages, ``"exposed_other_transfer"``.
-    """
+    """Name the cause to which waiting for a transfer is charged."""
     return _TRANSFER_CAUSE.get(transfer.cause, "exposed_other_transfer")

@@ -33,17 +33,7 @@ _DECISION: Final[Key] = ("decision",)
 
 
 class Chain:
-    """An index of a run by what things can wait for, and the walk over it.
-
-    Parameters
-    ----------
-    records : Records
-        Of one run.
-    kinds : mapping of str to str
-        What each device stands for, as in `moesim.metrics.machine.Machine`.
-    media : mapping of str to str
-        Medium of each link that shares one with others.
-    """
+    """An index of a run by what things can wait for, and the walk over it."""
 
     def __init__(self, records: Records, kinds: Mapping[str, str], media: Mapping[str, str]) -> None:
         self._kinds = kinds
@@ -87,15 +77,7 @@ class Chain:
     def split(self, steps: Iterable[int]) -> dict[str, int]:
         """Charge every nanosecond of some steps to a cause.
 
-        Parameters
-        ----------
-        steps : iterable of int
-            Their numbers.
-
-        Returns
-        -------
-        dict of str to int, ns
-            By cause, as in `moesim.metrics.causes`, with ``"waiting"`` instead of ``"idle"``.
+        By cause, as in `moesim.metrics.causes`, with ``"waiting"`` instead of ``"idle"``.
         """
         chosen = set(steps)
         charged: dict[str, int] = {}

@@ -9,18 +9,7 @@ import pyarrow as pa
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Turn rows into columns.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        What a row lacks is null.
-
-    Returns
-    -------
-    dict of str to pyarrow.Array
-        A column of integers and floats is one of floats.
-    """
+    """Turn rows into columns."""
     names = dict.fromkeys(key for row in rows for key in row)
     return {name: _column([row.get(name) for row in rows]) for name in names}
 

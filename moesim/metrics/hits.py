@@ -88,18 +88,6 @@ def flatten_lookups(records: Records) -> Lookups:
 def default_warm_up(n_steps: int) -> int:
     """Number of steps that count as warm-up unless the user says otherwise.
 
-    Parameters
-    ----------
-    n_steps : int
-        Steps of the run.
-
-    Returns
-    -------
-    int
-        A quarter of the steps, rounded down, at most 16.
-
-    Examples
-    --------
     >>> default_warm_up(8), default_warm_up(1000)
     (2, 16)
     """

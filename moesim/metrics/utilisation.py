@@ -17,20 +17,6 @@ Intervals = NDArray[np.int64]
 def union(intervals: Iterable[tuple[int, int]], until: int) -> Intervals:
     """Merge intervals that touch or overlap.
 
-    Parameters
-    ----------
-    intervals : iterable of (int, int), ns
-        Start and end of each.
-    until : int, ns
-        What lies beyond is cut off.
-
-    Returns
-    -------
-    ndarray of int64, shape (n, 2), ns
-        Disjoint, ascending.
-
-    Examples
-    --------
     >>> union([(0, 4), (2, 5), (7, 12)], until=10).tolist()
     [[0, 5], [7, 10]]
     """
@@ -47,36 +33,13 @@ def union(intervals: Iterable[tuple[int, int]], until: int) -> Intervals:
 
 
 def length(intervals: Intervals) -> int:
-    """Add up disjoint intervals.
-
-    Parameters
-    ----------
-    intervals : ndarray of int64, shape (n, 2), ns
-        From `union`.
-
-    Returns
-    -------
-    int, ns
-        Their total length.
-    """
+    """Add up disjoint intervals."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())
 
 
 def common_ns(a: Intervals, b: Intervals) -> int:
     """Time that two sets of disjoint intervals have in common.
 
-    Parameters
-    ----------
-    a, b : ndarray of int64, shape (n, 2), ns
-        From `union`.
-
-    Returns
-    -------
-    int, ns
-        |a and b| = |a| + |b| - |a or b|.
-
-    Examples
-    --------
     >>> common_ns(union([(0, 5)], 10), union([(3, 4), (4, 9)], 10))
     2
     """
