@@ -26,27 +26,7 @@ RESOLVED = "config.resolved.yaml"
 
 
 def outcome_of(folder: Path, run: int) -> Outcome:
-    """Give a run of a result folder with its records.
-
-    Parameters
-    ----------
-    folder : Path
-        A result.
-    run : int
-        Its number there.
-
-    Returns
-    -------
-    Outcome
-        With the row of the folder, records and time by cause. Policies that are not moesim's own are imported only if records
-        of the run were not kept.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such run, it failed or was a replay, or its inputs (or moesim) have changed since, so that simulating it
-        once more gives another result.
-    """
+    """Give a run of a result folder with its records."""
     rows = read_summary(folder)["runs"]
     if not 0 <= run < len(rows):
         raise ConfigError(f"{folder}: expected a run from 0 to {len(rows) - 1}, got {run}")

@@ -34,18 +34,6 @@ _EXPECTED = {
 def key_path(steps: Sequence[str | int]) -> str:
     """Write a place in a YAML file.
 
-    Parameters
-    ----------
-    steps : sequence of str or int
-        Keys and indices.
-
-    Returns
-    -------
-    str
-        Such as ``"cache.ratio[1]"``.
-
-    Examples
-    --------
     >>> key_path(["cache", "ratio", 1])
     'cache.ratio[1]'
     """
@@ -56,20 +44,7 @@ def key_path(steps: Sequence[str | int]) -> str:
 
 
 def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
-    """Describe the first thing that is wrong.
-
-    Parameters
-    ----------
-    failure : ValidationError
-        From pydantic.
-    root : type
-        The model that was validated.
-
-    Returns
-    -------
-    str
-        ``"key.path[index]: expected ..., got ..."``. An unknown key comes before what it leaves missing.
-    """
+    """Describe the first thing that is wrong."""
     errors = sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     first = errors[0]
     steps = [step for step in first["loc"] if step not in _TAGS]

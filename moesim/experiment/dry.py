@@ -18,25 +18,7 @@ from moesim.units import format_bytes
 
 
 def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None, cores: int) -> str:
-    """Describe an experiment without running it, but for a few seconds of trying how fast it is.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved without importing policies that are not moesim's own: those are listed, and not tried.
-    folder : Path or None
-        Where results would go; what is there counts as done.
-    jobs : int or None
-        Processes; None: as many as are worth it, at most `cores`.
-    cores : int
-        That can be used.
-
-    Returns
-    -------
-    str
-        Lines: each setting that varies with its values, what would be imported, the size of the grid, what is done, chunks of
-        transfers, and the estimated time.
-    """
+    """Describe an experiment without running it, but for a few seconds of trying how fast it is."""
     rows = [settings(spec) for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
     lines += [_would_import(one) for one in dict.fromkeys(experiment.not_imported.values())]

@@ -23,54 +23,22 @@ _START_S = 2.0  # of a process: interpreter, imports, traces
 
 
 class Estimate(NamedTuple):
-    """How long some runs take.
+    """How long some runs take."""
 
-    Attributes
-    ----------
-    seconds : float, s
-        One after another; 0 if no policy could be tried.
-    n_tried : int
-        Policies of which a short run succeeded.
-    failures : tuple of str
-        Why other short runs failed, beginning with the policy.
-    """
-
-    seconds: float
-    n_tried: int
-    failures: tuple[str, ...] = ()
+    seconds: float  # s: one after another; 0 if no policy could be tried
+    n_tried: int  # policies of which a short run succeeded
+    failures: tuple[str, ...] = ()  # why other short runs failed, beginning with the policy
 
 
 def lookups(experiment: Experiment, spec: RunSpec) -> int:
-    """Count how many experts a run has to see to.
-
-    Parameters
-    ----------
-    experiment, spec
-        The run.
-
-    Returns
-    -------
-    int
-        An upper bound of its lookups: distinct experts of each layer visit, all experts at the most.
-    """
+    """Count how many experts a run has to see to."""
     model = spec.model
     rows = [min(model.n_experts, len(step.rows) * model.top_k) for step in experiment.workload(spec).steps]
     return model.n_layers * sum(rows)
 
 
 def chunks(experiment: Experiment, spec: RunSpec) -> tuple[int, int]:
-    """Count the chunks of a run's transfers.
-
-    Parameters
-    ----------
-    experiment, spec
-        The run.
-
-    Returns
-    -------
-    each, total : int
-        Of one transfer of an expert, and of as many transfers as there are lookups that a cache misses at random.
-    """
+    """Count the chunks of a run's transfers."""
     each = most_chunks(spec.model, experiment.chunk_bytes(spec))
     missed = 1 - (spec.point.ratio or 0)
     return each, each * round(lookups(experiment, spec) * missed)
@@ -83,42 +51,13 @@ def _work(experiment: Experiment, spec: RunSpec) -> float:
 
 
 def worth_processes(experiment: Experiment, specs: Sequence[RunSpec], cores: int) -> int:
-    """Say how many processes are worth starting for some runs.
-
-    Parameters
-    ----------
-    experiment, specs
-        The runs.
-    cores : int
-        That can be used.
-
-    Returns
-    -------
-    int
-        1 if the runs are done sooner than processes have begun.
-    """
+    """Say how many processes are worth starting for some runs."""
     took = _S_PER_LOOKUP * sum(_work(experiment, spec) for spec in specs)
     return min(cores, len(specs)) if took > _START_S else 1
 
 
 def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float = 10.0) -> Estimate:
-    """Estimate how long some runs take one after another.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved.
-    specs : sequence of RunSpec
-        Of it.
-    limit_s : float, s
-        Time after which no more policies are tried.
-
-    Returns
-    -------
-    Estimate
-        From short runs of each policy (few decode tokens, one batch, few chunks), scaled by what the others have to do; policies
-        that were not tried, or failed, count as the mean of the others.
-    """
+    """Estimate how long some runs take one after another."""
     firsts: dict[str, RunSpec] = {}
     for spec in specs:
         if spec.policy_name not in experiment.not_imported and spec.refusal is None:

@@ -17,22 +17,7 @@ _MISSING = object()
 
 
 class Excluded:
-    """What ``exclude`` describes.
-
-    Parameters
-    ----------
-    rules : sequence of mapping
-        A point is left out if any of them fits it; one fits if all its fields do. A field is spelt as in the file
-        (``workload.batch_size``, ``model.expert_bits``, ``policies.assignment``) and has a value or a list of values. A model,
-        machine, trace or policy is meant by its name, whatever was changed in it, or as it is written.
-    place : str
-        The file, for messages.
-
-    Raises
-    ------
-    ConfigError
-        If a field is unknown.
-    """
+    """What ``exclude`` describes."""
 
     def __init__(self, rules: Sequence[Mapping[str, Any]], place: str) -> None:
         self._rules = [

@@ -17,22 +17,7 @@ _FRAMES = {"steps": step_frame, "layers": layer_frame}
 
 
 def check_plots(names: Sequence[str], place: str, *, frames: bool = True) -> None:
-    """Check the names of plots before anything runs.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of ``plots:`` in the experiment.
-    place : str
-        The file, for messages.
-    frames : bool
-        Whether the experiment has ``frames: true``.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown name, for a figure that is not drawn from runs, or from frames that are not kept.
-    """
+    """Check the names of plots before anything runs."""
     if not names:
         return
     from moesim.plots.catalogue import IN_EXPERIMENTS, KINDS, SOURCES  # Matplotlib takes most of a second to import
@@ -58,24 +43,7 @@ def needs_records(names: Sequence[str]) -> bool:
 
 
 def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]) -> tuple[dict[str, bytes], list[str]]:
-    """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text.
-
-    Parameters
-    ----------
-    names : sequence of str
-        That `check_plots` has passed.
-    outcomes : sequence of Outcome
-        All runs; the failed ones are left out.
-    runs : mapping of str to Outcome
-        Policy -> its run with records, all at the same setting.
-
-    Returns
-    -------
-    files : dict of str to bytes
-        By name.
-    left_out : list of str
-        A line for each figure that cannot be drawn of these runs, and why: no reason to lose their results.
-    """
+    """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text."""
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     if not names:

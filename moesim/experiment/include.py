@@ -15,25 +15,7 @@ MAX_DEPTH = 20
 
 
 def read_merged(path: Path) -> Any:
-    """Read an experiment file and what it includes.
-
-    Parameters
-    ----------
-    path : Path
-        The YAML file. Its ``include`` names a file or a list of files, relative to its own folder; later ones win over earlier
-        ones, and the file itself over all of them.
-
-    Returns
-    -------
-    object
-        What it holds, without ``include``. Mappings are merged key by key, anything else is replaced as a whole. No two places
-        share a mapping or list, whatever aliases the files use, so that one can be changed without the other.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be read, is not valid YAML, includes something that is no mapping, or includes itself.
-    """
+    """Read an experiment file and what it includes."""
     return _unshared(_read(path, (), {}))
 
 
@@ -78,8 +60,6 @@ def _unshared(value: Any) -> Any:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one mapping over another, key by key.
 
-    Examples
-    --------
     >>> merge({"workload": {"seed": 1, "batch_size": [1, 2]}}, {"workload": {"batch_size": [8]}})
     {'workload': {'seed': 1, 'batch_size': [8]}}
     """

@@ -32,22 +32,7 @@ class Ends:
 
 
 def ends_of(written: Any, machine: HardwareProfile, place: str) -> tuple[Ends, ...]:
-    """Make the machines at the ends of all intervals of a profile's costs.
-
-    Parameters
-    ----------
-    written : str or mapping
-        The profile as the experiment names it.
-    machine : HardwareProfile
-        The same, read.
-    place : str
-        The experiment's file, for messages.
-
-    Returns
-    -------
-    tuple of Ends
-        One a number.
-    """
+    """Make the machines at the ends of all intervals of a profile's costs."""
     found = []
     for key, number in machine.numbers.items():
         if number.interval is None:
@@ -69,23 +54,9 @@ def vary(
 ) -> dict[str, Value]:
     """Run a run again at the ends of the intervals of the numbers it used, one number at a time.
 
-    Parameters
-    ----------
-    ends : sequence of Ends
-        Of the machine.
-    used : collection of str
-        Keys of the numbers that the run used.
-    row : mapping
-        Its metrics.
-    again : callable
-        Gives the metrics on another machine.
-
-    Returns
-    -------
-    dict
-        The least and the most speed of decoding and energy of a token at any end, the nominal one included; ``varied``, a text
-        for the notes. None and an empty text if the run used no number with an interval, or decoded nothing. Power counts in the
-        energy alone, which has an answer only where no device lacks its power.
+    The least and the most speed of decoding and energy of a token at any end, the nominal one included; ``varied``, a text for
+    the notes. None and an empty text if the run used no number with an interval, or decoded nothing. Power counts in the energy
+    alone, which has an answer only where no device lacks its power.
     """
     speed, energy = row.get(SPEED), row.get(ENERGY)
     times = [end for end in ends if end.key in used]

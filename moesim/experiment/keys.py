@@ -41,19 +41,7 @@ def code_digest() -> str:
 
 
 def run_keys(experiment: Experiment) -> list[str]:
-    """Give the key of every run.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved. If policies were not imported, keys may differ from those with them: never are they those of other inputs.
-
-    Returns
-    -------
-    list of str
-        A sha256 each, of the contents of model, machine and trace, all settings, the policy with its options (and its source,
-        if it is not moesim's own), and the code; neither names of files nor the run's place in the experiment count.
-    """
+    """Give the key of every run."""
     hashes: dict[int, str] = {}  # by identity: runs share models and machines
 
     def content(thing: object) -> str:
@@ -87,18 +75,7 @@ def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
 
 
 def group_of(spec: RunSpec) -> str:
-    """Name a run and its repeats, and no other run: a hash of all that was written but the seeds.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-
-    Returns
-    -------
-    str
-        The beginning of a sha256.
-    """
+    """Name a run and its repeats, and no other run: a hash of all that was written but the seeds."""
     written = {name: value for name, value in vars(spec.point).items() if name != "repeat"}
     for name in ("workload", "trace"):
         if isinstance(written[name], Mapping):

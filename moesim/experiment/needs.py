@@ -24,27 +24,7 @@ _SHARE = 0.25  # of the requests, in the command that messages name
 
 
 def policy_needs(policy: Mapping[str, Any], predictors: Mapping[str, str], place: str) -> frozenset[str]:
-    """Name what a policy reads of a trace, with the predictors that answer in the place of others.
-
-    Parameters
-    ----------
-    policy : mapping
-        Name and options.
-    predictors : mapping of str to str
-        As in an experiment.
-    place : str
-        The file, for messages.
-
-    Returns
-    -------
-    frozenset of str
-        As of `moesim.policy.Policy.needs`.
-
-    Raises
-    ------
-    ConfigError
-        If the policy or a predictor cannot be had.
-    """
+    """Name what a policy reads of a trace, with the predictors that answer in the place of others."""
     made = make_policy(policy, f"{place}: policies")
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
     if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
@@ -61,19 +41,7 @@ def stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> fr
 
 
 def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
-    """Name what a policy needs and a trace does not hold at all.
-
-    Parameters
-    ----------
-    trace : Trace
-    needs : iterable of str
-        As of `moesim.policy.Policy.needs`.
-
-    Returns
-    -------
-    list of str
-        Sorted.
-    """
+    """Name what a policy needs and a trace does not hold at all."""
     has = {"oracle:routing", *(f"signal:{name}" for name in trace.signals), *(f"table:{name}" for name in trace.tables)}
     has |= SCORES if trace.scores is not None else set()
     has |= {"scores-or-weights"} if trace.weights is not None else set()
@@ -81,21 +49,7 @@ def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
 
 
 def explain(trace: Trace, label: str, missing: Collection[str]) -> str:
-    """Say that a trace lacks what a policy needs, and the way out.
-
-    Parameters
-    ----------
-    trace : Trace
-    label : str
-        Its name or path.
-    missing : collection of str
-        As of `lacking`; at least one.
-
-    Returns
-    -------
-    str
-        One line, to stand behind the name of the policy.
-    """
+    """Say that a trace lacks what a policy needs, and the way out."""
     signals = [need.removeprefix("signal:") for need in missing if need.startswith("signal:")]
     tables = [need.removeprefix("table:") for need in missing if need.startswith("table:")]
     ways = [_by_command(trace, label, tables, set(SCORES.intersection(missing)))] if len(signals) < len(missing) else []

@@ -12,18 +12,7 @@ _OF_COSTS = (NO_CURVE, NOT_VARIED)
 
 
 def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Divide the notes of a result.
-
-    Parameters
-    ----------
-    row : mapping
-        Of a run.
-
-    Returns
-    -------
-    notes, of_costs : list of str
-        The second name curves that fit neither model nor precision, and intervals over which a run was not repeated.
-    """
+    """Divide the notes of a result."""
     notes = [note for note in str(row.get("notes") or "").split(", ") if note]
     return [n for n in notes if not n.startswith(_OF_COSTS)], [n for n in notes if n.startswith(_OF_COSTS)]
 

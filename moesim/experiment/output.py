@@ -160,15 +160,7 @@ def _numbered(events: list[Event], run: int, policy: str) -> list[Event]:
 def describe(experiment: Experiment) -> dict[str, Any]:
     """Say what went into an experiment: the whole configuration, versions, and a sha256 of every input.
 
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved.
-
-    Returns
-    -------
-    dict
-        ``key`` is the hash of all that decides the results: nothing that does not, such as the output folder.
+    ``key`` is the hash of all that decides the results: nothing that does not, such as the output folder.
     """
     written = experiment.config.model_dump(mode="json")
     decides = {k: v for k, v in written.items() if k not in ("name", "description", "output", "plots", "timeline", "frames")}

@@ -9,55 +9,24 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Point:
-    """One run as written: no field is a list to sweep any more.
+    """One run as written: no field is a list to sweep any more."""
 
-    Attributes
-    ----------
-    model, hardware : str or mapping
-        As in the file.
-    trace : str or mapping
-        Name or path, or how to synthesize it.
-    workload : mapping of str to object
-        Keyword arguments of `moesim.workload.WorkloadSpec`.
-    ratio : float or None
-        Share of all experts that each GPU may cache.
-    budget_bytes : int or None, bytes
-        Or the memory of each GPU that everything must fit into.
-    curve : str
-        Transfer curve.
-    chunk_bytes : int or None, bytes
-        Largest piece of a transfer.
-    decision_us : float, us
-        Time charged for a decision.
-    predictors : mapping of str to str
-        Prediction sources that another one stands in for.
-    policy : mapping of str to object
-        ``name`` and options.
-    extrapolate : bool
-        Whether curves may be read outside of what was measured.
-    warm_up_steps : int or None
-        Steps that count as cold in hit rates.
-    repeat : int
-        Which of the experiment's repeats; its seeds are those of the first, plus this.
-    intervals : bool
-        Whether to repeat runs at the ends of the intervals of the profile's numbers.
-    """
-
+    # model, hardware: as in the file
     model: Any
     hardware: Any
-    trace: Any
-    workload: Mapping[str, Any]
-    ratio: float | None
-    budget_bytes: int | None
-    curve: str
-    chunk_bytes: int | None
-    decision_us: float
-    predictors: Mapping[str, str]
-    policy: Mapping[str, Any]
-    extrapolate: bool = False
-    warm_up_steps: int | None = None
-    repeat: int = 0
-    intervals: bool = False
+    trace: Any  # name or path, or how to synthesize it
+    workload: Mapping[str, Any]  # keyword arguments of `moesim.workload.WorkloadSpec`
+    ratio: float | None  # share of all experts that each GPU may cache
+    budget_bytes: int | None  # or the memory of each GPU that everything must fit into
+    curve: str  # transfer curve
+    chunk_bytes: int | None  # largest piece of a transfer
+    decision_us: float  # time charged for a decision
+    predictors: Mapping[str, str]  # prediction sources that another one stands in for
+    policy: Mapping[str, Any]  # `name` and options
+    extrapolate: bool = False  # whether curves may be read outside of what was measured
+    warm_up_steps: int | None = None  # steps that count as cold in hit rates
+    repeat: int = 0  # which of the experiment's repeats; its seeds are those of the first, plus this
+    intervals: bool = False  # whether to repeat runs at the ends of the intervals of the profile's numbers
 
     @property
     def setting(self) -> tuple[Any, ...]:

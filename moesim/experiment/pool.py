@@ -48,13 +48,7 @@ def usable_cores() -> int:
 
 
 class Processes:
-    """Processes of this machine, each an executor of its own: one that dies takes no other with it, and names the culprit.
-
-    Parameters
-    ----------
-    n : int
-        How many.
-    """
+    """Processes of this machine, each an executor of its own: one that dies takes no other with it, and names the culprit."""
 
     def __init__(self, n: int) -> None:
         self._life, self._end = multiprocessing.Pipe(duplex=False)
@@ -153,18 +147,7 @@ def _apart() -> Iterator[None]:
 
 
 class Cluster:
-    """A Dask cluster, through the `concurrent.futures` interface of its client.
-
-    Parameters
-    ----------
-    address : str
-        Of the scheduler, such as ``tcp://10.0.0.1:8786``.
-
-    Raises
-    ------
-    ConfigError
-        If Dask is not installed, or no scheduler answers.
-    """
+    """A Dask cluster, through the `concurrent.futures` interface of its client."""
 
     _WAIT_S = 10.0  # for the scheduler's answer
     _LEAST = 100  # runs given to the scheduler at least: an adaptive cluster grows by what is waiting
@@ -245,27 +228,7 @@ class Cluster:
 
 
 def make_pool(jobs: int | None, scheduler: str | None, needed: Callable[[], int]) -> Pool | None:
-    """Choose where runs are carried out.
-
-    Parameters
-    ----------
-    jobs : int or None
-        Processes; None: as many as are worth it.
-    scheduler : str or None
-        Address of a Dask scheduler.
-    needed : callable
-        How many processes are worth it, asked for if `jobs` is None.
-
-    Returns
-    -------
-    Pool or None
-        None: in this process, one after another.
-
-    Raises
-    ------
-    ConfigError
-        If both are given, or as of `Cluster`.
-    """
+    """Choose where runs are carried out."""
     if scheduler is not None:
         if jobs is not None:
             raise ConfigError("--scheduler: expected no --jobs beside it, for the cluster's workers decide; leave one out")

@@ -12,27 +12,7 @@ QUICK_DECODE_TOKENS = 4
 
 
 def quick(config: Config, place: str = "experiment", *, imports: bool = True) -> Config:
-    """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay.
-
-    Parameters
-    ----------
-    config : Config
-        An experiment.
-    place : str
-        The file, for messages.
-    imports : bool
-        As of `moesim.experiment.sweep.expand`.
-
-    Returns
-    -------
-    Config
-        A smaller one.
-
-    Raises
-    ------
-    ConfigError
-        As of `moesim.experiment.sweep.expand`.
-    """
+    """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay."""
     points = expand(config, place, imports=imports)
     first = points[0]
     tokens = first.workload["decode_tokens"]

@@ -18,18 +18,7 @@ _REST = b"moesim"  # key of the schema's metadata that holds what is no list
 
 
 def records_bytes(records: Records) -> bytes:
-    """Give the records of a run as a file; the same records give the same bytes.
-
-    Parameters
-    ----------
-    records : Records
-        Of one run.
-
-    Returns
-    -------
-    bytes
-        Arrow IPC with one row, a list of structs for each kind of record.
-    """
+    """Give the records of a run as a file; the same records give the same bytes."""
     rest = {
         "used_fetches": sorted(records.used_fetches),
         "peak_bytes": records.peak_bytes,
@@ -59,25 +48,7 @@ def _type(hint: Any) -> Any:
 
 
 def read_records(data: bytes, place: str) -> Records:
-    """Read the records of a run.
-
-    Parameters
-    ----------
-    data : bytes
-        As of `records_bytes`; its digest must have been checked, for the decoder trusts it.
-    place : str
-        The file, for messages.
-
-    Returns
-    -------
-    Records
-        Equal to those that were written.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read.
-    """
+    """Read the records of a run."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         rest = json.loads(table.schema.metadata[_REST])

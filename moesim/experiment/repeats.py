@@ -28,18 +28,10 @@ def repeated(rows: Sequence[Row]) -> bool:
 def aggregate(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Put the repeats of each run together.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Result rows.
-
-    Returns
-    -------
-    list of dict
-        In the order of the first repeats: settings and labels as in the first one, ``repeats`` (how many succeeded), and for
-        every metric its mean and, under its name with `CI` before it, half the width of the 95 % interval by Student's t. Repeats
-        that drew the same requests from a trace count as one draw, with their mean; fewer than two draws have no interval (None).
-        If any repeat failed, ``error`` says how many did.
+    In the order of the first repeats: settings and labels as in the first one, ``repeats`` (how many succeeded), and for every
+    metric its mean and, under its name with `CI` before it, half the width of the 95 % interval by Student's t. Repeats that
+    drew the same requests from a trace count as one draw, with their mean; fewer than two draws have no interval (None). If any
+    repeat failed, ``error`` says how many did.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -88,18 +80,6 @@ def _is_number(value: Any) -> bool:
 def half_width(values: Sequence[float]) -> float | None:
     """Give half the width of the 95 % interval of a mean, by Student's t.
 
-    Parameters
-    ----------
-    values : sequence of float
-        Independent repeats.
-
-    Returns
-    -------
-    float or None
-        None of fewer than two.
-
-    Examples
-    --------
     >>> round(half_width([1.0, 2.0, 3.0]), 3)
     2.484
     """

@@ -127,20 +127,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def result_table(rows: Sequence[Row], form: Format) -> str:
-    """Write the results of an experiment.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        One a run.
-    form : Format
-        ``CSV``, ``JSON`` and ``JSONL`` hold every value of a row, unrounded; the other two what a reader compares.
-
-    Returns
-    -------
-    str
-        For the terminal and Markdown with the settings that all runs share, and the label of their numbers, below.
-    """
+    """Write the results of an experiment."""
     if form.for_programs:
         return render_records(rows, form)
     n_repeats = 1 + max((int(row.get("repeat") or 0) for row in rows), default=0)

@@ -21,20 +21,7 @@ GROWING: Final = (f"{DATASET}/", f"{RECORDS}/")
 def read_summary(folder: Path) -> dict[str, Any]:
     """Read ``summary.json`` of a result folder.
 
-    Parameters
-    ----------
-    folder : Path
-        A result.
-
-    Returns
-    -------
-    dict
-        ``moesim`` (version), ``key`` and ``runs``: one dict of settings, labels and metrics a run.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
+    Gives ``moesim`` (version), ``key`` and ``runs``: one dict of settings, labels and metrics a run.
     """
     path = folder / SUMMARY
     if not path.is_file() and (folder / DATASET).is_dir():

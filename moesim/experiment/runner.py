@@ -52,21 +52,11 @@ def _nothing() -> list[str]:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out.
+    """How a run is carried out."""
 
-    Attributes
-    ----------
-    call : callable
-        With the arguments and the result of `moesim.engine.simulate`.
-    measured : bool
-        Times are measured, so that no cost of the profile decides how far a result can be trusted.
-    notes : callable
-        What results carry beside their label; asked after the run.
-    """
-
-    call: Callable[..., Records]
-    measured: bool = False
-    notes: Callable[[], list[str]] = _nothing
+    call: Callable[..., Records]  # with the arguments and the result of `moesim.engine.simulate`
+    measured: bool = False  # times are measured, so that no cost of the profile decides how far a result can be trusted
+    notes: Callable[[], list[str]] = _nothing  # what results carry beside their label; asked after the run
 
 
 SIMULATED = Execution(simulate)
@@ -80,26 +70,7 @@ def run_one(
     progress: Callable[[int], None] | None = None,
     execution: Execution = SIMULATED,
 ) -> Outcome:
-    """Run one run.
-
-    Parameters
-    ----------
-    inputs : Inputs
-        What runs share.
-    spec : RunSpec
-        Which.
-    keep : bool
-        Keep its records.
-    progress : callable, optional
-        Called with the index of each finished step.
-    execution : Execution
-        Simulated, or live.
-
-    Returns
-    -------
-    Outcome
-        Of a failed run too, whatever its policy raised.
-    """
+    """Run one run."""
     machine = Machine.of(spec.hardware)
     failure: MoesimError
     if spec.refusal is not None:
@@ -229,22 +200,7 @@ def _costs(spec: RunSpec, policy: Any) -> CostModel:
 
 
 def transfer_of(spec: RunSpec, policy: Any) -> tuple[str, int | None]:
-    """Say how weights travel in a run.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    policy : Policy
-        Its policy.
-
-    Returns
-    -------
-    curve : str
-        Kind of transfer.
-    chunk_bytes : int or None, bytes
-        Largest piece; the policy's own, if it has transfers of its own.
-    """
+    """Say how weights travel in a run."""
     own: tuple[str, int | None] | None = policy.transfer(spec.model) if hasattr(policy, "transfer") else None
     return own or (spec.point.curve, spec.point.chunk_bytes)
 
@@ -257,18 +213,7 @@ def _own_transfer(spec: RunSpec, costs: CostModel) -> str | None:
 
 
 def settings(spec: RunSpec) -> dict[str, Value]:
-    """Say in a row what a run is: everything that was set, by name.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-
-    Returns
-    -------
-    dict of str to value
-        From ``run`` to ``decision_ns``.
-    """
+    """Say in a row what a run is: everything that was set, by name."""
     point, workload = spec.point, spec.workload
     options = {key: value for key, value in point.policy.items() if key != "name"}
     row: dict[str, Value] = {
@@ -295,22 +240,7 @@ def settings(spec: RunSpec) -> dict[str, Value]:
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:
-    """List what a reader must know beside the source label.
-
-    Parameters
-    ----------
-    spec, trace, workload
-        The run.
-    assumes_memory : bool
-        The policy asked to run as if the devices' memory were large enough.
-    signals : frozenset of str
-        Those that every request must have.
-
-    Returns
-    -------
-    list of str
-        In a fixed order.
-    """
+    """List what a reader must know beside the source label."""
     notes = []
     if trace.origin == "synthetic":
         notes.append(f"synthetic routing of {trace.model}")
@@ -330,20 +260,7 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
 
 
 def drawn(trace: Trace, workload: Workload, signals: frozenset[str]) -> str:
-    """Say how many requests were drawn from how many, and which signals leave others out.
-
-    Parameters
-    ----------
-    trace, workload
-        Of a run.
-    signals : frozenset of str
-        Those that every request must have.
-
-    Returns
-    -------
-    str
-        A note.
-    """
+    """Say how many requests were drawn from how many, and which signals leave others out."""
     n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
     n_covered = sum(signals.issubset(names) for names in recorded)
     text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "

@@ -17,35 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run with everything looked up.
+    """One run with everything looked up."""
 
-    Attributes
-    ----------
-    index : int
-        Its place in the experiment, from 0.
-    point : Point
-        As written.
-    model, hardware, workload
-        What the names meant.
-    cache_slots : int or None
-        Slots of each GPU over all layers; None: to be found from the budget.
-    decision_ns : int, ns
-        Charged between Routed and the effect of its actions.
-    policy_name : str
-        Name with its options, unique within the experiment.
-    refusal : InputError or None
-        Why it cannot be carried out: the trace lacks what the policy needs.
-    ends : tuple of Ends
-        Machines at the ends of the intervals of the profile's numbers, if the experiment asks for them.
-    """
-
-    index: int
-    point: Point
+    index: int  # its place in the experiment, from 0
+    point: Point  # as written
+    # model, hardware, workload: what the names meant
     model: ModelSpec
     hardware: HardwareProfile
     workload: WorkloadSpec
-    cache_slots: int | None
-    decision_ns: int
-    policy_name: str
-    refusal: InputError | None = None
-    ends: tuple[Ends, ...] = ()
+    cache_slots: int | None  # slots of each GPU over all layers; None: to be found from the budget
+    decision_ns: int  # charged between Routed and the effect of its actions
+    policy_name: str  # name with its options, unique within the experiment
+    refusal: InputError | None = None  # why it cannot be carried out: the trace lacks what the policy needs
+    ends: tuple[Ends, ...] = ()  # machines at the ends of the intervals of the profile's numbers, if the experiment asks for them

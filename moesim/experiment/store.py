@@ -45,15 +45,7 @@ Row = Mapping[str, Any]
 
 
 class Store:
-    """What has been run, in a result folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The result folder; it need not be there yet.
-    read_only : bool
-        Change nothing: what is damaged stays where it is.
-    """
+    """What has been run, in a result folder."""
 
     def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self._out = OutputFolder(folder, OWNER)
@@ -61,18 +53,7 @@ class Store:
         self._n_small = 0
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """Read all rows.
-
-        Returns
-        -------
-        dict of str to dict
-            Key -> row. A file that is damaged is set aside with a line on stderr; its runs count as not done.
-
-        Raises
-        ------
-        InputError
-            If a file may not be read.
-        """
+        """Read all rows."""
         files = self._files()
         self._n_small = sum(Path(name).name.startswith(_ONE) for name in files)
         return self._read_all(files)

@@ -23,30 +23,7 @@ _LOOK_S = 1.0  # time after which workers that have joined are given runs, even 
 def outcomes_of(
     specs: Sequence[RunSpec], make: Callable[[RunSpec], Work], pool: Pool, known: Callable[[RunSpec], Outcome | None]
 ) -> Iterator[tuple[RunSpec, Outcome]]:
-    """Carry out runs.
-
-    Parameters
-    ----------
-    specs : sequence of RunSpec
-        Which.
-    make : callable
-        Makes the piece of work of a run.
-    pool : Pool
-        Where.
-    known : callable
-        Asked before a run is begun: its outcome if somebody else has finished it, or None.
-
-    Yields
-    ------
-    spec, outcome
-        As they are done. A run whose worker died is tried once more, last and alone: then it has the memory to itself, and
-        no other run can be what kills its worker. If it dies again, it has failed.
-
-    Raises
-    ------
-    MoesimError
-        If the workers cannot be had at all, or one of them is not fit for the sweep.
-    """
+    """Carry out runs."""
     waiting: deque[RunSpec] = deque(specs)
     suspects: deque[RunSpec] = deque()
     tried: set[int] = set()

@@ -28,28 +28,7 @@ _ONE_MODEL_LISTS = ("expert_bytes_by_layer",)  # fields of a model whose value i
 
 
 def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
-    """Give all runs of an experiment.
-
-    Parameters
-    ----------
-    config : Config
-        The experiment.
-    place : str
-        The file, for messages.
-    imports : bool
-        As of `policies_of`.
-
-    Returns
-    -------
-    list of Point
-        In order.
-
-    Raises
-    ------
-    ConfigError
-        If a policy is unknown, which shows here because its options say which of them are lists by nature; if ``zip``,
-        ``exclude`` or ``repeat`` do not fit the rest; if there are more than `MAX_RUNS` combinations.
-    """
+    """Give all runs of an experiment."""
     excluded = Excluded(config.exclude, place)
     points: list[Point] = []
     n_combinations = 0
@@ -176,27 +155,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict[str, Any]]:
-    """Sweep the options of a policy that are given as a list though they are none.
-
-    Parameters
-    ----------
-    spec : str or mapping
-        As in the file.
-    place : str
-        File and key, for messages.
-    imports : bool
-        Whether to import a policy that is not moesim's own; without it each list is taken for one to sweep.
-
-    Yields
-    ------
-    dict
-        ``name`` and options of one policy.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such policy.
-    """
+    """Sweep the options of a policy that are given as a list though they are none."""
     if isinstance(spec, str):
         spec = {"name": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):

@@ -32,8 +32,6 @@ _ORIGINS = ("recorded", "miniature", "synthetic")  # what is taken first
 def shape_of(what: ModelSpec | Trace) -> str:
     """Write the shape of a model's routing, or of a trace.
 
-    Examples
-    --------
     >>> from moesim.model import load_model
     >>> shape_of(load_model("mixtral-8x7b"))
     '32 layers of 8 experts, top 2'
@@ -72,30 +70,7 @@ def parameters_of_shape(model: ModelSpec) -> str | None:
 def choose_trace(
     model: ModelSpec, sizes: Mapping[str, int | bool], place: str, *, recorded: bool = False
 ) -> tuple[str | dict[str, Any], str]:
-    """Choose routing for a model.
-
-    Parameters
-    ----------
-    model : ModelSpec
-    sizes : mapping of str to int
-        ``requests``, ``prompt`` and ``decode`` (tokens of each) of routing that is made up, and ``scores``.
-    place : str
-        For messages.
-    recorded : bool
-        Whether signals are needed that routing which is made up has not.
-
-    Returns
-    -------
-    written : str or dict
-        The trace as an experiment has it.
-    why : str
-        What it is, in one line.
-
-    Raises
-    ------
-    TraceError
-        If there is none, with the commands that make one.
-    """
+    """Choose routing for a model."""
     parameters = parameters_of_shape(model)
     for name, trace in traces_of_shape(model):
         truer = trace.origin == "miniature" and model.name in _TRUER and parameters == model.name
@@ -113,27 +88,7 @@ def choose_trace(
 
 
 def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> list[str]:
-    """Give an experiment without a trace one for each of its models, and let the two vary together where they differ.
-
-    Parameters
-    ----------
-    raw : dict
-        The experiment; changed in place.
-    place : str
-        For messages.
-    imports : bool
-        Whether policies of the user's modules may be imported, to see what they need.
-
-    Returns
-    -------
-    list of str
-        What was chosen, one line each.
-
-    Raises
-    ------
-    InputError
-        If the experiment has not the right form otherwise, or there is no routing for a model.
-    """
+    """Give an experiment without a trace one for each of its models, and let the two vary together where they differ."""
     config = parse_config({**raw, "trace": "to be chosen"}, place)
     models = [one for model in listed(config.model) for one in each_model(model)]
     sizes = _sizes(config.workload)

@@ -19,18 +19,6 @@ MAX_TOKENS = 100_000
 def trace_label(written: str | Mapping[str, Any]) -> str:
     """Name a trace in one word.
 
-    Parameters
-    ----------
-    written : str or mapping
-        As in the experiment.
-
-    Returns
-    -------
-    str
-        The name or path; of synthetic routing its parameters, requests, tokens in and out, and seed.
-
-    Examples
-    --------
     >>> trace_label({"synthesize": "mixtral-8x7b", "requests": 4, "prompt": 256, "decode": 512})
     'synthetic-mixtral-8x7b-4x256+512-seed0'
     """
@@ -41,28 +29,7 @@ def trace_label(written: str | Mapping[str, Any]) -> str:
 
 
 def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
-    """Read a trace, or make one.
-
-    Parameters
-    ----------
-    written : str or mapping
-        A name or path; or ``synthesize`` (a parameter file's name or path), ``requests``, ``prompt`` and ``decode`` (tokens of
-        each), ``seed`` and ``scores``.
-    place : str
-        The file, for messages.
-
-    Returns
-    -------
-    Trace
-        Synthetic ones are labelled so.
-
-    Raises
-    ------
-    TraceError
-        If there is no such trace.
-    ConfigError
-        If the mapping is not as described.
-    """
+    """Read a trace, or make one."""
     if isinstance(written, str):
         try:
             path = find_trace(written)

@@ -40,57 +40,23 @@ class RefusedError(SimulationError):
 
 @dataclass(frozen=True)
 class Work:
-    """A run to carry out.
+    """A run to carry out."""
 
-    Attributes
-    ----------
-    spec : RunSpec
-        With model and machine.
-    place : str
-        The experiment, for messages.
-    trace : str
-        Path of the trace's file.
-    trace_name : str or None
-        As the experiment has it, for a process where it lies elsewhere; None: routing made up for the experiment.
-    trace_digest : str
-        What the file must hold.
-    required : frozenset of str
-        Signals that every request must have.
-    keep : bool
-        Whether records are wanted.
-    code : str
-        Digest of the code that asks; another one may not answer.
-    policy_source : str or None
-        Likewise of the policy's source, if it is not moesim's own.
-    """
-
-    spec: RunSpec
-    place: str
-    trace: str
+    spec: RunSpec  # with model and machine
+    place: str  # the experiment, for messages
+    trace: str  # path of the trace's file
+    # as the experiment has it, for a process where it lies elsewhere; None: routing made up for the experiment
     trace_name: str | None
-    trace_digest: str
-    required: frozenset[str]
-    keep: bool
-    code: str
-    policy_source: str | None
+    trace_digest: str  # what the file must hold
+    required: frozenset[str]  # signals that every request must have
+    keep: bool  # whether records are wanted
+    code: str  # digest of the code that asks; another one may not answer
+    policy_source: str | None  # likewise of the policy's source, if it is not moesim's own
 
 
 @contextmanager
 def work_of(experiment: Experiment, shared: Path | None) -> Iterator[WorkMaker]:
-    """Prepare the runs of an experiment for other processes: made-up routing becomes a file that they can map.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved.
-    shared : Path or None
-        The result folder, which all of those processes see; None: a temporary one of this machine.
-
-    Yields
-    ------
-    WorkMaker
-        Good until the end of the block.
-    """
+    """Prepare the runs of an experiment for other processes: made-up routing becomes a file that they can map."""
     if shared is None:
         with TemporaryDirectory(prefix="moesim.", ignore_cleanup_errors=True) as folder:
             yield WorkMaker(experiment, Path(folder))
@@ -215,23 +181,7 @@ class _OneRun:
 
 
 def do(work: Work) -> Outcome:
-    """Carry out a run in this process.
-
-    Parameters
-    ----------
-    work : Work
-        The run.
-
-    Returns
-    -------
-    Outcome
-        Of a failed run too.
-
-    Raises
-    ------
-    RefusedError
-        If this process has another version of moesim or of the policy than the one that asks, or cannot see the trace.
-    """
+    """Carry out a run in this process."""
     with _one_at_a_time, collector.paused():
         _check(work)
         return run_one(_OneRun(work), work.spec, keep=work.keep)

@@ -28,26 +28,7 @@ class _Field(NamedTuple):
 
 
 def zipped(config: Config, place: str) -> Iterator[Config]:
-    """Give one experiment for each place of the lists that vary together; groups multiply.
-
-    Parameters
-    ----------
-    config : Config
-        The experiment.
-    place : str
-        The file, for messages.
-
-    Yields
-    ------
-    Config
-        Without those lists.
-
-    Raises
-    ------
-    ConfigError
-        If a field is unknown or no list, is named twice, or the lists of a group differ in length; if there are more than
-        `MAX_RUNS` combinations.
-    """
+    """Give one experiment for each place of the lists that vary together; groups multiply."""
     if not config.zip:
         yield config
         return
