@@ -25,8 +25,6 @@ def made_up(header: Mapping[str, Any]) -> tuple[str, ...]:
 def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
     """Say in a few words each what was added to the routing of a trace; none contains a comma.
 
-    Examples
-    --------
     >>> remarks({"held_back": {"what": "requests", "n": 24, "of": 96, "rows": 900, "seed": 0}, "made_up": ["weights"]})
     ('calibrated on 24 held-back requests (seed 0)', 'weights uniform over the chosen')
     """
@@ -41,13 +39,7 @@ def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_additions(header: Mapping[str, Any], place: str) -> None:
-    """Check the entries of a header from which remarks are made.
-
-    Raises
-    ------
-    TraceError
-        If one is not as it is written here.
-    """
+    """Check the entries of a header from which remarks are made."""
     names = header.get("made_up", [])
     if not isinstance(names, list) or any(name not in MADE_UP for name in names) or len(set(map(str, names))) != len(names):
         raise _wrong(f"{place}: header.made_up", f"some of {', '.join(MADE_UP)}", names)

@@ -27,19 +27,7 @@ _CHUNK_CELLS = 2**23
 
 
 def check_trace(trace: Trace, place: str) -> None:
-    """Check types, shapes and meaning of a trace.
-
-    Parameters
-    ----------
-    trace : Trace
-    place : str
-        File (or what else it is) for the message.
-
-    Raises
-    ------
-    TraceError
-        With the first thing that does not hold.
-    """
+    """Check types, shapes and meaning of a trace."""
     _check_header(trace.header, place)
     _check_texts(trace, place)
     _check_types(trace, place)
@@ -128,13 +116,7 @@ def _check_types(trace: Trace, place: str) -> None:
 
 
 def check_array(array: NDArray[Any], dtypes: tuple[str, ...], shape: tuple[int, ...], place: str) -> None:
-    """Check type and shape of one array.
-
-    Raises
-    ------
-    TraceError
-        If either differs.
-    """
+    """Check type and shape of one array."""
     if array.dtype.name not in dtypes:
         raise _wrong(place, " or ".join(dtypes), array.dtype.name)
     if array.shape != shape:
@@ -185,13 +167,7 @@ def _check_order(trace: Trace, place: str) -> None:
 
 
 def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
-    """Check that expert ids are in range and distinct in each row and layer.
-
-    Raises
-    ------
-    TraceError
-        With the first row and layer where they are not.
-    """
+    """Check that expert ids are in range and distinct in each row and layer."""
     step = _chunk_rows(ids)
     for start in range(0, len(ids), step):
         part = ids[start : start + step]
@@ -209,13 +185,7 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
 
 
 def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) -> None:
-    """Check that there is no NaN, no infinity, and nothing below `lowest`.
-
-    Raises
-    ------
-    TraceError
-        With the first place where there is.
-    """
+    """Check that there is no NaN, no infinity, and nothing below `lowest`."""
     step = _chunk_rows(values)
     for start in range(0, len(values), step):
         part = values[start : start + step]

@@ -44,25 +44,7 @@ _ALIGNMENT = 8
 
 
 def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Map a file into memory.
-
-    Parameters
-    ----------
-    path : Path
-        A trace.
-
-    Returns
-    -------
-    arrays : dict of str to ndarray
-        Read-only views of the file.
-    header : dict
-        The JSON header.
-
-    Raises
-    ------
-    TraceError
-        If there is no such file, or it is not a complete trace of this version.
-    """
+    """Map a file into memory."""
     try:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
     except FileNotFoundError:
@@ -227,22 +209,6 @@ def write_container(
 
     The library serialises in memory only; here the arrays go to the file a piece at a time, so that they may
     be larger than memory.
-
-    Parameters
-    ----------
-    path : str or Path
-        Where to; complete or not there at all.
-    arrays : mapping of str to ndarray
-        May be memory-mapped.
-    header : mapping
-        Must be JSON without NaN.
-    packed : bool
-        Compress the arrays that get smaller by it. They are then read into memory instead of being mapped.
-
-    Returns
-    -------
-    Path
-        The file.
     """
     if packed:
         arrays, facts = pack(arrays, _CODES)
@@ -281,16 +247,7 @@ def _pieces(array: NDArray[Any]) -> Iterator[memoryview]:
 
 
 def checksums(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """sha256 of each array: its type, its shape and its bytes.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-
-    Returns
-    -------
-    dict of str to str
-    """
+    """sha256 of each array: its type, its shape and its bytes."""
     sums = {}
     for name in sorted(arrays):
         array = arrays[name]
@@ -302,13 +259,7 @@ def checksums(arrays: Mapping[str, NDArray[Any]]) -> dict[str, str]:
 
 
 def verify_checksums(place: str, arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, str]) -> None:
-    """Compare the arrays with the header's checksums.
-
-    Raises
-    ------
-    TraceError
-        If an array is missing, additional or altered.
-    """
+    """Compare the arrays with the header's checksums."""
     if set(arrays) != set(expected):
         raise TraceError(
             f"{place}: expected the arrays {sorted(expected)} of the header, got {sorted(arrays)}; fetch or record it again"

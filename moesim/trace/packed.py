@@ -33,18 +33,7 @@ def pack(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, dict[str, Any]]]:
     """Compress the arrays that get smaller by it.
 
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-    codes : mapping of str to str
-        NumPy's name of each type to that in the file.
-
-    Returns
-    -------
-    arrays : dict of str to ndarray
-        Rows of bytes, or the array where nothing is gained.
-    facts : dict of str to dict
-        ``dtype`` and ``shape`` of what is packed.
+    Gives ``dtype`` and ``shape`` of what is packed.
     """
     found, facts = dict(arrays), {}
     for name, array in arrays.items():
@@ -62,27 +51,7 @@ def _compress(data: bytes, lc: int, lp: int, pb: int) -> bytes:
 
 
 def unpack(place: str, arrays: Mapping[str, NDArray[Any]], facts: object, types: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Restore what `pack` compressed.
-
-    Parameters
-    ----------
-    place : str
-        File, for messages.
-    arrays : mapping of str to ndarray
-    facts : object
-        What the header says.
-    types : mapping of str to str
-        The file's name of each type to NumPy's.
-
-    Returns
-    -------
-    dict of str to ndarray
-
-    Raises
-    ------
-    TraceError
-        If header and bytes do not agree.
-    """
+    """Restore what `pack` compressed."""
     if not isinstance(facts, dict) or not set(facts) <= set(arrays):
         raise TraceError(f"{place}: header.{PACKED_KEY}: expected facts of arrays of the file, got {str(facts)[:200]}; {_REMEDY}")
     return {name: _restore(f"{place}: {name}", a, facts[name], types) if name in facts else a for name, a in arrays.items()}

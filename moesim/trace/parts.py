@@ -72,41 +72,21 @@ class GateInputs:
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The requests of a trace, one entry each.
+    """The requests of a trace, one entry each."""
 
-    Attributes
-    ----------
-    first_row : (n_requests,) int64
-        First of its rows, which lie together.
-    n_prompt, n_decode : (n_requests,) int64
-        Recorded rows of each phase.
-    prompt_offset : (n_requests,) int64
-        Position of the first recorded row: tokens before it whose routing was not recorded.
-    signals : tuple of tuple of str
-        Names of the signals that cover it, sorted (see `Trace.has_signal`).
-    """
-
-    first_row: NDArray[np.int64]
+    first_row: NDArray[np.int64]  # first of its rows, which lie together
+    # n_prompt, n_decode: recorded rows of each phase
     n_prompt: NDArray[np.int64]
     n_decode: NDArray[np.int64]
-    prompt_offset: NDArray[np.int64]
-    signals: tuple[tuple[str, ...], ...]
+    prompt_offset: NDArray[np.int64]  # position of the first recorded row: tokens before it whose routing was not recorded
+    signals: tuple[tuple[str, ...], ...]  # names of the signals that cover it, sorted (see `Trace.has_signal`)
 
     def __len__(self) -> int:
         return len(self.first_row)
 
 
 def tabulate(trace: Trace) -> Requests:
-    """Find where each request of a trace lies and which signals cover it.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    Requests
-    """
+    """Find where each request of a trace lies and which signals cover it."""
     first = np.searchsorted(trace.request, np.arange(trace.n_requests, dtype=np.int32)).astype(np.int64)
     total = np.diff(np.append(first, trace.n_rows))
     decode = np.add.reduceat((trace.phase == DECODE).astype(np.int64), first)
@@ -125,13 +105,7 @@ def _covered(trace: Trace, signal: Signal, first: NDArray[np.int64]) -> NDArray[
 
 
 def header_object(header: Mapping[str, Any], key: str, place: str) -> dict[str, Any]:
-    """Take an object out of a header.
-
-    Raises
-    ------
-    TraceError
-        If it is missing or of another kind.
-    """
+    """Take an object out of a header."""
     value = header.get(key)
     if not isinstance(value, dict):
         raise TraceError(f"{place}: header.{key}: expected an object, got {value!r}; record the trace again")
@@ -139,13 +113,7 @@ def header_object(header: Mapping[str, Any], key: str, place: str) -> dict[str, 
 
 
 def read_inputs(arrays: Mapping[str, NDArray[Any]], place: str) -> GateInputs | None:
-    """Take the gate inputs of a file, if it has any.
-
-    Raises
-    ------
-    TraceError
-        If it has their values or their rows, but not both.
-    """
+    """Take the gate inputs of a file, if it has any."""
     names = ("input_rows", "inputs")
     found = [arrays[name] for name in names if name in arrays]
     if not found:
@@ -156,25 +124,7 @@ def read_inputs(arrays: Mapping[str, NDArray[Any]], place: str) -> GateInputs | 
 
 
 def read_signals(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any], place: str) -> dict[str, Signal]:
-    """Put the signals of a file together from its arrays and header.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-    facts : mapping
-        The ``signals`` of the header.
-    place : str
-        File, for messages.
-
-    Returns
-    -------
-    dict of str to Signal
-
-    Raises
-    ------
-    TraceError
-        If header and arrays do not agree.
-    """
+    """Put the signals of a file together from its arrays and header."""
     found = {name.split("/", 1)[1] for name in arrays if name.startswith("signals/")}
     if found != set(facts):
         raise TraceError(f"{place}: signals: expected {sorted(facts)} of the header, got {sorted(found)}; record the trace again")

@@ -43,16 +43,10 @@ _HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # a
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of the folder.
-
-    Attributes
-    ----------
-    path : Path
-    first, stop : int
-        Its requests, ``stop`` not included.
-    """
+    """One file of the folder."""
 
     path: Path
+    # first, stop: its requests, `stop` not included
     first: int
     stop: int
 
@@ -96,13 +90,7 @@ def clear_removed(folder: Path) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read what a folder was begun with.
-
-    Raises
-    ------
-    TraceError
-        If there is no manifest, it is damaged, or it has no options, header or number of requests.
-    """
+    """Read what a folder was begun with."""
     path = folder / MANIFEST
     try:
         manifest = read_checked_line(path.read_bytes())
@@ -145,13 +133,7 @@ def write_calibration(path: Path, tables: dict[str, NDArray[Any]], requests: lis
 
 
 def read_tables(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Read arrays and header of calibration, or of a trace that has calibration tables.
-
-    Raises
-    ------
-    TraceError
-        If the file is missing, truncated or altered.
-    """
+    """Read arrays and header of calibration, or of a trace that has calibration tables."""
     arrays, header = read_container(path)
     verify_checksums(str(path), arrays, header_object(header, "sha256", str(path)))
     return arrays, header
@@ -163,24 +145,7 @@ def calibration_tables(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any
 
 
 def read_shards(folder: str | Path) -> Trace:
-    """Read what is complete of a recording.
-
-    Parameters
-    ----------
-    folder : str or Path
-        ``OUT.parts``.
-
-    Returns
-    -------
-    Trace
-        Of the requests that were finished; its header has ``incomplete`` with the numbers of requests planned and
-        recorded if there are fewer. Large arrays lie in a temporary file that vanishes with the trace.
-
-    Raises
-    ------
-    TraceError
-        If nothing was complete, or a file is damaged.
-    """
+    """Read what is complete of a recording."""
     place = Path(folder)
     manifest = read_manifest(place)
     shards = finished_shards(place)
@@ -209,25 +174,7 @@ def read_shards(folder: str | Path) -> Trace:
 
 
 def join(folder: str | Path, out: str | Path) -> Path:
-    """Put a finished recording together in one file, and remove the folder.
-
-    Parameters
-    ----------
-    folder : str or Path
-        ``OUT.parts``.
-    out : str or Path
-        File to write.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    TraceError
-        If requests are missing, or a file is damaged.
-    """
+    """Put a finished recording together in one file, and remove the folder."""
     trace = read_shards(folder)
     if "incomplete" in trace.header:
         missing = trace.header["incomplete"]

@@ -23,24 +23,7 @@ _LISTED = ("requests", "trace_requests")
 
 
 def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None = None, folder: Path | None = None) -> Trace:
-    """Take some requests out of a trace, with all that was recorded of them.
-
-    Parameters
-    ----------
-    trace : Trace
-        A trace.
-    requests : sequence of int
-        Ascending; at least one.
-    n_rows : sequence of int, optional
-        Rows to keep of each of them, from its first on; None: all.
-    folder : Path, optional
-        Where large arrays lie in temporary files, which vanish with the trace; None: the system's folder for such.
-
-    Returns
-    -------
-    Trace
-        With the label, the tables and the header of the whole one.
-    """
+    """Take some requests out of a trace, with all that was recorded of them."""
     table, chosen = trace.requests, list(requests)
     lengths = np.asarray(table.n_prompt + table.n_decode)[chosen] if n_rows is None else np.asarray(n_rows, np.int64)
     starts = table.first_row[chosen]

@@ -21,25 +21,13 @@ _OR_MODEL = ", or the --model's name"
 
 
 def check_label(label: str | None) -> None:
-    """Check ``--label``.
-
-    Raises
-    ------
-    InputError
-        If it is none of `LABELS`.
-    """
+    """Check ``--label``."""
     if label is not None and label not in LABELS:
         raise InputError(f"--label {label}: expected {' or '.join(LABELS)}, got '{label}'; correct it")
 
 
 def check_columns(form: Format, options: Options) -> None:
-    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other.
-
-    Raises
-    ------
-    InputError
-        With the names that it has, or the two of which one is enough.
-    """
+    """Check that a format has the columns that ``--column`` maps, and that they do not contradict each other."""
     for ours, theirs in options.columns.items():
         place = f"--column {ours}={theirs}"
         if not form.columns:
@@ -61,27 +49,7 @@ def shape_remedy(options: Options, remedy: str) -> str:
 
 
 def check_experts(ids: NDArray[np.uint16], n_experts: int, file: Path, form: Format, part: Part, options: Options) -> None:
-    """Check the expert ids of one file.
-
-    Parameters
-    ----------
-    ids : (n_rows, n_layers, top_k) uint16
-        As stored, without the dense layers that are known.
-    n_experts : int
-        Routed experts of a layer.
-    file : Path
-        For messages.
-    form : Format
-    part : Part
-        What `form` found in the file.
-    options : Options
-        What the user said.
-
-    Raises
-    ------
-    TraceError
-        If ids are out of range or not distinct, with what the user can mend: ``--first-layer``, ``--n-experts``.
-    """
+    """Check the expert ids of one file."""
     place = f"{file}: expert"
     if form.first_layer and ids.shape[2] > 1:
         _check_dense(ids, place, _left_out(part, options))

@@ -50,20 +50,11 @@ _BROKEN = (
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, of which only type and shape have been read.
+    """An array in a file, of which only type and shape have been read."""
 
-    Attributes
-    ----------
-    path : Path
-        The file.
-    member : str or None
-        Its name in an archive.
-    dtype, shape
-        As its header says; the bytes are there.
-    """
-
-    path: Path
-    member: str | None
+    path: Path  # the file
+    member: str | None  # its name in an archive
+    # dtype, shape: as its header says; the bytes are there
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -73,13 +64,7 @@ class StoredArray:
         return f"{self.path}" if self.member is None else f"{self.path}: {self.member}"
 
     def expect(self, shape: tuple[int | None, ...], meaning: str) -> StoredArray:
-        """Check the shape; None stands for any positive length.
-
-        Raises
-        ------
-        TraceError
-            If it differs.
-        """
+        """Check the shape; None stands for any positive length."""
         fits = len(shape) == len(self.shape) and all(
             have >= 1 if want is None else have == want for have, want in zip(self.shape, shape, strict=True)
         )
@@ -90,14 +75,7 @@ class StoredArray:
         return self
 
     def pieces(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Read some rows at a time.
-
-        Yields
-        ------
-        first : int
-            Number of the first row.
-        rows : ndarray
-        """
+        """Read some rows at a time."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         step = max(1, PIECE_BYTES // max(1, row_bytes))
         with _reading(self.place), _opened(self.path, self.member) as (stream, _):
@@ -120,28 +98,14 @@ class StoredArray:
 
 
 def open_array(path: Path) -> StoredArray:
-    """Look into a ``.npy`` file.
-
-    Raises
-    ------
-    TraceError
-        If it is none, holds objects, or is not as long as its header says.
-    """
+    """Look into a ``.npy`` file."""
     return _look(path, None)
 
 
 def open_archive(path: Path) -> dict[str, StoredArray]:
     """Look into a ``.npz`` file.
 
-    Returns
-    -------
-    dict of str to StoredArray
-        By name, without ``.npy``.
-
-    Raises
-    ------
-    TraceError
-        If it is none, holds something else than arrays, or would expand to more than it can honestly hold.
+    By name, without ``.npy``.
     """
     place = str(path)
     with _reading(place), zipfile.ZipFile(path) as archive:

@@ -28,25 +28,15 @@ _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert", "weight")
 
 @dataclass(frozen=True)
 class Preamble:
-    """What the first lines of a file say.
-
-    Attributes
-    ----------
-    n_lines : int
-    model : str
-        File name of the model, without folder and ending.
-    arch : str
-    n_layers, n_experts, top_k : int
-    expert_bytes, dense_bytes : tuple of int, bytes, (n_layers,)
-        Of one expert, and of the dense part, of each layer.
-    """
+    """What the first lines of a file say."""
 
     n_lines: int
-    model: str
+    model: str  # file name of the model, without folder and ending
     arch: str
     n_layers: int
     n_experts: int
     top_k: int
+    # expert_bytes, dense_bytes: of one expert, and of the dense part, of each layer
     expert_bytes: tuple[int, ...]
     dense_bytes: tuple[int, ...]
 
@@ -57,13 +47,7 @@ def matches(probe: Probe) -> bool:
 
 
 def read_preamble(path: Path) -> Preamble:
-    """Read the ``#`` lines of a file.
-
-    Raises
-    ------
-    TraceError
-        If one is missing or says no number where one belongs.
-    """
+    """Read the ``#`` lines of a file."""
     lines = []
     with path.open("rb") as file:
         while (line := file.readline(65_536)).startswith(b"#"):
@@ -93,15 +77,7 @@ def _number(path: Path, facts: dict[str, str], key: str) -> int:
 
 
 def lookups(path: Path, skip: int) -> Iterator[tuple[int, Batch]]:
-    """Read all columns, some lines at a time, in the order in which the engine looked experts up.
-
-    Yields
-    ------
-    first : int
-        Number of the first line of the batch, from 0 after the names.
-    batch : dict of str to ndarray
-        The columns by their names in the file; ``weight`` as float.
-    """
+    """Read all columns, some lines at a time, in the order in which the engine looked experts up."""
     yield from read_csv(path, {name: name for name in _COLUMNS}, skip=skip)
 
 

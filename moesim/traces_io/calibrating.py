@@ -29,23 +29,15 @@ FREQUENCY_DECODE = "activation_frequency_decode"
 
 @dataclass(frozen=True)
 class Additions:
-    """What to add to a trace.
+    """What to add to a trace."""
 
-    Attributes
-    ----------
-    share : float or None
-        Part of the requests (or of each request) that is held back for calibration tables; None: no tables.
-    seed : int
-        Of the choice of requests.
-    held_back : {"requests", "ends"}
-        Whole requests; or the last tokens of each: of those decoded, or of the prompt where none were decoded.
-    weights, scores : bool
-        Make them up: 1 / top_k for each chosen expert, and 0 for the scores of all others.
-    """
-
+    # part of the requests (or of each request) that is held back for calibration tables; None: no tables
     share: float | None = None
-    seed: int = 0
+    seed: int = 0  # of the choice of requests
+    # one of "requests", "ends": whole requests; or the last tokens of each: of those decoded, or of the prompt where none were
+    # decoded
     held_back: str = HELD_BACK[0]
+    # weights, scores: make them up: 1 / top_k for each chosen expert, and 0 for the scores of all others
     weights: bool = False
     scores: bool = False
 
@@ -66,30 +58,7 @@ class _Span:
 
 
 def extend(trace: Trace, additions: Additions, place: str, folder: Path | None = None) -> Trace:
-    """Add to a trace what it lacks.
-
-    Parameters
-    ----------
-    trace : Trace
-        As recorded or imported.
-    additions : Additions
-        What to add.
-    place : str
-        The trace, for messages.
-    folder : Path, optional
-        For scratch files, where arrays are large.
-
-    Returns
-    -------
-    Trace
-        Its header says what was added, under ``held_back`` and ``made_up``, and which requests were held back, under
-        ``calibration_requests``.
-
-    Raises
-    ------
-    InputError
-        If nothing is asked for, the share is none, or the trace has what is asked for, or too little to hold any of it back.
-    """
+    """Add to a trace what it lacks."""
     if not additions.any:
         raise InputError(f"{place}: expected something to add, got nothing; give --share, --weights uniform or --scores uniform")
     _check_made_up(trace, additions, place)

@@ -56,37 +56,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Part:
-    """What a format found in one file, beside the routing that it put into the store.
+    """What a format found in one file, beside the routing that it put into the store."""
 
-    Attributes
-    ----------
-    lengths : (n_requests,) int64
-        Rows of each request, in the order in which they were stored.
-    n_prompt : (n_requests,) int64 or None
-        Prompt tokens of each, if the source says.
-    phased : bool
-        Whether the source says that the first `n_prompt` rows are the prompt and all others decode.
-    offset : (n_requests,) int64 or None
-        Position of the first row of each; None: 0.
-    n_experts : int or None
-        If the source says.
-    model, label : str or None
-        If the source says.
-    facts : dict
-        More for the header.
-    notes : tuple of str
-        What was left out and why, one line each, for the user and the header.
-    """
-
-    lengths: NDArray[np.int64]
-    n_prompt: NDArray[np.int64] | None = None
-    phased: bool = False
-    offset: NDArray[np.int64] | None = None
-    n_experts: int | None = None
+    lengths: NDArray[np.int64]  # rows of each request, in the order in which they were stored
+    n_prompt: NDArray[np.int64] | None = None  # prompt tokens of each, if the source says
+    phased: bool = False  # whether the source says that the first `n_prompt` rows are the prompt and all others decode
+    offset: NDArray[np.int64] | None = None  # position of the first row of each; None: 0
+    n_experts: int | None = None  # if the source says
+    # model, label: if the source says
     model: str | None = None
     label: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # more for the header
+    notes: tuple[str, ...] = ()  # what was left out and why, one line each, for the user and the header
 
 
 def wrong(place: object, expected: object, got: object, remedy: str = "export it again") -> TraceError:

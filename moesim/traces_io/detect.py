@@ -31,26 +31,7 @@ def formats() -> dict[str, Format]:
 
 
 def find_format(path: Path, name: str | None) -> Format:
-    """Find the format of a file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    name : str or None
-        As the user named it; None: by its content.
-
-    Returns
-    -------
-    Format
-
-    Raises
-    ------
-    InputError
-        If there is no such format.
-    TraceError
-        If the file is empty or a pickle, or none or several formats match.
-    """
+    """Find the format of a file."""
     probe = Probe(path)
     try:
         refuse(probe)
@@ -100,13 +81,7 @@ def _unknown(probe: Probe) -> tuple[str, str]:
 
 
 def refuse(probe: Probe) -> None:
-    """Refuse what no format can be: nothing, a pickle, or a trace of ours.
-
-    Raises
-    ------
-    TraceError
-        With the reason.
-    """
+    """Refuse what no format can be: nothing, a pickle, or a trace of ours."""
     head, path = probe.head, probe.path
     if not head:
         raise wrong(path, "recorded routing", "an empty file", "record it again")

@@ -19,19 +19,7 @@ _STEP = 2**20
 
 
 class Grid:
-    """The places (token, layer, rank) of one file, and what is in them.
-
-    Parameters
-    ----------
-    place : str
-        The file, for messages.
-    spool : Spool
-        Columns ``ids`` (n, k), ``layer`` and ``token``; ``weights``, ``request``, ``rank``, and ``phase`` or ``step`` if given.
-    n : int
-        Entries.
-    width : int
-        Experts of an entry that holds all of a token and layer; 0 if it holds one.
-    """
+    """The places (token, layer, rank) of one file, and what is in them."""
 
     def __init__(self, place: str, spool: Spool, n: int, width: int) -> None:
         self.place = place

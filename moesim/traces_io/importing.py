@@ -230,12 +230,7 @@ def _label(files: Sequence[Path], form: Format, parts: Sequence[Part], label: st
 
 
 def _phases(place: Path, parts: Sequence[Part], options: Options) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Decide how many of the rows of each request are prefill, and at which position the first lies.
-
-    Returns
-    -------
-    prefill, offset : (n_requests,) int64
-    """
+    """Decide how many of the rows of each request are prefill, and at which position the first lies."""
     lengths = np.concatenate([part.lengths for part in parts])
     offset = np.concatenate([np.zeros_like(p.lengths) if p.offset is None else np.asarray(p.offset) for p in parts])
     recorded = [part.n_prompt for part in parts if part.n_prompt is not None]

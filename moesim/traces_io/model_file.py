@@ -13,19 +13,7 @@ SUFFIX = ".model.yaml"
 
 
 def write_model_file(imported: Imported) -> Path | None:
-    """Write a model beside an imported trace, for ``model:`` of an experiment.
-
-    Parameters
-    ----------
-    imported : Imported
-        As `import_trace` returned it.
-
-    Returns
-    -------
-    Path or None
-        ``NAME.model.yaml`` beside ``NAME.safetensors``. None if the source records no bytes, the model's name was not one whose
-        other figures are known, or layers were left out.
-    """
+    """Write a model beside an imported trace, for ``model:`` of an experiment."""
     trace, spec = imported.trace, imported.spec
     n_bytes = trace.header.get("expert_bytes_by_layer")
     if n_bytes is None or spec is None or len(n_bytes) != trace.n_layers:

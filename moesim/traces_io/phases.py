@@ -22,27 +22,6 @@ _N_PROMPT = "give --n-prompt with the tokens of each prompt, and no step"
 def phases_of_steps(place: str, step: NDArray[Any], request: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Tell prompts from decoded tokens where each forward pass has a number.
 
-    Parameters
-    ----------
-    place : str
-        The file, for messages.
-    step : (n_rows,) integer
-        Forward pass of each row. The first of a request is its prompt; each later one is one decoded token.
-    request : (n_rows,) integer
-        Request of each row; rows of one lie together.
-
-    Returns
-    -------
-    (n_rows,) uint8
-        0 prefill, 1 decode.
-
-    Raises
-    ------
-    TraceError
-        If passes go back, a later one has several tokens of a request, or every one has one, so that they tell nothing.
-
-    Examples
-    --------
     >>> phases_of_steps("a.csv", np.array([4, 4, 5, 6]), np.zeros(4, np.int64)).tolist()
     [0, 0, 1, 1]
     """

@@ -21,13 +21,7 @@ TEXT_REMEDY = (
 
 
 class Probe:
-    """The beginning of a file, in the forms in which formats ask for it. Nothing here raises for content.
-
-    Parameters
-    ----------
-    path : Path
-        A file that can be read.
-    """
+    """The beginning of a file, in the forms in which formats ask for it. Nothing here raises for content."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

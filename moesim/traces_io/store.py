@@ -22,13 +22,6 @@ PIECE_BYTES = 2**23
 class Spool:
     """Columns that grow at the end, each in a file of its own.
 
-    Parameters
-    ----------
-    folder : Path
-        Where they go (also an attribute); the caller removes it.
-
-    Examples
-    --------
     >>> import tempfile, pathlib
     >>> spool = Spool(pathlib.Path(tempfile.mkdtemp()))
     >>> spool.append("layer", np.array([3, 4], np.int32)); spool.append("layer", np.array([5], np.int32))
@@ -74,47 +67,16 @@ class Spool:
 
 
 class Store:
-    """Expert ids and weights of tokens, in the order in which they are added.
-
-    Parameters
-    ----------
-    folder : Path
-        A folder for scratch files; the caller removes it.
-
-    Attributes
-    ----------
-    folder : Path
-        As given.
-    shape : (n_layers, top_k) or None
-        Of what has been added.
-    n_rows : int
-        Tokens added.
-    """
+    """Expert ids and weights of tokens, in the order in which they are added."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shape: tuple[int, int] | None = None
-        self.n_rows = 0
+        self.folder = folder  # as given
+        self.shape: tuple[int, int] | None = None  # of what has been added
+        self.n_rows = 0  # tokens added
         self._spool = Spool(folder)
 
     def add(self, ids: NDArray[Any], weights: NDArray[Any] | None, place: str, first: int = 0) -> None:
-        """Add tokens.
-
-        Parameters
-        ----------
-        ids : (n, n_layers, top_k) integer
-        weights : (n, n_layers, top_k) float or None
-            None for all tokens or for none.
-        place : str
-            File and array, for messages.
-        first : int
-            Number of the first of these tokens there.
-
-        Raises
-        ------
-        TraceError
-            If an id is no expert, a weight no weight, or the shape differs from that of the tokens before.
-        """
+        """Add tokens."""
         shape = ids.shape[1:]
         if self.shape is None:
             self.shape = (int(shape[0]), int(shape[1]))
@@ -129,18 +91,7 @@ class Store:
         self.n_rows += len(ids)
 
     def finish(self, n_experts: int) -> tuple[NDArray[Any], NDArray[np.float16] | None]:
-        """Give what was added, mapped into memory.
-
-        Parameters
-        ----------
-        n_experts : int
-            Up to 256 of them, ids take one byte.
-
-        Returns
-        -------
-        experts : (n_rows, n_layers, top_k) uint8 or uint16
-        weights : (n_rows, n_layers, top_k) float16 or None
-        """
+        """Give what was added, mapped into memory."""
         experts = self._spool.column("experts")
         weights = self._spool.column("weights") if "weights" in self._spool else None
         if n_experts <= 256:

@@ -50,31 +50,7 @@ def read_csv(
     names: Sequence[str] | None = None,
     skip: int = 0,
 ) -> Iterator[tuple[int, Batch]]:
-    """Read columns of a CSV file.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    columns : mapping of str to str
-        Our name of a column -> its name there.
-    names : sequence of str, optional
-        Names of the columns, where the file has no line of them.
-    skip : int
-        Lines before that line.
-
-    Yields
-    ------
-    first : int
-        Number of the first row of this batch, counted from 0 after the line of names.
-    batch : dict of str to ndarray
-        By our names; (n,) or, of a column of lists, (n, k).
-
-    Raises
-    ------
-    TraceError
-        If a column is missing, or a value is not of its kind.
-    """
+    """Read columns of a CSV file."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -92,7 +68,7 @@ def read_csv(
 
 
 def read_parquet(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[int, Batch]]:
-    """Read columns of a Parquet file; parameters, yields and errors as of `read_csv`."""
+    """Read columns of a Parquet file."""
     from pyarrow import parquet
 
     with _reading(path), parquet.ParquetFile(path) as file:
@@ -110,7 +86,7 @@ def read_parquet(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[int, 
 
 
 def read_json_lines(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[int, Batch]]:
-    """Read fields of JSON objects, one a line; parameters, yields and errors as of `read_csv`."""
+    """Read fields of JSON objects, one a line."""
     yield from _numbered(path, _json_batches(path), columns)
 
 

@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 
 
 class Visits:
-    """Entries of one file; to be used in a ``with`` block.
-
-    Parameters
-    ----------
-    place : str
-        The file, for messages.
-    store : Store
-        Where complete tokens go.
-    """
+    """Entries of one file; to be used in a ``with`` block."""
 
     def __init__(self, place: str, store: Store) -> None:
         self._place = place
@@ -57,29 +49,7 @@ class Visits:
         phase: NDArray[Any] | None = None,
         step: NDArray[Any] | None = None,
     ) -> None:
-        """Add entries; a column is given with all of them or with none.
-
-        Parameters
-        ----------
-        ids : (n,) or (n, k) integer
-            One expert of a token in a layer, or all of them in rank order.
-        layer, token : (n,) integer
-            Layer, and position of the token in its request.
-        weights : like `ids`, float, optional
-        request : (n,) integer, optional
-            Without it, a new request begins whenever the first (token, layer) of the file comes again.
-        rank : (n,) integer, optional
-            Of a single expert; without it they are in rank order within a token and layer.
-        phase : (n,) integer, optional
-            0 prefill, 1 decode.
-        step : (n,) integer, optional
-            Instead: the forward pass, of which the first of each request is its prompt.
-
-        Raises
-        ------
-        TraceError
-            If something is no id, layer, position, rank, phase or step.
-        """
+        """Add entries; a column is given with all of them or with none."""
         if self._n and ids.ndim == 2 and ids.shape[1] != self._width:
             expected = f"{self._width} experts as in the rows before"
             remedy = "every token uses the same number of experts"
@@ -110,23 +80,7 @@ class Visits:
         self._spool.append(name, values.astype(dtype))
 
     def finish(self, incomplete: str = "tokens") -> Part:
-        """Put complete tokens into the store.
-
-        Parameters
-        ----------
-        incomplete : {"tokens", "layers"}
-            What is left out where a token lacks a layer.
-
-        Returns
-        -------
-        Part
-            ``phased`` if phases or steps were given; ``facts["layers"]`` names the layers kept, if they are not 0, 1, ...
-
-        Raises
-        ------
-        TraceError
-            If there are no entries, an entry comes twice, or tokens are missing inside a request.
-        """
+        """Put complete tokens into the store."""
         if not self._n:
             raise wrong(self._place, "routing of at least one token", "none", "record it again")
         return Grid(self._place, self._spool, self._n, self._width).store(self._store, incomplete)
