@@ -64,17 +64,7 @@ _ROWS_READ = 512  # rows that cosines are measured on
 
 
 def free_parameters(targets: Targets) -> tuple[str, ...]:
-    """Tell which parameters a fit to these targets changes.
-
-    Parameters
-    ----------
-    targets : Targets
-
-    Returns
-    -------
-    tuple of str
-        What the targets name, or what their fitted figures determine.
-    """
+    """Tell which parameters a fit to these targets changes."""
     if targets.fit:
         return targets.fit
     whole = (":1", ":q90")  # the others tell as much as the figure without what is behind the colon
@@ -83,21 +73,7 @@ def free_parameters(targets: Targets) -> tuple[str, ...]:
 
 
 def simulate(parameters: ParameterSet, targets: Targets, seed: int, names: Sequence[str]) -> dict[str, float]:
-    """Measure figures on a synthetic trace of the size of the targets' sample.
-
-    Parameters
-    ----------
-    parameters : ParameterSet
-        Of any top_k; the targets' is used.
-    targets : Targets
-    seed : int
-    names : sequence of str
-        Figures.
-
-    Returns
-    -------
-    dict of str to float
-    """
+    """Measure figures on a synthetic trace of the size of the targets' sample."""
     return _simulate(parameters.replace(**targets.shape), targets, targets.n_decode, seed, names)
 
 

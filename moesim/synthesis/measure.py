@@ -41,13 +41,7 @@ _NAMES = {
 
 
 def check_figure(name: str, place: str) -> None:
-    """Check that `measure` knows a figure.
-
-    Raises
-    ------
-    ConfigError
-        If not.
-    """
+    """Check that `measure` knows a figure."""
     if not any(re.fullmatch(pattern, name) for pattern in _NAMES.values()):
         raise ConfigError(f"{place}: expected one of {', '.join(_NAMES)}, got {name!r}; correct the name")
 
@@ -58,13 +52,7 @@ def needs_inputs(names: Sequence[str]) -> bool:
 
 
 def decode_rows(trace: Trace, name: str) -> NDArray[np.int64]:
-    """Find the decode rows of a trace.
-
-    Raises
-    ------
-    TraceError
-        If there is none.
-    """
+    """Find the decode rows of a trace."""
     rows = np.flatnonzero(np.asarray(trace.phase) == 1)
     if not len(rows):
         raise TraceError(f"{name}: expected decode rows to measure, got a trace of prompts only; choose another")
@@ -72,29 +60,7 @@ def decode_rows(trace: Trace, name: str) -> NDArray[np.int64]:
 
 
 def measure(trace: Trace, names: Sequence[str], *, separate: bool = False) -> dict[str, float]:
-    """Measure figures on the decode rows of a trace.
-
-    Parameters
-    ----------
-    trace : Trace
-    names : sequence of str
-        ``reuse@8``: share of a token's experts that the token 8 positions earlier also used. ``reuse_baseline``: the
-        same against any other token. ``entropy``: normalised. ``top_over_uniform``: load of the most used expert over
-        the mean. ``lru@25``, ``belady@25``: hit rate of one cache a layer that holds 25 % of its experts, over all rows
-        in order. ``recall@coactivation``: of a co-occurrence table of the experts of the layer before.
-        ``recall@gate_next1``: of the top k of a signal. ``cosine@residual:4-23``: of what the signal reads with what
-        the router will read, mean over layers 4 to 23. ``top_weight``: gate weight of the first expert, of 1 for all k.
-        ``reuse@1:q10``: the 10 % quantile over layers instead of their mean. ``union@8``: experts that a batch of 8
-        requests needs, in step for their first 128 decoded tokens, relative to rows drawn from the whole trace;
-        ``union@8:512``: for their first 512.
-    separate : bool
-        Measure each request by itself, with cold caches, and give the mean.
-
-    Returns
-    -------
-    dict of str to float
-        Means over layers where nothing else is said, in the order of the names.
-    """
+    """Measure figures on the decode rows of a trace."""
     rows = decode_rows(trace, "trace")
     groups = [rows]
     if separate:

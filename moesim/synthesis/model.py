@@ -44,52 +44,22 @@ _LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared
 
 @dataclass(frozen=True, eq=False)
 class SyntheticModel:
-    """Routers and what their inputs are made of; the same for all requests.
-
-    Attributes
-    ----------
-    parameters : ParameterSet
-    seed : int
-    gates : (n_layers, n_experts, width) float32
-        Router weights in the dimensions that they read; they are zero in the others.
-    bias : (n_layers, n_experts) float32
-    mean : (n_layers, 2 * width) float32
-        Part of the gate input that all tokens have in common. The first half are the dimensions that routers read.
-    topics : (n_layers, n_topics, width) float32
-    innovation : (n_layers - 1,) float64
-        Share of the state that is renewed after each layer.
-    spread : (width,) float32
-        Standard deviation of the state along each dimension.
-    shares : (n_layers, 2) float64
-        ``topic_share`` and ``context_share`` of each layer.
-    opening : (n_layers, n, width) float32
-        State that all requests share at the first decoded tokens, before it is weighted.
-    """
+    """Routers and what their inputs are made of; the same for all requests."""
 
     parameters: ParameterSet
     seed: int
-    gates: F32
+    gates: F32  # router weights in the dimensions that they read; they are zero in the others
     bias: F32
-    mean: F32
+    mean: F32  # part of the gate input that all tokens have in common. The first half are the dimensions that routers read
     topics: F32
-    innovation: NDArray[np.float64]
-    spread: F32
-    shares: NDArray[np.float64]
-    opening: F32
+    innovation: NDArray[np.float64]  # share of the state that is renewed after each layer
+    spread: F32  # standard deviation of the state along each dimension
+    shares: NDArray[np.float64]  # `topic_share` and `context_share` of each layer
+    opening: F32  # state that all requests share at the first decoded tokens, before it is weighted
 
 
 def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
-    """Draw the routers, means and topics of one synthetic model.
-
-    Parameters
-    ----------
-    parameters : ParameterSet
-    seed : int
-
-    Returns
-    -------
-    SyntheticModel
-    """
+    """Draw the routers, means and topics of one synthetic model."""
     p = parameters
     steps = np.arange(p.n_layers - 1)
     innovation = _settling(p.innovation, p.first_innovation, p.settling, steps)
@@ -120,10 +90,6 @@ def layer_ladder(n_layers: int, rng: np.random.Generator) -> NDArray[np.float64]
     """Give each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other.
 
     Only the order is drawn. So every seed has the same spread over layers, however few they are.
-
-    Returns
-    -------
-    (n_layers,) float64
     """
     from scipy.signal import lfilter  # takes a second to import, which every command would pay
 
@@ -148,19 +114,7 @@ def _settling(later: float, first: float, layers: float, steps: NDArray[np.int64
 
 
 def carry(fresh: F32, innovation: NDArray[np.float64]) -> F32:
-    """Keep from layer to layer what is not renewed.
-
-    Parameters
-    ----------
-    fresh : (n_layers, ...) float32
-        Independent from layer to layer. Overwritten.
-    innovation : (n_layers - 1,) float64
-
-    Returns
-    -------
-    (n_layers, ...) float32
-        Each layer has the distribution of `fresh`.
-    """
+    """Keep from layer to layer what is not renewed."""
     for layer, share in enumerate(innovation, 1):
         fresh[layer] *= np.float32(np.sqrt(share))
         fresh[layer] += np.float32(np.sqrt(1 - share)) * fresh[layer - 1]
@@ -194,13 +148,7 @@ def _means(p: ParameterSet, rng: np.random.Generator, spread: F32, steps: NDArra
 
 
 def expert_loads(p: ParameterSet, rng: np.random.Generator, ladder: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-    """Draw which share of the activations of its layer each expert gets in the long run.
-
-    Returns
-    -------
-    (n_layers, n_experts) float64
-        Adds up to 1 in each layer. The values follow from the layer's place on the ladder; who has which is drawn.
-    """
+    """Draw which share of the activations of its layer each expert gets in the long run."""
     ladder = np.zeros(p.n_layers) if ladder is None else ladder
     return np.stack([rng.permutation(_loads(p, p.popularity * np.exp(p.popularity_spread * place))) for place in ladder])
 
@@ -257,22 +205,6 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     """Make the states of one request, a block of tokens at a time.
 
     They depend on seed, stream, number and lengths alone, not on other requests.
-
-    Parameters
-    ----------
-    model : SyntheticModel
-    stream : int
-        `REQUEST` or `CALIBRATION`.
-    number : int
-        Of the request in its stream.
-    n_tokens : int
-    n_prompt : int
-        So many of them are the prompt; the opening begins after it.
-
-    Yields
-    ------
-    (n_layers, n, width) float32
-        States proper, without mean and unread part.
     """
     from scipy.signal import lfilter  # takes a second to import, which every command would pay
 

@@ -171,25 +171,7 @@ OPTIONAL = ("locality_spread", "popularity_spread", "opening")
 
 
 def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
-    """Read a file of the package by name, or any by path.
-
-    Parameters
-    ----------
-    kind : str
-        ``"parameters"`` or ``"targets"``.
-    name_or_path : str
-        A name such as ``mixtral-8x7b``, or a path, which ends in ``.yaml`` or has a slash.
-
-    Returns
-    -------
-    text, place : str
-        Content, and what to call it in messages.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such file, or it is not text.
-    """
+    """Read a file of the package by name, or any by path."""
     if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path or "\\" in name_or_path:
         try:
             return Path(name_or_path).read_text(encoding="utf-8"), name_or_path
@@ -258,13 +240,7 @@ def read_parameters(name_or_path: str) -> ParameterSet:
 
 
 def mapping(value: Any, place: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Check that a YAML value is a mapping with the right keys.
-
-    Raises
-    ------
-    ConfigError
-        If it is another kind of value, lacks a key or has an unknown one.
-    """
+    """Check that a YAML value is a mapping with the right keys."""
     if not isinstance(value, dict):
         raise ConfigError(f"{place}: expected a mapping, got {value!r}; see docs/synthesis.md")
     for key in needed:
@@ -277,13 +253,7 @@ def mapping(value: Any, place: str, needed: tuple[str, ...], optional: tuple[str
 
 
 def read_shape(value: Any, place: str) -> dict[str, Any]:
-    """Check a routing shape: positive integers, top_k at most n_experts.
-
-    Raises
-    ------
-    ConfigError
-        If it is none.
-    """
+    """Check a routing shape: positive integers, top_k at most n_experts."""
     shape = mapping(value, place, (*_SHAPE, "renormalise"))
     for name in _SHAPE:
         if not isinstance(shape[name], int) or isinstance(shape[name], bool) or shape[name] < 1:

@@ -21,20 +21,11 @@ RIGHT = ("target", "fit", "error", "worst", "tolerance", *HELD_OUT)
 
 @dataclass(frozen=True)
 class Match:
-    """One figure beside what synthetic traces have.
-
-    Attributes
-    ----------
-    figure : Figure
-    found : tuple of float
-        One for each seed.
-    held_out : float or None
-        The figure of requests that were held out; None if there are none.
-    """
+    """One figure beside what synthetic traces have."""
 
     figure: Figure
-    found: tuple[float, ...]
-    held_out: float | None = None
+    found: tuple[float, ...]  # one for each seed
+    held_out: float | None = None  # the figure of requests that were held out; None if there are none
 
     @property
     def mean(self) -> float:
@@ -60,22 +51,7 @@ class Match:
 def report(
     parameters: ParameterSet, targets: Targets, seeds: Sequence[int], held_out: Mapping[str, float] | None = None
 ) -> list[Match]:
-    """Compare synthetic traces with targets.
-
-    Parameters
-    ----------
-    parameters : ParameterSet
-    targets : Targets
-    seeds : sequence of int
-        Best such that the parameters were not fitted on.
-    held_out : mapping of str to float, optional
-        The same figures of requests that were held out.
-
-    Returns
-    -------
-    list of Match
-        One a figure, in the targets' order.
-    """
+    """Compare synthetic traces with targets."""
     names = [figure.name for figure in targets.figures]
     found = [simulate(parameters, targets, seed, names) for seed in seeds]
     return [

@@ -29,21 +29,7 @@ def top_ids(logits: F32, n: int) -> NDArray[np.int64]:
 
 
 def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64], F32]:
-    """Choose experts and weigh them as the architecture does.
-
-    Parameters
-    ----------
-    logits : (..., n_experts) float32
-    top_k : int
-    renormalise : bool
-        Softmax over the chosen, or over all.
-
-    Returns
-    -------
-    ids : (..., top_k) int64
-        Best first.
-    weights : (..., top_k) float32
-    """
+    """Choose experts and weigh them as the architecture does."""
     ids = top_ids(logits, top_k)
     if renormalise:
         return ids, softmax(np.take_along_axis(logits, ids, axis=-1), axis=-1)
@@ -51,39 +37,13 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
 
 
 def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
-    """Apply routers to the input of their own or of an earlier layer.
-
-    Parameters
-    ----------
-    model : SyntheticModel
-    inputs : (n_layers, n, width) float32
-        Gate inputs in the dimensions that routers read.
-    lookahead : int
-        Layers between the input and the router.
-
-    Returns
-    -------
-    (n_layers - lookahead, n, n_experts) float32
-        Logits of the routers from ``lookahead`` up.
-    """
+    """Apply routers to the input of their own or of an earlier layer."""
     source = inputs[: len(inputs) - lookahead]
     return np.asarray(source @ model.gates[lookahead:].swapaxes(1, 2) + model.bias[lookahead:, None], np.float32)
 
 
 def signal_logits(model: SyntheticModel, inputs: F32, residual: NDArray[np.float16] | None) -> dict[str, F32]:
-    """Compute what gate reuse and its residual form say, by name; the inputs as for `read_gates`.
-
-    Parameters
-    ----------
-    model : SyntheticModel
-    inputs : (n_layers, n, width) float32
-    residual : (n_layers, 2 * width) float16 or None
-        Mean step to the next layer's input, as stored in the trace; None: no signal ``residual``.
-
-    Returns
-    -------
-    dict of str to (n_layers - lookahead, n, n_experts) float32
-    """
+    """Compute what gate reuse and its residual form say, by name; the inputs as for `read_gates`."""
     ahead = [n for n in LOOKAHEADS if n < len(inputs)]
     found = {f"gate_next{n}": read_gates(model, inputs, n) for n in ahead}
     if residual is not None and ahead:

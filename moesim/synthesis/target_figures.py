@@ -37,59 +37,30 @@ _SAMPLE = ("n_requests", "n_decode")
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure to match.
+    """One figure to match."""
 
-    Attributes
-    ----------
-    name : str
-        As `moesim.synthesis.measure.measure` names it.
-    value, tolerance : float
-        Both in the figure's own unit.
-    source : str
-        ``measured``, ``published``, ``derived`` or ``assumed``.
-    fitted : bool
-        Whether a fit tries to match it; otherwise it is a check.
-    ref : str
-        Where it comes from, in a few words.
-    """
-
-    name: str
+    name: str  # as `moesim.synthesis.measure.measure` names it
+    # value, tolerance: both in the figure's own unit
     value: float
     tolerance: float
-    source: str
-    fitted: bool = True
-    ref: str = ""
+    source: str  # `measured`, `published`, `derived` or `assumed`
+    fitted: bool = True  # whether a fit tries to match it; otherwise it is a check
+    ref: str = ""  # where it comes from, in a few words
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Figures of one model, and the size of the sample that they are compared on.
-
-    Attributes
-    ----------
-    model : str
-    shape : dict
-        ``n_layers``, ``n_experts``, ``top_k``, ``renormalise`` of what the figures are of.
-    n_requests, n_decode : int
-        Decode rows to synthesise.
-    separate : bool
-        Whether each request is measured by itself: the figures are of one request.
-    source : str
-    base : str
-        Parameter file to start from; empty: none is named.
-    fit : tuple of str
-        Parameters to fit; empty: those that the figures determine.
-    figures : tuple of Figure
-    """
+    """Figures of one model, and the size of the sample that they are compared on."""
 
     model: str
-    shape: dict[str, Any]
+    shape: dict[str, Any]  # `n_layers`, `n_experts`, `top_k`, `renormalise` of what the figures are of
+    # n_requests, n_decode: decode rows to synthesise
     n_requests: int
     n_decode: int
-    separate: bool
+    separate: bool  # whether each request is measured by itself: the figures are of one request
     source: str
-    base: str
-    fit: tuple[str, ...]
+    base: str  # parameter file to start from; empty: none is named
+    fit: tuple[str, ...]  # parameters to fit; empty: those that the figures determine
     figures: tuple[Figure, ...]
 
     @property
@@ -99,22 +70,7 @@ class Targets:
 
 
 def read_targets(name_or_path: str) -> Targets:
-    """Read a file of targets.
-
-    Parameters
-    ----------
-    name_or_path : str
-        A shipped one by name, or a path.
-
-    Returns
-    -------
-    Targets
-
-    Raises
-    ------
-    ConfigError
-        If it is missing, or something in it is missing, unknown or impossible.
-    """
+    """Read a file of targets."""
     text, place = data_file("targets", name_or_path)
     raw = mapping(read_yaml_value(text, place), place, ("model", "shape", "sample", "source", "figures"), ("base", "fit"))
     sample = mapping(raw["sample"], f"{place}: sample", _SAMPLE, ("separate",))
@@ -157,21 +113,7 @@ def _figure(name: str, value: Any, place: str) -> Figure:
 
 
 def targets_of(trace: Trace, name: str) -> Targets:
-    """Measure what a recording is like, as targets.
-
-    Parameters
-    ----------
-    trace : Trace
-        With decode rows.
-    name : str
-        What to call it in the source.
-
-    Returns
-    -------
-    Targets
-        Of a sample as large as its decode. Figures that need what it does not hold are not among them. Where it is one
-        request, requests are compared one by one, over as many as make a steady mean.
-    """
+    """Measure what a recording is like, as targets."""
     rows = decode_rows(trace, name)
     n_requests = len(np.unique(np.asarray(trace.request)[rows]))
     separate = n_requests == 1
