@@ -23,42 +23,23 @@ EXPERTS = "experts"
 
 @dataclass(frozen=True)
 class Rule:
-    """How logits become scores, and what experts are ranked by.
+    """How logits become scores, and what experts are ranked by."""
 
-    Attributes
-    ----------
-    score : str
-        ``softmax`` or ``sigmoid`` of the logits, over all experts.
-    correction : str or None
-        Attribute of the router, (n_experts,): added to the scores before ranking, and not part of the weights.
-    group_by : str or None
-        With expert groups, the value that a group is chosen by: ``max`` of its experts' ranked scores, or the
-        sum of its best two (``top2``).
-    groups : tuple of int
-        Number of groups, and how many of them a token may use.
-    """
-
-    score: str = "softmax"
+    score: str = "softmax"  # `softmax` or `sigmoid` of the logits, over all experts
+    # attribute of the router, (n_experts,): added to the scores before ranking, and not part of the weights
     correction: str | None = None
+    # with expert groups, the value that a group is chosen by: `max` of its experts' ranked scores, or the sum of its best two
+    # (`top2`)
     group_by: str | None = None
-    groups: tuple[int, int] = (1, 1)
+    groups: tuple[int, int] = (1, 1)  # number of groups, and how many of them a token may use
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes
-    ----------
-    router : str
-        Path of the router inside a decoder layer.
-    weights : str
-        How the model makes weights of the scores, for the header of a trace.
-    rule : Rule
-    """
-
-    router: str
-    weights: str
+    router: str  # path of the router inside a decoder layer
+    weights: str  # how the model makes weights of the scores, for the header of a trace
     rule: Rule = field(default_factory=Rule)
 
 
@@ -81,23 +62,13 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 @dataclass(frozen=True, eq=False)
 class Router:
-    """The router of one layer.
+    """The router of one layer."""
 
-    Attributes
-    ----------
-    name : str
-        Of the module in the model.
-    module, experts : nn.Module
-        The router, and the experts beside it.
-    linear : nn.Module
-        What holds its weight: the router itself, or a part of it.
-    rule : Rule
-    """
-
-    name: str
+    name: str  # of the module in the model
+    # module, experts: the router, and the experts beside it
     module: nn.Module
     experts: nn.Module
-    linear: nn.Module
+    linear: nn.Module  # what holds its weight: the router itself, or a part of it
     rule: Rule
 
     def gate(self) -> Gate:
@@ -125,16 +96,7 @@ def _at_hand(module: nn.Module) -> AbstractContextManager[Any]:
 
 
 class Gate:
-    """A router's function, detached from the model: logits, scores and ranking of any state.
-
-    Parameters
-    ----------
-    weight : (n_experts, hidden) float32
-    bias : (n_experts,) float32 or None
-    correction : (n_experts,) float32 or None
-        See `Rule`.
-    rule : Rule
-    """
+    """A router's function, detached from the model: logits, scores and ranking of any state."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, correction: Tensor | None, rule: Rule) -> None:
         self.rule = rule
@@ -171,19 +133,7 @@ class Gate:
         return logits.float().sigmoid() if self.rule.score == "sigmoid" else logits.float().softmax(dim=-1)
 
     def ranking(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Find what this router ranks its experts by.
-
-        Parameters
-        ----------
-        logits : (n, n_experts)
-
-        Returns
-        -------
-        values : (n, n_experts) float32
-            Logits where scores are no more than a rising function of them (no rounding of small scores to ties).
-        allowed : (n, n_experts) bool or None
-            Experts of the groups that a token may use; None: all. Those of other groups come after them.
-        """
+        """Find what this router ranks its experts by."""
         correction, (n_groups, n_kept) = self._tensors[2], self.rule.groups
         if correction is None and n_groups == n_kept:
             return logits.float(), None
@@ -215,21 +165,7 @@ class Gate:
 
 
 def find_routers(model: Any) -> list[Router]:
-    """Find the routers of a model of a known architecture, in layer order; dense layers have none.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-
-    Returns
-    -------
-    list of Router
-
-    Raises
-    ------
-    RecordError
-        If the architecture is not in `ARCHITECTURES`, or none of its layers has a router.
-    """
+    """Find the routers of a model of a known architecture, in layer order; dense layers have none."""
     kind = str(model.config.model_type)
     if kind not in ARCHITECTURES:
         raise RecordError(f"model_type '{kind}': expected one of {', '.join(sorted(ARCHITECTURES))}; it may still be detected")

@@ -23,22 +23,7 @@ RECORDER = "moesim.recorder 2"
 
 
 def to_trace(recordings: Sequence[Recording], n_experts: int, facts: dict[str, SignalFacts], header: dict[str, Any]) -> Trace:
-    """Put recordings together as a trace.
-
-    Parameters
-    ----------
-    recordings : sequence of Recording
-        Some, or the first, of which may have signals and inputs.
-    n_experts : int
-    facts : dict of str to SignalFacts
-        Of the signals.
-    header : dict
-        With ``model``.
-
-    Returns
-    -------
-    Trace
-    """
+    """Put recordings together as a trace."""
     starts = np.cumsum([0, *(len(r.tokens) for r in recordings)])[:-1]
     signals = {}
     for name, fact in facts.items():

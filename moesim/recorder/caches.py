@@ -12,17 +12,7 @@ from moesim.recorder.errors import RecordError
 
 
 def whole_cache(model: Any) -> Any:
-    """Make a cache that keeps all positions, also in layers that look at a sliding window only.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-
-    Returns
-    -------
-    DynamicCache
-        To generate with; the tokens are the same.
-    """
+    """Make a cache that keeps all positions, also in layers that look at a sliding window only."""
     cache: Any = DynamicCache(config=model.config)
     for layer in cache.layers:
         if layer.is_sliding:
@@ -32,36 +22,15 @@ def whole_cache(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The KV cache of one request as the model left it.
+    """The KV cache of one request as the model left it."""
 
-    Attributes
-    ----------
-    layers : tuple of (Tensor, Tensor)
-        What each layer caches, two of (1, n_heads, n_tokens, size): keys and values, or the latents and rotary keys of
-        multi-head latent attention.
-    """
-
+    # what each layer caches, two of (1, n_heads, n_tokens, size): keys and values, or the latents and rotary keys of multi-head
+    # latent attention
     layers: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
     def of(cls, cache: Any) -> KeyValues:
-        """Read the cache of a request that was generated alone.
-
-        Parameters
-        ----------
-        cache : DynamicCache
-            After the last step; of a model with sliding windows, made by `whole_cache`.
-
-        Returns
-        -------
-        KeyValues
-            Views of the cache.
-
-        Raises
-        ------
-        RecordError
-            If the cache has dropped positions or is of another kind.
-        """
+        """Read the cache of a request that was generated alone."""
         found = []
         for number, layer in enumerate(cache.layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -79,18 +48,7 @@ class KeyValues:
         return cls(tuple(found))
 
     def first(self, n_tokens: int, model: Any) -> Any:
-        """Make a cache of the first tokens for another model.
-
-        Parameters
-        ----------
-        n_tokens : int
-        model : transformers causal language model
-            Who will read it; the cache has its type and lies where its layers do.
-
-        Returns
-        -------
-        DynamicCache
-        """
+        """Make a cache of the first tokens for another model."""
         cache: Any = DynamicCache(config=model.config)
         for number, (layer, states) in enumerate(zip(model.get_decoder().layers, self.layers, strict=True)):
             device = next(layer.parameters()).device

@@ -19,36 +19,18 @@ from moesim.trace import shards
 
 @dataclass(frozen=True)
 class CalibrationFile:
-    """Calibration tables that were made before.
-
-    Attributes
-    ----------
-    path : Path
-    tables : dict of str to ndarray
-        See `Counts.tables`.
-    requests : list of dict
-        What they were counted over, with the hashes of the prompts.
-    model, routers_sha256 : str
-        Whose they are.
-    """
+    """Calibration tables that were made before."""
 
     path: Path
-    tables: dict[str, NDArray[Any]]
-    requests: list[dict[str, Any]]
+    tables: dict[str, NDArray[Any]]  # see `Counts.tables`
+    requests: list[dict[str, Any]]  # what they were counted over, with the hashes of the prompts
+    # model, routers_sha256: whose they are
     model: str
     routers_sha256: str
 
     @classmethod
     def read(cls, path: Path) -> CalibrationFile:
-        """Read the tables of a recorded trace.
-
-        Raises
-        ------
-        TraceError
-            If the file is missing or damaged.
-        RecordError
-            If it has no tables, or does not say what they were counted over.
-        """
+        """Read the tables of a recorded trace."""
         arrays, header = shards.read_tables(path)
         tables = shards.calibration_tables(arrays)
         if not tables:
@@ -59,13 +41,7 @@ class CalibrationFile:
         return cls(path, tables, requests, str(header.get("model")), str(header.get("routers_sha256")))
 
     def check_model(self, recorder: Recorder, routers_sha256: str) -> None:
-        """Check that it is of this very model.
-
-        Raises
-        ------
-        RecordError
-            If the routers are others, or a table has another shape.
-        """
+        """Check that it is of this very model."""
         if self.routers_sha256 != routers_sha256:
             raise RecordError(
                 f"{self.path}: expected calibration of this model's routers ({routers_sha256[:12]}...), got that of "
@@ -94,13 +70,7 @@ def calibrate_batch(
     sampling: Sampling,
     on_tokens: Callable[[int], None] = lambda n: None,
 ) -> list[int]:
-    """Count the requests of one batch.
-
-    Returns
-    -------
-    list of int
-        Rows of generated tokens of each request.
-    """
+    """Count the requests of one batch."""
     recordings, captured, _ = recorder.batch(prompts, n_decode, seeds, sampling, Wanted(sums=True), on_tokens=on_tokens)
     for recording in recordings:
         counts.add(recording.experts, recording.n_prompt)
@@ -118,21 +88,7 @@ def calibrate(
     sampling: Sampling | None = None,
     plan: Plan | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Make calibration tables from requests, which must not be in the trace.
-
-    Parameters
-    ----------
-    model : transformers causal language model, or Recorder
-    prompts, n_decode, seeds, sampling
-        As for `moesim.recorder.recording.record_requests`.
-    plan : Plan or None
-        Its batches; what else it asks for is not kept.
-
-    Returns
-    -------
-    dict of str to ndarray
-        See `Counts.tables`.
-    """
+    """Make calibration tables from requests, which must not be in the trace."""
     recorder = model if isinstance(model, Recorder) else Recorder(model)
     sampling, plan = sampling or Sampling(), plan or Plan()
     seeds = range(len(prompts)) if seeds is None else seeds

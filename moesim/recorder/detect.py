@@ -27,21 +27,7 @@ TOLERANCE = 3e-2
 
 
 def routers_of(model: Any) -> list[Router]:
-    """Find the routers of any model, in layer order.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-
-    Returns
-    -------
-    list of Router
-
-    Raises
-    ------
-    RecordError
-        If there are none that can be read, with the names found.
-    """
+    """Find the routers of any model, in layer order."""
     routers = find_routers(model) if model.config.model_type in ARCHITECTURES else _detect(model)
     widths = {len(router.gate().weight) for router in routers}
     if len(widths) != 1:

@@ -66,24 +66,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Generated:
-    """A finished batch.
+    """A finished batch."""
 
-    Attributes
-    ----------
-    tokens : list of list of int
-        Of each request, prompt and generated tokens, all of which went through the model.
-    ended : list of str
-        `LENGTH` or `END`.
-    owners : list of Tensor
-        For each forward pass, the request of every row that was expected.
-    cache : transformers.Cache
-        Keys and values of the batch.
-    """
-
-    tokens: list[list[int]]
-    ended: list[str]
-    owners: list[Tensor]
-    cache: Any
+    tokens: list[list[int]]  # of each request, prompt and generated tokens, all of which went through the model
+    ended: list[str]  # `LENGTH` or `END`
+    owners: list[Tensor]  # for each forward pass, the request of every row that was expected
+    cache: Any  # keys and values of the batch
 
 
 def generate(
@@ -97,29 +85,7 @@ def generate(
     expect: Callable[[Tensor], None] = lambda rows: None,
     on_tokens: Callable[[int], None] = lambda n: None,
 ) -> Generated:
-    """Generate for all requests of a batch.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-    prompts : sequence of sequence of int
-        Token ids.
-    n_decode : sequence of int
-        Tokens to generate *and feed back*, so that each has a row of routing; fewer where a request ends.
-    seeds : sequence of int
-        Of each request's sampling.
-    sampling : Sampling
-    cache : transformers.Cache or None
-        An empty one to fill; None: the model's own kind.
-    expect : callable
-        Is told before each forward pass which of its (sequence, token) places are real, flat.
-    on_tokens : callable
-        Is told after each forward pass how many rows it had.
-
-    Returns
-    -------
-    Generated
-    """
+    """Generate for all requests of a batch."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     tokens = [list(prompt) for prompt in prompts]
     ended = [LENGTH] * len(prompts)

@@ -29,53 +29,26 @@ TIE = 5e-3
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to keep beside ids and weights.
+    """What to keep beside ids and weights."""
 
-    Attributes
-    ----------
-    scores : bool
-        The scores of all experts.
-    inputs : bool
-        What each router read.
-    signals : SignalPlan or None
-    sums : bool
-        The sum of what each router read, for residual vectors.
-    """
-
-    scores: bool = False
-    inputs: bool = False
+    scores: bool = False  # the scores of all experts
+    inputs: bool = False  # what each router read
     signals: SignalPlan | None = None
-    sums: bool = False
+    sums: bool = False  # the sum of what each router read, for residual vectors
 
 
 @dataclass(frozen=True)
 class Captured:
-    """Rows in the order of the forward passes.
+    """Rows in the order of the forward passes."""
 
-    Attributes
-    ----------
-    arrays : dict of str to ndarray, (n_rows, n_layers, ...)
-        ``experts`` int32 in rank order; ``weights`` float32; as asked for ``scores`` float32, ``inputs``
-        float16, ``signals/NAME`` float16 and ``signal_ids/NAME`` int32.
-    sums : (n_layers, hidden) float64 or None
-        Sum over rows of the routers' inputs.
-    """
-
+    # `experts` int32 in rank order; `weights` float32; as asked for `scores` float32, `inputs` float16, `signals/NAME` float16
+    # and `signal_ids/NAME` int32
     arrays: dict[str, NDArray[Any]]
-    sums: NDArray[np.float64] | None
+    sums: NDArray[np.float64] | None  # sum over rows of the routers' inputs
 
 
 class RoutingHooks:
-    """Context manager that keeps the routing of every forward pass inside it.
-
-    Parameters
-    ----------
-    routers : sequence of Router
-        In layer order.
-    gates : sequence of Gate
-        Theirs.
-    wanted : Wanted
-    """
+    """Context manager that keeps the routing of every forward pass inside it."""
 
     def __init__(self, routers: Sequence[Router], gates: Sequence[Gate], wanted: Wanted) -> None:
         self._layers = [_Layer(number, router, gates, wanted) for number, router in enumerate(routers)]
@@ -99,13 +72,7 @@ class RoutingHooks:
             layer.rows = rows
 
     def take(self) -> Captured:
-        """Hand over all rows since the last call.
-
-        Raises
-        ------
-        RecordError
-            If a router was not called, or handed out no choice.
-        """
+        """Hand over all rows since the last call."""
         parts = [layer.take() for layer in self._layers]
         for layer, (arrays, _) in zip(self._layers, parts, strict=True):
             if not arrays:
@@ -212,18 +179,7 @@ class _Layer:
 
 
 def read_choice(output: Any, n_experts: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Tell logits, weights and ids apart in what a router returns or experts are given, by type and width.
-
-    Parameters
-    ----------
-    output : Tensor or sequence
-    n_experts : int
-
-    Returns
-    -------
-    logits, weights, ids : Tensor or None
-        (..., n_experts) float; (..., top_k) float; (..., top_k) int64.
-    """
+    """Tell logits, weights and ids apart in what a router returns or experts are given, by type and width."""
     tensors = [t for t in (output if isinstance(output, tuple | list) else (output,)) if isinstance(t, Tensor) and t.ndim]
     ids = next((t for t in tensors if not t.is_floating_point() and t.dtype != torch.bool), None)
     floats = [t for t in tensors if t.is_floating_point()]
@@ -233,13 +189,7 @@ def read_choice(output: Any, n_experts: int) -> tuple[Tensor | None, Tensor | No
 
 
 def check_choice(gate: Gate, logits: Tensor, ids: Tensor, place: str) -> None:
-    """Check that a router chose the experts that come first by its rule; ties may fall either way.
-
-    Raises
-    ------
-    RecordError
-        If not: then the rule is not that of this model.
-    """
+    """Check that a router chose the experts that come first by its rule; ties may fall either way."""
     values, allowed = gate.ranking(logits)
     tie = TIE * values.abs().max(dim=-1).values
     if allowed is not None:

@@ -100,21 +100,7 @@ def load_tokenizer(options: LoadOptions) -> Any:
 
 
 def load_model(options: LoadOptions) -> Any:
-    """Load a causal language model in evaluation mode.
-
-    Parameters
-    ----------
-    options : LoadOptions
-
-    Returns
-    -------
-    transformers.PreTrainedModel
-
-    Raises
-    ------
-    RecordError
-        If there is no such model, it needs code of its own, its weights are not safetensors, or they do not fit.
-    """
+    """Load a causal language model in evaluation mode."""
     options.check()
     check_model_name(options.model)
     more: dict[str, Any] = {}
@@ -170,17 +156,8 @@ def _short(error: BaseException) -> str:
 def quantisation(model: Any, bits: int | None) -> dict[str, Any] | None:
     """Describe the quantisation of a model's weights, for the header of a trace and for a warning.
 
-    Parameters
-    ----------
-    model : transformers model
-    bits : int or None
-        Asked for while loading.
-
-    Returns
-    -------
-    dict or None
-        ``method``; ``by`` (``recorder`` or ``checkpoint``); ``share`` of the parameters, where this recorder quantised
-        them; ``may_change_routing``. None: not quantised.
+    Gives ``method``; ``by`` (``recorder`` or ``checkpoint``); ``share`` of the parameters, where this recorder quantised them;
+    ``may_change_routing``. None: not quantised.
     """
     config: Any = getattr(model.config, "quantization_config", None)
     if bits is None:

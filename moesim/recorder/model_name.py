@@ -8,18 +8,7 @@ from moesim.recorder.errors import RecordError
 
 
 def check_model_name(name: str) -> None:
-    """Check that a name is that of a folder, or may be one on the Hugging Face hub.
-
-    Parameters
-    ----------
-    name : str
-        As given.
-
-    Raises
-    ------
-    RecordError
-        If it is neither.
-    """
+    """Check that a name is that of a folder, or may be one on the Hugging Face hub."""
     path = os.path.expanduser(name)  # unlike those of pathlib, these take any name
     if os.path.isdir(path):
         return

@@ -83,20 +83,7 @@ class RecordOptions:
 
 
 def read_shadow(text: str) -> tuple[str, Alignment]:
-    """Read a shadow's name, such as ``int8``, ``nf4:T1:KV4`` or ``int8:T0:KV0`` (never aligned).
-
-    Returns
-    -------
-    kind : str
-        ``fp16``, ``int8`` or ``nf4``.
-    alignment : Alignment
-        Periods in tokens, T1:KV1 unless stated.
-
-    Raises
-    ------
-    RecordError
-        If it is no such name.
-    """
+    """Read a shadow's name, such as ``int8``, ``nf4:T1:KV4`` or ``int8:T0:KV0`` (never aligned)."""
     found = _SHADOW.fullmatch(text)
     if found is None or found["kind"] not in KINDS:
         raise RecordError(f"--shadow: expected one of {', '.join(KINDS)}, with or without :T1:KV1, got '{text}'")

@@ -9,25 +9,7 @@ from numpy.typing import NDArray
 
 
 def pack(scores: NDArray[Any], best: NDArray[Any], *, dense: bool) -> tuple[NDArray[np.float16], NDArray[Any] | None]:
-    """Round scores, and keep the best of them or all.
-
-    Parameters
-    ----------
-    scores : (n, n_layers, n_experts) float
-        At least 0.
-    best : (n, n_layers, top_k) integer
-        The predicted experts, best first. They come before all others whatever the scores say; the others follow by
-        score.
-    dense : bool
-        Keep all scores and no ids.
-
-    Returns
-    -------
-    scores : (n, n_layers, n_experts) or (n, n_layers, m) float16
-    ids : (n, n_layers, m) uint8 or uint16, or None
-        With ``m = 2 * top_k``, or all experts if there are fewer. In the dense form, scores that rounding would make
-        equal or misordered are raised to the next value that keeps the order.
-    """
+    """Round scores, and keep the best of them or all."""
     n_experts, top_k = scores.shape[-1], best.shape[-1]
     order = _ranked(scores, best.astype(np.int64))
     if dense:

@@ -19,35 +19,19 @@ MESSAGES = "messages"
 
 @dataclass(frozen=True)
 class PromptText:
-    """A prompt as it stands in a file.
+    """A prompt as it stands in a file."""
 
-    Attributes
-    ----------
-    place : str
-        File and line, for messages.
-    content : str or list of dict
-        Text, or the messages of a chat.
-    """
-
-    place: str
-    content: str | list[dict[str, str]]
+    place: str  # file and line, for messages
+    content: str | list[dict[str, str]]  # text, or the messages of a chat
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as the model reads it.
+    """A prompt as the model reads it."""
 
-    Attributes
-    ----------
-    place : str
-        File and line, for messages.
-    tokens : tuple of int
-    text_sha256, tokens_sha256 : str
-        Of the text after the chat template, and of the tokens after they were cut.
-    """
-
-    place: str
+    place: str  # file and line, for messages
     tokens: tuple[int, ...]
+    # text_sha256, tokens_sha256: of the text after the chat template, and of the tokens after they were cut
     text_sha256: str
     tokens_sha256: str
 
@@ -66,29 +50,7 @@ def tokens_sha256(tokens: Iterable[int]) -> str:
 def read_prompts(
     path: str | Path, *, name: str = "prompt", whole_file: bool = False, limit: int | None = None
 ) -> list[PromptText]:
-    """Read prompts from a text file (one a line, empty lines left out) or from JSON Lines.
-
-    Parameters
-    ----------
-    path : str or Path
-        JSON Lines if it ends in ``.jsonl`` or ``.ndjson``.
-    name : str
-        Field of each JSON object that is the prompt; a line without it may have ``messages``.
-    whole_file : bool
-        The whole text file is one prompt.
-    limit : int or None
-        Read so many prompts at most.
-
-    Returns
-    -------
-    list of PromptText
-        At least one.
-
-    Raises
-    ------
-    RecordError
-        If the file is missing, not UTF-8, or has no prompt or a wrong line.
-    """
+    """Read prompts from a text file (one a line, empty lines left out) or from JSON Lines."""
     source = Path(path)
     lines_of_json = source.suffix.lower() in JSON_LINES
     if whole_file and lines_of_json:
@@ -147,27 +109,7 @@ def _is_text(value: Any) -> bool:
 def tokenise(
     tokenizer: Any, texts: Sequence[PromptText], *, chat_template: bool = False, max_tokens: int | None = None
 ) -> list[Prompt]:
-    """Turn prompts into tokens.
-
-    Parameters
-    ----------
-    tokenizer : transformers tokenizer
-    texts : sequence of PromptText
-        A chat is put through the tokenizer's template in any case.
-    chat_template : bool
-        Put plain texts through it too, as one message of the user.
-    max_tokens : int or None
-        Cut longer prompts after so many tokens.
-
-    Returns
-    -------
-    list of Prompt
-
-    Raises
-    ------
-    RecordError
-        If a template is needed and there is none, or a prompt has no token.
-    """
+    """Turn prompts into tokens."""
     prompts = []
     for entry in texts:
         is_chat = isinstance(entry.content, list) or chat_template
@@ -194,24 +136,7 @@ def _rendered(tokenizer: Any, entry: PromptText) -> str:
 
 
 def check_apart(prompts: Sequence[Prompt], calibration: Sequence[Prompt], listed: Sequence[dict[str, Any]], place: str) -> None:
-    """Check that no prompt of a trace is one of its calibration.
-
-    Parameters
-    ----------
-    prompts : sequence of Prompt
-        Of the trace.
-    calibration : sequence of Prompt
-        To calibrate with.
-    listed : sequence of dict
-        ``calibration_requests`` of a file made before.
-    place : str
-        That file, for messages.
-
-    Raises
-    ------
-    RecordError
-        With the first prompt that is in both, by its text or by its tokens.
-    """
+    """Check that no prompt of a trace is one of its calibration."""
     others: dict[str, str] = {}
     for prompt in calibration:
         others |= dict.fromkeys((prompt.text_sha256, prompt.tokens_sha256), prompt.place)

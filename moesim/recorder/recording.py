@@ -21,21 +21,11 @@ from moesim.recorder.signals import SignalFacts, SignalPlan
 
 @dataclass(frozen=True)
 class SignalRows:
-    """What a predictor said about one request.
+    """What a predictor said about one request."""
 
-    Attributes
-    ----------
-    scores : (n, n_layers, n_experts) or (n, n_layers, m) float16
-        As in `moesim.trace.Signal`.
-    ids : (n, n_layers, m) integer or None
-        None: the scores are dense.
-    first_row : int
-        Row of the request that the first of them is about; the others follow.
-    """
-
-    scores: NDArray[Any]
-    ids: NDArray[Any] | None = None
-    first_row: int = 0
+    scores: NDArray[Any]  # as in `moesim.trace.Signal`
+    ids: NDArray[Any] | None = None  # None: the scores are dense
+    first_row: int = 0  # row of the request that the first of them is about; the others follow
 
 
 @dataclass(frozen=True)
@@ -78,20 +68,11 @@ class Recording:
 
 @dataclass(frozen=True)
 class Finished:
-    """A request that was recorded alone in its batch, for what else is to be run on it.
+    """A request that was recorded alone in its batch, for what else is to be run on it."""
 
-    Attributes
-    ----------
-    number : int
-        Of the request.
-    recording : Recording
-    cache : transformers.Cache
-        Keys and values of all its tokens, which may be changed.
-    """
-
-    number: int
+    number: int  # of the request
     recording: Recording
-    cache: Any
+    cache: Any  # keys and values of all its tokens, which may be changed
 
 
 #: Gives further signals of a request, such as those of a quantised copy of the model.

@@ -54,25 +54,13 @@ _REMEDY = "train it again with moesim trace learn"
 
 @dataclass(frozen=True, eq=False)
 class Predictors:
-    """Trained predictors of all layers but the first.
-
-    Attributes
-    ----------
-    options : LearnedOptions
-    groups : tuple of str
-        Of each layer: ``input``, ``middle`` or ``output``.
-    n_experts : int
-    layers : tuple of (Features, nn.Module)
-        Of layers 1 and up; each reads the layer before.
-    facts : dict
-        What they were trained on.
-    """
+    """Trained predictors of all layers but the first."""
 
     options: LearnedOptions
-    groups: tuple[str, ...]
+    groups: tuple[str, ...]  # of each layer: `input`, `middle` or `output`
     n_experts: int
-    layers: tuple[tuple[Features, nn.Module], ...]
-    facts: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[tuple[Features, nn.Module], ...]  # of layers 1 and up; each reads the layer before
+    facts: dict[str, Any] = field(default_factory=dict)  # what they were trained on
 
 
 def train_predictors(
@@ -86,35 +74,7 @@ def train_predictors(
     facts: Mapping[str, Any] | None = None,
     on_layer: Callable[[int, float], None] = lambda layer, loss: None,
 ) -> Predictors:
-    """Train a predictor for every layer but the first.
-
-    Parameters
-    ----------
-    inputs : (n_rows, n_layers, hidden) float
-        What each router read; may be memory-mapped.
-    experts : (n_rows, n_layers, top_k) integer
-        What it chose.
-    weights : (n_rows, n_layers, top_k) float
-        Gate weights.
-    n_experts : int
-    options : LearnedOptions or None
-    groups : tuple of str or None
-        Of each layer; None: first and last eighth.
-    facts : mapping or None
-        Kept with the predictors.
-    on_layer : callable
-        Is told the layer that is done, and the loss of its last epoch.
-
-    Returns
-    -------
-    Predictors
-        The same for the same seed and one thread.
-
-    Raises
-    ------
-    RecordError
-        If shapes do not agree, or there is nothing to learn from.
-    """
+    """Train a predictor for every layer but the first."""
     options = options or LearnedOptions()
     n_rows, n_layers = _check(inputs, experts, weights, n_experts)
     if n_layers < 2 or n_rows < 2:
@@ -189,22 +149,7 @@ def rate_share(epoch: float, options: LearnedOptions) -> float:
 
 
 def balanced_focal_loss(logits: Tensor, wanted: Tensor, frequency: Tensor, options: LearnedOptions) -> Tensor:
-    """Expert-balanced BCE plus lambda times focal BCE.
-
-    Parameters
-    ----------
-    logits, wanted : (n, n_experts) float32
-        What was predicted; 1 where the expert was activated.
-    frequency : (n_experts,) float32
-        Share of all activations that each expert has.
-    options : LearnedOptions
-
-    Returns
-    -------
-    Tensor, ()
-        Mean over tokens and experts of ``bce / (n_experts * frequency) + lambda * (1 - p_t)**gamma * bce`` with
-        ``p_t`` the probability given to what happened. `options.least_frequency` bounds the first term.
-    """
+    """Expert-balanced BCE plus lambda times focal BCE."""
     bce = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
     relative = (frequency * len(frequency)).clamp(min=options.least_frequency)
     focal = (1 - torch.exp(-bce)) ** options.focal_power * bce
@@ -212,24 +157,7 @@ def balanced_focal_loss(logits: Tensor, wanted: Tensor, frequency: Tensor, optio
 
 
 def predict(predictors: Predictors, inputs: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any]) -> NDArray[np.float32]:
-    """Predict the experts of every layer from the layer before.
-
-    Parameters
-    ----------
-    predictors : Predictors
-    inputs : (n_rows, n_layers, hidden) float
-    experts, weights : (n_rows, n_layers, top_k)
-
-    Returns
-    -------
-    (n_rows, n_layers, n_experts) float32
-        Probability that each expert is activated; zeros for layer 0.
-
-    Raises
-    ------
-    RecordError
-        If the predictors are of another shape.
-    """
+    """Predict the experts of every layer from the layer before."""
     n_rows, n_layers = _check(inputs, experts, weights, predictors.n_experts)
     hidden = len(predictors.layers[0][0].mean)
     if (n_layers, inputs.shape[2]) != (len(predictors.groups), hidden):
@@ -263,13 +191,7 @@ def save_predictors(predictors: Predictors, path: str | Path) -> Path:
 
 
 def load_predictors(path: str | Path) -> Predictors:
-    """Read what `save_predictors` wrote.
-
-    Raises
-    ------
-    RecordError
-        If the file is missing, or is none.
-    """
+    """Read what `save_predictors` wrote."""
     try:
         with safe_open(str(path), framework="pt") as file:
             about = json.loads((file.metadata() or {})[_METADATA])

@@ -21,36 +21,23 @@ _CHUNK_ROWS = 8192
 
 @dataclass(frozen=True)
 class LearnedOptions:
-    """Sizes and rates; the defaults are the paper's where it prints them.
+    """Sizes and rates; the defaults are the paper's where it prints them."""
 
-    Attributes
-    ----------
-    pca_outer, pca_middle : int
-        Components of the state that are kept; no more than its width.
-    width : int
-        Of the hidden layers.
-    dropout, noise, masking : float
-        Share of hidden units dropped; standard deviation of the noise on the features, each of which has about unit
-        variance; share of the features masked.
-    focal_weight, focal_power : float
-        lambda and gamma of the loss.
-    least_frequency : float
-        Experts activated more rarely than this share of the uniform frequency are weighted as if they had it.
-    rate_outer, rate_middle, decay_outer, decay_middle : float
-        Peak learning rates and weight decays of AdamW.
-    epochs, warmup_epochs, batch_tokens, max_batches : int
-    seed : int
-    """
-
+    # pca_outer, pca_middle: components of the state that are kept; no more than its width
     pca_outer: int = 256
     pca_middle: int = 512
-    width: int = 384
+    width: int = 384  # of the hidden layers
+    # dropout, noise, masking: share of hidden units dropped; standard deviation of the noise on the features, each of which has
+    # about unit variance; share of the features masked
     dropout: float = 0.1
     noise: float = 0.05
     masking: float = 0.1
+    # focal_weight, focal_power: lambda and gamma of the loss
     focal_weight: float = 1.0
     focal_power: float = 2.0
+    # experts activated more rarely than this share of the uniform frequency are weighted as if they had it
     least_frequency: float = 0.1
+    # rate_outer, rate_middle, decay_outer, decay_middle: peak learning rates and weight decays of AdamW
     rate_outer: float = 1e-3
     rate_middle: float = 2e-3
     decay_outer: float = 1e-2
@@ -73,13 +60,7 @@ class LearnedOptions:
 
 @dataclass(frozen=True)
 class Features:
-    """Projection of a state onto its principal components, each scaled to unit variance.
-
-    Attributes
-    ----------
-    mean : (hidden,) float32
-    components : (hidden, n) float32
-    """
+    """Projection of a state onto its principal components, each scaled to unit variance."""
 
     mean: Tensor
     components: Tensor
@@ -101,21 +82,7 @@ class Features:
         return cls(*(torch.from_numpy(np.ascontiguousarray(array, np.float32)) for array in (mean, vectors[:, ::-1] / scale)))
 
     def of(self, states: NDArray[Any], experts: NDArray[Any], weights: NDArray[Any], n_experts: int) -> Tensor:
-        """Put together what a network reads.
-
-        Parameters
-        ----------
-        states : (n, hidden)
-            Input of the router of layer l.
-        experts, weights : (n, top_k)
-            What it chose, and the gate weights.
-        n_experts : int
-
-        Returns
-        -------
-        (n, n_components + 2 * n_experts) float32
-            Components; 1 for each expert chosen; its weight.
-        """
+        """Put together what a network reads."""
         projected = (torch.from_numpy(states.astype(np.float32)) - self.mean) @ self.components
         ids = torch.from_numpy(experts.astype(np.int64))
         blank = torch.zeros(len(ids), n_experts)
@@ -128,13 +95,7 @@ def _block(n_in: int, n_out: int, dropout: float) -> nn.Sequential:
 
 
 class Shallow(nn.Module):
-    """One block and an output: the layers near the model's input and output.
-
-    Parameters
-    ----------
-    n_features, n_experts : int
-    options : LearnedOptions
-    """
+    """One block and an output: the layers near the model's input and output."""
 
     def __init__(self, n_features: int, n_experts: int, options: LearnedOptions) -> None:
         super().__init__()
@@ -148,13 +109,7 @@ class Shallow(nn.Module):
 
 
 class Gated(nn.Module):
-    """A block, two more as a residual that a gating unit modulates, and an output: the middle layers.
-
-    Parameters
-    ----------
-    n_features, n_experts : int
-    options : LearnedOptions
-    """
+    """A block, two more as a residual that a gating unit modulates, and an output: the middle layers."""
 
     def __init__(self, n_features: int, n_experts: int, options: LearnedOptions) -> None:
         super().__init__()
@@ -183,19 +138,7 @@ def eighths(n_layers: int) -> tuple[str, ...]:
 
 
 def fitted_groups(accuracy: NDArray[Any]) -> tuple[str, ...]:
-    """Group the layers by how well gate reuse predicts them.
-
-    Parameters
-    ----------
-    accuracy : (n_layers,) float
-        Recall of gate reuse; that of layer 0, which has none, is not looked at.
-
-    Returns
-    -------
-    tuple of str
-        The three runs of layers with the smallest sum of squared deviations from the means of their groups; among
-        equal ones the shortest input group.
-    """
+    """Group the layers by how well gate reuse predicts them."""
     values = np.asarray(accuracy, np.float64)
     n_layers = len(values)
     if n_layers < 4:

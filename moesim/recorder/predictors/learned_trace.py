@@ -30,21 +30,7 @@ _SAME = ("model", "n_layers", "n_experts", "top_k", "routers_sha256")
 
 
 def check_no_shared_requests(calibration: Mapping[str, Any], trace: Mapping[str, Any], places: tuple[str, str]) -> None:
-    """Check that no request of one trace is in another.
-
-    Parameters
-    ----------
-    calibration, trace : mapping
-        Headers; the requests of each are its ``trace_requests``.
-    places : tuple of str
-        Their files, for messages.
-
-    Raises
-    ------
-    RecordError
-        If one is in both, by the hash of its text or its tokens, or by its file and where it starts; or if a header
-        does not list its requests.
-    """
+    """Check that no request of one trace is in another."""
     ours = _requests(calibration, places[0])
     for number, marks in enumerate(_requests(trace, places[1])):
         for other, those in enumerate(ours):
@@ -76,13 +62,7 @@ def _requests(header: Mapping[str, Any], place: str) -> list[set[tuple[str, str]
 
 
 def check_same_model(calibration: Trace, trace: Trace, places: tuple[str, str]) -> None:
-    """Check that two traces with gate inputs are of the same model.
-
-    Raises
-    ------
-    RecordError
-        If not, or if one has no gate inputs or no gate weights.
-    """
+    """Check that two traces with gate inputs are of the same model."""
     for found, place in zip((calibration, trace), places, strict=True):
         _learnable(found, place)
     pairs = [(key, calibration.header.get(key), trace.header.get(key)) for key in _SAME]
@@ -115,28 +95,7 @@ def train_on(
     place: str = "calibration",
     on_layer: Callable[[int, float], None] = lambda layer, loss: None,
 ) -> Predictors:
-    """Train predictors on all rows of a trace that have gate inputs.
-
-    Parameters
-    ----------
-    trace : Trace
-    options : LearnedOptions
-    fit_groups : bool
-        Fit the groups of layers to the accuracy of the trace's signal ``gate_next1``; else first and last eighth.
-    place : str
-        The trace, for messages.
-    on_layer : callable
-        Is told the layer that is done, and its loss.
-
-    Returns
-    -------
-    Predictors
-
-    Raises
-    ------
-    RecordError
-        If the trace has no gate inputs or weights, or not the signal that is needed.
-    """
+    """Train predictors on all rows of a trace that have gate inputs."""
     inputs, weights = _learnable(trace, place)
     groups = eighths(trace.n_layers)
     if fit_groups:
@@ -158,18 +117,7 @@ def train_on(
 
 
 def learned_signal(predictors: Predictors, trace: Trace, place: str = "trace") -> Signal:
-    """Predict every row of a trace that has gate inputs.
-
-    Returns
-    -------
-    Signal
-        Dense up to 16 experts, else the best ``2 * top_k``.
-
-    Raises
-    ------
-    RecordError
-        If the trace has no gate inputs or weights, or is of another shape.
-    """
+    """Predict every row of a trace that has gate inputs."""
     inputs, weights = _learnable(trace, place)
     scores, ids = [], []
     for part in _chunks(len(inputs.rows)):
@@ -202,24 +150,9 @@ def accuracy(
 ) -> list[dict[str, Any]]:
     """Compare the learned predictor with others, group by group, on the same rows.
 
-    Parameters
-    ----------
-    trace : Trace
-        With the signal ``learned``.
-    calibration : Trace
-        What it was trained on, whose activation frequencies are the simplest predictor.
-    groups : tuple of str
-        Of each layer.
-    batch_tokens : int
-        Rows of a batch, in which workloads are counted; batches are drawn at random from all rows.
-    seed : int
-
-    Returns
-    -------
-    list of dict
-        A row for each group and for all layers: ``group``, ``layers``, and for each predictor its ``recall``
-        (share of the activated experts among its top_k, mean over tokens and layers) and ``hot`` (share of the 4
-        experts it expects most tokens for that are among the true 6 with most; nan with no more than 6 experts).
+    A row for each group and for all layers: ``group``, ``layers``, and for each predictor its ``recall`` (share of the
+    activated experts among its top_k, mean over tokens and layers) and ``hot`` (share of the 4 experts it expects most tokens
+    for that are among the true 6 with most; nan with no more than 6 experts).
     """
     signals = [trace.signals[name] for name in (NAME, *RIVALS) if name in trace.signals]
     rows = signals[0].rows
@@ -260,21 +193,6 @@ def _most_frequent(trace: Trace) -> NDArray[np.int64]:
 def hot_accuracy(said: NDArray[Any], true: NDArray[Any], n_experts: int, batch_tokens: int, seed: int) -> NDArray[np.float64]:
     """Share of the experts named as busiest that are among the busiest, layer by layer.
 
-    Parameters
-    ----------
-    said, true : (n_rows, n_layers, top_k) integer
-        Predicted and activated experts; workloads are their counts in batches of rows.
-    n_experts, batch_tokens, seed : int
-        A last batch that is not full is left out unless it is the only one.
-
-    Returns
-    -------
-    (n_layers,) float64
-        Mean over batches: of the 4 named, ties to the lower id, those with at least the sixth largest true workload, and
-        not none. nan with no more than 6 experts, of which every one would be right.
-
-    Notes
-    -----
     PreScope's "hot Top-4". Experts named at random would be right in about ``6 / n_experts`` of the cases.
     """
     n_rows, n_layers = true.shape[:2]

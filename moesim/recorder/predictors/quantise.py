@@ -49,13 +49,6 @@ _INT8_MAX = 127
 def normal_float_levels() -> NDArray[np.float32]:
     """Compute the 16 levels of NormalFloat4.
 
-    Returns
-    -------
-    (16,) float32
-        Ascending from -1 to 1, with an exact 0.
-
-    Notes
-    -----
     QLoRA, section 3 and appendix E: levels at quantiles of a standard normal distribution, so that normally
     distributed weights use all of them equally often, scaled to [-1, 1]. To have an exact 0, 8 quantiles are taken
     of the positive half and 7 of the negative one. The outermost quantile is the mean of those that 15 and 16
@@ -74,24 +67,6 @@ _LEVELS = torch.from_numpy(normal_float_levels())
 def quantise(weight: Tensor, kind: str) -> Tensor:
     """Quantise a matrix and dequantise it again.
 
-    Parameters
-    ----------
-    weight : (n_outputs, n_inputs) floating
-    kind : str
-        ``fp16``, ``int8`` or ``nf4``.
-
-    Returns
-    -------
-    (n_outputs, n_inputs)
-        Of the same type, on the same device. Applied once more it changes nothing.
-
-    Raises
-    ------
-    RecordError
-        If there is no such kind.
-
-    Notes
-    -----
     With a the largest absolute value of an output channel (``int8``) or of a block (``nf4``), no weight moves by
     more than ``a / 254``, or ``a`` times half of the widest gap between two levels.
     """
@@ -124,27 +99,7 @@ def _nf4(weight: Tensor) -> Tensor:
 
 
 def quantised_copy(model: Any, kind: str, routers: Sequence[Router]) -> Any:
-    """Copy a model with quantised weights.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-        Stays as it is.
-    kind : str
-        ``fp16``, ``int8`` or ``nf4``.
-    routers : sequence of Router
-        Routers of `model`, which are kept (but for ``fp16``).
-
-    Returns
-    -------
-    transformers causal language model
-        With the types of the original, for inference.
-
-    Raises
-    ------
-    RecordError
-        If there is no such kind, or weights of the model are not in memory.
-    """
+    """Copy a model with quantised weights."""
     _check_kind(kind)
     chosen = _chosen(model, kind, routers)
     twin = copy.deepcopy(model).requires_grad_(False)
@@ -191,24 +146,7 @@ def _parts(model: Any, name: str, values: Tensor) -> Iterator[Tensor]:
 
 
 def quantised_bytes(model: Any, kind: str, routers: Sequence[Router]) -> int:
-    """Estimate the memory of a model that is stored quantised, as on a device that computes from it.
-
-    Parameters
-    ----------
-    model, kind, routers
-        As for `quantised_copy`.
-
-    Returns
-    -------
-    int
-        Bytes: the weights, a float32 scale for each output channel (``int8``) or block (``nf4``), and what is kept as
-        it is. Activations and KV cache come on top. `quantised_copy` itself takes as much as `model`.
-
-    Raises
-    ------
-    RecordError
-        If there is no such kind.
-    """
+    """Estimate the memory of a model that is stored quantised, as on a device that computes from it."""
     _check_kind(kind)
     chosen = _chosen(model, kind, routers)
     total = 0

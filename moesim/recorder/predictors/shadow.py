@@ -45,14 +45,9 @@ from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts
 
 @dataclass(frozen=True)
 class Alignment:
-    """How often the shadow is put right.
+    """How often the shadow is put right."""
 
-    Attributes
-    ----------
-    token_period, kv_period : int
-        Tokens from one alignment to the next, the first at the first decoded token; 0: never.
-    """
-
+    # token_period, kv_period: tokens from one alignment to the next, the first at the first decoded token; 0: never
     token_period: int = 1
     kv_period: int = 1
 
@@ -79,21 +74,11 @@ def _is_due(step: int, period: int) -> bool:
 
 @dataclass(frozen=True)
 class ShadowRouting:
-    """What the shadow's routers said at the decode steps of one request.
+    """What the shadow's routers said at the decode steps of one request."""
 
-    Attributes
-    ----------
-    experts : (n_decode, n_layers, top_k) int32
-        Ids in rank order.
-    scores : (n_decode, n_layers, n_experts) float32
-        Of all experts, by the router's score function.
-    tokens : (n_decode,) int64
-        What the shadow read.
-    """
-
-    experts: NDArray[np.int32]
-    scores: NDArray[np.float32]
-    tokens: NDArray[np.int64]
+    experts: NDArray[np.int32]  # ids in rank order
+    scores: NDArray[np.float32]  # of all experts, by the router's score function
+    tokens: NDArray[np.int64]  # what the shadow read
 
 
 def greedy(logits: Tensor) -> int:
@@ -102,14 +87,7 @@ def greedy(logits: Tensor) -> int:
 
 
 class Shadow:
-    """A quantised copy of a model, with its routers found.
-
-    Parameters
-    ----------
-    model : transformers causal language model
-        The copy, in evaluation mode, as by `moesim.recorder.predictors.quantise`.
-    alignment : Alignment
-    """
+    """A quantised copy of a model, with its routers found."""
 
     def __init__(self, model: Any, alignment: Alignment) -> None:
         self.alignment = alignment
@@ -121,28 +99,7 @@ class Shadow:
     def decode(
         self, tokens: Sequence[int], n_prompt: int, states: KeyValues, choose: Callable[[Tensor], int] = greedy
     ) -> ShadowRouting:
-        """Decode one request.
-
-        Parameters
-        ----------
-        tokens : sequence of int
-            What the model read: the prompt and all tokens that were fed back.
-        n_prompt : int
-            How many of them are the prompt.
-        states : KeyValues
-            The model's, after the last token.
-        choose : callable
-            How the shadow chooses a token from its logits (vocabulary,).
-
-        Returns
-        -------
-        ShadowRouting
-
-        Raises
-        ------
-        RecordError
-            If nothing was decoded.
-        """
+        """Decode one request."""
         if len(tokens) == n_prompt:
             raise RecordError("shadow: expected at least one decoded token, got none; decode at least 1")
         with torch.no_grad(), RoutingHooks(self._routers, self._gates, Wanted(scores=True)) as hooks:
@@ -176,20 +133,7 @@ class Shadow:
 
 
 class ShadowObserver:
-    """Records the signal of a shadow beside a recording (an observer of `moesim.recorder.recording.Plan`).
-
-    Parameters
-    ----------
-    model : transformers causal language model
-        Is copied.
-    kind : str
-        ``fp16``, ``int8`` or ``nf4``.
-    alignment : Alignment
-    sampling : Sampling
-        The recording's.
-    seeds : sequence of int
-        Of the sampling of each request, as in the recording.
-    """
+    """Records the signal of a shadow beside a recording (an observer of `moesim.recorder.recording.Plan`)."""
 
     def __init__(self, model: Any, kind: str, alignment: Alignment, sampling: Sampling, seeds: Sequence[int]) -> None:
         self.name = f"shadow-{kind}:{alignment}"
@@ -221,21 +165,6 @@ def _about(kind: str, alignment: Alignment) -> str:
 def recall_by_token(predicted: NDArray[Any], experts: NDArray[Any], index: NDArray[Any]) -> NDArray[np.float64]:
     """Share of the activated experts that were predicted, by place of the token.
 
-    Parameters
-    ----------
-    predicted : (n, n_layers, m) integer
-    experts : (n, n_layers, top_k) integer
-        What was activated.
-    index : (n,) integer
-        Which decoded token of its request each row is, from 0.
-
-    Returns
-    -------
-    (max(index) + 1,) float64
-        Mean over layers and over the requests that reached it; nan where none did.
-
-    Notes
-    -----
     OD-MoE's recall, before the mean over tokens; without alignment it decays.
     """
     found = (experts[..., :, None] == predicted[..., None, :]).any(axis=-1).mean(axis=(1, 2))
