@@ -39,15 +39,7 @@ _LONG_US = 250e3  # a run so long leaves nothing of what was before in any cache
 
 
 class RealBench:
-    """Carries out probes on this machine; see `moesim.profiler.sampling.Bench`, and close it in the end.
-
-    Parameters
-    ----------
-    plan : Plan
-        Devices, links, models.
-    machine : Machine
-        Workers and memory.
-    """
+    """Carries out probes on this machine; see `moesim.profiler.sampling.Bench`, and close it in the end."""
 
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self._plan, self._machine = plan, machine

@@ -56,21 +56,7 @@ def expert_maker(machine: Machine, ring: Ring, place: str, rows: int, before: tu
 
 
 class DenseCalls:
-    """Parts of a model's dense computation on a device, on weights that are not in the cache.
-
-    Parameters
-    ----------
-    machine : Machine
-        Where tensors are made.
-    need : DenseNeed
-        What the kernel was made for.
-    kernel : DenseKernel
-        Used by one worker at a time.
-    flush : callable
-        Empties the cache, for parts whose weights are too few to leave it by themselves.
-    seed : int
-        Of token ids.
-    """
+    """Parts of a model's dense computation on a device, on weights that are not in the cache."""
 
     def __init__(self, machine: Machine, need: DenseNeed, kernel: DenseKernel, flush: Call, seed: int) -> None:
         self._machine, self._need, self._kernel, self._flush = machine, need, kernel, flush

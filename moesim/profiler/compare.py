@@ -19,24 +19,14 @@ _ROLES: Final = ("accelerator", "host", "storage")
 
 
 class Row(NamedTuple):
-    """One quantity on two machines.
+    """One quantity on two machines."""
 
-    Attributes
-    ----------
-    quantity : str
-        In words.
-    unit : str
-        ``us``, or ``share`` for what an activity keeps of its speed.
-    a, b : float or None
-        Values; None where a machine lacks it.
-    a_source, b_source : str
-        Weakest source label of the numbers used; empty where there are none.
-    """
-
-    quantity: str
-    unit: str
+    quantity: str  # in words
+    unit: str  # `us`, or `share` for what an activity keeps of its speed
+    # a, b: values; None where a machine lacks it
     a: float | None
     b: float | None
+    # a_source, b_source: weakest source label of the numbers used; empty where there are none
     a_source: str
     b_source: str
 
@@ -51,21 +41,7 @@ Answer = tuple[float, str] | None
 
 
 def compare(a: HardwareProfile, b: HardwareProfile, model: ModelSpec) -> list[Row]:
-    """Ask both machines what the parts of a model cost.
-
-    Parameters
-    ----------
-    a, b : HardwareProfile
-        A role is played by the first device that has it, of the device of the dense part, those that hold all experts, and
-        the others in the order of the file.
-    model : ModelSpec
-        Whose experts, dense part and hidden states are costed.
-
-    Returns
-    -------
-    list of Row
-        Of those quantities that at least one of the machines has.
-    """
+    """Ask both machines what the parts of a model cost."""
     sides = _Side(a, model), _Side(b, model)
     rows = []
     for quantity, unit, ask in _questions(sides):
@@ -185,22 +161,7 @@ def _kept(side: _Side, activity: str, beside: str) -> Answer:
 
 
 def table(rows: Sequence[Row], a: str, b: str, form: Format = Format.TABLE) -> str:
-    """Write a comparison.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-        From `compare`.
-    a, b : str
-        Names of the machines; the ratio is that of the second to the first.
-    form : Format
-        For people, or (CSV, JSON) as records with the fields of `Row` and ``ratio``.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write a comparison."""
     if form.for_programs:
         records: list[dict[str, Any]] = [{**row._asdict(), "ratio": row.ratio} for row in rows]
         return render_records(records, form)

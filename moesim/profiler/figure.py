@@ -45,27 +45,7 @@ Panel = Callable[[Axes], None]
 
 @styled
 def draw(samples: pd.DataFrame, fits: pd.DataFrame) -> Figure:
-    """Draw all curves of a measurement.
-
-    Parameters
-    ----------
-    samples : DataFrame
-        As `moesim.profiler.fits` describes.
-    fits : DataFrame
-        What `moesim.profiler.fits.fit_all` made of them.
-
-    Returns
-    -------
-    Figure
-        Panels: experts by rows with the forms fitted, medians as points and quartiles as bars; copies by size, as times and as
-        rates; the other parts of a layer by rows; what pairs of activities keep of their speed; the runtime's own time. What
-        was measured at one size only is in no panel.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to draw, or as of `moesim.profiler.fits.medians`.
-    """
+    """Draw all curves of a measurement."""
     table = medians(samples)
     known = table[table["kind"] != "runtime"]
     sizes = known.groupby(_CURVE, dropna=False)["size"].transform("nunique")

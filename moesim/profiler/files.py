@@ -14,22 +14,7 @@ _SHAPE = ExpertShape(4096, 4096, 16, 2, FILE_BLOCK)  # two matrices that are exa
 
 
 class TiledFile:
-    """Random bytes in a file, in pieces.
-
-    Parameters
-    ----------
-    path : Path
-        A file that may be replaced.
-    n_bytes : int, bytes
-        A multiple of `FILE_BLOCK`, and of all sizes asked for.
-    seed : int
-        Of the bytes.
-
-    Raises
-    ------
-    InputError
-        If it cannot be written, or the disk is full.
-    """
+    """Random bytes in a file, in pieces."""
 
     def __init__(self, path: Path, n_bytes: int, seed: int) -> None:
         path.unlink(missing_ok=True)  # of a measurement that was killed

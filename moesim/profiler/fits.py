@@ -51,21 +51,8 @@ class Fit(NamedTuple):
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
     """Summarise the repeats of each probe.
 
-    Parameters
-    ----------
-    samples : DataFrame
-        Columns `COLUMNS`, or at least those but ``repeat`` and ``order``.
-
-    Returns
-    -------
-    DataFrame
-        One row a probe, in the order of curve and size: the columns `CURVE`, ``size``, ``unit``, ``n`` (repeats),
-        ``median_us``, ``q25_us``, ``q75_us``, and ``spread``, the distance of the quartiles as a share of the median.
-
-    Raises
-    ------
-    InputError
-        If a column is missing, or a time or a size is no number above 0.
+    One row a probe, in the order of curve and size: the columns `CURVE`, ``size``, ``unit``, ``n`` (repeats), ``median_us``,
+    ``q25_us``, ``q75_us``, and ``spread``, the distance of the quartiles as a share of the median.
     """
     clean = _checked(samples)
     keys = [*CURVE, "unit", "size"]
@@ -108,42 +95,27 @@ def curves(table: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
 def fit_all(samples: pd.DataFrame) -> pd.DataFrame:
     """Fit every form to every curve.
 
-    Parameters
-    ----------
-    samples : DataFrame
-        As for `medians`.
+    One row a curve and form: the columns `CURVE`, ``unit``, ``form``, and
 
-    Returns
-    -------
-    DataFrame
-        One row a curve and form: the columns `CURVE`, ``unit``, ``form``, and
+    ``base_us``, ``slope_us``, ``knee``
+        ``linear``: base + slope n; ``flat_linear``: base + slope max(0, n - knee); ``roofline``: base, the start-up, +
+        slope max(knee, n), where reading the weights takes slope knee. Never negative. NaN if ``note`` says why not.
+    ``bytes_per_s``, ``flops``
+        The same as rates: of the copy (``linear``, by bytes), or of reading the weights and of the operations
+        (``roofline``, where the subject says how large they are and the curve has such a part).
+    ``n_points``, ``first``, ``last``
+        Sizes measured.
+    ``r2``
+        Share of the variance of the medians that the form explains, which the largest sizes decide.
+    ``worst_relative``, ``worst_relative_at``, ``worst_us``, ``worst_us_at``
+        Largest distance of a median from the form, as a share of the median and in us, and at which sizes.
+    ``spread``
+        Median of the spreads of the sizes: what repeats alone differ by.
+    ``best``
+        Whether this form has the smallest ``worst_relative``; of forms within 0.1 % of the time, the first in `FORMS`.
+    ``note``
+        Why there is no fit, or empty.
 
-        ``base_us``, ``slope_us``, ``knee``
-            ``linear``: base + slope n; ``flat_linear``: base + slope max(0, n - knee); ``roofline``: base, the start-up, +
-            slope max(knee, n), where reading the weights takes slope knee. Never negative. NaN if ``note`` says why not.
-        ``bytes_per_s``, ``flops``
-            The same as rates: of the copy (``linear``, by bytes), or of reading the weights and of the operations
-            (``roofline``, where the subject says how large they are and the curve has such a part).
-        ``n_points``, ``first``, ``last``
-            Sizes measured.
-        ``r2``
-            Share of the variance of the medians that the form explains, which the largest sizes decide.
-        ``worst_relative``, ``worst_relative_at``, ``worst_us``, ``worst_us_at``
-            Largest distance of a median from the form, as a share of the median and in us, and at which sizes.
-        ``spread``
-            Median of the spreads of the sizes: what repeats alone differ by.
-        ``best``
-            Whether this form has the smallest ``worst_relative``; of forms within 0.1 % of the time, the first in `FORMS`.
-        ``note``
-            Why there is no fit, or empty.
-
-    Raises
-    ------
-    InputError
-        As of `medians`.
-
-    Notes
-    -----
     Each median weighs as the inverse square of its time, so that the parameters fit small sizes as well as large ones.
     The knee (of ``flat_linear`` a whole number) is the best of all sizes and of the crossings of the two parts between each two
     sizes. A ``roofline`` by rows is a ``flat_linear`` whose start-up is not negative, read as rates.
@@ -189,17 +161,8 @@ def _fit_curve(key: dict[str, Any], points: pd.DataFrame) -> list[dict[str, Any]
 def pair_rates(samples: pd.DataFrame) -> pd.DataFrame:
     """Find what activities keep of their speed beside each other.
 
-    Parameters
-    ----------
-    samples : DataFrame
-        As for `medians`; those of kind ``pair`` count: ``device`` is the activity that was timed, ``subject`` the one
-        beside it, ``variant`` ``alone`` or ``together``.
-
-    Returns
-    -------
-    DataFrame
-        One row a pair and direction: ``activity``, ``beside``, ``rate`` (median time alone / together), ``n`` (repeats
-        together) and ``spread`` (as in `medians`, of the times together). Pairs that lack one of the two are left out.
+    One row a pair and direction: ``activity``, ``beside``, ``rate`` (median time alone / together), ``n`` (repeats together)
+    and ``spread`` (as in `medians`, of the times together). Pairs that lack one of the two are left out.
     """
     rows = []
     for (activity, beside), some in medians(samples[samples["kind"] == "pair"]).groupby(["device", "subject"], sort=True):
@@ -238,20 +201,7 @@ def _beyond(form: str, knee: float, sizes: Floats) -> Floats:
 
 
 def fit_form(form: str, sizes: Floats, times: Floats) -> Fit:
-    """Fit one form by least squares of the relative residuals, with no negative parameter.
-
-    Parameters
-    ----------
-    form : {"linear", "flat_linear", "roofline"}
-        Which.
-    sizes, times : ndarray of float64, shape (n_sizes,)
-        Ascending sizes and their times in us, at least as many as the form has parameters (`FORMS`).
-
-    Returns
-    -------
-    Fit
-        ``knee`` is 0 for ``linear``.
-    """
+    """Fit one form by least squares of the relative residuals, with no negative parameter."""
     best, least = Fit(math.nan, math.nan, math.nan), math.inf
     for knee in [0.0] if form == "linear" else _knees(sizes, times, whole=form == "flat_linear"):
         basis = np.stack([np.ones_like(sizes), _beyond(form, knee, sizes)], axis=1) / times[:, None]

@@ -93,28 +93,7 @@ class Layout:
 
 
 def layout_of(cores: Sequence[int], *, gpu: int | None = None, disk: Path | None = None) -> Layout:
-    """Decide what a machine is measured as.
-
-    Parameters
-    ----------
-    cores : sequence of int
-        Cores that may be used.
-    gpu : int or None
-        Index of the GPU; None: measure without one.
-    disk : Path or None
-        Folder for the file of the disk tier.
-
-    Returns
-    -------
-    Layout
-        With a GPU: it and the host. Without: half of the cores with a bounded cache beside the other half, which keeps the
-        experts in ordinary memory; and, with a disk, all cores beside a disk.
-
-    Raises
-    ------
-    ConfigError
-        If nothing can be measured.
-    """
+    """Decide what a machine is measured as."""
     cores = tuple(cores)
     if gpu is not None:
         if disk is not None:

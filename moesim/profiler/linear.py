@@ -16,22 +16,12 @@ FEW: Final = 8
 
 @dataclass(frozen=True)
 class Curve:
-    """Measured times of one shape.
+    """Measured times of one shape."""
 
-    Attributes
-    ----------
-    n_bytes : int, bytes
-        Of an expert.
-    operations : int
-        Of one row.
-    rows : ndarray of int, shape (n,)
-    us : ndarray of float, shape (n,)
-    """
-
-    n_bytes: int
-    operations: int
-    rows: NDArray[np.int64]
-    us: NDArray[np.float64]
+    n_bytes: int  # of an expert
+    operations: int  # of one row
+    rows: NDArray[np.int64]  # shape (n,)
+    us: NDArray[np.float64]  # shape (n,)
 
 
 @dataclass(frozen=True)
@@ -46,18 +36,7 @@ class Line:
 
 
 def linear(curves: Sequence[Curve]) -> Line | None:
-    """Fit the constants by least squares of relative errors, none of them negative.
-
-    Parameters
-    ----------
-    curves : sequence of Curve
-        Of one device. With curves of one size only, nothing tells what an expert or a row takes whatever its size: both are 0.
-
-    Returns
-    -------
-    Line or None
-        None if no curve has one row and another number of few rows.
-    """
+    """Fit the constants by least squares of relative errors, none of them negative."""
     few = [(c, n, us) for c in curves for n, us in zip(c.rows, c.us, strict=True) if n <= FEW]
     if not any(n == 1 for _, n, _ in few) or all(n == 1 for _, n, _ in few):
         return None

@@ -88,18 +88,8 @@ def measure(
 def sentinel_drift(samples: pd.DataFrame, repeats: int) -> dict[str, dict[str, Any]]:
     """Compare the sentinels that were measured in the course of a measurement.
 
-    Parameters
-    ----------
-    samples : DataFrame
-        With the columns of `moesim.profiler.fits.COLUMNS`.
-    repeats : int
-        Readings that were taken each time.
-
-    Returns
-    -------
-    dict of str to dict
-        For each sentinel: ``first_us`` and ``last_us`` (medians), ``low_us``, ``high_us`` (of all sessions), ``drift``
-        (high / low - 1).
+    For each sentinel: ``first_us`` and ``last_us`` (medians), ``low_us``, ``high_us`` (of all sessions), ``drift`` (high / low
+    - 1).
     """
     found = {}
     for subject, rows in samples[samples["kind"] == "sentinel"].groupby("subject", sort=True):

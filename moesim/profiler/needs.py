@@ -100,30 +100,15 @@ class DenseNeed:
 
 @dataclass
 class Needs:
-    """What some probes need.
+    """What some probes need."""
 
-    Attributes
-    ----------
-    experts : dict of (str, float, str) to (ExpertShape, int)
-        Shapes and most rows, by subject, bits and place.
-    dense : dict of (str, str) to DenseNeed
-        By model and place.
-    copies : dict of str to int, bytes
-        Largest copy from or to each device.
-    file_bytes : int, bytes
-        Of the file on the disk.
-    crossing_bytes : int, bytes
-        Largest activations that cross.
-    runtimes : set of str
-        Devices of the dense part on whose tiers replays are run.
-    """
-
+    # shapes and most rows, by subject, bits and place
     experts: dict[tuple[str, float, str], tuple[ExpertShape, int]] = field(default_factory=dict)
-    dense: dict[tuple[str, str], DenseNeed] = field(default_factory=dict)
-    copies: dict[str, int] = field(default_factory=dict)
-    file_bytes: int = 0
-    crossing_bytes: int = 0
-    runtimes: set[str] = field(default_factory=set)
+    dense: dict[tuple[str, str], DenseNeed] = field(default_factory=dict)  # by model and place
+    copies: dict[str, int] = field(default_factory=dict)  # bytes: largest copy from or to each device
+    file_bytes: int = 0  # of the file on the disk
+    crossing_bytes: int = 0  # largest activations that cross
+    runtimes: set[str] = field(default_factory=set)  # devices of the dense part on whose tiers replays are run
 
     def add_expert(self, shape: ExpertShape, place: str, rows: int) -> None:
         """Need experts of a shape, for so many rows."""
@@ -192,23 +177,7 @@ def arena_bytes(size: int, place: str) -> int:
 
 
 def needs_of(probes: Iterable[Probe], layout: Layout, wanted: tuple[Wanted, ...], file_bytes: int) -> Needs:
-    """Find what probes need.
-
-    Parameters
-    ----------
-    probes : iterable of Probe
-        To be measured with the same memory.
-    layout : Layout
-        Where devices are.
-    wanted : tuple of Wanted
-        Models and shapes; the first shape of the first is that of pairs and sentinels.
-    file_bytes : int
-        Of the file on the disk, should one be needed.
-
-    Returns
-    -------
-    Needs
-    """
+    """Find what probes need."""
     needs, devices = Needs(), layout.devices
     models: Mapping[str, ModelSpec] = {each.model.name: each.model for each in wanted}
     shapes = {(subject_of(shape), shape.bits): shape for each in wanted for shape in each.shapes}

@@ -34,39 +34,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is to be measured.
+    """All that is to be measured."""
 
-    Attributes
-    ----------
-    layout : Layout
-        What the machine is measured as.
-    wanted : tuple of Wanted
-        Models and shapes.
-    mode : {"quick", "full"}
-        How fine the grids are.
-    seed : int
-        Of the order and of all random contents.
-    repeats : int
-        Times that each probe is measured.
-    blocks : tuple of Block
-        In the order in which they are measured.
-    sentinels : tuple of Probe
-        Measured before everything else and after it.
-    file_bytes : int
-        Of the file on the disk; 0 without one.
-    notes : tuple of str
-        What is not as might be expected, a sentence each.
-    """
-
-    layout: Layout
-    wanted: tuple[Wanted, ...]
-    mode: str
-    seed: int
-    repeats: int
-    blocks: tuple[Block, ...]
-    sentinels: tuple[Probe, ...]
-    file_bytes: int
-    notes: tuple[str, ...]
+    layout: Layout  # what the machine is measured as
+    wanted: tuple[Wanted, ...]  # models and shapes
+    mode: str  # one of "quick", "full": how fine the grids are
+    seed: int  # of the order and of all random contents
+    repeats: int  # times that each probe is measured
+    blocks: tuple[Block, ...]  # in the order in which they are measured
+    sentinels: tuple[Probe, ...]  # measured before everything else and after it
+    file_bytes: int  # of the file on the disk; 0 without one
+    notes: tuple[str, ...]  # what is not as might be expected, a sentence each
 
     @property
     def probes(self) -> list[Probe]:
@@ -98,18 +76,7 @@ class Plan:
         return most
 
     def check_memory(self, budgets: dict[str, int]) -> None:
-        """Refuse a plan that does not fit, before anything is allocated.
-
-        Parameters
-        ----------
-        budgets : dict of str to int, bytes
-            What may be used of each place.
-
-        Raises
-        ------
-        CapacityError
-            If a block needs more.
-        """
+        """Refuse a plan that does not fit, before anything is allocated."""
         options = {"cpu": "--memory", "disk": "--disk: free space"}
         for place, (n_bytes, block) in self.required_bytes().items():
             if place in budgets and n_bytes > budgets[place]:
@@ -128,34 +95,7 @@ def make_plan(
     layout: Layout, wanted: Sequence[Wanted], *, mode: str = "full", seed: int = 0, repeats: int | None = None,
     budgets: dict[str, int] | None = None, powered: Sequence[str] = (),
 ) -> Plan:  # fmt: skip
-    """Make the plan of a measurement.
-
-    Parameters
-    ----------
-    layout : Layout
-        What the machine is measured as.
-    wanted : sequence of Wanted
-        Models and shapes of experts, at least one.
-    mode : {"quick", "full"}
-        Grids up to 64 rows, or up to 4096.
-    seed : int
-        Of the order and of random contents.
-    repeats : int, optional
-        At least `FEWEST_REPEATS`.
-    budgets : dict of str to int, bytes
-        What may be used of each place; the largest copies are left out where they do not fit, and a note says so.
-    powered : sequence of str
-        Devices whose power can be read.
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    ConfigError
-        If the mode is unknown, or there are too few repeats or no models.
-    """
+    """Make the plan of a measurement."""
     if mode not in MODES:
         raise ConfigError(f"--mode: expected {' or '.join(MODES)}, got {mode!r}")
     repeats = MODES[mode] if repeats is None else repeats

@@ -22,37 +22,18 @@ SMALLEST_COPY, LARGEST_COPY = 2**16, 2**30
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing of one size whose time is measured.
+    """One thing of one size whose time is measured."""
 
-    Attributes
-    ----------
-    kind : str
-        ``expert``, ``expert_first`` (after something else), one of `PARTS`, ``copy``, ``disk_read``, ``disk_write``,
-        ``activation``, ``runtime`` (gaps between what is done), ``pair``, ``power`` or ``sentinel``.
-    device : str
-        Name of the device or link; of a pair, the activity that is timed.
-    subject : str
-        Shape of an expert (``4096x14336``), name of a model; of a pair, the activity beside it.
-    bits : float or None
-        Of an expert's weights.
-    threads : int or None
-        Of an operator on a processor.
-    variant : str
-        Kind of transfer and the like; of a pair ``alone`` or ``together``.
-    size : int
-        How much of it.
-    unit : str
-        Of ``size``: ``rows``, ``tokens``, ``bytes`` or ``calls``.
-    """
-
+    # `expert`, `expert_first` (after something else), one of `PARTS`, `copy`, `disk_read`, `disk_write`, `activation`, `runtime`
+    # (gaps between what is done), `pair`, `power` or `sentinel`
     kind: str
-    device: str
-    subject: str = ""
-    bits: float | None = None
-    threads: int | None = None
-    variant: str = ""
-    size: int = 1
-    unit: str = "calls"
+    device: str  # name of the device or link; of a pair, the activity that is timed
+    subject: str = ""  # shape of an expert (`4096x14336`), name of a model; of a pair, the activity beside it
+    bits: float | None = None  # of an expert's weights
+    threads: int | None = None  # of an operator on a processor
+    variant: str = ""  # kind of transfer and the like; of a pair `alone` or `together`
+    size: int = 1  # how much of it
+    unit: str = "calls"  # of `size`: `rows`, `tokens`, `bytes` or `calls`
 
     @property
     def id(self) -> str:

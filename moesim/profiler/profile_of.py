@@ -41,46 +41,18 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What a profile says besides times.
+    """What a profile says besides times."""
 
-    Attributes
-    ----------
-    name, date : str
-        Name of the first profile, and the day of the measurement.
-    machine : mapping of str to str
-        What was measured, in words.
-    memory_bytes : mapping of str to int, bytes
-        Capacity of each place of the layout.
-    notes : sequence of str
-        What is not as might be expected.
-    """
-
+    # name, date: name of the first profile, and the day of the measurement
     name: str
     date: str
-    machine: Mapping[str, str]
-    memory_bytes: Mapping[str, int]
-    notes: Sequence[str] = ()
+    machine: Mapping[str, str]  # what was measured, in words
+    memory_bytes: Mapping[str, int]  # capacity of each place of the layout
+    notes: Sequence[str] = ()  # what is not as might be expected
 
 
 def profiles_of(samples: pd.DataFrame, layout: Layout, wanted: Sequence[Wanted], facts: Facts) -> dict[str, dict[str, Any]]:
-    """Make the contents of all profiles of a measurement.
-
-    Parameters
-    ----------
-    samples : DataFrame
-        As `moesim.profiler.fits` describes.
-    layout : Layout
-        What the machine was measured as.
-    wanted : sequence of Wanted
-        Models and shapes.
-    facts : Facts
-        The rest.
-
-    Returns
-    -------
-    dict of str to dict
-        What each YAML is to hold, by the profile's name.
-    """
+    """Make the contents of all profiles of a measurement."""
     maker = _Maker(samples, wanted, facts)
     return {facts.name + tier.suffix: maker.profile(tier) for tier in layout.tiers}
 

@@ -91,13 +91,7 @@ class Prepared:
 
 
 def find_gpu(wanted: int | None) -> int | None:
-    """Find which GPU to measure: the one that is wanted, else the first, else none.
-
-    Raises
-    ------
-    ConfigError
-        If the one that is wanted is not there.
-    """
+    """Find which GPU to measure: the one that is wanted, else the first, else none."""
     n = Tensors.n_gpus()
     if wanted is None:
         return 0 if n else None

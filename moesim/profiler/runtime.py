@@ -23,17 +23,7 @@ def variants_of(tier: Tier) -> tuple[str, ...]:
 
 
 class Runtime:
-    """Replays on the machine of one tier.
-
-    Parameters
-    ----------
-    tier : Tier
-        Devices, links, cores.
-    disk : Path or None
-        Folder for a file, if the tier has a disk.
-    seed : int
-        Of the weights.
-    """
+    """Replays on the machine of one tier."""
 
     def __init__(self, tier: Tier, disk: Path | None, seed: int) -> None:
         self._hardware = skeleton(tier)

@@ -39,24 +39,6 @@ class Bench(Protocol):
 def sample(plan: Plan, bench: Bench, store: Store, tell: Callable[[str, int], None] = lambda text, steps: None) -> float:
     """Measure all that a plan has and a store has not.
 
-    Parameters
-    ----------
-    plan : Plan
-        Blocks, repeats, order.
-    bench : Bench
-        Carries out the probes.
-    store : Store
-        Takes the readings; what it has is not measured again.
-    tell : callable of (str, int)
-        Told what is measured, and how many repeats are done.
-
-    Returns
-    -------
-    float, s
-        How long it took, in all sessions together.
-
-    Notes
-    -----
     A block is prepared, then each of its probes is carried out once in ascending order: caches, code and pages are warm, and of
     a curve whose next size would take longer than `LIMIT_US` the larger sizes are left out. Then come the repeats; each
     goes through all probes in another order, so that a disturbance does not fall on one of them. Sentinels are measured first

@@ -29,20 +29,10 @@ _UNITS: Final = (("bytes_per_s", "bytes/s"), ("_bytes", "bytes"), ("flops", "ope
 def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[str, Any]:
     """Collect what a profile says, with the source of every number, as plain values.
 
-    Parameters
-    ----------
-    profile : HardwareProfile
-        Any.
-    models : sequence of ModelSpec, optional
-        Whose experts are sent over the links; by default those of `MODELS`.
-
-    Returns
-    -------
-    dict
-        ``name``, ``path``, ``description``, ``corrections``, ``machine``, ``compute``, ``backing``, ``platform_w``; lists of
-        ``devices``, ``curves``, ``links`` and ``contention`` with times in us (None outside the range that was measured), rates,
-        ``source`` (the weakest label of the numbers used) and ``measured`` (date, repeats and spread); ``labels``, how many
-        numbers have each label; ``weakest``, its ``label`` and ``keys``; and all ``numbers`` by their dotted keys.
+    Gives ``name``, ``path``, ``description``, ``corrections``, ``machine``, ``compute``, ``backing``, ``platform_w``; lists of
+    ``devices``, ``curves``, ``links`` and ``contention`` with times in us (None outside the range that was measured), rates,
+    ``source`` (the weakest label of the numbers used) and ``measured`` (date, repeats and spread); ``labels``, how many numbers
+    have each label; ``weakest``, its ``label`` and ``keys``; and all ``numbers`` by their dotted keys.
     """
     models = models or [builtin_models()[name] for name in MODELS]
     counts = Counter(number.source for number in profile.numbers.values())
@@ -164,18 +154,7 @@ def _contention(profile: HardwareProfile) -> Iterator[dict[str, Any]]:
 
 
 def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
-    """Write what `facts` collects for a terminal, what is alike told once.
-
-    Parameters
-    ----------
-    profile, models
-        As for `facts`.
-
-    Returns
-    -------
-    str
-        Ends with the number of numbers of each label, and the weakest.
-    """
+    """Write what `facts` collects for a terminal, what is alike told once."""
     found = facts(profile, models)
     lines = [f"{found['name']}: {found['description']}"]
     lines += [f"  {key}: {value}" for key, value in found["machine"].items()]

@@ -22,26 +22,7 @@ PART = "samples.jsonl.part"
 
 
 class Store:
-    """Readings of one measurement, appended to a file line by line.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the file `PART` is, or is to be; made if need be.
-    plan : Plan
-        What is measured.
-    machine : mapping of str to str
-        What it is measured on.
-    resume : bool
-        Go on with the file that is there; otherwise it is replaced.
-
-    Raises
-    ------
-    ConfigError
-        If the file is of another machine or plan, or is no such file.
-    InputError
-        If it cannot be written.
-    """
+    """Readings of one measurement, appended to a file line by line."""
 
     def __init__(self, folder: Path, plan: Plan, machine: Mapping[str, str], *, resume: bool = True) -> None:
         self._journal = Journal(OutputFolder(folder.parent, COMMAND, owned=False), f"{folder.name}/{PART}")

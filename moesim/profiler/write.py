@@ -50,27 +50,7 @@ def _flowing(value: Any) -> Any:
 
 
 def profile_text(content: Mapping[str, Any], date: str, folder: str) -> str:
-    """Write a profile as YAML.
-
-    Parameters
-    ----------
-    content : mapping
-        As of `moesim.profiler.profile_of.profiles_of`.
-    date : str
-        Of the measurement.
-    folder : str
-        Name of the folder with the samples.
-
-    Returns
-    -------
-    str
-        Reading it gives the content back.
-
-    Raises
-    ------
-    HardwareError
-        If the content is no valid profile.
-    """
+    """Write a profile as YAML."""
     build_profile(content, f"{content['name']}.yaml")
     body = yaml.dump(_flowing(content), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
     return _HEAD.format(date=date, folder=folder) + "\n" + body
@@ -79,35 +59,7 @@ def profile_text(content: Mapping[str, Any], date: str, folder: str) -> str:
 def write_all(
     out: Path, name: str, profiles: Mapping[str, Mapping[str, Any]], samples: pd.DataFrame, report: Mapping[str, Any]
 ) -> list[Path]:
-    """Write everything; all is made before the first file appears, the profiles come last, and each file is whole.
-
-    Parameters
-    ----------
-    out : Path
-        Folder of the profiles.
-    name : str
-        Of the first profile, and of the folder of samples.
-    profiles : mapping of str to mapping
-        Contents by name.
-    samples : DataFrame
-        With the columns of `moesim.profiler.fits.COLUMNS`.
-    report : mapping
-        For ``measurement.json``; must have ``date``.
-
-    Returns
-    -------
-    list of Path
-        The profiles.
-
-    Raises
-    ------
-    HardwareError
-        If a profile is not valid; nothing is written then.
-    InputError
-        If somebody else's file is in the way.
-    WriteError
-        If the disk is full or fails.
-    """
+    """Write everything; all is made before the first file appears, the profiles come last, and each file is whole."""
     texts = {which: profile_text(content, str(report["date"]), name) for which, content in profiles.items()}
     fits = fit_all(samples)
     picture = io.BytesIO()
