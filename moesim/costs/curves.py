@@ -13,20 +13,6 @@ from moesim.units import NS_PER_S, ceil_div
 def curve_ns(curve: CostCurve, n_rows: int) -> int:
     """Evaluate a curve.
 
-    Parameters
-    ----------
-    curve : CostCurve
-        The curve; outside its range it is continued (for ``points`` along the nearest segment).
-    n_rows : int
-        Rows, at least 1.
-
-    Returns
-    -------
-    int, ns
-        Nearest whole nanosecond (half rounds up), at least 0.
-
-    Notes
-    -----
     ``linear``: base + slope n. ``flat_linear``: base + slope max(0, n - knee). ``points``: linear interpolation on
     linear axes, since interpolating logarithms is wrong for a cost that is a sum.
     """
@@ -40,20 +26,7 @@ def curve_ns(curve: CostCurve, n_rows: int) -> int:
 
 
 def points_ns(points: Sequence[tuple[int, Fraction]], size: int) -> int:
-    """Interpolate between points of (size, us) on linear axes; outside them the nearest segment is continued.
-
-    Parameters
-    ----------
-    points : sequence of (int, Fraction)
-        At least two, ascending.
-    size : int
-        Rows or bytes.
-
-    Returns
-    -------
-    int, ns
-        Nearest whole nanosecond (half rounds up), at least 0.
-    """
+    """Interpolate between points of (size, us) on linear axes; outside them the nearest segment is continued."""
     upper = next((i for i, (n, _) in enumerate(points) if n >= size), len(points) - 1)
     upper = max(upper, 1)
     (n0, us0), (n1, us1) = points[upper - 1], points[upper]

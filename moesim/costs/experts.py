@@ -12,34 +12,12 @@ from moesim.units import NS_PER_S
 def linear_ns(cost: ExpertCost, n_bytes: int, operations: int, n_rows: int, flops: int = 0) -> int:
     """Evaluate the time of one expert.
 
-    Parameters
-    ----------
-    cost : ExpertCost
-        The constants of the device.
-    n_bytes : int, bytes
-        The expert's weights.
-    operations : int
-        Operations of one row: two for each weight.
-    n_rows : int
-        Token rows, at least 1.
-    flops : int
-        Operations a second of the device, which the first row never gets below; 0: no such bound.
-
-    Returns
-    -------
-    int, ns
-        Rounded up once.
-
-    Notes
-    -----
     t(n) = per_expert + max(bytes / read_rate, operations / flops) + (n - 1) (per_row + operations / few_row_rate) for n up to the
     crossover c, and t(c) + (n - c) operations / many_row_rate beyond it. Reading the weights hides the first row's operations,
     unless unpacking few bits takes longer than reading them. Kernels made for one row read or unpack the weights again for each
     further row, so that these cost far more than the processor's peak says; kernels made for many rows take over at the
     crossover. The time is continuous there, and it never falls.
 
-    Examples
-    --------
     >>> cost = ExpertCost(Fraction(65), Fraction(63), 79 * 10**9, 90 * 10**9)
     >>> [linear_ns(cost, 99_090_432, 352_321_536, n) for n in (1, 2)]
     [1319310, 5296993]

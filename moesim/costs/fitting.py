@@ -39,13 +39,7 @@ def _changed(model: ModelSpec, parts: Iterable[str]) -> list[str]:
 
 
 class Unfitting:
-    """Devices with curves that a run had no use for, because they are of other shapes, bits or models.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        Whose costs were asked for.
-    """
+    """Devices with curves that a run had no use for, because they are of other shapes, bits or models."""
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model

@@ -54,22 +54,7 @@ class LinkCosts:
         return self._transfers[key]
 
     def fetch_ns(self, src: str, dst: str, n_bytes: int | None = None, layer: int = 0) -> int:
-        """Time to copy one expert between two devices when nothing else moves.
-
-        Parameters
-        ----------
-        src, dst : str
-            Devices.
-        n_bytes : int, optional
-            Bytes; by default one expert of ``layer``.
-        layer : int
-            MoE layer.
-
-        Returns
-        -------
-        int, ns
-            All pieces over all hops, one hop after the other (store and forward).
-        """
+        """Time to copy one expert between two devices when nothing else moves."""
         key = (src, dst, layer if n_bytes is None else -1, n_bytes)
         if key not in self._fetches:
             size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes

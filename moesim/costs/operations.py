@@ -42,23 +42,9 @@ _CHOICE: Final = 6
 def operations(engine: str, kind: str, model: ModelSpec) -> Mapping[str, int]:
     """Count the operations of each part of a model at one row.
 
-    Parameters
-    ----------
-    engine : str
-        One of `ENGINES`.
-    kind : {"gpu", "cpu"}
-        Where the parts run.
-    model : ModelSpec
-        Its shapes.
+    Gives ``attention``, ``dense`` (norm and router), ``shared``, ``experts`` (all of a layer together), ``leading`` (one dense
+    layer without its attention), ``embedding``, ``head``.
 
-    Returns
-    -------
-    mapping of str to int
-        ``attention``, ``dense`` (norm and router), ``shared``, ``experts`` (all of a layer together), ``leading`` (one dense
-        layer without its attention), ``embedding``, ``head``.
-
-    Examples
-    --------
     >>> from moesim.model import load_model
     >>> operations("llama.cpp", "gpu", load_model("qwen3-30b-a3b"))["attention"]
     14

@@ -19,17 +19,6 @@ class Roofline:
     """Time of one part on one device: launch + max(bytes / rate, operations / rate, the other launches).
 
     The launches of a part run ahead of the device, so they hide behind long kernels and dominate short ones.
-
-    Parameters
-    ----------
-    device : Device
-        Its rates and its time of one launch.
-    launches : int
-        Kernels of the part; 0 for none.
-    place : str
-        What it is, for messages.
-    chain_us : Fraction, us, optional
-        Time of operations that follow each other, instead of launches: it adds to what reading and computing take.
     """
 
     __slots__ = ("first_ns", "floor_ns", "flops", "place", "rate")
@@ -59,13 +48,7 @@ def within_a_day(ns: int, place: str) -> int:
 
 
 class Ledger:
-    """Which numbers of a profile a cost model has used, and for what.
-
-    Parameters
-    ----------
-    hardware : HardwareProfile
-        Where the numbers are.
-    """
+    """Which numbers of a profile a cost model has used, and for what."""
 
     def __init__(self, hardware: HardwareProfile) -> None:
         self._hardware = hardware

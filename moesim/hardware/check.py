@@ -14,20 +14,7 @@ _AGREE = Fraction(1, 10)
 
 
 def check_machine(profile: HardwareProfile, place: str) -> None:
-    """Refuse a profile that is no machine.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-        As built.
-    place : str
-        The file, for messages.
-
-    Raises
-    ------
-    HardwareError
-        One line with the first thing that is wrong.
-    """
+    """Refuse a profile that is no machine."""
     for problem in _problems(profile):
         raise HardwareError(f"{place}: {' '.join(problem.split())}")  # a name may hold anything, and the message is one line
 

@@ -112,24 +112,7 @@ def _expected(loc: tuple[str | int, ...], error: Mapping[str, Any]) -> str:
 
 
 def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
-    """Check a raw profile against the format.
-
-    Parameters
-    ----------
-    raw : mapping
-        What the YAML holds.
-    place : str
-        The file, for messages.
-
-    Returns
-    -------
-    ProfileFile
-
-    Raises
-    ------
-    HardwareError
-        One line with the first thing that is wrong; a misspelt key comes before what it leaves missing.
-    """
+    """Check a raw profile against the format."""
     try:
         return ProfileFile.model_validate(dict(raw))
     except ValidationError as failure:

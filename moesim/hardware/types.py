@@ -49,134 +49,77 @@ class Number:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Time as a function of rows.
+    """Time as a function of rows."""
 
-    Attributes
-    ----------
-    key : str
-        Where in the profile it is, for messages and provenance.
-    form : str
-        ``"linear"``: base + slope rows; ``"flat_linear"``: base up to ``knee`` rows, then slope for each row beyond;
-        ``"points"``: straight lines between ``points``.
-    first, last : int
-        Rows for which it holds.
-    base_us, slope_us : Fraction
-        Microseconds, and microseconds a row.
-    knee : int
-        Rows up to which ``flat_linear`` is flat.
-    points : tuple of (int, Fraction)
-        Rows, microseconds.
-    shape : tuple of (int, int, float) or None
-        Hidden width, expert width, bits of an expert curve.
-    model, part : str
-        What a curve of a dense part is of.
-    first_extra_us : Fraction or None
-        Extra of the first expert of a group.
-    """
-
-    key: str
+    key: str  # where in the profile it is, for messages and provenance
+    # `"linear"`: base + slope rows; `"flat_linear"`: base up to `knee` rows, then slope for each row beyond; `"points"`: straight
+    # lines between `points`
     form: str
+    # first, last: rows for which it holds
     first: int
     last: int
+    # base_us, slope_us: microseconds, and microseconds a row
     base_us: Fraction = Fraction(0)
     slope_us: Fraction = Fraction(0)
-    knee: int = 0
-    points: tuple[tuple[int, Fraction], ...] = ()
-    shape: tuple[int, int, float] | None = None
+    knee: int = 0  # rows up to which `flat_linear` is flat
+    points: tuple[tuple[int, Fraction], ...] = ()  # rows, microseconds
+    shape: tuple[int, int, float] | None = None  # hidden width, expert width, bits of an expert curve
+    # model, part: what a curve of a dense part is of
     model: str = ""
     part: str = ""
-    first_extra_us: Fraction | None = None
+    first_extra_us: Fraction | None = None  # extra of the first expert of a group
 
 
 @dataclass(frozen=True)
 class ExpertCost:
-    """Time of an expert of any shape, linear in its rows; see `moesim.costs.experts`.
+    """Time of an expert of any shape, linear in its rows; see `moesim.costs.experts`."""
 
-    Attributes
-    ----------
-    per_expert_us : Fraction, us
-        What an expert takes whatever its rows and size.
-    per_row_us : Fraction, us
-        What each row after the first takes whatever its size.
-    read_bytes_per_s : int
-        Rate at which an expert's weights are read.
-    few_row_flops : int
-        Operations a second for each row after the first, up to the crossover.
-    many_row_flops, crossover_rows : int
-        Operations a second for rows beyond ``crossover_rows``; 0 and 0 if there is no crossover.
-    """
-
-    per_expert_us: Fraction
-    per_row_us: Fraction
-    read_bytes_per_s: int
-    few_row_flops: int
+    per_expert_us: Fraction  # what an expert takes whatever its rows and size
+    per_row_us: Fraction  # what each row after the first takes whatever its size
+    read_bytes_per_s: int  # rate at which an expert's weights are read
+    few_row_flops: int  # operations a second for each row after the first, up to the crossover
+    # many_row_flops, crossover_rows: operations a second for rows beyond `crossover_rows`; 0 and 0 if there is no crossover
     many_row_flops: int = 0
     crossover_rows: int = 0
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device; see ``hardware_profiles/README.md`` for the meaning of each key.
+    """One device; see ``hardware_profiles/README.md`` for the meaning of each key."""
 
-    Attributes
-    ----------
-    name, kind, host : str
-        Name, ``"gpu"``, ``"cpu"`` or ``"disk"``, and the machine it sits in.
-    role : str
-        The part it plays: ``"accelerator"`` (computes, with a bounded cache; a GPU unless the profile says otherwise),
-        ``"host"`` (computes from host memory; a CPU likewise) or ``"storage"`` (a disk; computes nothing).
-    cores : tuple of int
-        Processor cores that it is, where the profile is of a part of a processor; empty: all.
-    memory_bytes, workspace_bytes : int, bytes
-        Capacity, and what the software needs of it apart from weights, KV cache and pools.
-    memory_bytes_per_s, flops : int
-        Rates that kernels reach, for rooflines; 0 for a disk.
-    launch_us : Fraction, us
-        Start-up of one kernel or operator.
-    launches : mapping of str to int
-        Kernels of each part (1 where not given).
-    operations : str
-        Engine whose operations are counted from the model (`moesim.costs.operations`), instead of launches; empty: none.
-    operation_us, token_us, latent_attention_us : Fraction, us
-        What one operation takes beside reading; fixed work of the host a step, charged to the head; what latent attention takes
-        a layer besides, where the engine leaves it to the host.
-    router_us : Fraction, us
-        Time for the router's result to reach the host, once a layer.
-    first_extra_us : Fraction or None, us
-        Extra of the first expert of a group, unless the expert curve has its own.
-    expert_cost : ExpertCost or None
-        Time of experts of which no curve is.
-    experts, parts : tuple of CostCurve
-        Curves of experts, and of other parts of a layer.
-    predict : mapping of str to CostCurve
-        Curves of predictors by source name.
-    idle_w, busy_w : float or None, W
-        Power.
-    """
-
+    # name, kind, host: name, `"gpu"`, `"cpu"` or `"disk"`, and the machine it sits in
     name: str
     kind: str
     host: str
+    # memory_bytes, workspace_bytes: capacity, and what the software needs of it apart from weights, KV cache and pools
     memory_bytes: int
     workspace_bytes: int
+    # memory_bytes_per_s, flops: rates that kernels reach, for rooflines; 0 for a disk
     memory_bytes_per_s: int
     flops: int
-    launch_us: Fraction
-    launches: Mapping[str, int]
-    router_us: Fraction
-    first_extra_us: Fraction | None
+    launch_us: Fraction  # start-up of one kernel or operator
+    launches: Mapping[str, int]  # kernels of each part (1 where not given)
+    router_us: Fraction  # time for the router's result to reach the host, once a layer
+    first_extra_us: Fraction | None  # extra of the first expert of a group, unless the expert curve has its own
+    # experts, parts: curves of experts, and of other parts of a layer
     experts: tuple[CostCurve, ...]
     parts: tuple[CostCurve, ...]
-    predict: Mapping[str, CostCurve]
+    predict: Mapping[str, CostCurve]  # curves of predictors by source name
+    # idle_w, busy_w: W: power
     idle_w: float | None
     busy_w: float | None
+    # the part it plays: `"accelerator"` (computes, with a bounded cache; a GPU unless the profile says otherwise), `"host"`
+    # (computes from host memory; a CPU likewise) or `"storage"` (a disk; computes nothing)
     role: str = "accelerator"
-    expert_cost: ExpertCost | None = None
+    expert_cost: ExpertCost | None = None  # time of experts of which no curve is
+    # engine whose operations are counted from the model (`moesim.costs.operations`), instead of launches; empty: none
     operations: str = ""
+    # operation_us, token_us, latent_attention_us: what one operation takes beside reading; fixed work of the host a step, charged
+    # to the head; what latent attention takes a layer besides, where the engine leaves it to the host
     operation_us: Fraction = Fraction(0)
     token_us: Fraction = Fraction(0)
     latent_attention_us: Fraction = Fraction(0)
-    cores: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()  # processor cores that it is, where the profile is of a part of a processor; empty: all
 
 
 @dataclass(frozen=True)

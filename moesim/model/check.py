@@ -29,18 +29,7 @@ def is_int(value: object) -> bool:
 
 
 def find_problem(values: Mapping[str, Any]) -> str | None:
-    """Find the first impossible field.
-
-    Parameters
-    ----------
-    values : mapping of str to object
-        A value for every field of `ModelSpec`.
-
-    Returns
-    -------
-    str or None
-        ``"key: expected ..., got ..."``, or None if all is well.
-    """
+    """Find the first impossible field."""
     return _find_wrong_type(values) or _find_contradiction(values)
 
 

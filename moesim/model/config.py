@@ -213,24 +213,7 @@ def _read_name(c: _Config) -> str:
 
 
 def read_config(path: Path) -> ModelSpec:
-    """Read a Hugging Face ``config.json``.
-
-    Parameters
-    ----------
-    path : Path
-        The file, or a folder with a ``config.json`` in it.
-
-    Returns
-    -------
-    ModelSpec
-        Named after the file's ``_name_or_path``, else after its folder (``config.json``) or itself.
-
-    Raises
-    ------
-    ModelError
-        If the file cannot be read, its architecture or quantisation is unknown, or a figure is missing or
-        impossible.
-    """
+    """Read a Hugging Face ``config.json``."""
     c = _Config(path / "config.json" if path.is_dir() else path)
     names = c.data.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
