@@ -17,19 +17,7 @@ ALWAYS = ("oracle", "frequency", "coactivation", "synthetic:<recall>")
 
 
 class PredictorSet(Mapping[str, Predictor]):
-    """Prediction sources by name.
-
-    Parameters
-    ----------
-    trace : Trace
-        Where recorded signals and calibration tables come from.
-    workload : Workload
-        What will run.
-    stand_ins : mapping of str to str
-        Source that a policy names, or ``"*"`` for any -> source that answers for it.
-    seed : int
-        Seed of synthetic sources.
-    """
+    """Prediction sources by name."""
 
     def __init__(self, trace: Trace, workload: Workload, stand_ins: Mapping[str, str], seed: int) -> None:
         self._trace = trace
@@ -67,20 +55,6 @@ class PredictorSet(Mapping[str, Predictor]):
 def stand_in(source: str, stand_ins: Mapping[str, str]) -> str:
     """Tell which source answers for another.
 
-    Parameters
-    ----------
-    source : str
-        What the policy names, with or without ``"signal:"``.
-    stand_ins : mapping of str to str
-        As in the experiment; ``"*"`` stands for every source that has no entry of its own.
-
-    Returns
-    -------
-    str
-        The source itself if nothing stands in for it.
-
-    Examples
-    --------
     >>> stand_in("signal:residual", {"residual": "synthetic:0.9"}), stand_in("frequency", {})
     ('synthetic:0.9', 'frequency')
     """

@@ -13,13 +13,7 @@ NEVER = 2**62
 
 
 class FutureUse:
-    """When each expert will be used.
-
-    Parameters
-    ----------
-    workload : Workload
-        Its routing is read once, completely.
-    """
+    """When each expert will be used."""
 
     def __init__(self, workload: Workload) -> None:
         self._steps: dict[tuple[int, int], list[int]] = {}
@@ -32,20 +26,7 @@ class FutureUse:
                             uses.append(step.index)
 
     def next_use(self, layer: int, expert: int, step: int) -> int:
-        """Say when an expert is used next.
-
-        Parameters
-        ----------
-        layer, expert : int
-            Which.
-        step : int
-            The present step.
-
-        Returns
-        -------
-        int
-            The first step strictly after `step` in which the layer routes to the expert; `NEVER` if there is none.
-        """
+        """Say when an expert is used next."""
         uses = self._steps.get((layer, expert), [])
         at = bisect_right(uses, step)
         return uses[at] if at < len(uses) else NEVER

@@ -103,24 +103,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniform(seed: int, step: int, layers: NDArray[Any], rows: NDArray[Any], n: int) -> NDArray[np.float64]:
-    """Draw numbers that depend on their place only: a counter hashed with SplitMix64.
-
-    Parameters
-    ----------
-    seed, step : int
-        The place.
-    layers : (n_layers,) integer
-        Layers of the step.
-    rows : (n_rows,) integer
-        Rows of the step.
-    n : int
-        Numbers for each row of each layer.
-
-    Returns
-    -------
-    (n_layers, n_rows, n) float64
-        In [0, 1).
-    """
+    """Draw numbers that depend on their place only: a counter hashed with SplitMix64."""
     state = np.zeros(1, np.uint64)
     for word in (np.array([seed]), np.array([step]), layers[:, None, None], rows[:, None], np.arange(n)):
         state = _mix(state + (word.astype(np.uint64) + np.uint64(1)) * _GOLDEN)

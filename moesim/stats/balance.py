@@ -11,20 +11,7 @@ if TYPE_CHECKING:
 
 
 def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute each expert's share of the activations of its layer.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    (n_layers, n_experts) float64
-        Every layer adds up to 1.
-    """
+    """Compute each expert's share of the activations of its layer."""
     n_rows, n_layers, top_k = experts.shape
     offsets = np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
     counts = np.bincount((experts + offsets).ravel(), minlength=n_layers * n_experts)
@@ -32,18 +19,7 @@ def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.fl
 
 
 def entropy_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the entropy of the activations over its largest value, log(n_experts).
-
-    Parameters
-    ----------
-    frequency : (..., n_experts) float64
-        Shares that add up to 1.
-
-    Returns
-    -------
-    (...) float64
-        1 if all experts are used alike, 0 if only one is used.
-    """
+    """Compute the entropy of the activations over its largest value, log(n_experts)."""
     logs = np.log(np.where(frequency > 0, frequency, 1.0))
     return np.asarray(-(frequency * logs).sum(axis=-1) / np.log(frequency.shape[-1]))
 
@@ -51,18 +27,6 @@ def entropy_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
 def normalised_entropy(frequency: NDArray[np.float64]) -> float:
     """Average `entropy_by_layer` over layers.
 
-    Parameters
-    ----------
-    frequency : (n_layers, n_experts) float64
-        Shares that add up to 1 in each layer.
-
-    Returns
-    -------
-    float
-        1 if all experts are used alike, 0 if only one is used.
-
-    Examples
-    --------
     >>> round(normalised_entropy(np.full((2, 8), 1 / 8)), 9)
     1.0
     """
@@ -70,18 +34,7 @@ def normalised_entropy(frequency: NDArray[np.float64]) -> float:
 
 
 def top_over_uniform(frequency: NDArray[np.float64]) -> float:
-    """Compute how many times as often as the average expert the most used one is used; mean over layers.
-
-    Parameters
-    ----------
-    frequency : (n_layers, n_experts) float64
-        Shares that add up to 1 in each layer.
-
-    Returns
-    -------
-    float
-        1 if all experts are used alike.
-    """
+    """Compute how many times as often as the average expert the most used one is used; mean over layers."""
     return float(top_by_layer(frequency).mean())
 
 
@@ -96,19 +49,6 @@ def gini(frequency: NDArray[np.float64]) -> NDArray[np.float64]:
     Chosen over the exponent of a fitted Zipf law because it needs no fit, takes experts that are never used, and
     does not depend on which ranks are fitted.
 
-    Parameters
-    ----------
-    frequency : (..., n_experts) float64
-        Shares that add up to 1.
-
-    Returns
-    -------
-    (...) float64
-        Half of the mean difference between two experts over the mean share: 0 if all experts are used alike,
-        1 - 1 / n_experts if only one is used.
-
-    Examples
-    --------
     >>> gini(np.array([[0.25, 0.25, 0.25, 0.25], [1, 0, 0, 0]])).tolist()
     [0.0, 0.75]
     """
@@ -122,22 +62,6 @@ def uniform_counts(
 ) -> NDArray[np.int64]:
     """Draw how often each expert is used if every token takes top_k different experts at random.
 
-    Parameters
-    ----------
-    rng : Generator
-    n_rows : int or (...) int
-        Tokens; broadcast to `shape`.
-    n_experts, top_k : int
-    shape : tuple of int
-        How many draws.
-
-    Returns
-    -------
-    (*shape, n_experts) int64
-        Each adds up to n_rows * top_k.
-
-    Notes
-    -----
     Exact, without drawing tokens: of the tokens which still need j of the r experts that are left, a binomial
     number takes the next one, each with probability j / r.
     """
@@ -154,20 +78,7 @@ def uniform_counts(
 
 
 def loads(experts: NDArray[Any], group: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count the rows that each expert serves in each group of rows.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    group : (n_rows,) integer
-        From 0: a request, a window, a segment, a step of a batch.
-    n_experts : int
-
-    Returns
-    -------
-    (n_groups, n_layers, n_experts) int64
-    """
+    """Count the rows that each expert serves in each group of rows."""
     n_layers = experts.shape[1]
     n_groups = int(group.max()) + 1 if len(group) else 0
     counts = np.empty((n_groups, n_layers, n_experts), np.int64)

@@ -24,21 +24,6 @@ def compose(request: NDArray[Any], size: int, seed: int = 0) -> list[NDArray[np.
     """Put rows of different requests together, as a server would decode them: a step takes the next row of each.
 
     Routing of a token does not depend on its batch, so rows recorded one by one may be combined.
-
-    Parameters
-    ----------
-    request : (n_rows,) integer
-        Request of each row, ascending.
-    size : int
-        Requests of a batch, B.
-    seed : int
-        Of the order in which requests are taken.
-
-    Returns
-    -------
-    list of (n_steps, size) int64
-        Rows of each batch; it ends with its shortest request. What does not fill a batch is left out, so the
-        list is empty if there are fewer than `size` requests.
     """
     first, length = spans(request)
     order = np.random.default_rng(seed).permutation(len(first))
@@ -47,37 +32,14 @@ def compose(request: NDArray[Any], size: int, seed: int = 0) -> list[NDArray[np.
 
 
 def workloads(ids: NDArray[Any], n_experts: int) -> NDArray[np.int32]:
-    """Count the rows of each step that go to each expert of one layer.
-
-    Parameters
-    ----------
-    ids : (n_steps, B, top_k) integer
-    n_experts : int
-
-    Returns
-    -------
-    (n_steps, n_experts) int32
-    """
+    """Count the rows of each step that go to each expert of one layer."""
     n_steps = len(ids)
     cells = ids.reshape(n_steps, -1).astype(np.int64) + np.arange(n_steps)[:, None] * n_experts
     return np.bincount(cells.ravel(), minlength=n_steps * n_experts).reshape(n_steps, n_experts).astype(np.int32)
 
 
 def distinct_experts(experts: NDArray[Any], batches: Sequence[NDArray[np.int64]], n_experts: int) -> NDArray[np.float64]:
-    """Count the experts that a step of a batch needs in each layer.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-    batches : sequence of (n_steps, B) integer
-        As by `compose`.
-    n_experts : int
-
-    Returns
-    -------
-    (n_layers,) float64
-        Mean over steps.
-    """
+    """Count the experts that a step of a batch needs in each layer."""
     steps = np.concatenate(batches)
     found = [(workloads(experts[:, layer][steps], n_experts) > 0).sum(axis=1).mean() for layer in range(experts.shape[1])]
     return np.array(found)
@@ -86,8 +48,6 @@ def distinct_experts(experts: NDArray[Any], batches: Sequence[NDArray[np.int64]]
 def uniform_distinct(n_experts: int, top_k: int, batch_size: int) -> float:
     """Compute how many experts a batch needs on average if each row takes top_k at random.
 
-    Examples
-    --------
     >>> uniform_distinct(8, 2, 2)  # 8 (1 - (6/8)²)
     3.5
     """
@@ -95,18 +55,7 @@ def uniform_distinct(n_experts: int, top_k: int, batch_size: int) -> float:
 
 
 def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int) -> float:
-    """Compute how many experts a batch would need if its rows were drawn from the whole trace.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-    n_experts, batch_size : int
-
-    Returns
-    -------
-    float
-        Mean over layers of the sum over experts of 1 - (1 - p) ** B, p the share of rows that use the expert.
-    """
+    """Compute how many experts a batch would need if its rows were drawn from the whole trace."""
     share = activation_frequency(experts, n_experts) * experts.shape[2]
     return float((1 - (1 - share) ** batch_size).sum(axis=1).mean())
 
@@ -131,20 +80,6 @@ def workload_correlation(
 
     DALI (2026), Fig. 8, in our reading: Pearson's correlation, over the experts of a layer, of the rows that each serves
     in two steps. Popular experts correlate any two steps; what adjacent ones have beyond distant ones is temporal.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-    batches : sequence of (steps, B) integer
-        As by `compose`; those shorter than two steps are left out.
-    n_experts : int
-    n_steps : int
-        Steps of the matrix at most; it has those which every batch has.
-
-    Returns
-    -------
-    WorkloadCorrelation or None
-        None if no batch has two steps.
     """
     long = [b for b in batches if len(b) > 1]
     if not long:

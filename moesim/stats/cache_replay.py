@@ -36,24 +36,6 @@ def replay_lru(
 ) -> list[bool]:
     """Replay a cache that forgets what was used longest ago.
 
-    Parameters
-    ----------
-    visits : iterable of sequence of hashable
-        Keys looked up together; within a visit, later keys count as used later.
-    capacity : int
-        Keys, or bytes if ``sizes`` is given.
-    sizes : mapping of key to int, optional
-        Bytes of each key. What is larger than the cache never stays.
-    set_wise : bool
-        Whether a visit is looked up as a whole.
-
-    Returns
-    -------
-    list of bool
-        One for each lookup, in order: True if it was a hit.
-
-    Examples
-    --------
     >>> replay_lru([[0, 1], [2, 0]], 2), replay_lru([[0, 1], [2, 0]], 2, set_wise=False)
     ([False, False, False, True], [False, False, False, False])
     """
@@ -85,18 +67,6 @@ def replay_lfu(
     Uses are counted from the start, in and out of the cache. Among equals the one used longest ago goes. What
     a visit used goes last, since it had to be brought in.
 
-    Parameters
-    ----------
-    visits, capacity, sizes, set_wise
-        As for `replay_lru`.
-
-    Returns
-    -------
-    list of bool
-        One for each lookup.
-
-    Examples
-    --------
     >>> replay_lfu([[0], [0], [1], [2], [0], [1]], 2)
     [False, True, False, False, True, False]
     """
@@ -134,20 +104,6 @@ def replay_belady(
     Among equals the one used longest ago goes. A key that was only just used may be the one that goes: no cache that fetches
     on demand has more hits if all sizes are equal. With different sizes it is a strong heuristic, not an optimum.
 
-    Parameters
-    ----------
-    visits, capacity, sizes, set_wise
-        As for `replay_lru`.
-    keep_visit : bool
-        What a visit used goes last, as in a cache that holds all keys of a visit at once. No such cache has more hits.
-
-    Returns
-    -------
-    list of bool
-        One for each lookup.
-
-    Examples
-    --------
     >>> replay_belady([[0], [1], [2], [0], [1]], 2), replay_belady([[0], [1], [2], [0], [1]], 2, keep_visit=True)
     ([False, False, False, True, True], [False, False, False, True, False])
     """

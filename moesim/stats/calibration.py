@@ -17,22 +17,13 @@ RESIDUAL = "residual"
 
 
 class Counts:
-    """What calibration counts, request by request.
-
-    Parameters
-    ----------
-    n_layers, n_experts, hidden : int
-
-    Attributes
-    ----------
-    arrays : dict of str to ndarray
-        ``prefill`` and ``decode`` (n_layers, n_experts) int64: rows that used an expert; ``pairs`` (n_layers, n_experts,
-        n_experts) int64: rows that used i in l and j in l + 1; ``inputs`` (n_layers, hidden) float64: sum of
-        the routers' inputs; ``rows`` (1,) int64.
-    """
+    """What calibration counts, request by request."""
 
     def __init__(self, n_layers: int, n_experts: int, hidden: int) -> None:
         self._n_experts = n_experts
+        # `prefill` and `decode` (n_layers, n_experts) int64: rows that used an expert; `pairs` (n_layers, n_experts, n_experts)
+        # int64: rows that used i in l and j in l + 1; `inputs` (n_layers, hidden) float64: sum of the routers' inputs; `rows`
+        # (1,) int64
         self.arrays: dict[str, NDArray[Any]] = {
             "prefill": np.zeros((n_layers, n_experts), np.int64),
             "decode": np.zeros((n_layers, n_experts), np.int64),
@@ -64,13 +55,9 @@ class Counts:
     def tables(self) -> dict[str, NDArray[Any]]:
         """Make the tables of a trace.
 
-        Returns
-        -------
-        dict of str to ndarray
-            ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers,
-            n_experts) float32 shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts;
-            ``residual`` (n_layers, hidden) float16: mean step from the input of each router to the next
-            one's, zeros for the last (DALI).
+        Gives ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers, n_experts) float32
+        shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts; ``residual`` (n_layers, hidden) float16: mean
+        step from the input of each router to the next one's, zeros for the last (DALI).
         """
         both = self.arrays["prefill"] + self.arrays["decode"]
         return {
@@ -82,20 +69,7 @@ class Counts:
 
 
 def mean_steps(sums: NDArray[np.float64], n_rows: int) -> NDArray[np.float16]:
-    """Compute the mean step from the input of each router to that of the next.
-
-    Parameters
-    ----------
-    sums : (n_layers, hidden) float64
-        Of the inputs, over some rows.
-    n_rows : int
-        How many.
-
-    Returns
-    -------
-    (n_layers, hidden) float16
-        Zeros for the last layer.
-    """
+    """Compute the mean step from the input of each router to that of the next."""
     steps = np.diff(sums, axis=0) / max(1, n_rows)
     return np.concatenate([steps, np.zeros_like(sums[:1])]).astype(np.float16)
 

@@ -15,24 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """Handed to the maker of each group of figures.
+    """Handed to the maker of each group of figures."""
 
-    Attributes
-    ----------
-    sample : Sample
-        The rows to describe.
-    frequency : (n_layers, n_experts) float64
-        Their activation frequency.
-    progress : Progress
-        Where the steps are counted.
-    absent : dict of str to str
-        Figure of this group -> why it is None.
-    """
-
-    sample: Sample
-    frequency: NDArray[np.float64]
-    progress: Progress
-    absent: dict[str, str] = field(default_factory=dict)
+    sample: Sample  # the rows to describe
+    frequency: NDArray[np.float64]  # their activation frequency
+    progress: Progress  # where the steps are counted
+    absent: dict[str, str] = field(default_factory=dict)  # figure of this group -> why it is None
 
     def begin(self, text: str, steps: int) -> None:
         """Say what is being done next; the steps count at once, as the bar is drawn when they are counted."""

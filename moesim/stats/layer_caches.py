@@ -28,25 +28,6 @@ def layer_hit_rates(
     Each row is one visit of every layer: batch 1. The caches start empty and live on from one request to the
     next.
 
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids in rank order.
-    n_experts : int
-        Experts of a layer.
-    capacities : sequence of int
-        Sizes of a layer's cache, in experts.
-    policies : sequence of str
-        Which to replay: ``"lru"``, which is several times faster than the others, ``"lfu"``, ``"belady"``, and
-        ``"belady-visit"``, which keeps what a row uses until the next one.
-
-    Returns
-    -------
-    dict of str to (n_capacities, n_layers) float64
-        Hit rate of each: hits over lookups.
-
-    Examples
-    --------
     >>> rows = np.array([[[0]], [[1]], [[0]]])
     >>> {name: rate.item() for name, rate in layer_hit_rates(rows, 2, [2]).items()}
     {'lru': 0.3333333333333333, 'lfu': 0.3333333333333333, 'belady': 0.3333333333333333}
@@ -153,23 +134,7 @@ def _next_rows(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
 
 
 def keep_worthiest(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64], value: Worth) -> NDArray[np.int64]:
-    """Let the least worthy go after each row, until every cache is back at its size.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        What is looked up; each row is answered before it changes the caches.
-    n_experts : int
-    sizes : (n_capacities,) int64
-    value : callable
-        ``value(row, ids)``: what each expert is worth after that row, (n_layers, n_experts) float64. Called once a
-        row, in order. Among equals the lower id goes.
-
-    Returns
-    -------
-    (n_capacities, n_layers) int64
-        Hits.
-    """
+    """Let the least worthy go after each row, until every cache is back at its size."""
     n_rows, n_layers, top_k = experts.shape
     # 0 for what is held, infinite for what is not: adding it to the worth is several times faster than a mask.
     away = np.full((len(sizes), n_layers, n_experts), np.inf)

@@ -16,20 +16,7 @@ if TYPE_CHECKING:
 
 
 def membership(experts: NDArray[Any], n_experts: int) -> NDArray[np.bool_]:
-    """Mark the experts of each row and layer.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    (n_rows, n_layers, n_experts) bool
-        True where the router chose the expert.
-    """
+    """Mark the experts of each row and layer."""
     chosen = np.zeros((*experts.shape[:2], n_experts), bool)
     np.put_along_axis(chosen, experts.astype(np.int64), True, axis=2)
     return chosen
@@ -41,24 +28,7 @@ def _later(request: NDArray[Any], distance: int) -> NDArray[np.int64]:
 
 
 def reuse_by_lag(experts: NDArray[Any], request: NDArray[Any], lags: Sequence[int], n_experts: int) -> NDArray[np.float64]:
-    """Compute the share of a token's experts that the token n positions earlier also used.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids, rows in token order.
-    request : (n_rows,) integer
-        Request of each row; only rows of the same request are compared.
-    lags : sequence of int
-        Distances n, from 1.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    (n_lags, n_layers) float64
-        Mean over rows and experts; nan where no request is long enough.
-    """
+    """Compute the share of a token's experts that the token n positions earlier also used."""
     n_layers = experts.shape[1]
     result = np.full((len(lags), n_layers), np.nan)
     for layer in range(n_layers):
@@ -76,20 +46,6 @@ def reuse_by_lag(experts: NDArray[Any], request: NDArray[Any], lags: Sequence[in
 def reuse(experts: NDArray[Any], request: NDArray[Any], distance: int, n_experts: int) -> float:
     """Compute the share of a token's experts that the token ``distance`` positions earlier also used.
 
-    Parameters
-    ----------
-    experts, request, n_experts
-        As for `reuse_by_lag`.
-    distance : int
-        Tokens between the two.
-
-    Returns
-    -------
-    float
-        Mean over rows, layers and experts; nan if no request is long enough.
-
-    Examples
-    --------
     >>> reuse(np.array([[[0, 1]], [[1, 2]]]), np.array([5, 5]), 1, 4)
     0.5
     """
@@ -99,20 +55,6 @@ def reuse(experts: NDArray[Any], request: NDArray[Any], distance: int, n_experts
 def reuse_baseline(experts: NDArray[Any], n_experts: int) -> float:
     """Compute the share that a random other token of the trace would have used.
 
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    float
-        Mean over rows, layers and experts; nan for fewer than two rows.
-
-    Notes
-    -----
     The expectation over all pairs of different rows, so nothing is drawn: with c rows that use an expert,
     c (c - 1) of the n (n - 1) pairs share it.
     """
@@ -125,18 +67,7 @@ def reuse_baseline(experts: NDArray[Any], n_experts: int) -> float:
 
 
 def by_score(scores: NDArray[Any]) -> NDArray[np.int64]:
-    """Order the experts of each row by their score.
-
-    Parameters
-    ----------
-    scores : (..., n_experts) float16
-        At least 0, as a softmax is.
-
-    Returns
-    -------
-    (..., n_experts) int64
-        Ids, best first; among equal scores the lower id.
-    """
+    """Order the experts of each row by their score."""
     # Half floats that are not negative sort as their bits do, and sorting 16-bit integers is several times faster.
     bits = np.asarray(scores, np.float16).view(np.uint16)
     return np.argsort(np.uint16(0xFFFF) - bits, axis=-1, kind="stable")
@@ -146,21 +77,6 @@ def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[
     """Compute the probability that the next token uses an expert, by its rank in this token.
 
     HybriMoE (2025), Fig. 3b.
-
-    Parameters
-    ----------
-    ranked : (n_rows, n_layers, m) integer
-        Experts of each row, best first: all of them by score, or the chosen ones in the order of the router.
-    experts : (n_rows, n_layers, top_k) integer
-        Chosen experts.
-    request : (n_rows,) integer
-        Request of each row.
-    n_experts : int
-
-    Returns
-    -------
-    (m, n_layers) float64
-        nan if no request has two rows.
     """
     later = _later(request, 1)
     n_layers, m = ranked.shape[1:]
@@ -174,20 +90,7 @@ def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[
 
 
 def segments(request: NDArray[Any], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Cut requests into consecutive segments of equal length; what is left over at the end of one is not used.
-
-    Parameters
-    ----------
-    request : (n_rows,) integer
-        Request of each row, ascending.
-    length : int
-        Rows of a segment.
-
-    Returns
-    -------
-    rows, segment : (n,) int64
-        The rows that lie in a segment, and the number of each one's, from 0.
-    """
+    """Cut requests into consecutive segments of equal length; what is left over at the end of one is not used."""
     first, size = spans(request)
     place = np.arange(len(request)) - np.repeat(first, size)
     whole = np.repeat(size // length, size)
@@ -201,28 +104,6 @@ def segment_best(counts: NDArray[Any], length: int, top_k: int, sizes: Sequence[
 
     "Not All Models Suit Expert Offloading: On Local Routing Consistency of Mixture-of-Expert Models" (2025); the formulas
     are our reading of its definitions.
-
-    Parameters
-    ----------
-    counts : (n_segments, n_layers, n_experts) integer
-        Tokens of the segment that use each expert.
-    length : int
-        Tokens of a segment, m.
-    top_k : int
-        Experts of a token, k.
-    sizes : sequence of int
-        Sizes c of the cache, in experts of a layer.
-
-    Returns
-    -------
-    srp : (n_layers,) float64
-        Segment routing best performance: how well one fixed group of experts stands for the choices of all tokens
-        of a segment, the group and its size g chosen best. With C(g) the activations that go to the g most used
-        experts, precision is C(g) / (m g), recall C(g) / (m k), and SRP their harmonic mean at its best:
-        max over g of 2 C(g) / (m (g + k)). Mean over segments.
-    sch : (n_sizes, n_layers) float64
-        Segment cache best hit rate: the share of the lookups of a segment that hits a cache of c experts filled
-        before it with those which it uses most: C(c) / (m k). Mean over segments.
     """
     ascending = np.sort(counts.astype(np.uint16 if length < 2**16 else np.uint32), axis=2)  # small types sort much faster
     within = np.cumsum(ascending[:, :, ::-1], axis=2, dtype=np.int32)

@@ -13,58 +13,19 @@ if TYPE_CHECKING:
 
 
 def recall(predicted: NDArray[Any], experts: NDArray[Any]) -> NDArray[np.float64]:
-    """Compute the share of the routed experts that were predicted, layer by layer.
-
-    Parameters
-    ----------
-    predicted : (n_rows, n_layers, n) integer
-        Predicted ids.
-    experts : (n_rows, n_layers, top_k) integer
-        Routed ids.
-
-    Returns
-    -------
-    (n_layers,) float64
-        Mean over rows.
-    """
+    """Compute the share of the routed experts that were predicted, layer by layer."""
     found = (experts[..., :, None] == predicted[..., None, :]).any(axis=3)
     return np.asarray(found.mean(axis=(0, 2)), np.float64)
 
 
 def signal_recall(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> float:
-    """Compute the recall of a recorded signal's top_k, over the layers and rows it covers.
-
-    Parameters
-    ----------
-    trace : Trace
-        What was recorded.
-    signal : Signal
-        One of its signals.
-    rows : (n,) integer or None
-        Rows of the trace to look at; None: all.
-
-    Returns
-    -------
-    float
-        Mean over layers; nan if it covers none of the rows.
-    """
+    """Compute the recall of a recorded signal's top_k, over the layers and rows it covers."""
     by_layer = signal_recall_by_layer(trace, signal, rows)
     return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
 
 
 def signal_recall_by_layer(trace: Trace, signal: Signal, rows: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """Compute the recall of a recorded signal's top_k, layer by layer.
-
-    Parameters
-    ----------
-    trace, signal, rows
-        As for `signal_recall`.
-
-    Returns
-    -------
-    (n_layers,) float64
-        nan in layers that the signal says nothing about, and everywhere if it covers none of the rows.
-    """
+    """Compute the recall of a recorded signal's top_k, layer by layer."""
     covered = np.asarray(signal.rows)
     wanted = np.ones(len(covered), bool) if rows is None else np.isin(covered, rows)
     result = np.full(trace.n_layers, np.nan)
@@ -76,42 +37,14 @@ def signal_recall_by_layer(trace: Trace, signal: Signal, rows: NDArray[Any] | No
 
 
 def top_ids(signal: Signal, which: Any, top_k: int) -> NDArray[Any]:
-    """Read the best ids of a signal.
-
-    Parameters
-    ----------
-    signal : Signal
-        With ids, or dense scores.
-    which : index
-        Which of the signal's rows.
-    top_k : int
-        How many ids.
-
-    Returns
-    -------
-    (n, n_layers, top_k) integer
-        Best first; among equal scores the lower id.
-    """
+    """Read the best ids of a signal."""
     if signal.ids is not None:
         return np.asarray(signal.ids[which][..., :top_k])
     return np.argsort(-np.asarray(signal.scores[which], np.float32), axis=-1, kind="stable")[..., :top_k]
 
 
 def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count which experts of the next layer follow those of each layer.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    (n_layers, n_experts, n_experts) int64
-        ``[l, i, j]``: rows that used expert i in layer l and j in layer l + 1. The last layer is zero.
-    """
+    """Count which experts of the next layer follow those of each layer."""
     n_layers = experts.shape[1]
     table = np.zeros((n_layers, n_experts, n_experts), np.int64)
     for layer in range(n_layers - 1):
@@ -120,37 +53,13 @@ def coactivation(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
 
 
 def pair_counts(here: NDArray[Any], there: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count pairs of experts that the same rows used in two layers.
-
-    Parameters
-    ----------
-    here, there : (n_rows, top_k) integer
-        Expert ids in one layer and in the other.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    (n_experts, n_experts) int64
-        ``[i, j]``: rows that used i here and j there.
-    """
+    """Count pairs of experts that the same rows used in two layers."""
     pairs = here.astype(np.int64)[:, :, None] * n_experts + there.astype(np.int64)[:, None, :]
     return np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
 
 
 def conditional(counts: NDArray[Any]) -> NDArray[np.float64]:
-    """Turn pair counts into P(there | here).
-
-    Parameters
-    ----------
-    counts : (n_experts, n_experts)
-        As by `pair_counts`, or shares of them.
-
-    Returns
-    -------
-    (n_experts, n_experts) float64
-        Every row adds up to 1, or to 0 if that expert was never used here.
-    """
+    """Turn pair counts into P(there | here)."""
     total = np.asarray(counts, np.float64).sum(axis=1, keepdims=True)
     shares = np.zeros(counts.shape, np.float64)
     np.divide(counts, total, out=shares, where=total > 0)
@@ -158,40 +67,12 @@ def conditional(counts: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def coactivation_scores(shares: NDArray[np.float64], experts: NDArray[Any]) -> NDArray[np.float64]:
-    """Score the experts of the next layer by those of this one.
-
-    Parameters
-    ----------
-    shares : (n_experts, n_experts) float64
-        P(there | here), as by `conditional`.
-    experts : (n_rows, top_k) integer
-        The experts used here.
-
-    Returns
-    -------
-    (n_rows, n_experts) float64
-        Sum of P over the row's experts.
-    """
+    """Score the experts of the next layer by those of this one."""
     return np.asarray(shares[experts.astype(np.int64)].sum(axis=1))
 
 
 def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> float:
-    """Compute the recall of a co-occurrence table, counted over a random half of the requests and tried on the rest.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-        Expert ids.
-    request : (n_rows,) integer
-        Request of each row.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    float
-        Mean over layers 1 and up; nan with fewer than two requests or layers.
-    """
+    """Compute the recall of a co-occurrence table, counted over a random half of the requests and tried on the rest."""
     by_layer = coactivation_recall_by_layer(experts, request, n_experts)
     return float("nan") if np.isnan(by_layer).all() else float(np.nanmean(by_layer))
 
@@ -199,18 +80,6 @@ def coactivation_recall(experts: NDArray[Any], request: NDArray[Any], n_experts:
 def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
     """Compute the recall of a co-occurrence table layer by layer.
 
-    Parameters
-    ----------
-    experts, request, n_experts
-        As for `coactivation_recall`.
-
-    Returns
-    -------
-    (n_layers,) float64
-        nan in layer 0, and everywhere with fewer than two requests.
-
-    Notes
-    -----
     The halves are drawn with a fixed seed. Every other request would not do: in many recordings kinds of text take
     turns, and a table of one kind tried on another measures something else.
     """
@@ -233,18 +102,6 @@ def coactivation_recall_by_layer(experts: NDArray[Any], request: NDArray[Any], n
 def among_best(scores: NDArray[Any], ids: NDArray[Any], n: int) -> NDArray[np.bool_]:
     """Tell which experts are among the n best of their row; among equal scores the lower id is better.
 
-    Parameters
-    ----------
-    scores : (n_rows, n_experts) float
-    ids : (n_rows, m) integer
-    n : int
-
-    Returns
-    -------
-    (n_rows, m) bool
-
-    Examples
-    --------
     >>> among_best(np.array([[1, 3, 3, 3]]), np.array([[2, 3]]), 2).tolist()
     [[True, False]]
     """

@@ -42,28 +42,9 @@ _STEPS = 23  # the makers count them
 def report(trace: Trace, phase: str | None = None, *, max_rows: int | None = None, show_progress: bool = False) -> dict[str, Any]:
     """Compute all statistics of a trace.
 
-    Parameters
-    ----------
-    trace : Trace
-    phase : str or None
-        ``"decode"`` or ``"prefill"``: whose rows; None: decode, unless the trace has none. Figures that are about one
-        phase, or compare both, look at those in any case.
-    max_rows : int or None
-        Stop after the request in which this many rows are reached; None: all rows.
-    show_progress : bool
-        Show a bar on a terminal if it takes long.
-
-    Returns
-    -------
-    dict
-        Facts of the trace (``model``, ``label``, ``remarks``, ``shape``, ``phase``, ``n_rows``, ``n_requests``, ``sampled``), one
-        dict for each of `QUESTIONS`, and ``absent``: ``"question.figure"`` -> why it is None. Numbers, strings, lists and
-        None only; never nan.
-
-    Raises
-    ------
-    TraceError
-        If the trace has no rows of that phase.
+    Facts of the trace (``model``, ``label``, ``remarks``, ``shape``, ``phase``, ``n_rows``, ``n_requests``, ``sampled``), one
+    dict for each of `QUESTIONS`, and ``absent``: ``"question.figure"`` -> why it is None. Numbers, strings, lists and None
+    only; never nan.
     """
     sample = select(trace, phase or main_phase(trace), max_rows)
     result: dict[str, Any] = {**facts(sample), **dict.fromkeys(QUESTIONS), "absent": {}}
@@ -94,8 +75,6 @@ def facts(sample: Sample) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Turn arrays into lists and nan into None, throughout.
 
-    Examples
-    --------
     >>> plain({"a": np.array([1.0, np.nan]), "b": (np.int64(2), "x")})
     {'a': [1.0, None], 'b': [2, 'x']}
     """

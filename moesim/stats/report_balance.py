@@ -32,14 +32,7 @@ _MEASURES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 def balance(context: Context) -> dict[str, Any]:
     """Compute the figures of balance.
 
-    Parameters
-    ----------
-    context : Context
-
-    Returns
-    -------
-    dict
-        See ``docs/statistics.md``.
+    See ``docs/statistics.md``.
     """
     context.begin("balance", 1)
     sample = context.sample

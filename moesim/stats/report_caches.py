@@ -30,14 +30,7 @@ _NULL_ROWS, _NULL_LAYERS = 2048, 4
 def caches(context: Context) -> dict[str, Any]:
     """Compute hit rates by cache size.
 
-    Parameters
-    ----------
-    context : Context
-
-    Returns
-    -------
-    dict
-        See ``docs/statistics.md``.
+    See ``docs/statistics.md``.
     """
     context.begin("LRU, LFU, Belady", 4)
     sample = context.sample

@@ -35,14 +35,7 @@ _NO_BOTH = "no request has both prefill and decode rows"
 def locality(context: Context) -> dict[str, Any]:
     """Compute the figures of locality.
 
-    Parameters
-    ----------
-    context : Context
-
-    Returns
-    -------
-    dict
-        See ``docs/statistics.md``.
+    See ``docs/statistics.md``.
     """
     context.begin("reuse", 1)
     sample = context.sample

@@ -23,14 +23,7 @@ TOP_COUNTS = (1, 2, 4)
 def prediction(context: Context) -> dict[str, Any]:
     """Compute the figures of prediction.
 
-    Parameters
-    ----------
-    context : Context
-
-    Returns
-    -------
-    dict
-        See ``docs/statistics.md``.
+    See ``docs/statistics.md``.
     """
     context.begin("signals", 2)
     sample = context.sample

@@ -20,30 +20,14 @@ PHASES = {"prefill": 0, "decode": 1}
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Rows of one phase of a trace, request after request in token order.
+    """Rows of one phase of a trace, request after request in token order."""
 
-    Attributes
-    ----------
-    trace : Trace
-        Where they come from.
-    phase : str
-        ``"prefill"`` or ``"decode"``.
-    rows : (n,) int64
-        Their numbers in the trace, ascending.
-    request : (n,) int32
-        Request of each.
-    experts : (n, n_layers, top_k) integer
-        Expert ids in rank order.
-    sampled : bool
-        Whether the phase has more rows than these.
-    """
-
-    trace: Trace
-    phase: str
-    rows: NDArray[np.int64]
-    request: NDArray[Any]
-    experts: NDArray[Any]
-    sampled: bool
+    trace: Trace  # where they come from
+    phase: str  # `"prefill"` or `"decode"`
+    rows: NDArray[np.int64]  # their numbers in the trace, ascending
+    request: NDArray[Any]  # request of each
+    experts: NDArray[Any]  # expert ids in rank order
+    sampled: bool  # whether the phase has more rows than these
 
     @cached_property
     def n_requests(self) -> int:
@@ -52,19 +36,7 @@ class Sample:
 
 
 def phase_rows(trace: Trace, phase: str) -> NDArray[np.int64]:
-    """Give the numbers of the rows of a phase.
-
-    Parameters
-    ----------
-    trace : Trace
-    phase : str
-        ``"prefill"`` or ``"decode"``.
-
-    Returns
-    -------
-    (n,) int64
-        Ascending; none if the trace lacks the phase.
-    """
+    """Give the numbers of the rows of a phase."""
     return np.flatnonzero(np.asarray(trace.phase) == PHASES[phase]).astype(np.int64)
 
 
@@ -74,25 +46,7 @@ def main_phase(trace: Trace) -> str:
 
 
 def select(trace: Trace, phase: str, max_rows: int | None = None) -> Sample:
-    """Take the rows of a phase.
-
-    Parameters
-    ----------
-    trace : Trace
-    phase : str
-        ``"prefill"`` or ``"decode"``.
-    max_rows : int or None
-        Stop after the request in which this many rows are reached; None: all rows.
-
-    Returns
-    -------
-    Sample
-
-    Raises
-    ------
-    TraceError
-        If there is no such phase, or the trace has no rows of it.
-    """
+    """Take the rows of a phase."""
     if phase not in PHASES:
         raise TraceError(f"trace statistics: expected phase 'prefill' or 'decode', got {phase!r}")
     rows = phase_rows(trace, phase)
@@ -108,17 +62,6 @@ def select(trace: Trace, phase: str, max_rows: int | None = None) -> Sample:
 
 
 def spans(request: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find where each request lies among rows that are in the order of requests.
-
-    Parameters
-    ----------
-    request : (n,) integer
-        Request of each row, ascending.
-
-    Returns
-    -------
-    first, length : (n_requests,) int64
-        First row of each request, and how many it has.
-    """
+    """Find where each request lies among rows that are in the order of requests."""
     _, first, length = np.unique(request, return_index=True, return_counts=True)
     return first.astype(np.int64), length.astype(np.int64)

@@ -27,18 +27,6 @@ W_SIZE = 4
 def keep_top(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
     """Zero all but the p largest scores of each row (TopP of HybriMoE's eq. 3); they are not normalised again.
 
-    Parameters
-    ----------
-    scores : (..., n_experts) float
-    p : int
-        At least 1; scores equal to the p-th largest all stay.
-
-    Returns
-    -------
-    (..., n_experts) float32
-
-    Examples
-    --------
     >>> keep_top(np.array([0.5, 0.25, 0.125, 0.125]), 2).tolist()
     [0.5, 0.25, 0.0, 0.0]
     """
@@ -50,40 +38,12 @@ def keep_top(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
 
 
 def mrs_update(mrs: NDArray[np.float64], kept: NDArray[Any], alpha: float = MRS_ALPHA) -> NDArray[np.float64]:
-    """Move the scores by which HybriMoE keeps experts (minus recent score, eq. 3) on by one row.
-
-    Parameters
-    ----------
-    mrs : (..., n_experts) float64
-        S, before; starts at 0.
-    kept : (..., n_experts) float
-        The router's scores of the row, by `keep_top`.
-    alpha : float
-        Weight of the present row.
-
-    Returns
-    -------
-    (..., n_experts) float64
-        alpha * TopP(s) + (1 - alpha) * S. The resident with the smallest leaves first.
-    """
+    """Move the scores by which HybriMoE keeps experts (minus recent score, eq. 3) on by one row."""
     return np.asarray(alpha * kept + (1 - alpha) * mrs, np.float64)
 
 
 def mrs_scores(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[Any] | None, str]:
-    """Choose what MRS can go by in a trace.
-
-    Parameters
-    ----------
-    trace : Trace
-    rows : (n,) integer
-
-    Returns
-    -------
-    scores : (n, n_layers, n_experts) float16, or None
-        Full scores; else the weights of the chosen experts and 0 for the others; else None.
-    basis : str
-        Which, in words; without scores, why not.
-    """
+    """Choose what MRS can go by in a trace."""
     if trace.recorded_scores is not None:
         return np.asarray(trace.recorded_scores)[rows], "full scores, p = 2 k"
     if trace.recorded_weights is None:
@@ -96,24 +56,7 @@ def mrs_scores(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[Any] | No
 def mrs_hits(
     experts: NDArray[Any], scores: NDArray[Any], p: int, capacities: Sequence[int], alpha: float = MRS_ALPHA
 ) -> NDArray[np.float64]:
-    """Replay HybriMoE's cache: the scores move first, then the experts enter, then those with the smallest S leave.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-    scores : (n_rows, n_layers, n_experts) float
-        Of the router.
-    p : int
-        Scores of a row that count: 2 k in HybriMoE's code.
-    capacities : sequence of int
-        Experts of a layer.
-    alpha : float
-
-    Returns
-    -------
-    (n_capacities, n_layers) float64
-        Hit rates.
-    """
+    """Replay HybriMoE's cache: the scores move first, then the experts enter, then those with the smallest S leave."""
     n_rows, n_layers, top_k = experts.shape
     n_experts = scores.shape[2]
     mrs = np.zeros((n_layers, n_experts), np.float64)
@@ -139,20 +82,6 @@ def workload_aware_hits(
 
     Each layer starts with random experts. After every `w_size` rows the `u_size` residents that served the fewest of
     them make room for the others that served the most, whether or not these served more; ties to the lower id.
-
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) integer
-    n_experts : int
-    capacities : sequence of int
-    u_size, w_size : int
-    seed : int
-        Of the experts at the start.
-
-    Returns
-    -------
-    (n_capacities, n_layers) float64
-        Hit rates.
     """
     n_rows, n_layers, top_k = experts.shape
     order = np.random.default_rng(seed).random((n_layers, n_experts)).argsort(axis=1)
@@ -179,20 +108,6 @@ def workload_aware_hits(
 def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: Sequence[int]) -> NDArray[np.float64]:
     """Compute the hit rate of a cache that always holds the most popular experts of each layer.
 
-    Parameters
-    ----------
-    frequency : (n_layers, n_experts) float
-        Shares of the lookups that are counted.
-    popularity : (n_layers, n_experts) float
-        By which the contents are chosen; ties to the lower id.
-    capacities : sequence of int
-
-    Returns
-    -------
-    (n_capacities, n_layers) float64
-
-    Examples
-    --------
     >>> static_hits(np.array([[0.5, 0.3, 0.2]]), np.array([[1, 3, 2]]), [1, 2]).tolist()
     [[0.3], [0.5]]
     """
@@ -202,11 +117,6 @@ def static_hits(frequency: NDArray[Any], popularity: NDArray[Any], capacities: S
 
 
 def uniform_rows(n_rows: int, n_layers: int, n_experts: int, top_k: int, seed: int = 0) -> NDArray[np.int64]:
-    """Draw rows of a uniform router: top_k different experts at random, independent of everything.
-
-    Returns
-    -------
-    (n_rows, n_layers, top_k) int64
-    """
+    """Draw rows of a uniform router: top_k different experts at random, independent of everything."""
     drawn = np.random.default_rng(seed).random((n_rows, n_layers, n_experts))
     return np.argpartition(drawn, top_k - 1, axis=2)[:, :, :top_k]

@@ -47,15 +47,6 @@ def phase_similarity(trace: Trace) -> PhaseSimilarity | None:
 
     DAOP (DATE 2025), eq. 1, in our reading: the cosine of a layer's activation counts in prefill and in decode, mean over
     layers.
-
-    Parameters
-    ----------
-    trace : Trace
-
-    Returns
-    -------
-    PhaseSimilarity or None
-        None if no request has both phases.
     """
     both = _requests_of_both(trace)
     if not len(both):
@@ -67,19 +58,6 @@ def phase_similarity(trace: Trace) -> PhaseSimilarity | None:
 def window_similarity(trace: Trace, size: int = WINDOW) -> WindowSimilarity | None:
     """Compare the prefill of each request with consecutive windows of its decode.
 
-    Parameters
-    ----------
-    trace : Trace
-    size : int
-        Tokens of a window; a shorter rest is not used.
-
-    Returns
-    -------
-    WindowSimilarity or None
-        Cosines as in `phase_similarity`; None if no request has a prompt and a whole window.
-
-    Notes
-    -----
     A window has few tokens, which alone lowers its cosine: compare it with the same window of other requests.
     """
     both = _requests_of_both(trace)
@@ -105,18 +83,7 @@ def window_similarity(trace: Trace, size: int = WINDOW) -> WindowSimilarity | No
 
 
 def prefill_decode_cosine(trace: Trace) -> float | None:
-    """Compute how alike prefill and decode activate experts, all requests together.
-
-    Parameters
-    ----------
-    trace : Trace
-        What was recorded.
-
-    Returns
-    -------
-    float or None
-        Cosine of the activation frequencies of the two phases, mean over layers; None if a phase is missing.
-    """
+    """Compute how alike prefill and decode activate experts, all requests together."""
     vectors = []
     for phase in PHASES:
         rows = phase_rows(trace, phase)

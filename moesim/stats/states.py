@@ -14,18 +14,6 @@ def state_cosine(inputs: NDArray[Any], residual: NDArray[Any] | None = None) -> 
     """Compute the cosine of what one router reads with what the next one reads.
 
     DALI (2026), Table 8.
-
-    Parameters
-    ----------
-    inputs : (n_rows, n_layers, hidden) float
-        h_l, the input of each layer's router.
-    residual : (n_layers, hidden) float, optional
-        res_l, added to h_l first: the mean over calibration tokens of h_{l+1} - h_l. The last layer's is not used.
-
-    Returns
-    -------
-    (n_layers - 1,) float64
-        Entry l compares h_l (+ res_l) with h_{l+1}; mean over rows. A state of length 0 is like none: 0.
     """
     n_layers = inputs.shape[1]
     result = np.empty(n_layers - 1)

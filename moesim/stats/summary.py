@@ -38,20 +38,7 @@ class Row(NamedTuple):
 
 
 def summary(report: Mapping[str, Any], *, full: bool = False) -> list[Row]:
-    """List the figures of a report.
-
-    Parameters
-    ----------
-    report : mapping
-        As by `moesim.stats.report.report`.
-    full : bool
-        Every lag, rank, batch size and cache size; else a choice of them.
-
-    Returns
-    -------
-    list of Row
-        Grouped by question; the figures that are absent at the end of each group, with the reason as their note.
-    """
+    """List the figures of a report."""
     makers = {
         "balance": _balance(report["balance"]),
         "locality": _locality(report["locality"], full),

@@ -32,22 +32,6 @@ class WorkloadRecall(NamedTuple):
 def busiest_found(predicted: NDArray[Any], true: NDArray[Any], n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Compare the n experts with the largest predicted workload with those with the largest true one.
 
-    Parameters
-    ----------
-    predicted, true : (n_steps, n_experts) integer
-        Rows that go to each expert.
-    n : int
-        Among equals of the predicted the lower id counts, and an expert that no row was predicted for never. A tie for the
-        n-th place of the true ones is no mistake: any expert with as many rows as that one is right, if it has any.
-
-    Returns
-    -------
-    found, chance : (n_steps,) float64
-        Right ones over n, or over the number of experts in use if there are fewer; the same for n experts named at
-        random.
-
-    Examples
-    --------
     >>> busiest_found(np.array([[3, 1, 0, 0]]), np.array([[2, 0, 1, 1]]), 2)
     (array([0.5]), array([0.75]))
     """
@@ -70,22 +54,6 @@ def workload_recall(
     DALI (2026) prints the top 1 and 2 (Table 2); PreScope's accuracy is another, see
     `docs/predictors.md`. The rows that the signal covers are composed
     into batches (see `moesim.stats.batches.compose`); its top_k of every row are counted like the routed experts.
-
-    Parameters
-    ----------
-    trace : Trace
-    signal : Signal
-    rows : (n,) integer
-        Rows of the trace to look at, of one phase, ascending.
-    batch_sizes, counts : sequence of int
-        B, and n of the top n; an n that is not less than the number of experts is left out.
-    seed : int
-        Of the composition.
-
-    Returns
-    -------
-    list of WorkloadRecall
-        One for each batch size for which the signal covers enough requests.
     """
     wanted = np.flatnonzero(np.isin(signal.rows, rows))
     covered = np.asarray(signal.rows)[wanted]

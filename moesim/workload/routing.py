@@ -52,17 +52,7 @@ class Span(NamedTuple):
 
 
 class RoutingSource:
-    """Looks routing up in a trace, keeping what it prepared while that is small enough.
-
-    Parameters
-    ----------
-    trace : Trace
-        Where the routing comes from.
-    n_rows : int
-        Rows of all steps together, which decides whether prepared routing is kept.
-    n_visits : int
-        Micro-batches of all steps together.
-    """
+    """Looks routing up in a trace, keeping what it prepared while that is small enough."""
 
     def __init__(self, trace: Trace, n_rows: int, n_visits: int) -> None:
         self._trace = trace
@@ -75,22 +65,7 @@ class RoutingSource:
         self._kept: dict[int, tuple[MicroBatch, ...]] = {}
 
     def micro_batches(self, step: int, rows: NDArray[Any], spans: Sequence[Span]) -> tuple[MicroBatch, ...]:
-        """Look up the routing of a step.
-
-        Parameters
-        ----------
-        step : int
-            Number of the step, under which the answer is kept.
-        rows : (n_tokens,) int64
-            Rows of the trace.
-        spans : sequence of Span
-            The micro-batches of the step.
-
-        Returns
-        -------
-        tuple of MicroBatch
-            One for each span.
-        """
+        """Look up the routing of a step."""
         kept = self._kept.get(step)
         if kept is None:
             kept = self._look_up(rows, spans)
@@ -122,24 +97,6 @@ def layer_routing(
 ) -> list[LayerRouting]:
     """Split the routing of some rows into layers, with loads and active experts as plain integers.
 
-    Parameters
-    ----------
-    experts : (n_rows, n_layers, top_k) uint8 or uint16
-        Expert ids in rank order.
-    weights : (n_rows, n_layers, top_k) float16 or None
-        Gate weights, if recorded.
-    scores : (n_rows, n_layers, n_experts) float16 or None
-        Full softmax, if recorded.
-    n_experts : int
-        Experts of a layer.
-
-    Returns
-    -------
-    list of LayerRouting
-        One for each layer; the arrays are views.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> ids = np.array([[[2, 0]], [[2, 1]]], dtype=np.uint8)
     >>> layer = layer_routing(ids, np.ones((2, 1, 2), np.float16), None, 4)[0]

@@ -52,29 +52,7 @@ class _Recorded(NamedTuple):
 
 
 def select(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -> tuple[list[Admitted], tuple[str, ...]]:
-    """Choose requests and rows.
-
-    Parameters
-    ----------
-    trace : Trace
-        What was recorded.
-    spec : WorkloadSpec
-        What is asked for.
-    require_signals : collection of str
-        Signals that must cover every request chosen.
-
-    Returns
-    -------
-    admitted : list of Admitted
-        In the order of admission.
-    labels : tuple of str
-        What was done beyond the recording.
-
-    Raises
-    ------
-    WorkloadError
-        If too few requests qualify, or one that is named does not.
-    """
+    """Choose requests and rows."""
     recorded = _read_table(trace, require_signals)
     exact, longer = _qualifying(recorded, spec)
     wrapped = False

@@ -37,35 +37,7 @@ class _Planned(NamedTuple):
 
 
 class Step:
-    """One prefill chunk or one decode step of the whole batch.
-
-    Attributes
-    ----------
-    index : int
-        Number of the step, from 0.
-    phase : str
-        ``"prefill"`` or ``"decode"``.
-    batch : int
-        Number of the batch; 0 throughout under ``refill``.
-    requests : (n_tokens,) int32
-        Request of each row, as its place in `Workload.requests` (a request used twice has two places).
-    rows : (n_tokens,) int64
-        Row of the trace of each row.
-    last_chunk : bool
-        The last prefill chunk of the requests admitted together; True for decode.
-    begins, ends : tuple of int
-        Requests admitted at this step, and those that leave at its end.
-    kv_tokens : int
-        Final length of all requests active in this step, added up: what was reserved for them.
-    n_sequences : int
-        Sequences that produce a token: rows of the LM head.
-    work2 : int
-        Attention: sum over its sequences of n * (2 * context + n).
-    sequences : tuple of (int, int)
-        Rows of each sequence, in the order of the rows, and the tokens before them.
-    source : RoutingSource or None
-        Where the routing comes from, shared by all steps.
-    """
+    """One prefill chunk or one decode step of the whole batch."""
 
     __slots__ = (
         "_spans", "batch", "begins", "ends", "index", "kv_tokens", "last_chunk", "n_sequences", "phase",
@@ -74,19 +46,24 @@ class Step:
 
     def __init__(self, index: int, planned: _Planned, micro_batches: int) -> None:
         parts = planned.parts
-        self.index = index
-        self.phase = planned.phase
-        self.batch = planned.batch
+        self.index = index  # number of the step, from 0
+        self.phase = planned.phase  # `"prefill"` or `"decode"`
+        self.batch = planned.batch  # number of the batch; 0 throughout under `refill`
+        # final length of all requests active in this step, added up: what was reserved for them
         self.kv_tokens = planned.kv_tokens
-        self.last_chunk = planned.last_chunk
+        self.last_chunk = planned.last_chunk  # the last prefill chunk of the requests admitted together; True for decode
+        # request of each row, as its place in `Workload.requests` (a request used twice has two places)
         self.requests = np.repeat(np.array([p.slot for p in parts], np.int32), [len(p.rows) for p in parts])
-        self.rows = np.concatenate([p.rows for p in parts])
+        self.rows = np.concatenate([p.rows for p in parts])  # row of the trace of each row
+        # rows of each sequence, in the order of the rows, and the tokens before them
         self.sequences = tuple((len(p.rows), p.context) for p in parts)
+        # begins, ends: requests admitted at this step, and those that leave at its end
         self.begins = tuple(p.slot for p in parts if p.begins)
         self.ends = tuple(p.slot for p in parts if p.ends)
         self._spans = _spans(parts, micro_batches)
-        self.n_sequences = sum(s.n_sequences for s in self._spans)
-        self.work2 = sum(s.work2 for s in self._spans)
+        self.n_sequences = sum(s.n_sequences for s in self._spans)  # sequences that produce a token: rows of the LM head
+        self.work2 = sum(s.work2 for s in self._spans)  # attention: sum over its sequences of n * (2 * context + n)
+        # where the routing comes from, shared by all steps
         self.source: RoutingSource | None = None  # set once the size of the whole workload is known
 
     @property
@@ -107,20 +84,7 @@ class Step:
 
 
 def schedule(admitted: Sequence[Admitted], spec: WorkloadSpec) -> Iterator[Step]:
-    """Lay the requests out in steps.
-
-    Parameters
-    ----------
-    admitted : sequence of Admitted
-        The requests in the order of admission.
-    spec : WorkloadSpec
-        Batch size, refill, chunks and micro-batches.
-
-    Yields
-    ------
-    Step
-        In order of time. Their `source` of routing is still to be set.
-    """
+    """Lay the requests out in steps."""
     for index, planned in enumerate(_plan(admitted, spec)):
         yield Step(index, planned, spec.micro_batches)
 
