@@ -12,13 +12,7 @@ from moesim.kernels.errors import KernelError
 
 
 def require_torch() -> None:
-    """Refuse in one line where PyTorch is not installed; the modules of this package import it.
-
-    Raises
-    ------
-    KernelError
-        If there is no package torch.
-    """
+    """Refuse in one line where PyTorch is not installed; the modules of this package import it."""
     if importlib.util.find_spec("torch") is None:
         raise KernelError(
             "profile measure and replay need PyTorch: expected the package torch, got none; pip install 'moesim[profile]'"

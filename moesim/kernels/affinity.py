@@ -15,23 +15,7 @@ def usable_cores() -> list[int]:
 
 
 def pin(cores: Sequence[int]) -> bool:
-    """Keep the calling thread on some cores from now on; threads that it starts inherit them.
-
-    Parameters
-    ----------
-    cores : sequence of int
-        At least one that the process may use.
-
-    Returns
-    -------
-    bool
-        False where the operating system has no such call; nothing is pinned then.
-
-    Raises
-    ------
-    OSError
-        If none of the cores may be used.
-    """
+    """Keep the calling thread on some cores from now on; threads that it starts inherit them."""
     if not hasattr(os, "sched_setaffinity"):
         return False
     os.sched_setaffinity(0, cores)  # 0 is the calling thread, not the process, on Linux
@@ -40,18 +24,7 @@ def pin(cores: Sequence[int]) -> bool:
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[bool]:
-    """Keep the calling thread on some cores for the length of a block.
-
-    Parameters
-    ----------
-    cores : sequence of int
-        As for `pin`.
-
-    Yields
-    ------
-    bool
-        As `pin` returns.
-    """
+    """Keep the calling thread on some cores for the length of a block."""
     before = usable_cores()
     done = pin(cores)
     try:

@@ -57,17 +57,7 @@ def rotary_width(model: ModelSpec) -> int:
 
 
 class Step:
-    """Where the rows of a forward pass are in their sequences and in the cache; the same for all layers of a step.
-
-    Parameters
-    ----------
-    rotary : int
-        Numbers rotated; even.
-    max_rows, max_kv_tokens : int
-        At most so many rows, and tokens of all sequences together, new ones included.
-    dtype, device
-        Of the sines.
-    """
+    """Where the rows of a forward pass are in their sequences and in the cache; the same for all layers of a step."""
 
     def __init__(self, rotary: int, max_rows: int, max_kv_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         self.max_rows, self.max_kv_tokens = max_rows, max_kv_tokens
@@ -90,13 +80,7 @@ class Step:
         return [self._slots, self._table, self._turns]
 
     def enter(self, sequences: Sequence[tuple[int, int]], n_rows: int) -> None:
-        """Prepare for sequences of (new rows, context before); free if they are those of the last call.
-
-        Raises
-        ------
-        ValueError
-            If they are not as many rows as there are, or too many.
-        """
+        """Prepare for sequences of (new rows, context before); free if they are those of the last call."""
         key = tuple(sequences)
         if key == self._sequences and n_rows == self.rows:
             return
@@ -139,24 +123,7 @@ class Step:
 
 
 def attention(model: ModelSpec, w: Tensors, step: Step, x: Tensor) -> Tensor:
-    """Compute one layer's attention with its norm and residual; writes the new rows into the cache.
-
-    Parameters
-    ----------
-    model : ModelSpec
-        For the widths.
-    w : dict of str to Tensor
-        Of `attention_plan` and `cache_plan`.
-    step : Step
-        Entered.
-    x : Tensor, shape (rows, hidden)
-        The residual stream.
-
-    Returns
-    -------
-    Tensor, shape (rows, hidden)
-        The residual stream after it.
-    """
+    """Compute one layer's attention with its norm and residual; writes the new rows into the cache."""
     normed = normalise(x, w["attention_norm"])
     mixed = _latent(model, w, step, normed) if model.kv_lora_rank else _grouped(model, w, step, normed)
     return F.linear(mixed, w["out"]).add_(x)

@@ -20,35 +20,7 @@ PAGE = 4096
 
 
 class Buffers:
-    """Flat buffers of equal size in one allocation, aligned to pages.
-
-    Parameters
-    ----------
-    n : int
-        How many; at least 1.
-    n_bytes : int, bytes
-        Of each one.
-    device : str
-        Where.
-    pinned : bool
-        Page-lock host memory for CUDA, so that copies are made by the GPU's copy engine.
-    lock_pages : bool
-        Keep host memory from being swapped out (mlock), without CUDA.
-
-    Attributes
-    ----------
-    n, n_bytes : int
-        As given.
-    total_bytes : int, bytes
-        Of the allocation, the rounding up to pages included.
-
-    Raises
-    ------
-    CapacityError
-        If the device has less memory available.
-    KernelError
-        If memory is to be locked that cannot be, or may not be.
-    """
+    """Flat buffers of equal size in one allocation, aligned to pages."""
 
     def __init__(self, n: int, n_bytes: int, device: str = "cpu", *, pinned: bool = False, lock_pages: bool = False) -> None:
         if n < 1 or n_bytes < 1:

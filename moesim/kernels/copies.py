@@ -14,43 +14,13 @@ __all__ = ["FileExperts", "copy", "copy_in_chunks"]
 
 
 def copy(dst: Tensor, src: Tensor, *, non_blocking: bool = False) -> None:
-    """Copy a flat buffer, within a memory or over a link.
-
-    Parameters
-    ----------
-    dst, src : Tensor, uint8, shape (n,)
-        On any devices.
-    non_blocking : bool
-        Return before a copy from or to a GPU has ended; without effect unless the host's memory is pinned, and among host
-        memory.
-
-    Raises
-    ------
-    ValueError
-        If their lengths differ.
-    """
+    """Copy a flat buffer, within a memory or over a link."""
     _check(dst, src)
     dst.copy_(src, non_blocking=non_blocking)
 
 
 def copy_in_chunks(dst: Tensor, src: Tensor, n_chunks: int, streams: Sequence[torch.cuda.Stream] = ()) -> None:
-    """Copy a flat buffer in chunks of whole pages, on several CUDA streams in turn.
-
-    Parameters
-    ----------
-    dst, src : Tensor, uint8, shape (n,)
-        On any devices.
-    n_chunks : int
-        At least 1; fewer are made of a buffer with fewer pages.
-    streams : sequence of torch.cuda.Stream
-        Each chunk goes to the next one; the current stream waits for all of them. None: chunks are copied one after the
-        other on the current stream, or by this thread.
-
-    Raises
-    ------
-    ValueError
-        If the lengths differ or there are no chunks.
-    """
+    """Copy a flat buffer in chunks of whole pages, on several CUDA streams in turn."""
     _check(dst, src)
     if n_chunks < 1:
         raise ValueError(f"expected at least one chunk, got {n_chunks}")

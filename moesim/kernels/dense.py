@@ -21,46 +21,12 @@ _DTYPES = {16: torch.bfloat16, 32: torch.float32}
 class DenseKernel:
     """Attention, routers, shared experts, leading layers, embedding and head of a model, with random weights.
 
-    Parameters
-    ----------
-    model : ModelSpec
-        Whose shapes are computed.
-    device : str
-        Where.
-    distinct_layers : int
-        Layers with weights and a KV cache of their own; layer i uses those of i modulo this. Enough of them that a layer's
-        weights have left the processor's cache when it comes again.
-    max_rows : int
-        Rows of a forward pass at most.
-    max_kv_tokens : int
-        Tokens in the cache of one layer at most: all sequences together, new rows included.
-    with_head : bool
-        Whether there are an embedding and a head; they can be large.
-    seed : int
-        Of the weights.
-
-    Attributes
-    ----------
-    n_bytes : int, bytes
-        What is allocated for as long as this lives. Intermediate results come on top.
-    dtype : torch.dtype
-        Of weights, KV cache and hidden states: bfloat16 for 16 bits, float32 for 32.
-
-    Raises
-    ------
-    KernelError
-        If the model has a precision that is not computed here.
-    CapacityError
-        If the device has less memory available.
-
-    Notes
-    -----
     Biases (but for those of LayerNorm) and attention sinks are left out. Latent attention is computed absorbed in all
     phases. One thread may call `attention` and `leading`, which write the cache and share the positions of a step; the other
     parts only read, and may be called beside them.
     """
 
-    n_bytes: int
+    n_bytes: int  # what is allocated for as long as this lives. Intermediate results come on top
 
     def __init__(
         self,
@@ -73,6 +39,7 @@ class DenseKernel:
         with_head: bool = True,
         seed: int = 0,
     ) -> None:
+        # The type is that of weights, KV cache and hidden states: bfloat16 for 16 bits, float32 for 32.
         self.model, self.device, self.dtype = model, torch.device(device), _dtype(model)
         self.n_bytes = self.required_bytes(
             model, distinct_layers=distinct_layers, max_rows=max_rows, max_kv_tokens=max_kv_tokens, with_head=with_head
@@ -88,7 +55,7 @@ class DenseKernel:
 
     @staticmethod
     def required_bytes(model: ModelSpec, *, distinct_layers: int, max_rows: int, max_kv_tokens: int, with_head: bool) -> int:
-        """Tell what a kernel will allocate, in bytes; parameters and errors as for the class."""
+        """Tell what a kernel will allocate, in bytes."""
         dtype = _dtype(model)
         if min(distinct_layers, max_rows, max_kv_tokens) < 1:
             raise ValueError("expected at least one distinct layer, row, and token of KV")
@@ -97,89 +64,23 @@ class DenseKernel:
         return weights + Step.required_bytes(rotary_width(model), max_rows, max_kv_tokens, dtype)
 
     def attention(self, layer: int, x: Tensor, sequences: Sequence[tuple[int, int]]) -> Tensor:
-        """Norm, attention and residual of one layer; keys and values of the rows go into its cache.
-
-        Parameters
-        ----------
-        layer : int
-            Of the model's MoE layers.
-        x : Tensor, dtype, shape (rows, hidden)
-            The residual stream.
-        sequences : sequence of (int, int)
-            New rows, and tokens already in the cache, of each sequence; rows of ``x`` are in this order. What is in the
-            cache is random and stands for the context.
-
-        Returns
-        -------
-        Tensor, dtype, shape (rows, hidden)
-            The residual stream after it.
-
-        Raises
-        ------
-        ValueError
-            If the sequences do not make up the rows, or exceed what was allocated.
-        """
+        """Norm, attention and residual of one layer; keys and values of the rows go into its cache."""
         self._step.enter(sequences, x.shape[0])
         return attention(self.model, self._layer(layer), self._step, x)
 
     def router(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Norm, product, softmax and top-k of one layer's router.
-
-        Parameters
-        ----------
-        layer : int
-            Of the model's MoE layers.
-        x : Tensor, dtype, shape (rows, hidden)
-            The residual stream.
-
-        Returns
-        -------
-        tuple of Tensor
-            What the experts read, dtype, shape (rows, hidden), on the device; and the experts, int64, shape
-            (rows, top_k), on the host: reading them back is part of it.
-        """
+        """Norm, product, softmax and top-k of one layer's router."""
         w = self._layer(layer)
         normed = normalise(x, w["router_norm"])
         scores = torch.softmax(F.linear(normed, w["router"]), dim=-1, dtype=torch.float32)
         return normed, torch.topk(scores, self.model.top_k).indices.cpu()
 
     def predict(self, layer: int, x: Tensor) -> Tensor:
-        """One more product with a layer's router, and its top-k, as predictors do that reuse gates.
-
-        Parameters
-        ----------
-        layer : int
-            Whose router.
-        x : Tensor, dtype, shape (rows, hidden)
-            As returned by `router`.
-
-        Returns
-        -------
-        Tensor, int64, shape (rows, top_k)
-            The experts, on the host.
-        """
+        """One more product with a layer's router, and its top-k, as predictors do that reuse gates."""
         return torch.topk(F.linear(x, self._layer(layer)["router"]), self.model.top_k).indices.cpu()
 
     def shared(self, layer: int, x: Tensor) -> Tensor:
-        """All shared experts of one layer together, with their gate if they have one.
-
-        Parameters
-        ----------
-        layer : int
-            Of the model's MoE layers.
-        x : Tensor, dtype, shape (rows, hidden)
-            As returned by `router`.
-
-        Returns
-        -------
-        Tensor, dtype, shape (rows, hidden)
-            Their output, without the residual.
-
-        Raises
-        ------
-        ValueError
-            If the model has none.
-        """
+        """All shared experts of one layer together, with their gate if they have one."""
         if not self.model.shared_intermediate:
             raise ValueError(f"model '{self.model.name}' has no shared experts")
         w = self._layer(layer)
@@ -187,7 +88,7 @@ class DenseKernel:
         return out.mul_(torch.sigmoid(F.linear(x, w["shared_scale"]))) if self.model.shared_gate else out
 
     def leading(self, layer: int, x: Tensor, sequences: Sequence[tuple[int, int]]) -> Tensor:
-        """One leading dense layer: attention, norm, feed-forward part, residuals; parameters as for `attention`."""
+        """One leading dense layer: attention, norm, feed-forward part, residuals."""
         if not 0 <= layer < self.model.n_dense_layers:
             raise IndexError(f"leading layer {layer} of model '{self.model.name}', which has {self.model.n_dense_layers}")
         w = self._leading[layer % len(self._leading)]
@@ -196,33 +97,11 @@ class DenseKernel:
         return feed_forward(normalise(x, w["dense_norm"]), w, "dense").add_(x)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Look tokens up.
-
-        Parameters
-        ----------
-        ids : Tensor, int64, shape (rows,)
-            On any device.
-
-        Returns
-        -------
-        Tensor, dtype, shape (rows, hidden)
-            On this device.
-        """
+        """Look tokens up."""
         return F.embedding(ids.to(self.device), self._end("embedding"))
 
     def head(self, x: Tensor) -> Tensor:
-        """Last norm, product with the vocabulary, and the likeliest token of each row.
-
-        Parameters
-        ----------
-        x : Tensor, dtype, shape (rows, hidden)
-            Of those rows whose next token is wanted.
-
-        Returns
-        -------
-        Tensor, int64, shape (rows,)
-            On the host.
-        """
+        """Last norm, product with the vocabulary, and the likeliest token of each row."""
         table = self._end("embedding" if self.model.tie_embeddings else "head")
         return F.linear(normalise(x, self._end("last_norm")), table).argmax(dim=-1).cpu()
 

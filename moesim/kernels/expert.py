@@ -28,45 +28,18 @@ _INNER_TILES = (8, 4, 2)  # tiles of 16 in the layout of torch's CUDA kernel for
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """What a routed expert's computation depends on.
+    """What a routed expert's computation depends on."""
 
-    Attributes
-    ----------
-    hidden, intermediate : int
-        Widths of the residual stream and of the expert.
-    bits : float
-        Of one weight: 4, 8, 16 or 32.
-    n_mats : int
-        3 (gate, up, down) or 2 (up, down).
-    n_bytes : int, bytes
-        Of one expert, ``ModelSpec.expert_bytes()``.
-    """
-
+    # hidden, intermediate: widths of the residual stream and of the expert
     hidden: int
     intermediate: int
-    bits: float
-    n_mats: int
-    n_bytes: int
+    bits: float  # of one weight: 4, 8, 16 or 32
+    n_mats: int  # 3 (gate, up, down) or 2 (up, down)
+    n_bytes: int  # of one expert, `ModelSpec.expert_bytes()`
 
     @classmethod
     def of(cls, model: ModelSpec) -> ExpertShape:
-        """Take the shape from a model.
-
-        Parameters
-        ----------
-        model : ModelSpec
-            Whose routed experts are meant.
-
-        Returns
-        -------
-        ExpertShape
-            One for all layers.
-
-        Raises
-        ------
-        KernelError
-            If there is no kernel for its precision, or if layers differ in theirs.
-        """
+        """Take the shape from a model."""
         if model.expert_bytes_by_layer is not None:
             raise KernelError(
                 f"model '{model.name}': expected one precision for the experts of all layers, got expert_bytes_by_layer;"
@@ -83,25 +56,6 @@ class ExpertShape:
 class ExpertKernel:
     """Fills, binds and multiplies experts of one shape on one kind of device.
 
-    Parameters
-    ----------
-    shape : ExpertShape
-        Of all experts.
-    device : str
-        ``"cpu"``, ``"cuda"`` or ``"cuda:0"``.
-
-    Attributes
-    ----------
-    act_dtype : torch.dtype
-        Of inputs and outputs: bfloat16, or float32 for weights of 32 bits.
-
-    Raises
-    ------
-    KernelError
-        If torch has no kernel for these bits on this device, or none for these widths.
-
-    Notes
-    -----
     Weights of 16 bits are bfloat16, of 32 bits float32. Weights of 8 and 4 bits are integers in the layout of torch's own
     mixed-precision products. Their scales (one a row for 8 bits; scale and zero point a group of up to 128 for 4 bits) are
     constants that all experts of the shape share: they are held here, outside the flat buffer, so that the buffer has
@@ -109,7 +63,7 @@ class ExpertKernel:
     buffer, and are copied with it, but are not added.
     """
 
-    act_dtype: torch.dtype
+    act_dtype: torch.dtype  # of inputs and outputs: bfloat16, or float32 for weights of 32 bits
 
     def __init__(self, shape: ExpertShape, device: str = "cpu") -> None:
         self.shape = shape
@@ -128,15 +82,7 @@ class ExpertKernel:
         self._sizes = [int(out * inner * shape.bits) // 8 for out, inner in self._matrices]
 
     def fill(self, flat: Tensor, seed: int) -> None:
-        """Write random weights: finite, of standard deviation 1/sqrt(inputs), repeating after a block.
-
-        Parameters
-        ----------
-        flat : Tensor, uint8, shape (shape.n_bytes,)
-            On any device, aligned to 4 bytes; overwritten, biases with zeros.
-        seed : int
-            Equal seeds give equal bytes; others begin elsewhere in the block.
-        """
+        """Write random weights: finite, of standard deviation 1/sqrt(inputs), repeating after a block."""
         if not self._blocks:  # drawn once: drawing anew for thousands of experts would take minutes
             self._blocks = self._draw()
         start = 0
@@ -146,43 +92,14 @@ class ExpertKernel:
         flat[start:].zero_()
 
     def bind(self, flat: Tensor) -> Weights:
-        """See a flat buffer as matrices; nothing is copied.
-
-        Parameters
-        ----------
-        flat : Tensor, uint8, shape (shape.n_bytes,)
-            On this device, aligned to 4 bytes.
-
-        Returns
-        -------
-        tuple of Tensor
-            Gate, up, down; or up, down.
-
-        Raises
-        ------
-        ValueError
-            If the buffer has another length.
-        """
+        """See a flat buffer as matrices; nothing is copied."""
         if flat.numel() != self.shape.n_bytes:
             raise ValueError(f"an expert of this shape has {self.shape.n_bytes} bytes, the buffer has {flat.numel()}")
         parts = torch.split(flat[: sum(self._sizes)], self._sizes)
         return tuple(part.view(self._stored).view(view) for part, view in zip(parts, self._views, strict=True))
 
     def run(self, weights: Weights, x: Tensor) -> Tensor:
-        """Compute the expert: down(silu(gate(x)) * up(x)) with three matrices, down(gelu(up(x))) with two.
-
-        Parameters
-        ----------
-        weights : tuple of Tensor
-            As bound.
-        x : Tensor, act_dtype, shape (rows, hidden)
-            Contiguous, on this device.
-
-        Returns
-        -------
-        Tensor, act_dtype, shape (rows, hidden)
-            On the same device.
-        """
+        """Compute the expert: down(silu(gate(x)) * up(x)) with three matrices, down(gelu(up(x))) with two."""
         multiply, scales = self._multiply, self._scales
         if len(weights) == 2:
             return multiply(F.gelu(multiply(x, weights[0], scales[0])), weights[1], scales[1])

@@ -24,34 +24,14 @@ _SPARE = 1.05  # a disk is never filled to the brim
 class FileExperts:
     """Experts of equal size in one file, each on pages of its own.
 
-    Parameters
-    ----------
-    path : Path
-        As made by `create`.
-    n : int
-        Experts in it.
-    n_bytes : int, bytes
-        Of each.
-
-    Attributes
-    ----------
-    mode : {"direct", "buffered"}
-        ``"direct"``: O_DIRECT, past the cache of the operating system (a virtual machine's host may still cache).
-        ``"buffered"``: the file system refuses that; what was read or written is dropped from the cache afterwards.
-
-    Raises
-    ------
-    KernelError
-        If the file is not there, or has another size.
-
-    Notes
-    -----
     Safe for several threads, of which each has an expert of its own in hand.
     """
 
     def __init__(self, path: Path, n: int, n_bytes: int) -> None:
         self.path, self.n, self.n_bytes = path, n, n_bytes
         self._stride = -(-n_bytes // PAGE) * PAGE
+        # Mode direct: past the cache of the operating system (the host of a virtual machine may still cache). Mode buffered: the
+        # file system refuses that, and what was read or written is dropped from the cache afterwards.
         self._fd, self.mode = _open(path)
         size = os.fstat(self._fd).st_size
         if size != n * self._stride:
@@ -62,31 +42,7 @@ class FileExperts:
 
     @classmethod
     def create(cls, path: Path, n: int, n_bytes: int, kernel: ExpertKernel, seed: int = 0) -> FileExperts:
-        """Write experts with random weights; expert i is filled from ``seed + i``.
-
-        Parameters
-        ----------
-        path : Path
-            A new file, in a folder that exists.
-        n, n_bytes : int
-            As for the class.
-        kernel : ExpertKernel
-            On the host; fills them.
-        seed : int
-            Of the weights.
-
-        Returns
-        -------
-        FileExperts
-            Open; the file is on the disk, and not in the cache.
-
-        Raises
-        ------
-        KernelError
-            If there is a file already, or none can be written.
-        CapacityError
-            If the disk has not 1.05 times the room.
-        """
+        """Write experts with random weights; expert i is filled from ``seed + i``."""
         stride = -(-n_bytes // PAGE) * PAGE
         try:
             free = shutil.disk_usage(path.parent).free
@@ -112,26 +68,11 @@ class FileExperts:
             raise
 
     def read(self, i: int, flat: Tensor) -> None:
-        """Read expert ``i``.
-
-        Parameters
-        ----------
-        i : int
-            Which.
-        flat : Tensor, uint8, shape (n_bytes,)
-            In host memory, page-aligned (of `Buffers`); overwritten.
-
-        Raises
-        ------
-        IndexError, ValueError
-            If there is no such expert, or the buffer does not fit.
-        OSError
-            If the disk fails.
-        """
+        """Read expert ``i``."""
         self._move(i, flat, write=False)
 
     def write(self, i: int, flat: Tensor) -> None:
-        """Write expert ``i``, as a write-back does; parameters as for `read`. In mode buffered it is synced too."""
+        """Write expert ``i``, as a write-back does. In mode buffered it is synced too."""
         self._move(i, flat, write=True)
 
     def close(self) -> None:

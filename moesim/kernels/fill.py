@@ -25,17 +25,7 @@ def byte_block(source: torch.Generator) -> Tensor:
 
 
 def tile(flat: Tensor, block: Tensor, first: int = 0) -> None:
-    """Fill with a block again and again.
-
-    Parameters
-    ----------
-    flat : Tensor, shape (n,)
-        Contiguous, on any device; overwritten.
-    block : Tensor, same dtype, shape (BLOCK,)
-        On any device.
-    first : int
-        Number of the block to begin with, modulo its length.
-    """
+    """Fill with a block again and again."""
     n = flat.numel()
     done = min(n, block.numel())
     flat[:done].copy_(block.roll(-first)[:done])

@@ -20,13 +20,7 @@ _PROC = Path("/proc")
 
 
 def describe() -> dict[str, str]:
-    """Say in words what this machine is.
-
-    Returns
-    -------
-    dict of str to str
-        Processor, cores, memory, caches, kernel, python, torch, and, where there are any, GPUs and their driver.
-    """
+    """Say in words what this machine is."""
     words = {
         "processor": _cpu_name(),
         "cores": f"{len(usable_cores())} usable of {os.cpu_count() or '?'}",
@@ -52,13 +46,7 @@ def l3_bytes() -> int | None:
 
 
 def available_memory_bytes(proc: Path = _PROC, cgroup: Path = _SYS / "fs/cgroup") -> int | None:
-    """Tell how much host memory can be had now, in bytes.
-
-    Returns
-    -------
-    int or None
-        The smaller of what the kernel calls available and what the control group leaves; None if neither is known.
-    """
+    """Tell how much host memory can be had now, in bytes."""
     known = [_meminfo("MemAvailable", proc), _cgroup_room(cgroup)]
     return min((n for n in known if n is not None), default=None)
 
@@ -72,22 +60,7 @@ def available_gpu_bytes(device: str = "cuda") -> int | None:
 
 
 def check_room(what: str, n_bytes: int, device: torch.device) -> None:
-    """Refuse what does not fit into a device's memory, rather than to be killed for it.
-
-    Parameters
-    ----------
-    what : str
-        For the message.
-    n_bytes : int, bytes
-        To be allocated.
-    device : torch.device
-        Where.
-
-    Raises
-    ------
-    CapacityError
-        If the device has less memory available.
-    """
+    """Refuse what does not fit into a device's memory, rather than to be killed for it."""
     available = available_memory_bytes() if device.type == "cpu" else available_gpu_bytes(str(device))
     if available is not None and n_bytes > available:
         raise CapacityError(f"{what} on {device}: expected {n_bytes} bytes of free memory, got {available}; take less")
@@ -103,13 +76,7 @@ def gpu_power_w(index: int = 0) -> float | None:
 
 
 def package_energy_uj(root: Path = _SYS / "class/powercap") -> dict[str, tuple[int, int]] | None:
-    """Read the energy counters of the processor packages (RAPL).
-
-    Returns
-    -------
-    dict of str to (int, int) or None
-        For each package the counter and the range after which it begins anew, in microjoules; None where none may be read.
-    """
+    """Read the energy counters of the processor packages (RAPL)."""
     counters = {}
     for zone in sorted(root.glob("intel-rapl:*")):  # the same name on AMD; "intel-rapl:0:1" is a part of a package
         if zone.name.count(":") != 1:

@@ -61,24 +61,6 @@ class _Launch:
 class CudaStreamWorker:
     """As `Worker`, for calls that launch work on a CUDA stream of their own.
 
-    Parameters
-    ----------
-    name : str
-        Of its two threads.
-    done : SimpleQueue of Done
-        Where every call that was launched is reported, in the order of launching.
-    device : str
-        The GPU, such as ``"cuda:0"``.
-    cores : sequence of int or None
-        Cores of the host for the two threads.
-
-    Raises
-    ------
-    OSError
-        If its threads may not run on these cores.
-
-    Notes
-    -----
     One thread launches, at most `AHEAD` calls ahead of the device, and the other waits for their ends. Which call is next
     is decided when it is launched. A call that finds the device idle begins when its launching begins, as the device waits
     for it. Times are elapsed times between events on the device, put on the host's clock by a

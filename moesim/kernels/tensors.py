@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 class Tensors:
-    """Makes and moves tensors on the devices of a profile.
-
-    Parameters
-    ----------
-    places : mapping of str to str
-        Where each device of the profile is for PyTorch: ``"cpu"`` or ``"cuda:0"``.
-    """
+    """Makes and moves tensors on the devices of a profile."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = dict(places)

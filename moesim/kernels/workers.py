@@ -19,22 +19,13 @@ from moesim.kernels import affinity
 
 @dataclass(frozen=True)
 class Done:
-    """What became of one call.
+    """What became of one call."""
 
-    Attributes
-    ----------
-    tag : object
-        As submitted.
-    start_ns, end_ns : int, nanoseconds of ``time.perf_counter_ns``
-        Just before and just after the call, in the worker; for a CUDA stream, when the device began and ended.
-    error : BaseException or None
-        What the call raised.
-    """
-
-    tag: Any
+    tag: Any  # as submitted
+    # start_ns, end_ns: just before and just after the call, in the worker; for a CUDA stream, when the device began and ended
     start_ns: int
     end_ns: int
-    error: BaseException | None
+    error: BaseException | None  # what the call raised
 
 
 class Call(NamedTuple):
@@ -98,24 +89,6 @@ def one_thread() -> Iterator[None]:
 class Worker:
     """A thread, pinned to cores, that runs calls in order of their keys, one at a time.
 
-    Parameters
-    ----------
-    name : str
-        Of the thread.
-    done : SimpleQueue of Done
-        Where every call that was run is reported.
-    cores : sequence of int or None
-        Where it may run, with the threads of its operators; None: anywhere.
-    threads : int
-        Of one operator (torch's intra-op threads), in this thread only.
-
-    Raises
-    ------
-    OSError
-        If it may not run on these cores.
-
-    Notes
-    -----
     Operators of torch release the interpreter's lock and take it again when they end. A thread that computes in Python
     meanwhile holds it for up to ``sys.getswitchinterval()`` (5 ms unless changed), which then counts as time of the call:
     whoever waits for workers should wait in ``done.get()``, or set a short interval.
@@ -134,22 +107,7 @@ class Worker:
             raise problem
 
     def submit(self, key: int, call: Callable[[], Any], tag: Any) -> None:
-        """Queue a call; it begins once no call with a smaller key, or of the same key and older, is queued.
-
-        Parameters
-        ----------
-        key : int
-            Urgency; smaller is sooner.
-        call : callable
-            Run in the worker's thread; what it returns is dropped.
-        tag : object
-            For `Done`.
-
-        Raises
-        ------
-        RuntimeError
-            If the worker is closed.
-        """
+        """Queue a call; it begins once no call with a smaller key, or of the same key and older, is queued."""
         self._queue.put(key, call, tag)
 
     def close(self) -> None:
