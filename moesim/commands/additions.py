@@ -37,13 +37,7 @@ def additions(
     weights: Uniform | None,
     scores: Uniform | None,
 ) -> Additions:
-    """Put the options together; `option` is the one that gives the share.
-
-    Raises
-    ------
-    InputError
-        If one of them would do nothing.
-    """
+    """Put the options together; `option` is the one that gives the share."""
     if share is None:
         _refuse([("--seed", seed), ("--hold-back", hold_back)], f"{option} beside it, got none; say how much is held back")
     if hold_back is HoldBack.ends:

@@ -54,22 +54,7 @@ def assignments(
 
 
 def table(results: Sequence[Result], form: Format, *, in_order: bool = False) -> str:
-    """Write the results of the study.
-
-    Parameters
-    ----------
-    results : sequence of Result
-        Of any regimes and sizes.
-    form : Format
-        ``CSV`` and ``JSON`` hold every result, the others one way of executing, and the bounds.
-    in_order : bool
-        Which way.
-
-    Returns
-    -------
-    str
-        One line for each rule and regime.
-    """
+    """Write the results of the study."""
     if form.for_programs:
         return render_records([one.record() for one in results], form)
     kind = "rule, in order" if in_order else "rule"

@@ -36,21 +36,7 @@ def diff(
 
 
 def text_of(found: Diff, name_a: str, name_b: str, form: Format) -> str:
-    """Write a comparison.
-
-    Parameters
-    ----------
-    found : Diff
-        Of two runs.
-    name_a, name_b : str
-        As they were named.
-    form : Format
-        For programs one row a figure; for people several tables.
-
-    Returns
-    -------
-    str
-    """
+    """Write a comparison."""
     named = (("A", name_a, found.a), ("B", name_b, found.b))
     if form.for_programs:
         labels = {"run_a": name_a, "run_b": name_b, "label_a": _label(found.a.row), "label_b": _label(found.b.row)}

@@ -15,25 +15,7 @@ from moesim.trace.format import is_trace
 
 
 def check_out(path: Path, *, suffix: str | None = None, overwrite: bool = False, option: str = "--out") -> None:
-    """Check that a file can be written; nothing is made or left behind.
-
-    Parameters
-    ----------
-    path : Path
-        The file; folders above it need not be there yet.
-    suffix : str or None
-        How its name must end, such as ``.safetensors``.
-    overwrite : bool
-        Whether a file that moesim wrote may be replaced.
-    option : str
-        Which option it was given with.
-
-    Raises
-    ------
-    ConfigError
-        If it is a folder, has another suffix, lies where nothing can be written, or is there already; to be replaced, it must
-        be a trace, or a file that the list in its folder says moesim wrote.
-    """
+    """Check that a file can be written; nothing is made or left behind."""
     try:
         if path.is_dir():
             example = path / f"NAME{suffix or ''}"
@@ -68,7 +50,7 @@ def _check_replaceable(path: Path, option: str) -> None:
 
 
 def check_out_folder(path: Path, *, option: str) -> None:
-    """Check that files can be written into a folder, whether it is there yet or not; errors as of `check_out`."""
+    """Check that files can be written into a folder, whether it is there yet or not."""
     try:
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{option} {path}: expected a folder, got a file; choose another name")
@@ -86,13 +68,7 @@ def write_own(folder: Path, files: Mapping[str, bytes], command: str) -> None:
 
 
 def write_beside(folder: Path, files: Mapping[str, bytes], command: str) -> None:
-    """Write files of a command beside whatever else is in a folder, and say so on stderr.
-
-    Raises
-    ------
-    InputError
-        If a file is in the way that moesim did not write, or that was changed since; nothing is written then.
-    """
+    """Write files of a command beside whatever else is in a folder, and say so on stderr."""
     _tell(OutputFolder(folder, command, owned=False).put(files))
 
 

@@ -73,8 +73,6 @@ def plot(
 def split_names(text: str) -> list[str]:
     """Split names at commas, but not within brackets, where they separate options.
 
-    Examples
-    --------
     >>> split_names("lru, dali(prefetch_size=0,u_size=0)")
     ['lru', 'dali(prefetch_size=0,u_size=0)']
     """

@@ -63,20 +63,7 @@ def regret(
 
 
 def table(found: Sequence[Regret], form: Format) -> str:
-    """Write the regret of some runs.
-
-    Parameters
-    ----------
-    found : sequence of Regret
-        One a run.
-    form : Format
-        ``CSV`` and ``JSON`` hold one row for each step of each order.
-
-    Returns
-    -------
-    str
-        For people two tables: the two orders, and every oracle alone beside the bounds.
-    """
+    """Write the regret of some runs."""
     from moesim.studies.oracles import DECISIONS
     from moesim.studies.regret import ASKED
 

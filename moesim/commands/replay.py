@@ -60,13 +60,7 @@ def replay(
 
 
 def live_machine(experiment: Experiment, backend: str, memory: str | None, disk: Path | None):  # type: ignore[no-untyped-def]
-    """Make the machine of a replay: the one profile that all runs of the experiment name.
-
-    Raises
-    ------
-    InputError
-        If there are several, or it is not of this machine.
-    """
+    """Make the machine of a replay: the one profile that all runs of the experiment name."""
     from moesim.kernels import require_torch
 
     require_torch()

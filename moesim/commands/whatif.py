@@ -102,22 +102,7 @@ def _records(lines: Sequence[Line], small: bool) -> list[dict[str, Any]]:
 
 
 def table(lines: Sequence[Line], form: Format, small: bool = False) -> str:
-    """Write varied settings.
-
-    Parameters
-    ----------
-    lines : sequence of Line
-        Of all policies.
-    form : Format
-        For programs one row a varied setting, with all that is known of it.
-    small : bool
-        Whether the experiment was made small, which is said.
-
-    Returns
-    -------
-    str
-        For people one line for each policy as it is, and one for each varied setting.
-    """
+    """Write varied settings."""
     if form.for_programs:
         return render_records(_records(lines, small), form)
     head = ["policy", "what if", "tok/s", "change", "TTFT", "change", "limited by", "next limit on this way", "label"]

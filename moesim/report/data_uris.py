@@ -13,20 +13,6 @@ MAX_PLAIN: Final = 1_000_000
 def data_uri(data: bytes, kind: str) -> str:
     """Write bytes as a data URI.
 
-    Parameters
-    ----------
-    data : bytes
-        Of a file.
-    kind : str
-        Its media type.
-
-    Returns
-    -------
-    str
-        In base64.
-
-    Examples
-    --------
     >>> data_uri(b"a", "text/plain")
     'data:text/plain;base64,YQ=='
     """
@@ -34,20 +20,7 @@ def data_uri(data: bytes, kind: str) -> str:
 
 
 def csv_uri(name: str, data: bytes) -> tuple[str, str]:
-    """Write a CSV as a data URI, compressed if it is large.
-
-    Parameters
-    ----------
-    name : str
-        Of the file, without a suffix.
-    data : bytes
-        The CSV.
-
-    Returns
-    -------
-    str, str
-        Name of the file and its URI; the same data gives the same.
-    """
+    """Write a CSV as a data URI, compressed if it is large."""
     if len(data) <= MAX_PLAIN:
         return f"{name}.csv", data_uri(data, "text/csv")
     return f"{name}.csv.gz", data_uri(gzip.compress(data, mtime=0), "application/gzip")

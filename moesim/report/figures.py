@@ -32,57 +32,24 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure in the page.
+    """A figure in the page."""
 
-    Attributes
-    ----------
-    name : str
-        Of its file, without a suffix.
-    title, caption : str
-        What kind of figure it is, and the sentences below it; the latter may be empty.
-    uri : str
-        The picture.
-    csv_name, csv_uri : str
-        File with the data; both are empty if they were not written down.
-    width, height : int
-        In the page.
-    wide : bool
-        Whether it needs a row of its own.
-    """
-
-    name: str
+    name: str  # of its file, without a suffix
+    # title, caption: what kind of figure it is, and the sentences below it; the latter may be empty
     title: str
     caption: str
-    uri: str
+    uri: str  # the picture
+    # csv_name, csv_uri: file with the data; both are empty if they were not written down
     csv_name: str
     csv_uri: str
+    # width, height: in the page
     width: int
     height: int
-    wide: bool
+    wide: bool  # whether it needs a row of its own
 
 
 def page_figures(folder: ResultFolder, *, progress: bool = False) -> tuple[list[PageFigure], list[str]]:
-    """Collect the figures of a page.
-
-    Parameters
-    ----------
-    folder : ResultFolder
-        Its ``plots/`` is used if it holds a PNG of moesim; else the kinds of the catalogue that are drawn from rows.
-    progress : bool
-        Whether to show a progress bar while they are drawn.
-
-    Returns
-    -------
-    list of PageFigure, list of str
-        In the order of their names, or of the catalogue; and what was left out, a line each.
-
-    Raises
-    ------
-    ConfigError
-        If a picture or what belongs to it cannot be read.
-    OSError
-        If ``plots/`` cannot be listed.
-    """
+    """Collect the figures of a page."""
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
 
     titles = {name: kind.title for name, kind in KINDS.items()}

@@ -20,28 +20,15 @@ _MOVED_OTHER: Final = ("update", "write_back", "message", "activation")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of results.
+    """A column of the table of results."""
 
-    Attributes
-    ----------
-    heading, title : str
-        Heading with its unit, and what it means, shown where the mouse rests.
-    value : callable
-        Row -> number, or text, or None if it has none.
-    decimals : int or None
-        Of numbers; None: as many as are needed for three digits of the smallest.
-    half : callable or None
-        Row -> half the width of the 95 % interval of a mean over repeats.
-    short : bool
-        Whether to write numbers as short as they are, such as 0.5, and not all with the same decimals.
-    """
-
+    # heading, title: heading with its unit, and what it means, shown where the mouse rests
     heading: str
     title: str
-    value: Callable[[Row], Any]
-    decimals: int | None = None
-    half: Callable[[Row], float | None] | None = None
-    short: bool = False
+    value: Callable[[Row], Any]  # row -> number, or text, or None if it has none
+    decimals: int | None = None  # of numbers; None: as many as are needed for three digits of the smallest
+    half: Callable[[Row], float | None] | None = None  # row -> half the width of the 95 % interval of a mean over repeats
+    short: bool = False  # whether to write numbers as short as they are, such as 0.5, and not all with the same decimals
 
 
 @dataclass(frozen=True)
@@ -54,24 +41,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table of results.
+    """A line of the table of results."""
 
-    Attributes
-    ----------
-    cells : list of Cell
-        Of a failed run those of its settings only.
-    policy : str
-        Its first cell.
-    error : str or None
-        Why it failed.
-    lossy : bool
-        Whether it computed anything else than the model asked for.
-    """
-
-    policy: str
-    cells: list[Cell]
-    error: str | None
-    lossy: bool
+    policy: str  # its first cell
+    cells: list[Cell]  # of a failed run those of its settings only
+    error: str | None  # why it failed
+    lossy: bool  # whether it computed anything else than the model asked for
 
 
 @dataclass(frozen=True)
@@ -184,19 +159,7 @@ _REPEATS: Final = Column("repeats", "repeats: runs with other seeds that the lin
 
 
 def result_table(rows: Sequence[Row]) -> ResultTable:
-    """Make the table of results.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        One a run.
-
-    Returns
-    -------
-    ResultTable
-        A column for each setting that differs between runs, for the cache, and for each metric that any run has. Repeats that
-        succeeded are one line; those that failed have a line each.
-    """
+    """Make the table of results."""
     several = repeated(rows)
     if several:
         rows = [*aggregate([row for row in rows if not row.get("error")]), *(row for row in rows if row.get("error"))]
@@ -260,16 +223,8 @@ def _format(column: Column, rows: Sequence[Row]) -> Callable[[Row], Cell]:
 def notes_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """List what qualifies the results, with the runs that each note is about.
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        One a run.
-
-    Returns
-    -------
-    list of (str, str)
-        Note, and ``"all runs"`` or the number of runs, with their policies unless there are runs of each; in the order of first
-        occurrence.
+    Note, and ``"all runs"`` or the number of runs, with their policies unless there are runs of each; in the order of first
+    occurrence.
     """
     done = [row for row in rows if not row.get("error")]
     found: dict[str, list[Row]] = {}

@@ -58,49 +58,19 @@ class _Run:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A timeline for the page.
+    """A timeline for the page."""
 
-    Attributes
-    ----------
-    data : dict
-        ``runs``: ``{name, lanes: [{name, group, unit, slices}], steps: [[begin, end, number, label]], arrows}``; ``names`` of
-        slices; ``causes``: ``[key, words, fill, text]``; ``fields``. Times in ns.
-    note : str
-        What is not shown; empty if nothing is missing.
-    n_slices, n_all : int
-        Slices in the page and in the file.
-    """
-
+    # `runs`: `{name, lanes: [{name, group, unit, slices}], steps: [[begin, end, number, label]], arrows}`; `names` of slices;
+    # `causes`: `[key, words, fill, text]`; `fields`. Times in ns
     data: dict[str, Any]
-    note: str
+    note: str  # what is not shown; empty if nothing is missing
+    # n_slices, n_all: slices in the page and in the file
     n_slices: int
     n_all: int
 
 
 def page_timeline(events: Sequence[Any], policy: str, place: str, most: int = MAX_SLICES) -> Timeline | None:
-    """Turn trace events into what the page draws.
-
-    Parameters
-    ----------
-    events : sequence
-        As in ``timeline.json``, of one or several policies.
-    policy : str
-        The name of the policy, where the events are those of one and do not say which.
-    place : str
-        File, for messages.
-    most : int
-        Slices to keep.
-
-    Returns
-    -------
-    Timeline or None
-        None if there is no slice.
-
-    Raises
-    ------
-    ConfigError
-        If an event is not as `moesim.timeline` writes it.
-    """
+    """Turn trace events into what the page draws."""
     runs = _read(events, policy, place)
     n_all = sum(len(lane.slices) for run in runs for lane in run.lanes.values())
     if not n_all:

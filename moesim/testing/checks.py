@@ -32,14 +32,7 @@ def expect(holds: bool, message: str) -> None:
 
 
 def check_slots(policy: Any, workload: tuple[Trace, Workload], records: Records) -> None:
-    """Check that each slot of each layer visit was settled once, and as the policy declares.
-
-    Raises
-    ------
-    CheckError
-        If a slot was settled twice or never, if an exact policy did not execute each expert for exactly the rows routed to it,
-        or if the gate weights of what is not fresh do not add up.
-    """
+    """Check that each slot of each layer visit was settled once, and as the policy declares."""
     ran: Counter[tuple[int, int, int]] = Counter()
     for task in records.tasks:
         if task.kind == "expert":
@@ -76,13 +69,7 @@ def check_weights(
     hardware: HardwareProfile | None = None,
     **changes: Any,
 ) -> None:
-    """Check that whatever was executed had its weights there from start to end; the arguments are those of `run_tiny`.
-
-    Raises
-    ------
-    CheckError
-        If an expert was executed before its copy came, or beyond the eviction of it.
-    """
+    """Check that whatever was executed had its weights there from start to end; the arguments are those of `run_tiny`."""
     inputs = run_inputs(policy, workload, slots, hardware, changes)
     machine = inputs["costs"].hardware
     copies = initial_placement(**inputs).copies

@@ -35,34 +35,6 @@ def synthetic_trace(
 ) -> Trace:
     """Make a trace up.
 
-    Parameters
-    ----------
-    n_layers, n_experts, top_k, n_requests : int
-        Its shape.
-    prompt, decode : int or sequence of int
-        Rows of each request in each phase.
-    seed : int
-        The same arguments give the same trace.
-    skew : float
-        Popularity of an expert is proportional to rank ** -skew, in an order of its own in each layer; 0: all
-        alike.
-    reuse : float
-        Probability that a token uses an expert again which the token before it used, before all else.
-    scores : bool
-        Whether to hold the full softmax.
-    calibration : bool
-        Whether to hold the tables ``activation_frequency``, ``activation_frequency_decode`` and
-        ``coactivation``, counted on as many requests again that are not in the trace.
-    signals : mapping of str to float, optional
-        Name of a signal -> its expected recall; its lookahead is one layer, but a shadow's needs no state.
-
-    Returns
-    -------
-    Trace
-        Labelled synthetic.
-
-    Examples
-    --------
     >>> trace = synthetic_trace(n_layers=2, n_requests=3, prompt=5, decode=[4, 6, 5])
     >>> trace.label, trace.experts.shape, trace.requests.n_decode.tolist()
     ('synthetic', (30, 2, 2), [4, 6, 5])
