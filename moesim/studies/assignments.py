@@ -66,22 +66,7 @@ class Instance(NamedTuple):
 
 
 def draw(rng: random.Random, regime: Regime, sizes: tuple[int, int]) -> Instance:
-    """Draw an instance.
-
-    Parameters
-    ----------
-    rng : random.Random
-        Source of chance.
-    regime : Regime
-        Costs.
-    sizes : tuple of int
-        Fewest and most active experts.
-
-    Returns
-    -------
-    Instance
-        Times are integers, in ns.
-    """
+    """Draw an instance."""
     n = rng.randint(*sizes)
     rows = tuple(rng.choice(LOADS) for _ in range(n))
     cached = set(rng.sample(range(n), rng.randint(0, n)))
@@ -165,32 +150,20 @@ RULES: dict[str, Callable[[Instance], Plan]] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What one rule, or one bound, came to over the instances of one regime and size.
+    """What one rule, or one bound, came to over the instances of one regime and size."""
 
-    Attributes
-    ----------
-    regime, active, kind, name : str
-        Name of the regime; ``"3-9"``; one of `KINDS`; name of the rule.
-    instances : int
-        How many.
-    mean, low, high : float
-        Mean of makespan / best makespan, and its 95 % interval (Student's t).
-    worst : float
-        Largest of them; of a bound, the smallest.
-    optimal : float
-        Share of instances in which the ratio is 1.
-    """
-
+    # regime, active, kind, name: name of the regime; `"3-9"`; one of `KINDS`; name of the rule
     regime: str
     active: str
     kind: str
     name: str
-    instances: int
+    instances: int  # how many
+    # mean, low, high: mean of makespan / best makespan, and its 95 % interval (Student's t)
     mean: float
     low: float
     high: float
-    worst: float
-    optimal: float
+    worst: float  # largest of them; of a bound, the smallest
+    optimal: float  # share of instances in which the ratio is 1
 
     def record(self) -> dict[str, Any]:
         """Give everything by name."""

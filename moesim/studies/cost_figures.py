@@ -37,30 +37,7 @@ class _Question:
 
 
 def machine_cost(hardware: str, name: str, arguments: Mapping[str, str], place: str) -> tuple[float, str]:
-    """Look up a cost.
-
-    Parameters
-    ----------
-    hardware : str
-        Name or path of a profile.
-    name : str
-        One of `COSTS`.
-    arguments : mapping of str to str
-        ``model`` (a name, or ``{base: ...}``), and optionally ``rows`` (1), ``device`` (the GPU) and ``transfer`` (``pinned``).
-    place : str
-        For messages.
-
-    Returns
-    -------
-    value : float
-    label : str
-        Weakest source among the numbers that were used.
-
-    Raises
-    ------
-    InputError
-        If there is no such cost, profile or model, an argument is wrong, or the profile lacks what it needs.
-    """
+    """Look up a cost."""
     check_cost(name, arguments, place)
     given = _DEFAULTS | dict(arguments)
     profile = load_hardware(hardware, place)
@@ -74,7 +51,7 @@ def machine_cost(hardware: str, name: str, arguments: Mapping[str, str], place: 
 
 
 def check_cost(name: str, arguments: Mapping[str, str], place: str) -> None:
-    """Check that a cost of this name takes these arguments; errors as of `machine_cost`."""
+    """Check that a cost of this name takes these arguments."""
     if name not in COSTS:
         raise ConfigError(f"{place}: {unknown_name('cost', name, COSTS)}")
     for key in arguments:

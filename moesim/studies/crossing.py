@@ -21,67 +21,25 @@ CLOSE = 1.05
 
 @dataclass(frozen=True)
 class Answer:
-    """What a simulation at one factor says.
+    """What a simulation at one factor says."""
 
-    Attributes
-    ----------
-    limit : str or None
-        What limits it; None if it could not be carried out.
-    factor : Fraction
-        The factor that was simulated; of whole numbers it may be another than was asked for.
-    error : str
-        Why it could not be carried out.
-    """
-
-    limit: str | None
-    factor: Fraction
-    error: str = ""
+    limit: str | None  # what limits it; None if it could not be carried out
+    factor: Fraction  # the factor that was simulated; of whole numbers it may be another than was asked for
+    error: str = ""  # why it could not be carried out
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where the limit changes.
+    """Where the limit changes."""
 
-    Attributes
-    ----------
-    limit : str or None
-        The next limit; None if there is no change as far as the search went.
-    factor : Fraction
-        The smallest change at which the next limit was seen; without one, how far the search went.
-    error : str
-        Why it went no further, if that was not for its reach.
-    """
-
-    limit: str | None
-    factor: Fraction
-    error: str = ""
+    limit: str | None  # the next limit; None if there is no change as far as the search went
+    factor: Fraction  # the smallest change at which the next limit was seen; without one, how far the search went
+    error: str = ""  # why it went no further, if that was not for its reach
 
 
 def search(limit: str, up: bool, reach: Fraction = REACH) -> Generator[Fraction, Answer, Crossing]:
     """Look for the factor at which a limit changes.
 
-    Parameters
-    ----------
-    limit : str
-        What limits at factor 1.
-    up : bool
-        Whether to look towards larger factors.
-    reach : Fraction
-        Largest factor, or the inverse of the smallest; above 1.
-
-    Yields
-    ------
-    Fraction
-        A factor to simulate; send an `Answer`.
-
-    Returns
-    -------
-    Crossing
-        The first change on a grid of factors of 2, to 5 %. A limit that changes and changes back between two factors of the
-        grid is not seen.
-
-    Examples
-    --------
     >>> def run(asking):
     ...     factor = next(asking)
     ...     while True:
@@ -127,26 +85,7 @@ def search_all(
     limits: Mapping[str, Limits | None],
     runs: Runs,
 ) -> dict[tuple[str, str, bool], Crossing]:
-    """Carry out searches side by side: each round simulates the next factor of every one.
-
-    Parameters
-    ----------
-    base : Base
-        The experiment as it is.
-    wanted : mapping of (str, str, bool) to Fraction
-        Reach by policy, knob, and whether upwards.
-    index : mapping of str to int
-        Number of each policy's run.
-    limits : mapping of str to Limits or None
-        Of each policy as it is.
-    runs : Runs
-        What simulates.
-
-    Returns
-    -------
-    dict of (str, str, bool) to Crossing
-        One for each that is wanted.
-    """
+    """Carry out searches side by side: each round simulates the next factor of every one."""
     found: dict[tuple[str, str, bool], Crossing] = {}
     going: dict[tuple[str, str, bool], Generator[Fraction, Answer, Crossing]] = {}
     asked: dict[tuple[str, str, bool], Fraction] = {}

@@ -19,18 +19,7 @@ NOTE = "decisions measured on this machine, in Python"
 
 
 def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
-    """Run an experiment with a clock around each policy's decisions, one run after another, in this process.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Resolved; its decisions should take no simulated time.
-
-    Returns
-    -------
-    list of dict
-        The rows of its results, with `COLUMN`: what the decisions took in ns of this process's time, other processes apart.
-    """
+    """Run an experiment with a clock around each policy's decisions, one run after another, in this process."""
     rows = []
     with Progress(len(experiment.specs), enabled=True) as bar:
         for spec in experiment.specs:
@@ -50,8 +39,6 @@ def run_clocked(experiment: Experiment) -> list[dict[str, Any]]:
 def decision_share(row: Mapping[str, Any]) -> float:
     """Compute the share of decisions in the sum of their time here and the simulated time, of a row of `run_clocked`.
 
-    Examples
-    --------
     >>> decision_share({"makespan_ns": 3_000, "decision_cpu_ns": 1_000})
     0.25
     """

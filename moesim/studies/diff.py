@@ -44,23 +44,7 @@ _SPEEDS: Final = ("makespan_ns", "ttft_mean_ns", "tpot_mean_ns", "contention_ns"
 
 
 def find_run(text: str) -> Outcome:
-    """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names.
-
-    Parameters
-    ----------
-    text : str
-        A result folder, and which of its runs: its number, or a policy with its options if it has one run only.
-
-    Returns
-    -------
-    Outcome
-        With records.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such run, or several.
-    """
+    """Give the run that ``DIR``, ``DIR:INDEX`` or ``DIR:POLICY`` names."""
     folder, which = (Path(text), "") if Path(text).is_dir() else (Path(text.rpartition(":")[0]), text.rpartition(":")[2])
     if not folder.is_dir() or not (which or Path(text).is_dir()) or folder == Path():
         raise ConfigError(f"{text}: expected a result folder, or one with a run such as results/quickstart:3, got no such folder")
@@ -83,21 +67,12 @@ def find_run(text: str) -> Outcome:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two runs.
+    """One of the two runs."""
 
-    Attributes
-    ----------
-    row : mapping
-        Its result.
-    times : dict
-        Time by phase, layer and cause, ns; layer `OUTSIDE` is what is in none. All of them add up to the makespan.
-    n_layers : int
-        Layers with experts.
-    """
-
-    row: Mapping[str, Value]
+    row: Mapping[str, Value]  # its result
+    # time by phase, layer and cause, ns; layer `OUTSIDE` is what is in none. All of them add up to the makespan
     times: Mapping[tuple[str, int, str], int]
-    n_layers: int
+    n_layers: int  # layers with experts
 
     @classmethod
     def of(cls, outcome: Outcome) -> Side:
@@ -132,34 +107,17 @@ def _times(split: Breakdown, phases: Mapping[int, str]) -> dict[tuple[str, int, 
 
 @dataclass(frozen=True)
 class Entry:
-    """One compared figure.
+    """One compared figure."""
 
-    Attributes
-    ----------
-    section : str
-        ``"setting"``, ``"speed"``, ``"time"``, ``"layer"``, ``"bytes"`` or ``"rate"``.
-    key : str
-        Of the row of a result, or the cause.
-    unit : str
-        ``"ns"``, ``"bytes"``, ...
-    a, b : value
-        Of the two runs.
-    phase : str or None
-        None: of the whole run.
-    layer : int or None
-        `OUTSIDE`: none of the layers.
-    per_token : bool
-        Whether it is divided by the tokens of each run.
-    """
-
-    section: str
-    key: str
-    unit: str
+    section: str  # `"setting"`, `"speed"`, `"time"`, `"layer"`, `"bytes"` or `"rate"`
+    key: str  # of the row of a result, or the cause
+    unit: str  # `"ns"`, `"bytes"`, ..
+    # a, b: of the two runs
     a: Any
     b: Any
-    phase: str | None = None
-    layer: int | None = None
-    per_token: bool = False
+    phase: str | None = None  # None: of the whole run
+    layer: int | None = None  # `OUTSIDE`: none of the layers
+    per_token: bool = False  # whether it is divided by the tokens of each run
 
     @property
     def difference(self) -> Any:
@@ -178,14 +136,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Diff:
-    """Two runs compared.
+    """Two runs compared."""
 
-    Attributes
-    ----------
-    a, b : Side
-        The runs.
-    """
-
+    # a, b: the runs
     a: Side
     b: Side
 
@@ -213,17 +166,7 @@ class Diff:
     def times(self, phase: str | None = None, *, per_token: bool = False) -> list[Entry]:
         """List the time by cause.
 
-        Parameters
-        ----------
-        phase : str, optional
-            One of `PHASES`; by default the whole run.
-        per_token : bool
-            For each token of the phase: decoded, of the prompt, or generated.
-
-        Returns
-        -------
-        list of Entry
-            One a cause that took time in either run, and ``"total"``. Without ``per_token`` they are whole and add up.
+        One a cause that took time in either run, and ``"total"``. Without ``per_token`` they are whole and add up.
         """
         causes = [c for c in CAUSES if self.a.ns(phase, cause=c) or self.b.ns(phase, cause=c)]
         rows = [(c, self.a.ns(phase, cause=c), self.b.ns(phase, cause=c)) for c in causes]
@@ -274,20 +217,7 @@ class Diff:
 
 
 def most_different(entries: Sequence[Entry], n: int) -> list[tuple[int, int, list[Entry]]]:
-    """Find the layers where most of a difference arises.
-
-    Parameters
-    ----------
-    entries : sequence of Entry
-        From `Diff.layers`.
-    n : int
-        How many.
-
-    Returns
-    -------
-    list of (int, int, list of Entry)
-        Layer, difference in ns, and its causes, largest first; of equals the first layer comes first.
-    """
+    """Find the layers where most of a difference arises."""
     by_layer: dict[int, list[Entry]] = {}
     for entry in entries:
         by_layer.setdefault(entry.layer if entry.layer is not None else OUTSIDE, []).append(entry)

@@ -227,25 +227,7 @@ def knob_of(name: str) -> Knob:
 
 
 def change(base: Base, together: Iterable[Setting]) -> Changed:
-    """Vary an experiment.
-
-    Parameters
-    ----------
-    base : Base
-        As it is.
-    together : iterable of Setting
-        Changed one after the other.
-
-    Returns
-    -------
-    Changed
-        Its factor is that of the only setting; None for several.
-
-    Raises
-    ------
-    InputError
-        If a knob or value is unknown or absurd, or the profile or the experiment cannot express it.
-    """
+    """Vary an experiment."""
     settings = list(together)
     done: list[Changed] = []
     for setting in settings:

@@ -51,15 +51,9 @@ _PARTS = ("memory", "compute")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the time of decoding went into.
+    """What the time of decoding went into."""
 
-    Attributes
-    ----------
-    shares : dict of str to float
-        Share of the time by resource, in the order of `RESOURCES`; they add up to 1.
-    """
-
-    shares: Mapping[str, float]
+    shares: Mapping[str, float]  # share of the time by resource, in the order of `RESOURCES`; they add up to 1
 
     @property
     def by_part(self) -> dict[str, float]:
@@ -89,22 +83,6 @@ class Limits:
 def limits_of(inputs: Inputs, spec: RunSpec, outcome: Outcome) -> Limits:
     """Find out what limits a run.
 
-    Parameters
-    ----------
-    inputs : Inputs
-        What the run shares with others.
-    spec : RunSpec
-        The run.
-    outcome : Outcome
-        With records.
-
-    Returns
-    -------
-    Limits
-        Of its decode steps, or of all if it decodes nothing.
-
-    Notes
-    -----
     The time by cause is that of `moesim.metrics.breakdown`: one critical path. Transfers, activations, decisions and
     predictors are resources as they are. The time of tasks is divided among the devices by how long each worked for that cause.
     On a device, what a task would take if memory and compute took no time is launches, the router's way and start-up; only the

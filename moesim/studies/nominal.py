@@ -22,23 +22,7 @@ _MEMORY = re.compile(r"(\d+)\s*x\s*(DDR\d)(?:-(\d+))?")
 
 
 def pcie_of(profile: HardwareProfile) -> tuple[int, int]:
-    """Find out which PCI Express a profile is about.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-        The machine: what it says of itself counts, else the words beside the rates of its links.
-
-    Returns
-    -------
-    (int, int)
-        Generation and lanes.
-
-    Raises
-    ------
-    HardwareError
-        If it does not say so, or says several things.
-    """
+    """Find out which PCI Express a profile is about."""
     said = " ".join((profile.description, *profile.machine.values()))
     refs = [n.ref for key, n in profile.numbers.items() if key.startswith("links.") and "gpu" in key]
     for text in (said, " ".join(refs)):
@@ -93,24 +77,7 @@ def _said(profile: HardwareProfile) -> str:
 
 
 def parse_memory(setting: Setting, was: Memory) -> Memory:
-    """Read ``8xDDR5-4800``, a number of channels, or ``4->8``, whose first number must be what the profile has.
-
-    Parameters
-    ----------
-    setting : Setting
-        As written.
-    was : Memory
-        Of the profile.
-
-    Returns
-    -------
-    Memory
-
-    Raises
-    ------
-    ConfigError
-        If it is none of these, or does not go with the profile.
-    """
+    """Read ``8xDDR5-4800``, a number of channels, or ``4->8``, whose first number must be what the profile has."""
     text = setting.text.replace(" ", "")
     if match := re.fullmatch(r"(?:(\d+)->)?(\d+)", text):
         if match[1] and int(match[1]) != was.channels:

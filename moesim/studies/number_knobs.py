@@ -127,24 +127,7 @@ def cache_scale(base: Base, factor: Fraction) -> Changed:
 
 
 def raw_knob(name: str, known: Iterable[str]) -> Knob:
-    """Make a knob of a key of the profile or of the experiment, as ``--set`` spells it.
-
-    Parameters
-    ----------
-    name : str
-        The key; one of the profile may leave ``hardware.`` out.
-    known : iterable of str
-        Names of knobs, for the message.
-
-    Returns
-    -------
-    Knob
-
-    Raises
-    ------
-    ConfigError
-        If neither has such a key.
-    """
+    """Make a knob of a key of the profile or of the experiment, as ``--set`` spells it."""
     key = name.removeprefix("hardware.")
     steps: list[str | int] = [int(step) if step.isdecimal() else step for step in key.split(".")]
     if key != name or (steps[0] not in Config.model_fields and type_at(steps[:1]) is not None):

@@ -21,18 +21,7 @@ _INSTANT = 10**18  # bytes a second: an expert takes a nanosecond
 
 
 def replaceable(spec: RunSpec) -> tuple[str, ...]:
-    """List the decisions of a run that an oracle can make.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-
-    Returns
-    -------
-    tuple of str
-        In the order of `DECISIONS`. Predictions: if the policy hears of any. The links always.
-    """
+    """List the decisions of a run that an oracle can make."""
     policy: Any = make_policy(spec.point.policy)
     oracles = getattr(policy, "oracles", {})
     has = {
@@ -45,21 +34,7 @@ def replaceable(spec: RunSpec) -> tuple[str, ...]:
 
 
 def derive(spec: RunSpec, decisions: Decisions) -> RunSpec:
-    """Give some decisions of a run to their oracles.
-
-    Parameters
-    ----------
-    spec : RunSpec
-        The run.
-    decisions : frozenset of str
-        Which, all `replaceable`.
-
-    Returns
-    -------
-    RunSpec
-        With the same requests, model and cache. An option that an oracle sets to None or makes moot is left out. A prediction
-        that tells the true routing is still charged what the policy's own predictor costs; it waits for no state of the model.
-    """
+    """Give some decisions of a run to their oracles."""
     point, hardware = spec.point, spec.hardware
     options = dict(point.policy)
     oracles = make_policy(point.policy).oracles if decisions & {"replacement", "assignment"} else {}  # type: ignore[attr-defined]
@@ -88,18 +63,6 @@ def instant_links(hardware: HardwareProfile) -> HardwareProfile:
 def combinations(decisions: Sequence[str]) -> dict[tuple[str, str], tuple[Decisions, Decisions]]:
     """List what is compared: for each order and decision, what is replaced before it, and with it.
 
-    Parameters
-    ----------
-    decisions : sequence of str
-        Those that can be replaced, in the order of `DECISIONS`.
-
-    Returns
-    -------
-    dict
-        By order and decision.
-
-    Examples
-    --------
     >>> [sorted(pair[1]) for pair in combinations(["assignment", "bandwidth"]).values()]
     [['assignment'], ['assignment', 'bandwidth'], ['bandwidth'], ['assignment', 'bandwidth'], ['assignment'], ['bandwidth']]
     """

@@ -20,18 +20,11 @@ Overrides = dict[str, Any]
 
 @dataclass(frozen=True)
 class Told:
-    """How changed numbers are labelled.
+    """How changed numbers are labelled."""
 
-    Attributes
-    ----------
-    why : str
-        What was changed, in words.
-    source : str
-        The strongest label a changed number may have: ``"derived"`` for one computed from the profile's, ``"assumed"`` for one
-        that was made up. A weaker one stays.
-    """
-
-    why: str
+    why: str  # what was changed, in words
+    # the strongest label a changed number may have: `"derived"` for one computed from the profile's, `"assumed"` for one that was
+    # made up. A weaker one stays
     source: str = "derived"
 
     def number(self, value: Any, *before: str) -> dict[str, Any]:
@@ -52,19 +45,7 @@ def _float(value: Fraction) -> float:
 def written_curve(profile: HardwareProfile, curve: CostCurve, told: Told) -> dict[str, Any]:
     """Write a curve as a profile's file does.
 
-    Parameters
-    ----------
-    profile : HardwareProfile
-        Where the curve, or the one that it was made of, has its place: its numbers' labels count.
-    curve : CostCurve
-        The curve.
-    told : Told
-        Label.
-
-    Returns
-    -------
-    dict
-        ``form``, ``range`` and the numbers of the form, with ``shape``, or ``model`` and ``part``.
+    Gives ``form``, ``range`` and the numbers of the form, with ``shape``, or ``model`` and ``part``.
     """
     before = [number.source for key, number in profile.numbers.items() if key.startswith(f"{curve.key}.")]
 
@@ -111,24 +92,7 @@ def faster_devices(
 
 
 def replaced_device(profile: HardwareProfile, name: str, other: HardwareProfile, new: Device, told: Told) -> Overrides:
-    """Put another machine's device in the place of one: its memory, rates, curves and power; launches and router stay.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-        The machine that is changed.
-    name : str
-        Its device.
-    other, new : HardwareProfile, Device
-        The other machine, and its device.
-    told : Told
-        Label.
-
-    Returns
-    -------
-    dict
-        By dotted key.
-    """
+    """Put another machine's device in the place of one: its memory, rates, curves and power; launches and router stay."""
     found: Overrides = {}
     for what in ("memory_bytes", "memory_bytes_per_s", "flops", "idle_w", "busy_w"):
         key = f"devices.{new.name}.{what}"
@@ -147,24 +111,7 @@ def replaced_device(profile: HardwareProfile, name: str, other: HardwareProfile,
 
 
 def faster_links(profile: HardwareProfile, factors: Mapping[str, Fraction], told: Told, *, latency: Fraction = ONE) -> Overrides:
-    """Give transfer curves other rates and latencies.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-        The machine.
-    factors : mapping of str to Fraction
-        Factor of the rate by key of the curve; others stay as they are.
-    told : Told
-        Label.
-    latency : Fraction
-        Factor of the latencies of these curves.
-
-    Returns
-    -------
-    dict
-        By dotted key.
-    """
+    """Give transfer curves other rates and latencies."""
     found: Overrides = {}
     for curve in (one for link in profile.links for one in curves_of(link)):
         if curve.key not in factors:
@@ -190,26 +137,7 @@ def curves_of(link: Link) -> list[Transfer]:
 def shared_memories(
     profile: HardwareProfile, told: Told, *, memory: Fraction = ONE, hosts: Sequence[str] = (), links: Mapping[str, Fraction] = {}
 ) -> Overrides:
-    """Give pairs of a host's experts and a link the rates that the capacity of the host's memory leaves them.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-        The machine.
-    told : Told
-        Label.
-    memory : Fraction
-        Factor of the memory's rate of ``hosts``.
-    hosts : sequence of str
-        Devices whose memory is faster.
-    links : mapping of str to Fraction
-        Factors of the rates of links, by name.
-
-    Returns
-    -------
-    dict
-        By dotted key; see `moesim.studies.scaling.shared_rates`.
-    """
+    """Give pairs of a host's experts and a link the rates that the capacity of the host's memory leaves them."""
     found: Overrides = {}
     for index, pair in enumerate(profile.contention):
         host = next((end.partition(".")[0] for end in (pair.a, pair.b) if "->" not in end), "")

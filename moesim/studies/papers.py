@@ -29,37 +29,20 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True)
 class Compared:
-    """A printed figure and its simulated counterpart.
-
-    Attributes
-    ----------
-    published : Published
-    simulated : float or None
-        Mean of the runs' figures, or the geometric mean of their ratios; None if there is no run.
-    low, high : float or None
-        The smallest and the largest among those runs.
-    n_runs : int
-        How many; 1 for a statistic or a cost.
-    costs, routing : str
-        Labels of the inputs: the weakest source of the costs that were used, and where the routing comes from.
-    label : str
-        Weakest source labels of the results, joined.
-    policies : tuple of str
-        Registered names of the policies that were run.
-    notes : str
-        What the results carry beside their labels.
-    """
+    """A printed figure and its simulated counterpart."""
 
     published: Published
-    simulated: float | None = None
+    simulated: float | None = None  # mean of the runs' figures, or the geometric mean of their ratios; None if there is no run
+    # low, high: the smallest and the largest among those runs
     low: float | None = None
     high: float | None = None
-    n_runs: int = 0
+    n_runs: int = 0  # how many; 1 for a statistic or a cost
+    # costs, routing: labels of the inputs: the weakest source of the costs that were used, and where the routing comes from
     costs: str = ""
     routing: str = ""
-    label: str = ""
-    policies: tuple[str, ...] = ()
-    notes: str = ""
+    label: str = ""  # weakest source labels of the results, joined
+    policies: tuple[str, ...] = ()  # registered names of the policies that were run
+    notes: str = ""  # what the results carry beside their labels
 
     @property
     def ratio(self) -> float | None:
@@ -112,26 +95,7 @@ _OF_ENERGY = ("tokens_per_kj", "energy_j", "energy_j_per_token")
 
 
 def compare(published: Published, results: Mapping[str, Sequence[Row]], place: str = "papers") -> Compared:
-    """Find what answers a printed figure.
-
-    Parameters
-    ----------
-    published : Published
-        The figure.
-    results : mapping of str to sequence of mapping
-        Result rows of each experiment that was run, by paper and file name (`Published.experiment`).
-    place : str
-        The table, for messages about statistics and costs.
-
-    Returns
-    -------
-    Compared
-
-    Raises
-    ------
-    InputError
-        If a metric, statistic or cost is unknown, or the trace or the profile cannot tell it.
-    """
+    """Find what answers a printed figure."""
     if published.source not in RUNS:
         return _told(published, f"{place}: {published.name}") if published.source else Compared(published)
     place = f"{place}: {published.name}"
@@ -179,29 +143,7 @@ def _joined(values: Iterable[Any]) -> str:
 
 
 def select(rows: Iterable[Row], policy: str, where: str, place: str = "papers") -> list[Row]:
-    """Choose runs.
-
-    Parameters
-    ----------
-    rows : iterable of mapping
-        Result rows.
-    policy : str
-        Label of the policy.
-    where : str
-        As of `Published`.
-    place : str
-        For messages.
-
-    Returns
-    -------
-    list of mapping
-        Those that did not fail.
-
-    Raises
-    ------
-    ConfigError
-        If ``where`` names a setting that results do not have.
-    """
+    """Choose runs."""
     wanted = {key: values.split("|") for key, values in (part.split("=", 1) for part in where.split(";") if part)}
     found = []
     for row in rows:
@@ -250,47 +192,23 @@ def _place(row: Row, every: Sequence[Row], metric: str) -> int:
 
 @dataclass(frozen=True)
 class Variant:
-    """A policy of an experiment beside the experiment's first.
-
-    Attributes
-    ----------
-    experiment, policy : str
-    n_settings : int
-        Settings in which both ran.
-    decode, prefill : float or None
-        Geometric mean over them of its decode speed, and of its time to the first token turned into a speed, as shares of
-        the first policy's; None where a run has none.
-    low, high : float or None
-        Smallest and largest share of the decode speed.
-    fidelity : float or None
-        Least share of gate weight served as routed.
-    """
+    """A policy of an experiment beside the experiment's first."""
 
     experiment: str
     policy: str
-    n_settings: int
+    n_settings: int  # settings in which both ran
+    # decode, prefill: geometric mean over them of its decode speed, and of its time to the first token turned into a speed, as
+    # shares of the first policy's; None where a run has none
     decode: float | None
     prefill: float | None
+    # low, high: smallest and largest share of the decode speed
     low: float | None
     high: float | None
-    fidelity: float | None
+    fidelity: float | None  # least share of gate weight served as routed
 
 
 def variants(experiment: str, rows: Sequence[Row]) -> list[Variant]:
-    """Compare every policy of an experiment with its first.
-
-    Parameters
-    ----------
-    experiment : str
-        Its name.
-    rows : sequence of mapping
-        Its results.
-
-    Returns
-    -------
-    list of Variant
-        In the experiment's order.
-    """
+    """Compare every policy of an experiment with its first."""
     names = list(dict.fromkeys(str(row["policy"]) for row in rows))
     done = {name: {_setting(row): row for row in select(rows, name, "")} for name in names}
     return [_variant(experiment, name, done[name], done[names[0]]) for name in names]

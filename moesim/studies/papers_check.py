@@ -17,22 +17,7 @@ from moesim.studies.routing_figures import check_figure
 
 
 def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], place: str) -> None:
-    """Check that rows name policies and settings that their experiments have, and statistics and costs that there are.
-
-    Parameters
-    ----------
-    rows : iterable of Published
-        Of the table.
-    configs : mapping of str to Config
-        Every experiment that they name, whole.
-    place : str
-        The table, for messages.
-
-    Raises
-    ------
-    ConfigError
-        With the first row that selects nothing.
-    """
+    """Check that rows name policies and settings that their experiments have, and statistics and costs that there are."""
     grids = {name: _grid(config, f"{name}.yaml") for name, config in configs.items()}
     for row in rows:
         where = f"{place}: {row.name}"

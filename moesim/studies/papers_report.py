@@ -34,27 +34,7 @@ RIGHT = HEADINGS[2:7]
 def report(
     compared: Sequence[Compared], ranks: Sequence[Agreement], beside: Sequence[Variant], form: Format, *, small: bool = False
 ) -> str:
-    """Write all that was found.
-
-    Parameters
-    ----------
-    compared : sequence of Compared
-        One a printed number.
-    ranks : sequence of Agreement
-        Their orders.
-    beside : sequence of Variant
-        Policies beside the first one of their experiment.
-    form : Format
-        For other programs (CSV, JSON and so on) one record a printed number and one an order, told apart by ``table``, with
-        every value unrounded; else tables for a reader.
-    small : bool
-        Whether experiments were made small, which is said.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write all that was found."""
     if form not in (Format.TABLE, Format.MD):
         records = [{"table": "figure", **one.record(), "quick": small} for one in compared]
         return render_records([*records, *({"table": "rank", **one.record(), "quick": small} for one in ranks)], form)
@@ -69,20 +49,7 @@ def report(
 
 
 def identified(found: Mapping[str, Identified], form: Format) -> str:
-    """Write rows beside what the derived and the identified constants answer, and those constants.
-
-    Parameters
-    ----------
-    found : mapping of str to Identified
-        By paper.
-    form : Format
-        For other programs one record a row and one a constant, told apart by ``table``.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write rows beside what the derived and the identified constants answer, and those constants."""
     if form not in (Format.TABLE, Format.MD):
         records: list[dict[str, Any]] = []
         for paper, one in found.items():
@@ -133,22 +100,7 @@ def _with_ratio(answer: Answer, value: float | None) -> tuple[str, str]:
 
 
 def listing(known: Iterable[Figure], n_runs: Mapping[str, int], form: Format) -> str:
-    """List figures with what is run for them.
-
-    Parameters
-    ----------
-    known : iterable of Figure
-        Which.
-    n_runs : mapping of str to int
-        Runs of each experiment.
-    form : Format
-        How.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """List figures with what is run for them."""
     records: list[dict[str, Any]] = [
         {
             "figure": f"{one.paper}/{one.name}",

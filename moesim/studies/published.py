@@ -35,60 +35,37 @@ SOURCES = (*RUNS, "trace", "costs")
 
 @dataclass(frozen=True)
 class Published:
-    """One printed number, and what answers it.
+    """One printed number, and what answers it."""
 
-    Attributes
-    ----------
-    paper, figure, ref : str
-        Folder of the paper, short name of the figure, and its place in the paper (empty where that is not known here).
-    quantity, setting : str
-        What is given, and for which model, batch and so on. Rows of a figure that agree in both may be ranked.
-    system, over : str
-        Whose figure, and of a ratio its baseline.
-    reading : str
-        What the row takes the paper to mean where it can mean several things; empty: any of them.
-    kind : {"value", "speedup", "gain", "below", "above", "place"}
-        See `KINDS`.
-    unit : str
-        ``"tokens/s"``, ``"x"``, ``"%"`` and so on.
-    published : float
-        As printed.
-    source : {"runs", "decisions", "trace", "costs", ""}
-        See `SOURCES`; empty: not comparable yet.
-    input : str
-        Experiment (file name without suffix, in the paper's folder), trace (as in an experiment), or hardware profile.
-    policy : str
-        Of runs: the policy with its options as in result tables.
-    baseline_input, baseline : str
-        The same for the other side of a ratio; the input is the same one if empty.
-    metric : str
-        Of runs: a column of the results, or one of `moesim.studies.papers.DERIVED`; ``"1/"`` before it turns "less is better"
-        into a speed. Else the name of a statistic or of a cost.
-    where : str
-        ``"model=mixtral-8x7b;batch_size=4|16"``: settings of the runs that count (empty: all), or arguments of the statistic or
-        cost. ``cache_ratio=0.25>0`` names the settings of a system and of its baseline, where they differ.
-    remark, why : str
-        What differs from the paper's set-up, or why there is no counterpart; and why the figures differ, as far as it is known.
-    """
-
+    # paper, figure, ref: folder of the paper, short name of the figure, and its place in the paper (empty where that is not known
+    # here)
     paper: str
     figure: str
     ref: str
+    # quantity, setting: what is given, and for which model, batch and so on. Rows of a figure that agree in both may be ranked
     quantity: str
     setting: str
+    # system, over: whose figure, and of a ratio its baseline
     system: str
     over: str
-    reading: str
-    kind: str
-    unit: str
-    published: float
-    source: str
-    input: str
-    policy: str
+    reading: str  # what the row takes the paper to mean where it can mean several things; empty: any of them
+    kind: str  # one of "value", "speedup", "gain", "below", "above", "place": see `KINDS`
+    unit: str  # `"tokens/s"`, `"x"`, `"%"` and so on
+    published: float  # as printed
+    source: str  # one of "runs", "decisions", "trace", "costs", "": see `SOURCES`; empty: not comparable yet
+    input: str  # experiment (file name without suffix, in the paper's folder), trace (as in an experiment), or hardware profile
+    policy: str  # of runs: the policy with its options as in result tables
+    # baseline_input, baseline: the same for the other side of a ratio; the input is the same one if empty
     baseline_input: str
     baseline: str
+    # of runs: a column of the results, or one of `moesim.studies.papers.DERIVED`; `"1/"` before it turns "less is better" into a
+    # speed. Else the name of a statistic or of a cost
     metric: str
+    # `"model=mixtral-8x7b;batch_size=4|16"`: settings of the runs that count (empty: all), or arguments of the statistic or cost.
+    # `cache_ratio=0.25>0` names the settings of a system and of its baseline, where they differ
     where: str
+    # remark, why: what differs from the paper's set-up, or why there is no counterpart; and why the figures differ, as far as it
+    # is known
     remark: str
     why: str
 
@@ -124,13 +101,7 @@ class Published:
 
 
 def paper_folder() -> Path:
-    """Return the folder of the papers' experiments.
-
-    Raises
-    ------
-    ConfigError
-        If there is none.
-    """
+    """Return the folder of the papers' experiments."""
     for folder in data_dirs("experiments"):
         if (folder / FOLDER / PUBLISHED).is_file():
             return folder / FOLDER
@@ -138,23 +109,7 @@ def paper_folder() -> Path:
 
 
 def read_published(path: Path) -> list[Published]:
-    """Read the printed figures.
-
-    Parameters
-    ----------
-    path : Path
-        A CSV file with the columns of `COLUMNS`.
-
-    Returns
-    -------
-    list of Published
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read, or a column, a name or a number is wrong.
-    """
+    """Read the printed figures."""
     return [_published(*line) for line in read_lines(path, COLUMNS, "the table of published results")]
 
 

@@ -23,35 +23,22 @@ _ABSOLUTE = ""  # the node that values are ratios over
 
 @dataclass(frozen=True)
 class Agreement:
-    """The order of the systems of one figure and setting.
+    """The order of the systems of one figure and setting."""
 
-    Attributes
-    ----------
-    paper, figure, quantity, setting, reading : str
-        What is ranked, as in the table.
-    systems : tuple of str
-        In the printed order, the largest figure first.
-    order : str
-        The same in words, with ``=`` between systems whose printed figures are equal.
-    tau : float or None
-        Kendall's tau-b of printed and simulated figures; None for two systems, whose one pair says it all, and where all are
-        simulated to be equal.
-    pairs : int
-        Pairs of systems whose printed figures differ.
-    wrong, tied : tuple of (str, str)
-        Those of them that are simulated in the other order, and those simulated to be equal: the one that is printed to be larger
-        first.
-    """
-
+    # paper, figure, quantity, setting, reading: what is ranked, as in the table
     paper: str
     figure: str
     quantity: str
     setting: str
     reading: str
-    systems: tuple[str, ...]
-    order: str
+    systems: tuple[str, ...]  # in the printed order, the largest figure first
+    order: str  # the same in words, with `=` between systems whose printed figures are equal
+    # Kendall's tau-b of printed and simulated figures; None for two systems, whose one pair says it all, and where all are
+    # simulated to be equal
     tau: float | None
-    pairs: int
+    pairs: int  # pairs of systems whose printed figures differ
+    # wrong, tied: those of them that are simulated in the other order, and those simulated to be equal: the one that is printed
+    # to be larger first
     wrong: tuple[tuple[str, str], ...]
     tied: tuple[tuple[str, str], ...]
 
@@ -79,18 +66,7 @@ class Agreement:
 
 
 def agreements(compared: Iterable[Compared]) -> list[Agreement]:
-    """Rank the systems of every figure and setting for which at least two have a printed and a simulated figure.
-
-    Parameters
-    ----------
-    compared : iterable of Compared
-        Printed and simulated figures.
-
-    Returns
-    -------
-    list of Agreement
-        In the order of the figures. Rows of one reading are ranked together with those that belong to any.
-    """
+    """Rank the systems of every figure and setting for which at least two have a printed and a simulated figure."""
     groups: dict[tuple[str, str, str, str], list[Compared]] = {}
     for one in compared:
         row = one.published

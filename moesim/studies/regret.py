@@ -41,31 +41,16 @@ LINKS_AS_THEY_ARE, INSTANT_LINKS = "as they are", "without time"
 
 @dataclass(frozen=True)
 class Step:
-    """One decision given to its oracle.
+    """One decision given to its oracle."""
 
-    Attributes
-    ----------
-    order : str
-        One of `ORDERS`; ``"alone"``: none has been replaced before.
-    decision : str
-        One of `DECISIONS`.
-    replaced : bool
-        False: the policy makes no such decision, or names no oracle for it.
-    before_ns, after_ns : int or None, ns
-        Makespan without and with this oracle; None if a run failed, or nothing is replaced.
-    instant_links : bool
-        Whether the run with this oracle is on another machine, whose links take no time.
-    decode_tokens_per_s : float or None
-        With it.
-    """
-
-    order: str
-    decision: str
-    replaced: bool
+    order: str  # one of `ORDERS`; `"alone"`: none has been replaced before
+    decision: str  # one of `DECISIONS`
+    replaced: bool  # False: the policy makes no such decision, or names no oracle for it
+    # before_ns, after_ns: makespan without and with this oracle; None if a run failed, or nothing is replaced
     before_ns: int | None = None
     after_ns: int | None = None
-    decode_tokens_per_s: float | None = None
-    instant_links: bool = False
+    decode_tokens_per_s: float | None = None  # with it
+    instant_links: bool = False  # whether the run with this oracle is on another machine, whose links take no time
 
     @property
     def saved_ns(self) -> int | None:
@@ -256,22 +241,7 @@ def _regret(
 
 
 def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBounds | None:
-    """Bound the makespan of a run from below, for any exact policy with the memory that this one takes.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Holds what runs share.
-    spec : RunSpec
-        Which run.
-    cache_slots : int
-        Of each GPU, as in the run's result.
-
-    Returns
-    -------
-    RunBounds or None
-        None for a policy that is not exact: it may leave work out.
-    """
+    """Bound the makespan of a run from below, for any exact policy with the memory that this one takes."""
     policy: Any = make_policy(spec.point.policy, experiment.place)
     if not policy.exact:
         return None

@@ -28,30 +28,7 @@ Arguments = Mapping[str, str]
 
 
 def routing_figure(trace: str, name: str, arguments: Arguments, place: str) -> tuple[float, str]:
-    """Compute a figure of a trace.
-
-    Parameters
-    ----------
-    trace : str
-        As in an experiment: a name, or ``{synthesize: ...}``.
-    name : str
-        One of `FIGURES`.
-    arguments : mapping of str to str
-        What it needs.
-    place : str
-        For messages.
-
-    Returns
-    -------
-    value : float
-    label : str
-        Where the routing comes from: ``miniature``, ``synthetic`` and so on.
-
-    Raises
-    ------
-    InputError
-        If there is no such figure or trace, an argument is missing, unknown or wrong, or the trace cannot tell.
-    """
+    """Compute a figure of a trace."""
     check_figure(name, arguments, place)
     try:
         read = _read(trace, place)
@@ -62,7 +39,7 @@ def routing_figure(trace: str, name: str, arguments: Arguments, place: str) -> t
 
 
 def check_figure(name: str, arguments: Arguments, place: str) -> None:
-    """Check that a figure of this name takes these arguments; errors as of `routing_figure`."""
+    """Check that a figure of this name takes these arguments."""
     if name not in FIGURES:
         raise ConfigError(f"{place}: {unknown_name('statistic of a trace', name, FIGURES)}")
     needed = FIGURES[name][1]

@@ -37,24 +37,6 @@ def faster_curve(
 ) -> CostCurve:
     """Give the curve of a kernel on a device whose memory or processor is faster.
 
-    Parameters
-    ----------
-    curve : CostCurve
-        As it is: the time of n rows.
-    reading_us : Fraction, us
-        What reading the weights takes: the time of one row. What further rows add is computing.
-    memory, compute : Fraction
-        By how much reading and computing are faster.
-    floor_us : Fraction, us
-        The launches of the kernel, which reading never gets below.
-
-    Returns
-    -------
-    CostCurve
-        Of form ``points`` (``linear`` if it holds for one row only), exact at every whole number of rows where times grow.
-
-    Examples
-    --------
     >>> curve = CostCurve("", "flat_linear", 1, 8, Fraction(100), Fraction(30), knee=4)
     >>> [int(time_at(faster_curve(curve, Fraction(100), Fraction(2), ONE), n)) for n in (1, 4, 8)]
     [50, 50, 170]
@@ -106,20 +88,7 @@ def _faster_experts(cost: ExpertCost | None, memory: Fraction, compute: Fraction
 
 
 def faster_device(device: Device, memory: Fraction = ONE, compute: Fraction = ONE) -> Device:
-    """Give a device with a faster memory or more operations a second.
-
-    Parameters
-    ----------
-    device : Device
-        As it is; not a disk.
-    memory, compute : Fraction
-        Factors of its memory's rate and of its operations a second.
-
-    Returns
-    -------
-    Device
-        With other rates, and other curves of experts and parts; launches, the router's way and curves of predictors stay.
-    """
+    """Give a device with a faster memory or more operations a second."""
     return replace(
         device,
         memory_bytes_per_s=round(device.memory_bytes_per_s * memory),
@@ -151,22 +120,7 @@ def rate_of(transfer: Transfer) -> Fraction:
 
 
 def faster_transfer(transfer: Transfer, rate: Fraction = ONE, latency: Fraction = ONE) -> Transfer:
-    """Give a transfer curve with another rate or latency.
-
-    Parameters
-    ----------
-    transfer : Transfer
-        As it is.
-    rate : Fraction
-        Factor of the rate: the part of the time that grows with the bytes is divided by it.
-    latency : Fraction
-        Factor of the part that does not.
-
-    Returns
-    -------
-    Transfer
-        Of the same form.
-    """
+    """Give a transfer curve with another rate or latency."""
     if not transfer.points:
         return replace(transfer, latency_us=transfer.latency_us * latency, bytes_per_s=round(transfer.bytes_per_s * rate))
     fixed = constant_us(transfer)
@@ -175,21 +129,7 @@ def faster_transfer(transfer: Transfer, rate: Fraction = ONE, latency: Fraction 
 
 
 def wire_factors(link: Link, factor: Fraction) -> dict[str, Fraction]:
-    """Say by how much each transfer curve gets faster when only the wire does.
-
-    Parameters
-    ----------
-    link : Link
-        As it is.
-    factor : Fraction
-        By how much the wire is faster.
-
-    Returns
-    -------
-    dict of str to Fraction
-        By the curve's key: a pinned copy is bound by the wire. What another copy takes longer for each byte is the processor's
-        own copying, which stays.
-    """
+    """Say by how much each transfer curve gets faster when only the wire does."""
     curves = {curve.key: curve for curve in (*link.curves.values(), *([link.activation] if link.activation else []))}
     fastest = rate_of(link.curves["pinned"]) if "pinned" in link.curves else max(rate_of(c) for c in link.curves.values())
     found = {}
@@ -204,20 +144,7 @@ def wire_factors(link: Link, factor: Fraction) -> dict[str, Fraction]:
 
 
 def shared_memory(profile: HardwareProfile, pair: Pair) -> tuple[Device, Link] | None:
-    """Tell whether a pair is about the memory of a host: its experts beside a link whose copies no core of it makes.
-
-    Parameters
-    ----------
-    profile : HardwareProfile
-        The machine.
-    pair : Pair
-        One of its pairs.
-
-    Returns
-    -------
-    (Device, Link) or None
-        The host and the link; None for any other pair, and for one that loses nothing, which tells nothing of a capacity.
-    """
+    """Tell whether a pair is about the memory of a host: its experts beside a link whose copies no core of it makes."""
     links = {link.name: link for link in profile.links}
     for experts, other in ((pair.a, pair.b), (pair.b, pair.a)):
         name, _, what = experts.partition(".")
@@ -234,23 +161,6 @@ def shared_rates(
 ) -> tuple[Fraction, Fraction]:
     """Share a memory's capacity between the experts of a processor and a link, after one of them has become faster.
 
-    Parameters
-    ----------
-    kept : (Fraction, Fraction)
-        Share of its own rate that each keeps while both run, as measured: experts, link.
-    drawn : (Fraction, Fraction), bytes/s
-        What each draws alone.
-    memory, link : Fraction
-        Factors of the memory's rate, hence of the capacity and of what experts draw, and of the link's.
-
-    Returns
-    -------
-    (Fraction, Fraction)
-        Shares kept now, in (0, 1]. Both draw the capacity together, as before, and the ratio of their shares is as before;
-        what one cannot use goes to the other.
-
-    Examples
-    --------
     >>> before = (Fraction(66, 100), Fraction(86, 100))
     >>> [f"{float(share):.3f}" for share in shared_rates(before, (Fraction(66), Fraction(24)), ONE, ONE)]
     ['0.660', '0.860']

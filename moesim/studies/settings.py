@@ -28,18 +28,10 @@ _LEFT_OUT = ("zip", "include", "exclude", "repeat")  # say how settings are comb
 
 @dataclass(frozen=True)
 class Setting:
-    """One value of one knob, as written.
+    """One value of one knob, as written."""
 
-    Attributes
-    ----------
-    knob : str
-        Its name, or a key of the experiment or the profile.
-    text : str
-        The value: ``x2``, ``+50%``, or anything the knob knows.
-    """
-
-    knob: str
-    text: str
+    knob: str  # its name, or a key of the experiment or the profile
+    text: str  # the value: `x2`, `+50%`, or anything the knob knows
 
     def __str__(self) -> str:
         return f"{self.knob} {self.text}"
@@ -105,23 +97,6 @@ def _fraction(text: str, setting: Setting, remedy: str = "") -> Fraction:
 def parse_vary(text: str) -> list[tuple[Setting, ...]]:
     """Read one ``--vary``.
 
-    Parameters
-    ----------
-    text : str
-        ``"KNOB VALUE,VALUE"``; ``&`` joins knobs that change together.
-
-    Returns
-    -------
-    list of tuple of Setting
-        All combinations, each of one value of every knob in it.
-
-    Raises
-    ------
-    ConfigError
-        If there is no value, or no knob.
-
-    Examples
-    --------
     >>> [[str(one) for one in together] for together in parse_vary("link.bytes_per_s x0.5,x2 & batch =4")]
     [['link.bytes_per_s x0.5', 'batch 4'], ['link.bytes_per_s x2', 'batch 4']]
     """
@@ -137,18 +112,10 @@ def parse_vary(text: str) -> list[tuple[Setting, ...]]:
 
 @dataclass(frozen=True)
 class Base:
-    """An experiment with one value of everything but the policies.
+    """An experiment with one value of everything but the policies."""
 
-    Attributes
-    ----------
-    raw : mapping
-        As a file holds it.
-    place : str
-        The file, for messages.
-    """
-
-    raw: Mapping[str, Any]
-    place: str
+    raw: Mapping[str, Any]  # as a file holds it
+    place: str  # the file, for messages
 
     @cached_property
     def profile(self) -> HardwareProfile:
@@ -174,86 +141,32 @@ class Base:
 
 @dataclass(frozen=True)
 class Changed:
-    """A varied experiment.
+    """A varied experiment."""
 
-    Attributes
-    ----------
-    raw : mapping
-        As a file holds it.
-    factor : Fraction or None
-        By what a number was multiplied; None where there is no such thing.
-    keys : tuple of str
-        Keys of the profile that have another number.
-    note : str
-        What was done, where the knob's name does not say it.
-    value : str
-        The knob and the value that was used, where a factor comes to one that it does not name: ``batch 2``.
-    name : str
-        What was varied, with the values that were used: ``batch x2 = batch 2``.
-    """
-
-    raw: Mapping[str, Any]
-    factor: Fraction | None
-    keys: tuple[str, ...] = ()
-    note: str = ""
-    value: str = ""
-    name: str = ""
+    raw: Mapping[str, Any]  # as a file holds it
+    factor: Fraction | None  # by what a number was multiplied; None where there is no such thing
+    keys: tuple[str, ...] = ()  # keys of the profile that have another number
+    note: str = ""  # what was done, where the knob's name does not say it
+    value: str = ""  # the knob and the value that was used, where a factor comes to one that it does not name: `batch 2`
+    name: str = ""  # what was varied, with the values that were used: `batch x2 = batch 2`
 
 
 @dataclass(frozen=True)
 class Knob:
-    """Something that can be varied.
+    """Something that can be varied."""
 
-    Attributes
-    ----------
-    name : str
-        As in ``--vary``.
-    values : str
-        Which values it takes, for the table of knobs.
-    changes : str
-        What it changes in the profile or the experiment.
-    apply : callable ``(base, setting)``
-        To a `Changed`. Raises `InputError` where the profile cannot express it.
-    scale : callable ``(base, factor)``, optional
-        Likewise for any factor, to find where the limit changes.
-    read : callable ``(base)``, optional
-        To the number at factor 1, in ``unit``.
-    unit : str
-        Of that number.
-    highest : callable ``(base)``, optional
-        To the largest factor that makes sense.
-    """
-
-    name: str
-    values: str
-    changes: str
-    apply: Callable[[Base, Setting], Changed]
-    scale: Callable[[Base, Fraction], Changed] | None = None
-    read: Callable[[Base], Fraction] | None = None
-    unit: str = ""
-    highest: Callable[[Base], Fraction] | None = None
+    name: str  # as in `--vary`
+    values: str  # which values it takes, for the table of knobs
+    changes: str  # what it changes in the profile or the experiment
+    apply: Callable[[Base, Setting], Changed]  # to a `Changed`. Raises `InputError` where the profile cannot express it
+    scale: Callable[[Base, Fraction], Changed] | None = None  # likewise for any factor, to find where the limit changes
+    read: Callable[[Base], Fraction] | None = None  # to the number at factor 1, in `unit`
+    unit: str = ""  # of that number
+    highest: Callable[[Base], Fraction] | None = None  # to the largest factor that makes sense
 
 
 def single(config: Config, place: str) -> Base:
-    """Take an experiment that sweeps nothing but its policies.
-
-    Parameters
-    ----------
-    config : Config
-        The experiment.
-    place : str
-        The file, for messages.
-
-    Returns
-    -------
-    Base
-        With all its policies.
-
-    Raises
-    ------
-    ConfigError
-        If it sweeps anything else: the message names it.
-    """
+    """Take an experiment that sweeps nothing but its policies."""
     points = expand(config, place)
     swept = {
         key: values

@@ -31,46 +31,19 @@ _WORTH_S = 6.0  # of work in this process, above which starting others pays
 
 @dataclass(frozen=True)
 class Shot:
-    """What is kept of one simulated run.
+    """What is kept of one simulated run."""
 
-    Attributes
-    ----------
-    row : mapping
-        Of its metrics and settings those that are told.
-    limits : Limits or None
-        None if it failed.
-    used : frozenset of str
-        Keys of the profile's numbers that its costs come from.
-    rooflines, curves : frozenset of str
-        Costs that come of a device's rates alone, and of a curve of the profile.
-    error : MoesimError or None
-        Why it failed.
-    """
-
-    row: Mapping[str, Value]
-    limits: Limits | None
-    used: frozenset[str]
-    error: MoesimError | None = None
+    row: Mapping[str, Value]  # of its metrics and settings those that are told
+    limits: Limits | None  # None if it failed
+    used: frozenset[str]  # keys of the profile's numbers that its costs come from
+    error: MoesimError | None = None  # why it failed
+    # rooflines, curves: costs that come of a device's rates alone, and of a curve of the profile
     rooflines: frozenset[str] = frozenset()
     curves: frozenset[str] = frozenset()
 
 
 class Runs:
-    """Simulated runs, each once.
-
-    Parameters
-    ----------
-    place : str
-        The file, for messages.
-    jobs : int or None
-        Processes; None: all cores once the work is worth it.
-    expected : int
-        About how many runs there will be, for the bar.
-    progress : bool
-        Whether to show it.
-    simulate : callable
-        What carries out a run, ``(raw, place, index)`` to a `Shot`; for tests.
-    """
+    """Simulated runs, each once."""
 
     def __init__(
         self, place: str, jobs: int | None, expected: int, progress: bool, simulate: Callable[..., Shot] | None = None

@@ -25,18 +25,8 @@ _PUBLISHED = [one.name for one in fields(Published)]
 def three_ways(papers: pd.DataFrame, found: Mapping[str, Identified]) -> pd.DataFrame:
     """Put identified answers beside derived ones.
 
-    Parameters
-    ----------
-    papers : DataFrame
-        ``papers.csv`` of `moesim papers`, texts read as they are.
-    found : mapping of str to Identified
-        By plan.
-
-    Returns
-    -------
-    DataFrame
-        Its figures with ``identified`` (the row's table left out), its ratio to the printed number, ``with_all`` (all tables
-        tell) and ``consistent``: whether those constants meet the row.
+    Its figures with ``identified`` (the row's table left out), its ratio to the printed number, ``with_all`` (all tables tell)
+    and ``consistent``: whether those constants meet the row.
     """
     answers = {answer.published: answer for one in found.values() for answer in one.answers}
     rows = papers[papers["table"] == "figure"].reset_index(drop=True)
@@ -81,35 +71,19 @@ def published(row: Mapping[str, object] | pd.Series) -> Published:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a paper's rows come to. Factors are the larger of simulated / printed and its inverse.
-
-    Attributes
-    ----------
-    paper : str
-    rows : int
-        Numbers that runs answer: values, ratios and gains.
-    derived : tuple of float
-        Median and worst factor of the derived profile over them.
-    told : int
-        Those that have an identified answer.
-    derived_told, identified : tuple of float or None
-        Median and worst factor over those, by either profile.
-    consistent : tuple of float or None
-        The same by the identified one, of those that the rest of the paper does not contradict.
-    inconsistent : int
-        Those that it does.
-    orders, orders_identified : tuple of int
-        Pairs of systems in the printed order, and all.
-    """
+    """What a paper's rows come to. Factors are the larger of simulated / printed and its inverse."""
 
     paper: str
-    rows: int
-    derived: tuple[float, float]
-    told: int
+    rows: int  # numbers that runs answer: values, ratios and gains
+    derived: tuple[float, float]  # median and worst factor of the derived profile over them
+    told: int  # those that have an identified answer
+    # derived_told, identified: median and worst factor over those, by either profile
     derived_told: tuple[float, float] | None
     identified: tuple[float, float] | None
+    # the same by the identified one, of those that the rest of the paper does not contradict
     consistent: tuple[float, float] | None
-    inconsistent: int
+    inconsistent: int  # those that it does
+    # orders, orders_identified: pairs of systems in the printed order, and all
     orders: tuple[int, int]
     orders_identified: tuple[int, int]
 
@@ -139,18 +113,7 @@ def summaries(frame: pd.DataFrame) -> list[Summary]:
 
 
 def orders(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]]:
-    """Count the pairs of systems that are in the printed order, and all, figure by figure.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        A table of `three_ways`.
-
-    Returns
-    -------
-    dict of (str, str) to tuple
-        By paper and figure: the derived profile's counts, and the identified ones'. Figures without an order are left out.
-    """
+    """Count the pairs of systems that are in the printed order, and all, figure by figure."""
     found = {}
     for (paper, figure), rows in frame.groupby(["paper", "figure"], sort=False):
         both = _orders(rows, "simulated"), _orders(rows, "identified")

@@ -24,31 +24,16 @@ _NOISE = 0.005  # less is told as 0 % or so: schedules wander by as much, and a 
 
 @dataclass(frozen=True)
 class Line:
-    """One varied setting under one policy.
+    """One varied setting under one policy."""
 
-    Attributes
-    ----------
-    policy : str
-        With its options.
-    settings : tuple of Setting
-        What was varied; empty for the experiment as it is.
-    changed : Changed
-        What came of it.
-    base, shot : Shot
-        The run as it is, and this one.
-    crossing : Crossing or None
-        Where along the knob the limit changes; None where that was not looked for.
-    at : Fraction or None
-        The knob's number there.
-    """
-
-    policy: str
-    settings: tuple[Setting, ...]
-    changed: Changed
+    policy: str  # with its options
+    settings: tuple[Setting, ...]  # what was varied; empty for the experiment as it is
+    changed: Changed  # what came of it
+    # base, shot: the run as it is, and this one
     base: Shot
     shot: Shot
-    crossing: Crossing | None = None
-    at: Fraction | None = None
+    crossing: Crossing | None = None  # where along the knob the limit changes; None where that was not looked for
+    at: Fraction | None = None  # the knob's number there
 
     @property
     def name(self) -> str:
@@ -252,20 +237,7 @@ def records(lines: Iterable[Line]) -> list[dict[str, Any]]:
 
 
 def variations_of(base: Base, knobs: Iterable[str]) -> tuple[list[tuple[Setting, ...]], list[str]]:
-    """Halve and double some knobs.
-
-    Parameters
-    ----------
-    base : Base
-        The experiment.
-    knobs : iterable of str
-        Names.
-
-    Returns
-    -------
-    list of tuple of Setting, list of str
-        Those that the machine has, and one line for each that it does not.
-    """
+    """Halve and double some knobs."""
     variations: list[tuple[Setting, ...]] = []
     left_out = []
     for knob in knobs:
