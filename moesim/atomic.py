@@ -22,25 +22,7 @@ _OF_DISKS = (*_FULL, errno.EIO, errno.EROFS, errno.ESTALE)  # what writing to an
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
-    """Write a file so that no reader ever sees a part of it.
-
-    Parameters
-    ----------
-    path : str or Path
-        Where to; its folder is made if need be, and what is there is replaced.
-    data : bytes
-        The whole content.
-
-    Returns
-    -------
-    Path
-        The file.
-
-    Raises
-    ------
-    InputError, WriteError
-        As of `writing`.
-    """
+    """Write a file so that no reader ever sees a part of it."""
     with writing(path) as file:
         file.write(data)
     return Path(path)
@@ -48,25 +30,7 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes its place only when the block has ended without an error.
-
-    Parameters
-    ----------
-    path : str or Path
-        As for `write_bytes`.
-
-    Yields
-    ------
-    file object
-        Of a hidden file in the same folder.
-
-    Raises
-    ------
-    InputError
-        If no file can be written there.
-    WriteError
-        If the disk is full or fails, or the folder vanishes meanwhile; what was there before still is.
-    """
+    """Open a file for writing that takes its place only when the block has ended without an error."""
     target = Path(path)
     try:
         if target.is_dir():
@@ -91,20 +55,7 @@ def writing(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def failing_as_one_line(target: Path, inside: Path) -> Iterator[None]:
-    """Turn what a disk does wrong in a block into a `WriteError`; errors that are about other files stay what they are.
-
-    Parameters
-    ----------
-    target : Path
-        What is being written, for the message.
-    inside : Path
-        The file or folder in which a named file is meant.
-
-    Raises
-    ------
-    WriteError
-        If writing failed.
-    """
+    """Turn what a disk does wrong in a block into a `WriteError`; errors that are about other files stay what they are."""
     try:
         yield
     except OSError as error:
@@ -135,20 +86,7 @@ def write_error(target: Path, error: OSError | InputError) -> WriteError:
 
 @contextmanager
 def locked(folder: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Wait until no other process of this machine works in a folder, and keep them waiting; a killed one keeps nobody waiting.
-
-    Parameters
-    ----------
-    folder : Path
-        An existing one; nothing is left in it.
-    shared : bool
-        Let others in that ask for the same.
-
-    Yields
-    ------
-    bool
-        Whether it worked: some file systems know no locks.
-    """
+    """Wait until no other process of this machine works in a folder, and keep them waiting; a killed one keeps nobody waiting."""
     handle = os.open(folder, os.O_RDONLY) if fcntl is not None else None
     try:
         yield handle is not None and _lock(handle, shared)

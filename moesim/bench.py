@@ -33,24 +33,12 @@ RECALL = 0.8  # of the signals that a policy reads
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure.
+    """One thing to measure."""
 
-    Attributes
-    ----------
-    name : str
-        For the table.
-    model : str
-        A built-in model; its experts are taken as 4 bits wide, so that half of them fit.
-    policy : str
-        A registered policy.
-    contention : bool
-        Keep the profile's contention pairs; else they are left out.
-    """
-
-    name: str
-    model: str
-    policy: str
-    contention: bool = False
+    name: str  # for the table
+    model: str  # a built-in model; its experts are taken as 4 bits wide, so that half of them fit
+    policy: str  # a registered policy
+    contention: bool = False  # keep the profile's contention pairs; else they are left out
 
 
 CASES = (
@@ -65,23 +53,12 @@ CASES = (
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of one case.
+    """What came of one case."""
 
-    Attributes
-    ----------
-    case : str
-        Its name.
-    n_runs : int
-        Expert runs in one simulation.
-    simulated_ns : int, ns
-        Makespan of the simulation.
-    wall_s, timeout_s : tuple of float, s
-        Wall time of each repeat of the simulation, and of `N_TIMEOUTS` bare timeouts right before it.
-    """
-
-    case: str
-    n_runs: int
-    simulated_ns: int
+    case: str  # its name
+    n_runs: int  # expert runs in one simulation
+    simulated_ns: int  # makespan of the simulation
+    # wall_s, timeout_s: wall time of each repeat of the simulation, and of `N_TIMEOUTS` bare timeouts right before it
     wall_s: tuple[float, ...]
     timeout_s: tuple[float, ...]
 
@@ -118,22 +95,7 @@ class Measured:
 
 
 def run_case(case: Case, repeats: int, tokens: int) -> Measured:
-    """Measure one case: simulation and bare timeouts in turns, so that both see the same machine.
-
-    Parameters
-    ----------
-    case : Case
-        What to measure.
-    repeats : int
-        How often.
-    tokens : int
-        Decode tokens of each simulation.
-
-    Returns
-    -------
-    Measured
-        The first, unmeasured simulation has prepared the routing, which all runs over a workload share.
-    """
+    """Measure one case: simulation and bare timeouts in turns, so that both see the same machine."""
     model = load_model({"base": case.model, "expert_bits": 4})
     hardware = load_hardware(HARDWARE)
     if not case.contention:
@@ -175,27 +137,14 @@ YARDSTICK = "dali"  # whose greedy rule the others' decisions are measured by
 
 
 class Clocked:
-    """A policy with a clock around its decisions; what it asks of the view counts as its own.
-
-    Parameters
-    ----------
-    policy : Policy
-        Which.
-    clock_ns : callable
-        Gives the time in ns: of the wall, or of this process alone.
-
-    Attributes
-    ----------
-    decide_ns, evict_ns : int, ns
-        What its decisions took so far.
-    """
+    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
 
     def __init__(self, policy: Policy, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._policy, self._clock_ns = policy, clock_ns
         self.exact = policy.exact
         self.listens = policy.listens
         self.needs = policy.needs
-        self.decide_ns = self.evict_ns = 0
+        self.decide_ns = self.evict_ns = 0  # what its decisions took so far
 
     def place(self, view: View) -> Placement:
         return self._policy.place(view)
@@ -215,28 +164,15 @@ class Clocked:
 
 @dataclass(frozen=True)
 class Deciding:
-    """What the decisions of one policy take.
+    """What the decisions of one policy take."""
 
-    Attributes
-    ----------
-    policy : str
-        Its registered name.
-    batch : int
-        Requests decoded together.
-    n_runs : int
-        Expert runs of one simulation.
-    decide_ns, evict_ns : float, ns
-        Time in either call for each expert run; the least of all repeats.
-    ratio : float
-        Time in both, over that of `YARDSTICK` in this process.
-    """
-
-    policy: str
-    batch: int
-    n_runs: int
+    policy: str  # its registered name
+    batch: int  # requests decoded together
+    n_runs: int  # expert runs of one simulation
+    # decide_ns, evict_ns: time in either call for each expert run; the least of all repeats
     decide_ns: float
     evict_ns: float
-    ratio: float
+    ratio: float  # time in both, over that of `YARDSTICK` in this process
 
     def record(self) -> dict[str, Any]:
         """Give all figures by name."""
@@ -249,22 +185,7 @@ class Deciding:
 
 
 def run_deciding(repeats: int, tokens: int, names: Iterable[str] = tuple(POLICIES)) -> list[Deciding]:
-    """Measure the time that policies take to decide, all over the same made-up routing, in turns.
-
-    Parameters
-    ----------
-    repeats : int
-        How often.
-    tokens : int
-        Decode tokens of each simulation.
-    names : iterable of str
-        Which policies; `YARDSTICK` is always measured.
-
-    Returns
-    -------
-    list of Deciding
-        By batch, and within it by ratio, smallest first.
-    """
+    """Measure the time that policies take to decide, all over the same made-up routing, in turns."""
     names = list(dict.fromkeys([YARDSTICK, *names]))
     model = load_model({"base": DECIDING_MODEL, "expert_bits": 4})
     needs = frozenset().union(*(make_policy(name).needs for name in names))

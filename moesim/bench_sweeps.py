@@ -21,28 +21,16 @@ _PLACE = "bench"
 
 @dataclass(frozen=True)
 class SweepCost:
-    """What was measured.
+    """What was measured."""
 
-    Attributes
-    ----------
-    n_runs : int
-        Runs of each sweep.
-    processes : int
-        Of the second.
-    run_s : float, s
-        Median time of one run by itself.
-    one_s, several_s : float, s
-        Best time of the sweep in this process, and in several, starting them included.
-    overhead_ms : float, ms
-        Best time of a sweep of very short runs in this process, less that of its runs by themselves, by run: hashing inputs,
-        keeping each result on disk.
-    """
-
-    n_runs: int
-    processes: int
-    run_s: float
+    n_runs: int  # runs of each sweep
+    processes: int  # of the second
+    run_s: float  # median time of one run by itself
+    # one_s, several_s: best time of the sweep in this process, and in several, starting them included
     one_s: float
     several_s: float
+    # best time of a sweep of very short runs in this process, less that of its runs by themselves, by run: hashing inputs,
+    # keeping each result on disk
     overhead_ms: float
 
     @property
@@ -56,21 +44,7 @@ class SweepCost:
 
 
 def measure_sweep(n_runs: int, processes: int, repeats: int, tokens: int) -> SweepCost:
-    """Measure sweeps of made-up routing.
-
-    Parameters
-    ----------
-    n_runs, processes : int
-        As of `SweepCost`.
-    repeats : int
-        Of everything, in turns; the best counts.
-    tokens : int
-        Decode tokens of each run.
-
-    Returns
-    -------
-    SweepCost
-    """
+    """Measure sweeps of made-up routing."""
     long, short = _experiment(n_runs, tokens), _experiment(n_runs, 1)
     run_s = median(_timed(lambda spec=spec: run_one(long, spec)) for spec in long.specs[:5])
     one, several, extra = [], [], []

@@ -13,18 +13,6 @@ CHECK: Final = "check"
 def checked_line(content: Mapping[str, Any]) -> bytes:
     """Write a line.
 
-    Parameters
-    ----------
-    content : mapping of str to object
-        JSON, without the key ``check``.
-
-    Returns
-    -------
-    bytes
-        Ends with a newline. ``check`` is half of the sha256 of the rest.
-
-    Examples
-    --------
     >>> read_checked_line(checked_line({"a": 1}))
     {'a': 1}
     >>> read_checked_line(checked_line({"a": 1}).replace(b"1", b"2")) is None

@@ -87,18 +87,7 @@ _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.E
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command.
-
-    Parameters
-    ----------
-    arguments : list of str, optional
-        Default: those of the process.
-
-    Returns
-    -------
-    int
-        The exit code.
-    """
+    """Run a command."""
     try:
         result = _app(args=arguments, standalone_mode=False)
     except InputError as error:

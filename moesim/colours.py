@@ -82,18 +82,6 @@ CHROME: Final = {
 def text_on(fill: str) -> str:
     """Choose black or white for text on a fill.
 
-    Parameters
-    ----------
-    fill : str
-        ``"#RRGGBB"``.
-
-    Returns
-    -------
-    str
-        The one with more contrast, by relative luminance.
-
-    Examples
-    --------
     >>> text_on(BLUE), text_on(YELLOW)
     ('#FFFFFF', '#000000')
     """

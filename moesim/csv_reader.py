@@ -18,27 +18,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, columns: Sequence[str], what: str) -> list[Line]:
-    """Read a table.
-
-    Parameters
-    ----------
-    path : Path
-        The CSV file.
-    columns : sequence of str
-        Its first line.
-    what : str
-        What it is, for messages: ``"the table of ..."``.
-
-    Returns
-    -------
-    list of Line
-        In the order of the file.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read, has other columns, or a row has too few or too many fields.
-    """
+    """Read a table."""
     lines = []
     try:
         with path.open(encoding="utf-8", newline="") as file:

@@ -72,22 +72,6 @@ class LiveError(SimulationError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Build the message for an unknown name, with the closest known one.
 
-    Parameters
-    ----------
-    kind : str
-        What the name should have named, for example ``"policy"``.
-    name : str
-        The name as given.
-    known : iterable of str
-        All valid names.
-
-    Returns
-    -------
-    str
-        One line: the name, a suggestion where one is close, and the known names.
-
-    Examples
-    --------
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"])
     "unknown policy 'fidler'; did you mean 'fiddler'? known: dali, fiddler"
     """
@@ -98,18 +82,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Say in one line what another's code raised, and where: the place outside moesim and libraries, if there is one.
-
-    Parameters
-    ----------
-    error : BaseException
-        As caught, with its traceback.
-
-    Returns
-    -------
-    str
-        For example ``NameError: name 'x' is not defined (my_policies.py:12)``.
-    """
+    """Say in one line what another's code raised, and where: the place outside moesim and libraries, if there is one."""
     text = " ".join(str(error).split())
     where = culprit(error)
     return type(error).__name__ + (f": {text}" if text else "") + (f" ({where})" if where else "")

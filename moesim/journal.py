@@ -12,17 +12,7 @@ from moesim.output_folder import OutputFolder
 
 
 class Journal:
-    """Lines of JSON in a file of an output folder; each is there as soon as it was added, and a kill loses the last at most.
-
-    Parameters
-    ----------
-    out : OutputFolder
-        The folder that lists the file.
-    name : str
-        Of the file, below the folder. It is made with the first line, not before.
-    durable : bool
-        Wait until a line is on the disk, so that a loss of power does not lose it either.
-    """
+    """Lines of JSON in a file of an output folder; each is there as soon as it was added, and a kill loses the last at most."""
 
     def __init__(self, out: OutputFolder, name: str, *, durable: bool = False) -> None:
         self.path = out.folder / name
@@ -30,13 +20,7 @@ class Journal:
         self._ready = False
 
     def read(self) -> list[dict[str, Any] | None]:
-        """Read the lines; None stands for a damaged one, and what a kill left of the last line is left out.
-
-        Raises
-        ------
-        OSError
-            If the file is not there, or cannot be read.
-        """
+        """Read the lines; None stands for a damaged one, and what a kill left of the last line is left out."""
         return [read_checked_line(line) for line in _whole(self.path.read_bytes()).splitlines()]
 
     def begin(self, header: Mapping[str, Any]) -> None:

@@ -35,24 +35,7 @@ class State(Enum):
 
 
 class Manifest:
-    """The list of one folder.
-
-    Parameters
-    ----------
-    folder : Path
-        It need not be there.
-
-    Attributes
-    ----------
-    marked : bool
-        Whether there is a list.
-    owner : str or None
-        Command whose result the folder is; None: a folder with files of several commands.
-    temporary : set of str
-        Files in the making; of a killed process, if nobody holds the folder's lock.
-    damaged : list of int
-        Lines that cannot be read.
-    """
+    """The list of one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,23 +43,17 @@ class Manifest:
         self.refresh()
 
     def _forget(self) -> None:
-        self.marked = False
-        self.owner: str | None = None
-        self.temporary: set[str] = set()
-        self.damaged: list[int] = []
+        self.marked = False  # whether there is a list
+        self.owner: str | None = None  # command whose result the folder is; None: a folder with files of several commands
+        self.temporary: set[str] = set()  # files in the making; of a killed process, if nobody holds the folder's lock
+        self.damaged: list[int] = []  # lines that cannot be read
         self._by: dict[str, str] = {}
         self._digests: dict[str, list[str | None]] = {}  # None: a file that grows
         self._read = b""
         self._n_lines = 0
 
     def refresh(self) -> None:
-        """Read what other processes have added since.
-
-        Raises
-        ------
-        InputError
-            If the list cannot be read.
-        """
+        """Read what other processes have added since."""
         place = self.folder / FILE
         try:
             if not stat.S_ISREG(place.lstat().st_mode):
@@ -120,13 +97,7 @@ class Manifest:
         return path in self._digests
 
     def state(self, path: str) -> State:
-        """Tell what stands at a path, by its content.
-
-        Parameters
-        ----------
-        path : str
-            Below the folder, with slashes.
-        """
+        """Tell what stands at a path, by its content."""
         place = self.folder / path
         if self.blocked(path) is not None:
             return State.FOREIGN
@@ -221,20 +192,7 @@ def digest_of(path: Path) -> str:
 
 
 def read_verified(path: Path) -> bytes:
-    """Read a file, and make sure that it holds what moesim wrote, if a list in its folder or one above says what that was.
-
-    Parameters
-    ----------
-    path : Path
-        A file.
-
-    Raises
-    ------
-    InputError
-        If it was changed since.
-    OSError
-        If it cannot be read.
-    """
+    """Read a file, and make sure that it holds what moesim wrote, if a list in its folder or one above says what that was."""
     data = path.read_bytes()
     check_verified(path, hashlib.sha256(data).hexdigest())
     return data

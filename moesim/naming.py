@@ -26,18 +26,6 @@ LIVE = "live replay"
 def policy_label(policy: Mapping[str, Any]) -> str:
     """Write a policy and its options in one word or so.
 
-    Parameters
-    ----------
-    policy : mapping of str to object
-        ``name`` and options.
-
-    Returns
-    -------
-    str
-        The name, with the options that were given in brackets.
-
-    Examples
-    --------
     >>> policy_label({"name": "lru"}), policy_label({"name": "hybrimoe", "alpha": 0.5})
     ('lru', 'hybrimoe(alpha=0.5)')
     """

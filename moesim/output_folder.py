@@ -22,13 +22,7 @@ ASIDE: Final = "_changed."
 
 
 def nearest_folder(folder: Path) -> Path:
-    """Give a folder, or the nearest one above it that is there; it is on the disk that takes what is written.
-
-    Raises
-    ------
-    OSError
-        If what is there is no folder, or a link to nothing, or cannot be looked at.
-    """
+    """Give a folder, or the nearest one above it that is there; it is on the disk that takes what is written."""
     for near in (absolute := folder.absolute(), *absolute.parents):
         if near.is_dir():
             return near
@@ -40,22 +34,7 @@ def nearest_folder(folder: Path) -> Path:
 
 
 def check_own_folder(folder: Path, owner: str, *, option: str = "--out") -> None:
-    """Make sure that a command may have a folder for itself: it is not there, or empty, or holds an earlier result of it.
-
-    Parameters
-    ----------
-    folder : Path
-        Where its result should go.
-    owner : str
-        The command.
-    option : str
-        Which option named the folder.
-
-    Raises
-    ------
-    ConfigError
-        If it is a file or a dangling link, holds anything else, or cannot be made or written.
-    """
+    """Make sure that a command may have a folder for itself: it is not there, or empty, or holds an earlier result of it."""
     other = f"choose another with {option}"
     try:
         with tempfile.TemporaryFile(dir=nearest_folder(folder)):
@@ -90,16 +69,6 @@ class OutputFolder:
     """The files of a command in a folder.
 
     Several processes may write into one folder: what each call does, it does alone.
-
-    Parameters
-    ----------
-    folder : Path
-        It need not be there.
-    by : str
-        The command; only its own files are removed.
-    owned : bool
-        Whether the folder is the command's own, as of `check_own_folder`: a file that was changed since it was written is set
-        aside then. Otherwise its files stand beside others, and a changed one is in the way.
     """
 
     def __init__(self, folder: Path, by: str, *, owned: bool = True) -> None:
@@ -112,13 +81,7 @@ class OutputFolder:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep other processes from writing into the folder, which is made if need be; calls may be nested.
-
-        Yields
-        ------
-        bool
-            Whether it worked: some file systems know no locks.
-        """
+        """Keep other processes from writing into the folder, which is made if need be; calls may be nested."""
         if self._held is not None:
             yield self._held
             return
@@ -151,31 +114,7 @@ class OutputFolder:
     def put(
         self, files: Mapping[str, bytes | Path], *, last: str | None = None, replace: Collection[str] = (), tidy: bool = True
     ) -> list[Path]:
-        """Write files: all of them take their places together, or none does.
-
-        Parameters
-        ----------
-        files : mapping of str to bytes or Path
-            Path below the folder, with slashes -> content, or a file to copy.
-        last : str, optional
-            The file that tells that the others belong together: an earlier one goes first, the new one is put in place last.
-        replace : collection of str
-            Files of an earlier call that are removed unless they are in `files`.
-        tidy : bool
-            Write the list of files anew, without what is gone.
-
-        Returns
-        -------
-        list of Path
-            The files.
-
-        Raises
-        ------
-        InputError
-            If somebody else's file is in the way; nothing is written then.
-        WriteError
-            If the disk is full or fails; what was there before still is.
-        """
+        """Write files: all of them take their places together, or none does."""
         digests = {name: digest_of(c) if isinstance(c, Path) else hashlib.sha256(c).hexdigest() for name, c in files.items()}
         with self.alone() as alone:
             states = {name: self._state(name, digest) for name, digest in digests.items()}
@@ -288,13 +227,7 @@ class OutputFolder:
                 self._set_aside(name, f", {consequence}")
 
     def grow(self, name: str) -> Path:
-        """List a file that grows, whatever it comes to hold, and give its path.
-
-        Raises
-        ------
-        InputError
-            If somebody else's file stands there.
-        """
+        """List a file that grows, whatever it comes to hold, and give its path."""
         with self.alone():
             if not self.manifest.has(name):
                 self._check_free({name: self.manifest.state(name)})

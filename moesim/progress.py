@@ -20,21 +20,7 @@ _EVERY_S = 0.1
 
 
 class Progress:
-    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit.
-
-    Parameters
-    ----------
-    total : int
-        Steps in all.
-    enabled : bool
-        False, or a stderr that is no terminal, shows nothing.
-    done : int
-        Steps of an earlier process, which do not count for the speed.
-    text : str
-        What is being done, until `describe` says something else.
-    unit : str
-        Of a step; with one, the bar shows the count and the speed instead of a percentage.
-    """
+    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit."""
 
     def __init__(self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "") -> None:
         self.done = done
@@ -90,13 +76,7 @@ class Progress:
 
 @contextmanager
 def telling() -> Iterator[Callable[[str], None]]:
-    """Show what is being done, which may never end; on a terminal only.
-
-    Yields
-    ------
-    callable
-        Takes what is being done now.
-    """
+    """Show what is being done, which may never end; on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda text: None
         return

@@ -155,18 +155,7 @@ class Records:
 
 
 def activities(records: Records) -> frozenset[str]:
-    """Say what went on in a run, by the names that pairs of contention have.
-
-    Parameters
-    ----------
-    records : Records
-        Records of one run.
-
-    Returns
-    -------
-    frozenset of str
-        ``"<device>.experts"``, ``"<device>.dense"``, ``"<device>.side"``, and names of links that carried transfers.
-    """
+    """Say what went on in a run, by the names that pairs of contention have."""
     lanes = {(t.device, t.lane, t.expert >= 0) for t in records.tasks}
     tasks = {f"{device}.{'side' if lane == 'side' else 'experts' if expert else 'dense'}" for device, lane, expert in lanes}
     return frozenset(tasks | {t.link for t in records.transfers})

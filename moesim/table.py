@@ -39,24 +39,6 @@ class Format(StrEnum):
 def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()) -> str:
     """Write a table of texts.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        Headings.
-    rows : sequence of sequence of str
-        Cells.
-    form : Format
-        ``TABLE``, ``MD`` or ``CSV``; for the others there is `render_records`.
-    right : sequence of str
-        Columns to align to the right.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-
-    Examples
-    --------
     >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
     | policy | hits |
     |---|---:|
@@ -82,20 +64,7 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, 
 
 
 def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
-    """Write rows with all their keys, for other programs.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Values as they are; the columns are the keys in the order in which they first occur.
-    form : Format
-        ``CSV``, ``JSON``, or ``JSONL``: one JSON object a line.
-
-    Returns
-    -------
-    str
-        Ends with a newline.
-    """
+    """Write rows with all their keys, for other programs."""
     if form is Format.JSON:
         return json.dumps(list(rows), indent=2) + "\n"
     if form is Format.JSONL:

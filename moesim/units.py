@@ -23,25 +23,6 @@ _QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([
 def parse_bytes(value: int | str, place: str = "size") -> int:
     """Read a number of bytes.
 
-    Parameters
-    ----------
-    value : int or str
-        Plain bytes, or a number with B, kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024).
-    place : str
-        File and key, for the message.
-
-    Returns
-    -------
-    int
-        Bytes; a fraction of a byte is rounded half to even.
-
-    Raises
-    ------
-    ConfigError
-        If the value is negative, no number, has no known unit, or is beyond `moesim.limits.BYTES`.
-
-    Examples
-    --------
     >>> parse_bytes("4 GiB"), parse_bytes("1.5 MB"), parse_bytes(7)
     (4294967296, 1500000, 7)
     """

@@ -57,25 +57,6 @@ StrictLoader.add_implicit_resolver(
 def read_yaml_value(text: str, place: str) -> Any:
     """Read one YAML document of any kind.
 
-    Parameters
-    ----------
-    text : str
-        The YAML.
-    place : str
-        File, or file and key, for messages.
-
-    Returns
-    -------
-    object
-        What it holds; None for an empty text.
-
-    Raises
-    ------
-    ConfigError
-        If it is not valid YAML, a key is given twice, or it is larger than any file that a person writes.
-
-    Examples
-    --------
     >>> read_yaml_value("{rate: 25e9, when: 2024-05-01}", "example")
     {'rate': 25000000000.0, 'when': '2024-05-01'}
     """
