@@ -1,4 +1,4 @@
-"""What the README shows works: its policy, its YAML, its commands, its pictures and links."""
+"""What the README and the first pages show works: the policy, YAML, commands, pictures and links."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from moesim.testing import check_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+START = (ROOT / "docs" / "start.md").read_text()
+OWN = (ROOT / "docs" / "own-policy.md").read_text()
+SPEED = (ROOT / "docs" / "speed.md").read_text()
 
 
 def usable_cores() -> list[int]:
@@ -31,12 +34,19 @@ def usable_cores() -> list[int]:
 HAS_TRACE = any((folder / "mini-mixtral.safetensors").exists() for folder in data_dirs("traces"))
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    lines = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    lines = re.findall(r"^\|.*\| `(moesim .*?)` \|", README, flags=re.MULTILINE)
+    lines += [
+        line.split("#")[0].strip()
+        for page in (README, START, OWN, SPEED)
+        for block in blocks("sh", page)
+        for line in block.splitlines()
+    ]
+    lines = list(dict.fromkeys(line.replace(".venv/bin/", "") for line in lines))
     words = [shlex.split(line.split(">")[0]) for line in lines if line]
     return [w[1:] for w in words if w[0].endswith("moesim")]
 
@@ -50,7 +60,7 @@ def test_the_policy_of_the_readme_passes_the_common_checks():
 
 
 def test_the_experiment_of_the_readme_is_valid():
-    whole, part = (yaml.safe_load(block) for block in blocks("yaml"))
+    (whole,), (part,) = ([yaml.safe_load(block) for block in blocks("yaml", page)] for page in (README, START))
     for raw in (whole, whole | part):
         expand(parse_config(raw, "README.md"), "README.md")
         for policy in raw["policies"]:
@@ -132,7 +142,13 @@ def test_a_command_of_the_readme_runs(
         assert ("replayed on this machine" in capsys.readouterr().out) == (command[0] == "replay")
 
 
-def test_links_of_the_readme_exist():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_links_exist(page: Path):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
+            assert (page.parent / target).exists(), target
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) < 130
+    assert len(README.split()) < 1300
