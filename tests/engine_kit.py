@@ -231,7 +231,7 @@ class Oracle:
 
 
 def play(policy: Any, work: Workload, hardware: HardwareProfile | None = None, *, model: ModelSpec | None = None,
-         decision_ns: int = 0, coalesce: bool = True, chunk_bytes: int | None = None, slots: Mapping[str, int] | None = None,
+         decision_ns: int = 0, chunk_bytes: int | None = None, slots: Mapping[str, int] | None = None,
          predictors: Mapping[str, Any] | None = None, tables: Mapping[str, Any] | None = None, name: str = "script",
          ) -> Records:  # fmt: skip
     """Run a policy on the toy machine."""
@@ -239,15 +239,8 @@ def play(policy: Any, work: Workload, hardware: HardwareProfile | None = None, *
     costs = CostModel(model, hardware or machine(), chunk_bytes=chunk_bytes)
     return simulate(
         model=model, costs=costs, workload=work, policy=policy, cache_slots=slots or {}, predictors=predictors, tables=tables,
-        options=EngineOptions(decision_ns, coalesce), policy_name=name,
+        options=EngineOptions(decision_ns), policy_name=name,
     )  # fmt: skip
-
-
-def both(make: Callable[[], Any], *args: Any, **kwargs: Any) -> Records:
-    """Run a policy with and without coalescing and compare all records."""
-    on, off = play(make(), *args, coalesce=True, **kwargs), play(make(), *args, coalesce=False, **kwargs)
-    assert_same(on, off)
-    return on
 
 
 def assert_same(a: Records, b: Records) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moesim.policy import PREFETCH, Copy, Drop, Fetch, Pool, Routed, Run
-from tests.engine_kit import EXPERT_BYTES, Script, both, cpu, gpu, link, machine, tiny_model, workload
+from tests.engine_kit import EXPERT_BYTES, Script, cpu, gpu, link, machine, play, tiny_model, workload
 
 LAYERS, EXPERTS, STEPS = 3, 6, 4
 DENSE, GPU, CPU_BASE, CPU_ROW, HEAD = 100, 100, 300, 100, 70
@@ -45,7 +45,7 @@ def test_all_resident(n_requests: int) -> None:
     """Every step takes embedding + L dense + (number of active experts) g + head."""
     work = _work(n_requests)
     toy = machine({"gpu0": gpu(embedding_ns=30, head_ns=HEAD), "cpu0": cpu()})
-    records = both(lambda: Script(copies=EVERYTHING, slots=ROOM, routed=_resident), work, toy, model=_model())
+    records = play(Script(copies=EVERYTHING, slots=ROOM, routed=_resident), work, toy, model=_model())
     steps = [30 + sum(DENSE + GPU * len(rows) for rows in layers) + HEAD for layers in _active(work)]
     assert [s.end - s.begin for s in records.steps] == steps
     assert records.makespan_ns == sum(steps)
@@ -63,7 +63,7 @@ def test_no_cache_on_the_gpu(bytes_per_ns: int, latency: int) -> None:
         layer, active = event.layer, event.active
         return [Fetch(layer, active, "gpu0"), Run(layer, active, "gpu0"), Drop(layer, active, "gpu0")]
 
-    records = both(lambda: Script(slots=EXPERTS, routed=routed), work, toy, model=_model())
+    records = play(Script(slots=EXPERTS, routed=routed), work, toy, model=_model())
     t = latency + EXPERT_BYTES // bytes_per_ns
     expected = sum(
         DENSE + (n * t + GPU if t >= GPU else t + n * GPU)
@@ -80,7 +80,7 @@ def test_no_gpu_experts() -> None:
     def routed(event: Routed, view: Any) -> list[Any]:
         return [Run(event.layer, event.active, "cpu0")]
 
-    records = both(lambda: Script(routed=routed), work, model=_model())
+    records = play(Script(routed=routed), work, model=_model())
     cross = 10 + 10 * 3
     expected = sum(DENSE + 2 * cross + sum(CPU_BASE + CPU_ROW * n for n in rows) for layers in _active(work) for rows in layers)
     assert records.makespan_ns == expected
@@ -115,7 +115,7 @@ def test_perfect_prefetch_hides_copies_that_are_shorter_than_the_computation(byt
     """
     work = _work()
     toy = machine(links={"cpu0->gpu0": link(bytes_per_ns), "gpu0->cpu0": link()})
-    records = both(lambda: _Ahead(work), work, toy, model=_model())
+    records = play(_Ahead(work), work, toy, model=_model())
     t = EXPERT_BYTES // bytes_per_ns
     first = max(DENSE, t, 2 * t - GPU) + 2 * GPU
     assert records.makespan_ns == first + (STEPS * LAYERS - 1) * (DENSE + 2 * GPU)
@@ -124,7 +124,7 @@ def test_perfect_prefetch_hides_copies_that_are_shorter_than_the_computation(byt
 def test_a_saturated_link_sets_the_pace() -> None:
     """The link never rests: the run takes all copies, then the last expert."""
     work = _work()
-    records = both(lambda: _Ahead(work), work, model=_model())
+    records = play(_Ahead(work), work, model=_model())
     n_copies = 2 * STEPS * LAYERS
     assert records.makespan_ns == n_copies * EXPERT_BYTES + GPU
     assert sum(t.end - t.start for t in records.transfers) == n_copies * EXPERT_BYTES
@@ -135,6 +135,6 @@ def test_chunks_cost_a_latency_each(chunk: int) -> None:
     """The same with chunks: every piece pays the latency."""
     work = _work()
     toy = machine(links={"cpu0->gpu0": link(latency_ns=20), "gpu0->cpu0": link()})
-    records = both(lambda: _Ahead(work), work, toy, model=_model(), chunk_bytes=chunk)
+    records = play(_Ahead(work), work, toy, model=_model(), chunk_bytes=chunk)
     pieces = -(-EXPERT_BYTES // chunk)
     assert records.makespan_ns == 2 * STEPS * LAYERS * (EXPERT_BYTES + 20 * pieces) + GPU

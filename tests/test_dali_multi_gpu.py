@@ -17,7 +17,7 @@ from moesim.policies.algorithms.several_gpus import greedy_multi_assignment, wor
 from moesim.policies.dali_multi_gpu import DaliMultiGpu
 from moesim.policies.registry import make_policy
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_machine, tiny_workload
-from tests.engine_kit import Oracle, both, cpu, crossings, gpu, link, machine, pair, play, tasks, transfers, workload
+from tests.engine_kit import Oracle, cpu, crossings, gpu, link, machine, pair, play, tasks, transfers, workload
 
 ONE, TWO = tiny_machine(), tiny_machine(2)
 COSTS = st.integers(0, 12)
@@ -169,8 +169,8 @@ TOY = machine(DEVICES, LINKS)
 
 
 def played(slots: Sequence[int], **options: Any) -> Any:
-    return both(
-        lambda: make_policy({"name": "dali-multi-gpu", **options}), workload([TOKENS]), TOY,
+    return play(
+        make_policy({"name": "dali-multi-gpu", **options}), workload([TOKENS]), TOY,
         slots={"gpu0": slots[0], "gpu1": slots[1]}, predictors={"told": Oracle()},
     )  # fmt: skip
 

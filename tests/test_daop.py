@@ -31,7 +31,7 @@ from moesim.records import InexactRecord, Records
 from moesim.table import Format
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
 from moesim.workload import WorkloadSpec, compose
-from tests.engine_kit import Oracle, assert_same, both, cpu, gpu, machine, tasks, transfers, workload
+from tests.engine_kit import Oracle, assert_same, cpu, gpu, machine, play, tasks, transfers, workload
 from tests.engine_kit import tiny_model as toy_model
 from tests.experiment_kit import resolve, write_trace
 
@@ -175,8 +175,8 @@ COMMON = {"placement": "lowest-ids", "source": "told", "first_predict_layer": 1}
 def run(name: str, work: Any, told: Any = None, slots: int = 4, decision_ns: int = 0, **options: Any) -> Records:
     """Run DAOP on the toy machine."""
     spec = {"name": name, **COMMON, **options}
-    return both(
-        lambda: make_policy(without_moot(spec)), work, TOY, slots={"gpu0": slots}, model=toy_model(),
+    return play(
+        make_policy(without_moot(spec)), work, TOY, slots={"gpu0": slots}, model=toy_model(),
         predictors={"told": told or Oracle()},
         decision_ns=decision_ns,
     )  # fmt: skip

@@ -240,7 +240,7 @@ def test_any_policy(
     changes = {"n_shared": 1, "shared_intermediate": 10} if shared else {}
     model = tiny_model(n_layers=LAYERS, n_experts=EXPERTS, **changes)
 
-    def run(coalesce: bool) -> tuple[Records, Wild]:
+    def run() -> tuple[Records, Wild]:
         wild = Wild(seed, exact, hear, slots, side, work.steps[0].n_micro, decision_ns > 0)
         predictors = {"told": Oracle(1), "free": Oracle(None)}
         records = play(
@@ -251,15 +251,13 @@ def test_any_policy(
             chunk_bytes=chunk,
             decision_ns=decision_ns,
             predictors=predictors,
-            coalesce=coalesce,
         )
         return records, wild
 
-    records, wild = run(True)
-    again, other = run(False)
+    records, wild = run()
+    again, other = run()
     assert_same(records, again)
     assert wild.times == other.times
-    assert_same(records, run(True)[0])
     check(records, wild, work, hardware, model)
 
 

@@ -32,7 +32,6 @@ from tests.engine_kit import (
     Oracle,
     Script,
     assert_same,
-    both,
     cpu,
     crossings,
     gpu,
@@ -74,7 +73,7 @@ def test_rule_1_time_is_integer_and_repeatable() -> None:
     # gpu0 |DDDDD00000|11111|DDDDD|22222|33333|
     #      0    100  200   300   400   500   600
     def run() -> Any:
-        return both(lambda: Script(copies=ALL, routed=on_gpu), ONE)
+        return play(Script(copies=ALL, routed=on_gpu), ONE)
 
     records = run()
     assert tasks(records) == [
@@ -89,7 +88,7 @@ def test_rule_1_time_is_integer_and_repeatable() -> None:
 def test_rule_1_costs_round_once_to_whole_ns() -> None:
     # 1000 bytes at 0.3 bytes/ns are 3333.33 ns: 3334.
     toy = machine(links={"cpu0->gpu0": link(0.3), "gpu0->cpu0": link()})
-    records = both(lambda: Script({("Routed", 0, 0, 0): on_demand}, copies=ALL[1:], routed=on_gpu), ONE, toy)
+    records = play(Script({("Routed", 0, 0, 0): on_demand}, copies=ALL[1:], routed=on_gpu), ONE, toy)
     assert transfers(records) == [(100, 3434, "cpu0->gpu0", "demand 0/0"), (3434, 6768, "cpu0->gpu0", "demand 0/1")]
 
 
@@ -147,7 +146,7 @@ def test_rule_2_completions_of_one_instant_are_told_in_submission_order() -> Non
 def test_rule_2_actions_take_effect_in_the_order_returned() -> None:
     def fetched(actions: list[Any]) -> list[Any]:
         script = Script({("LayerBegin", 0, 0): actions}, copies=ALL, routed=on_gpu)
-        return transfers(both(lambda: script, ONE))
+        return transfers(play(script, ONE))
 
     drop, fetch = Drop(1, [0], "gpu0"), Fetch(1, [0], "gpu0", UPDATE)
     assert fetched([drop, fetch]) == []  # 1000 ns: still on its way when the run is over at 600
@@ -165,8 +164,8 @@ def test_rule_2_a_generator_is_collected_before_anything_takes_effect() -> None:
         seen.append(view.is_resident(1, 0, "gpu0"))
         yield Run(0, event.active, "gpu0")
 
-    both(lambda: Script({("Routed", 0, 0, 0): lazily}, copies=ALL, routed=on_gpu), ONE)
-    assert seen == [True, True]
+    play(Script({("Routed", 0, 0, 0): lazily}, copies=ALL, routed=on_gpu), ONE)
+    assert seen == [True]
 
 
 def test_rule_2_a_decision_delays_its_effect_is_recorded_and_pins_what_is_routed() -> None:
@@ -178,14 +177,12 @@ def test_rule_2_a_decision_delays_its_effect_is_recorded_and_pins_what_is_routed
     def evict(fetch: Fetch, view: Any) -> None:
         pins.append((view.now_ns, [view.is_pinned(0, e, "gpu0") for e in range(3)]))
 
-    def make() -> Script:
-        return Script(
-            {("LayerBegin", 0, 0): [Send(110, "cpu0", "gpu0", "m"), Fetch(1, [0], "gpu0", PREFETCH, "small")]},
-            copies=[*ALL[:1], Copy(1, [2, 3], "gpu0"), Copy(1, [1], "gpu0", "small")],
-            pools=[Pool("gpu0", "cache", 8000), Pool("gpu0", "small", 1000)], routed=on_gpu, evict=evict,
-        )  # fmt: skip
-
-    records = both(make, ONE, decision_ns=30)
+    script = Script(
+        {("LayerBegin", 0, 0): [Send(110, "cpu0", "gpu0", "m"), Fetch(1, [0], "gpu0", PREFETCH, "small")]},
+        copies=[*ALL[:1], Copy(1, [2, 3], "gpu0"), Copy(1, [1], "gpu0", "small")],
+        pools=[Pool("gpu0", "cache", 8000), Pool("gpu0", "small", 1000)], routed=on_gpu, evict=evict,
+    )  # fmt: skip
+    records = play(script, ONE, decision_ns=30)
     assert records.decisions == [DecisionRecord(100, 130, 0, 0), DecisionRecord(430, 460, 0, 1)]
     assert tasks(records)[1:4] == [(130, 230, "gpu0", "E0x1"), (230, 330, "gpu0", "E1x1"), (330, 430, "gpu0", "dense")]
     assert records.makespan_ns == 660
@@ -203,7 +200,7 @@ def test_rule_3_attention_and_dense_part_on_different_devices() -> None:
     # gpu0->cpu0 |h      |
     # cpu0->gpu0 |       |h                                   the hidden state crosses: 20 each way
     #            0  20  140 160  200   300   400   500
-    records = both(lambda: Script(copies=ALL, parts={("attention", 0): "cpu0"}, routed=on_gpu), ONE)
+    records = play(Script(copies=ALL, parts={("attention", 0): "cpu0"}, routed=on_gpu), ONE)
     assert tasks(records)[:5] == [
         (20, 140, "cpu0", "attention"), (160, 200, "gpu0", "dense"), (200, 300, "gpu0", "E0x1"),
         (300, 400, "gpu0", "E1x1"), (400, 500, "gpu0", "dense"),
@@ -235,7 +232,7 @@ def test_rule_3_micro_batches_overlap_within_a_layer_and_meet_at_its_end() -> No
     #            0    100 120            520                 920 940
     work = workload([[[[0, 1], [0, 1]]], [[[2, 3], [2, 3]]]], micro_batches=2)
     script = {("Routed", 0, 0, 0): [Run(0, [0, 1], "cpu0")]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), work)
+    records = play(Script(script, copies=ALL, routed=on_gpu), work)
     assert tasks(records) == [
         (0, 100, "gpu0", "dense"), (100, 200, "gpu0", "dense"), (200, 300, "gpu0", "E2x1"), (300, 400, "gpu0", "E3x1"),
         (120, 520, "cpu0", "E0x1"), (520, 920, "cpu0", "E1x1"),
@@ -253,7 +250,7 @@ def test_rule_3_each_micro_batch_takes_its_own_rows_only() -> None:
     # cpu0        120 |0  520|1  920|0 1320|1 1720|     experts of mb 0, then of mb 1
     work = workload([[[[0, 1], [2, 3]]], [[[0, 1], [2, 3]]]], micro_batches=2)
     on_cpu = {("Routed", 0, 0, mb): [Run(0, [0, 1], "cpu0")] for mb in (0, 1)}
-    records = both(lambda: Script(on_cpu, copies=ALL, routed=on_gpu), work)
+    records = play(Script(on_cpu, copies=ALL, routed=on_gpu), work)
     assert crossings(records) == [
         (100, 120, "gpu0->cpu0", "in", 1), (200, 220, "gpu0->cpu0", "in", 1),
         (920, 940, "cpu0->gpu0", "out", 1), (1720, 1740, "cpu0->gpu0", "out", 1),
@@ -266,7 +263,7 @@ def test_rule_3_each_micro_batch_takes_its_own_rows_only() -> None:
 def test_rule_3_shared_experts_run_before_routed_ones() -> None:
     # gpu0 |DDDDD|sss|00000|11111|DDDDD|sss|22222|33333|      s: 50
     model = tiny_model(n_shared=1, shared_intermediate=10)
-    records = both(lambda: Script(copies=ALL, routed=on_gpu), ONE, model=model)
+    records = play(Script(copies=ALL, routed=on_gpu), ONE, model=model)
     assert tasks(records)[:4] == [
         (0, 100, "gpu0", "dense"), (100, 150, "gpu0", "shared"), (150, 250, "gpu0", "E0x1"), (250, 350, "gpu0", "E1x1")
     ]  # fmt: skip
@@ -277,7 +274,7 @@ def test_the_end_of_shared_experts_is_told_for_each_micro_batch() -> None:
     model = tiny_model(n_shared=1, shared_intermediate=10)
     script = Script(copies=ALL, routed=on_gpu, hear=("SharedRan",))
     work = workload([[[[0, 1], [2, 3]]], [[[0, 1], [2, 3]]]], micro_batches=2)
-    records = both(lambda: script, work, model=model)
+    records = play(script, work, model=model)
     told = [event for event in script.log if event[1][0] == "SharedRan"][:4]  # of the first of two runs
     assert told == [(t.end, ("SharedRan", 0, t.layer, t.mb, "gpu0")) for t in records.tasks if t.kind == "shared"]
     assert told[:2] == [(250, ("SharedRan", 0, 0, 0, "gpu0")), (500, ("SharedRan", 0, 0, 1, "gpu0"))]
@@ -291,7 +288,7 @@ def test_rule_3_shared_experts_elsewhere_delay_only_the_end_of_the_layer() -> No
     #            0    100 120                620 640
     model = tiny_model(n_shared=1, shared_intermediate=10)
     parts = {("shared", 0): "cpu0"}
-    records = both(lambda: Script(copies=ALL, parts=parts, routed=on_gpu), ONE, model=model)
+    records = play(Script(copies=ALL, parts=parts, routed=on_gpu), ONE, model=model)
     assert (120, 620, "cpu0", "shared") in tasks(records)
     assert crossings(records) == [(100, 120, "gpu0->cpu0", "in", 1), (620, 640, "cpu0->gpu0", "out", 1)]
     assert [(x.begin, x.end) for x in records.layers] == [(0, 640), (640, 990)]
@@ -302,7 +299,7 @@ def test_rule_3_embedding_leading_layers_and_head_are_tasks_of_the_step() -> Non
     model = tiny_model(n_dense_layers=1, dense_intermediate=10)
     toy = machine({"gpu0": gpu(embedding_ns=30, leading_ns=200, head_ns=70), "cpu0": cpu()})
     work = workload([[[[0, 1], [2, 3]]] * 2])
-    records = both(lambda: Script(copies=ALL, routed=on_gpu), work, toy, model=model)
+    records = play(Script(copies=ALL, routed=on_gpu), work, toy, model=model)
     kinds = [t for t in tasks(records) if t[3] in ("embedding", "leading", "head")]
     assert kinds == [
         (0, 30, "gpu0", "embedding"), (30, 290, "gpu0", "leading"), (890, 960, "gpu0", "head"),
@@ -332,7 +329,7 @@ def test_rule_4_a_device_skips_what_is_not_ready() -> None:
     # gpu0       |DDDDD|11111|                  |00000|     Run(0) was submitted before Run(1)
     #            0    100   200               1100  1200
     script = {("Routed", 0, 0, 0): [Fetch(0, [0], "gpu0"), Run(0, [0, 1], "gpu0")]}
-    records = both(lambda: Script(script, copies=[Copy(0, [1], "gpu0"), ALL[1]], routed=on_gpu), ONE)
+    records = play(Script(script, copies=[Copy(0, [1], "gpu0"), ALL[1]], routed=on_gpu), ONE)
     assert tasks(records)[1:3] == [(100, 200, "gpu0", "E1x1"), (1100, 1200, "gpu0", "E0x1")]
     late = records.tasks[2]
     assert (late.submitted, late.ready) == (100, 1100)
@@ -340,13 +337,10 @@ def test_rule_4_a_device_skips_what_is_not_ready() -> None:
 
 def test_rule_4_a_prediction_on_the_main_lane_goes_ahead_of_queued_runs() -> None:
     # gpu0 |DDDDD|P|00000|11111|      returned together: P, 20 ns, is first though it was returned last
-    script = {("Routed", 0, 0, 0): [Run(0, [0, 1], "gpu0"), Predict(0, 1, "told", "gpu0")]}
+    on = {("Routed", 0, 0, 0): [Run(0, [0, 1], "gpu0"), Predict(0, 1, "told", "gpu0")]}
     toy = machine({"gpu0": gpu(predict={"told": 20}), "cpu0": cpu()})
-
-    def make() -> Script:
-        return Script(script, copies=ALL, routed=on_gpu, hear=["Predicted"])
-
-    records = both(make, ONE, toy, predictors={"told": Oracle(None)})
+    script = Script(on, copies=ALL, routed=on_gpu, hear=["Predicted"])
+    records = play(script, ONE, toy, predictors={"told": Oracle(None)})
     assert tasks(records)[1:4] == [(100, 120, "gpu0", "predict"), (120, 220, "gpu0", "E0x1"), (220, 320, "gpu0", "E1x1")]
 
 
@@ -361,7 +355,7 @@ def test_rule_4_a_prediction_goes_behind_what_runs_also_in_a_chain(message: int,
         ("Sent", "now"): [Predict(0, 1, "told", "gpu0")],
     }
     toy = machine({"gpu0": gpu(predict={"told": 20}), "cpu0": cpu()})
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), work, toy, predictors={"told": Oracle(None)})
+    records = play(Script(script, copies=ALL, routed=on_gpu), work, toy, predictors={"told": Oracle(None)})
     names = [t[3] for t in tasks(records)[1:6]]
     expected = ["E0x1", "E1x1", "E2x1", "E3x1"]
     assert names == [*expected[:ahead_of], "predict", *expected[ahead_of:]]
@@ -381,7 +375,7 @@ def test_rule_4_a_waiting_prediction_that_wakes_goes_ahead_of_a_chain() -> None:
         ("Sent", "now"): [Predict(0, 1, "told", "gpu0")],
     }
     toy = machine({"gpu0": gpu(predict={"told": 20}), "cpu0": cpu()})
-    records = both(lambda: Script(script, copies=ALL, parts=parts, routed=on_gpu), work, toy, predictors={"told": Oracle(1)})
+    records = play(Script(script, copies=ALL, parts=parts, routed=on_gpu), work, toy, predictors={"told": Oracle(1)})
     assert [t for t in tasks(records) if t[2] == "gpu0"][:5] == [
         (260, 360, "gpu0", "E0x1"), (360, 460, "gpu0", "E1x1"), (460, 480, "gpu0", "predict"),
         (480, 580, "gpu0", "E2x1"), (580, 680, "gpu0", "E3x1"),
@@ -395,9 +389,7 @@ def test_rule_4_the_side_lane_runs_beside_the_main_one_at_its_measured_rate() ->
     pairs = [pair("gpu0.experts", "gpu0.side", 0.8, 0.5)]
     toy = machine({"gpu0": gpu(predict={"told": 50}), "cpu0": cpu()}, contention=pairs)
     script = {("Routed", 0, 0, 0): [Run(0, [0, 1], "gpu0"), Predict(0, 1, "told", "gpu0", "side")]}
-    records = both(
-        lambda: Script(script, copies=ALL, routed=on_gpu, hear=["Predicted"]), ONE, toy, predictors={"told": Oracle(1)}
-    )
+    records = play(Script(script, copies=ALL, routed=on_gpu, hear=["Predicted"]), ONE, toy, predictors={"told": Oracle(1)})
     assert tasks(records)[1:4] == [(100, 200, "gpu0*", "predict"), (100, 220, "gpu0", "E0x1"), (220, 320, "gpu0", "E1x1")]
 
 
@@ -427,7 +419,7 @@ def test_rule_5_demand_goes_first_but_what_is_in_flight_completes() -> None:
         ("Routed", 0, 1, 0): [Run(1, [0, 1], "gpu0")],
     }
     work = workload([[[[0, 1], [0, 1]]]])
-    records = both(lambda: Script(script, copies=[Copy(0, [1], "gpu0")]), work)
+    records = play(Script(script, copies=[Copy(0, [1], "gpu0")]), work)
     assert transfers(records) == [
         (0, 1000, "cpu0->gpu0", "prefetch 1/0"),
         (1000, 2000, "cpu0->gpu0", "demand 0/0"),
@@ -443,7 +435,7 @@ def test_rule_5_a_repeat_may_only_lower_the_urgency(repeat: int, order: list[int
         ("Routed", 0, 0, 0): [Fetch(1, [2], "gpu0", repeat), Run(0, [0, 1], "gpu0")],
     }
     work = workload([[[[0, 1], [1, 2]]]])
-    records = both(lambda: Script(script, copies=[ALL[0]], routed=on_gpu), work)
+    records = play(Script(script, copies=[ALL[0]], routed=on_gpu), work)
     assert [t.expert for t in records.transfers] == order
     assert [t.end for t in records.transfers] == [1000, 2000, 3000]
     assert [t.cause for t in records.transfers if t.expert == 2] == ["demand" if repeat == DEMAND else "prefetch"]
@@ -459,7 +451,7 @@ def test_rule_5_chunks_let_a_demand_fetch_in_and_each_pays_the_latency() -> None
         ("Routed", 0, 0, 0): [Fetch(0, [0], "gpu0"), Run(0, [0, 1], "gpu0")],
     }
     work = workload([[[[0, 1], [0, 1]]]])
-    records = both(lambda: Script(script, copies=[Copy(0, [1], "gpu0"), Copy(1, [1], "gpu0")], routed=on_gpu), work, toy,
+    records = play(Script(script, copies=[Copy(0, [1], "gpu0"), Copy(1, [1], "gpu0")], routed=on_gpu), work, toy,
                    chunk_bytes=400)  # fmt: skip
     assert [(t.start, t.end, t.layer, t.n_bytes, t.last) for t in records.transfers] == [
         (0, 410, 1, 400, False), (410, 820, 0, 400, False), (820, 1230, 0, 400, False), (1230, 1440, 0, 200, True),
@@ -490,7 +482,7 @@ def test_rule_5_links_of_one_medium_are_serial_together() -> None:
         ("Routed", 0, 1, 0): [Run(1, [0, 1], "gpu1")],
     }  # fmt: skip
     work = workload([[[[0, 1], [0, 1]]]])
-    records = both(lambda: Script(script, pools=POOLS), work, toy)
+    records = play(Script(script, pools=POOLS), work, toy)
     assert transfers(records) == [
         (100, 1100, "cpu0->gpu0", "demand 0/0"), (1100, 2100, "cpu0->gpu1", "demand 1/0"),
         (2100, 3100, "cpu0->gpu0", "demand 0/1"), (3100, 4100, "cpu0->gpu1", "prefetch 1/1"),
@@ -501,17 +493,14 @@ def test_rule_5_no_victim_is_asked_for_a_transfer_that_another_link_of_the_mediu
     root = link(medium="root")
     toy = _two_gpus(**{"cpu0->gpu0": root, "cpu0->gpu1": root, "gpu0->cpu0": link(), "gpu1->cpu0": link()})
 
-    def make() -> Script:
-        return Script(
-            {
-                ("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", PREFETCH), Fetch(1, [1], "gpu1", DEMAND)],
-                ("Routed", 0, 1, 0): [Run(1, [0], "gpu0"), Run(1, [1], "gpu1")],
-            },
-            copies=[Copy(0, [0, 1], "gpu0")], pools=[Pool("gpu0", "cache", 2000), Pool("gpu1", "cache", 2000)],
-            routed=on_gpu, evict=idle,
-        )  # fmt: skip
-
-    script = make()
+    script = Script(
+        {
+            ("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", PREFETCH), Fetch(1, [1], "gpu1", DEMAND)],
+            ("Routed", 0, 1, 0): [Run(1, [0], "gpu0"), Run(1, [1], "gpu1")],
+        },
+        copies=[Copy(0, [0, 1], "gpu0")], pools=[Pool("gpu0", "cache", 2000), Pool("gpu1", "cache", 2000)],
+        routed=on_gpu, evict=idle,
+    )  # fmt: skip
     records = play(script, workload([[[[0, 1], [0, 1]]]]), toy)
     assert transfers(records)[0] == (0, 1000, "cpu0->gpu1", "demand 1/1")
     assert script.asked == [(1000, 1, 0, PREFETCH)]  # gpu0 was full at 0 too, but its turn came at 1000
@@ -539,7 +528,7 @@ def test_rule_5_several_hops_store_and_forward_and_hold_memory_at_each() -> None
     # gpu1->gpu0 |                |0/0       |0/1       |
     #            0    100       1100       2100       3100      on gpu1: 1000 from 100, 2000 from 1100, 1000 from 2100
     toy = _two_gpus(**{n: link() for n in ("cpu0->gpu1", "gpu1->cpu0", "gpu1->gpu0", "gpu0->gpu1")})
-    records = both(lambda: Script({("Routed", 0, 0, 0): on_demand}, copies=[ALL[1]], pools=POOLS[:1], routed=on_gpu), ONE, toy)
+    records = play(Script({("Routed", 0, 0, 0): on_demand}, copies=[ALL[1]], pools=POOLS[:1], routed=on_gpu), ONE, toy)
     assert transfers(records) == [
         (100, 1100, "cpu0->gpu1", "demand 0/0"), (1100, 2100, "cpu0->gpu1", "demand 0/1"),
         (1100, 2100, "gpu1->gpu0", "demand 0/0"), (2100, 3100, "gpu1->gpu0", "demand 0/1"),
@@ -562,7 +551,7 @@ def test_rule_5_a_hop_waits_for_memory_that_nobody_claims() -> None:
     names = ("cpu0->gpu1", "gpu1->cpu0", "gpu1->gpu0", "gpu0->gpu1")
     toy = machine(devices, {n: link() for n in names})
     pools = [POOLS[0], Pool("gpu1", "cache", 4000)]
-    records = both(lambda: Script({("Routed", 0, 0, 0): on_demand}, copies=[ALL[1]], pools=pools, routed=on_gpu), ONE, toy)
+    records = play(Script({("Routed", 0, 0, 0): on_demand}, copies=[ALL[1]], pools=pools, routed=on_gpu), ONE, toy)
     assert [t[:3] for t in transfers(records)] == [
         (100, 1100, "cpu0->gpu1"), (1100, 2100, "gpu1->gpu0"), (2100, 3100, "cpu0->gpu1"), (3100, 4100, "gpu1->gpu0")
     ]  # fmt: skip
@@ -575,7 +564,7 @@ def test_rule_6_memory_is_taken_at_the_start_of_a_transfer_and_freed_by_a_drop()
     # cpu0->gpu0 |     |0/0       |0/1       |
     # memory           +1000      +1000            -2000 at 2200, the end of the layer
     script = {("Routed", 0, 0, 0): on_demand, ("LayerEnd", 0, 0): [Drop(0, [0, 1], "gpu0")]}
-    records = both(lambda: Script(script, copies=[ALL[1]], routed=on_gpu), ONE)
+    records = play(Script(script, copies=[ALL[1]], routed=on_gpu), ONE)
     level = records.memory[4].n_bytes  # the placed copies and the KV cache are in
     assert [(m.time, m.n_bytes - level) for m in records.memory[5:]] == [(100, 1000), (1100, 2000), (2200, 1000), (2200, 0)]
     assert [(e.time, e.expert, e.reason, e.used) for e in records.evictions] == [(2200, 0, "drop", True), (2200, 1, "drop", True)]
@@ -600,16 +589,11 @@ def test_rule_6_more_experts_than_slots_go_in_waves() -> None:
     #            0 1         11         21         31         41
     # victims                            0 at 2100  1 at 3100
     work = workload([[[[0, 1], [0, 1]]], [[[2, 3], [0, 1]]]])
-    scripts = []
-
-    def make() -> Script:
-        scripts.append(Script({("Routed", 0, 0, 0): on_demand}, copies=[], slots=2, routed=on_demand, evict=idle))
-        return scripts[-1]
-
-    records = both(make, work)
+    script = Script({("Routed", 0, 0, 0): on_demand}, copies=[], slots=2, routed=on_demand, evict=idle)
+    records = play(script, work)
     assert [t[:2] for t in transfers(records)[:4]] == [(100, 1100), (1100, 2100), (2100, 3100), (3100, 4100)]
     assert [(e.time, e.layer, e.expert) for e in records.evictions[:2]] == [(2100, 0, 0), (3100, 0, 1)]
-    assert scripts[0].asked[:2] == [(2100, 0, 2, DEMAND), (3100, 0, 3, DEMAND)]
+    assert script.asked[:2] == [(2100, 0, 2, DEMAND), (3100, 0, 3, DEMAND)]
     assert records.layers[0].end == 4200
 
 
@@ -618,16 +602,11 @@ def test_rule_6_none_means_wait() -> None:
     # cpu0->gpu0 |  |0/0 1000|   |0/1 1000|
     # gpu0       |D |        |0  |        |1 |
     #            0 100     1100 1200    2200 2300
-    scripts = []
-
-    def make() -> Script:
-        scripts.append(Script({("Routed", 0, 0, 0): on_demand}, slots=1, routed=on_demand, evict=idle))
-        return scripts[-1]
-
-    records = both(make, ONE)
+    script = Script({("Routed", 0, 0, 0): on_demand}, slots=1, routed=on_demand, evict=idle)
+    records = play(script, ONE)
     assert transfers(records)[:2] == [(100, 1100, "cpu0->gpu0", "demand 0/0"), (1200, 2200, "cpu0->gpu0", "demand 0/1")]
     assert [t.waited_memory for t in records.transfers[:2]] == [False, True]
-    assert scripts[0].asked[:2] == scripts[1].asked[:2] == [(1100, 0, 1, DEMAND), (1200, 0, 1, DEMAND)]
+    assert script.asked[:2] == [(1100, 0, 1, DEMAND), (1200, 0, 1, DEMAND)]
 
 
 def test_rule_6_only_the_head_of_each_class_asks_and_the_rest_may_pass_it() -> None:
@@ -650,7 +629,7 @@ def test_rule_6_only_the_head_of_each_class_asks_and_the_rest_may_pass_it() -> N
 def test_rule_6_a_queued_run_pins_and_a_dropped_copy_goes_when_it_is_idle() -> None:
     # gpu0 |DDDDD|00000|11111|       dropped at 100 with their Runs: 0 goes at 200, 1 at 300
     script = {("Routed", 0, 0, 0): [Run(0, [0, 1], "gpu0"), Drop(0, [0, 1, 2], "gpu0")]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), ONE)
+    records = play(Script(script, copies=ALL, routed=on_gpu), ONE)
     assert [(e.time, e.expert, e.used) for e in records.evictions] == [(100, 2, False), (200, 0, True), (300, 1, True)]
 
 
@@ -659,7 +638,7 @@ def test_rule_6_write_back_is_a_transfer_and_pins_its_source() -> None:
     script = {("Routed", 0, 0, 0): [Fetch(0, [2], "cpu0", UPDATE), Drop(0, [2], "gpu0"), Run(0, [0, 1], "gpu0")]}
     work = workload([[[[0, 1], [2, 3]]] * 3])
     script |= {("Routed", s, 0, 0): [Run(0, [0, 1], "gpu0")] for s in (1, 2)}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu, hear=["Fetched"]), work)
+    records = play(Script(script, copies=ALL, routed=on_gpu, hear=["Fetched"]), work)
     assert transfers(records) == [(100, 1100, "gpu0->cpu0", "write-back 0/2")]
     assert [(e.time, e.expert) for e in records.evictions] == [(1100, 2)]
 
@@ -670,7 +649,7 @@ def test_rule_6_drop_cancels_what_is_queued_but_not_what_is_in_flight_or_awaited
         ("LayerBegin", 0, 0): [Fetch(1, [0, 1, 2], "gpu0", PREFETCH)],
         ("Routed", 0, 0, 0): [Drop(1, [0, 1], "gpu0"), Run(0, [0, 1], "gpu0")],
     }
-    records = both(lambda: Script(script, copies=[ALL[0], Copy(1, [3], "gpu0")], routed=on_gpu), ONE)
+    records = play(Script(script, copies=[ALL[0], Copy(1, [3], "gpu0")], routed=on_gpu), ONE)
     assert transfers(records) == [(0, 1000, "cpu0->gpu0", "prefetch 1/0"), (1000, 2000, "cpu0->gpu0", "prefetch 1/2")]
     assert [(e.time, e.layer, e.expert, e.reason) for e in records.evictions] == [(1000, 1, 0, "drop")]
     assert records.makespan_ns == 2100
@@ -707,13 +686,11 @@ def test_rule_6_move_relabels_and_copies_nothing() -> None:
         free.append((view.free_bytes("gpu0", "cache"), view.free_bytes("gpu0", "other"), view.residents("gpu0", "other")))
         return []
 
-    def make() -> Script:
-        return Script(
-            {("StepBegin", 0): look, ("LayerBegin", 0, 0): [Move(0, [0, 1], "gpu0", "other")], ("LayerBegin", 0, 1): look},
-            copies=[*ALL], pools=[Pool("gpu0", "cache", 8000), Pool("gpu0", "other", 2000)], routed=on_gpu,
-        )  # fmt: skip
-
-    records = both(make, ONE)
+    script = Script(
+        {("StepBegin", 0): look, ("LayerBegin", 0, 0): [Move(0, [0, 1], "gpu0", "other")], ("LayerBegin", 0, 1): look},
+        copies=[*ALL], pools=[Pool("gpu0", "cache", 8000), Pool("gpu0", "other", 2000)], routed=on_gpu,
+    )  # fmt: skip
+    records = play(script, ONE)
     assert free[:2] == [(0, 2000, []), (2000, 0, [(0, 0), (0, 1)])]
     assert records.transfers == [] and records.makespan_ns == 600
     assert records.pool_peak_bytes["gpu0", "other"] == 2000
@@ -753,7 +730,7 @@ def test_rule_8_a_group_crosses_once_for_the_union_of_its_rows() -> None:
     # cpu0->gpu0 |                                        |out 30|
     #            0    100   130        530              1030   1060
     script = {("Routed", 0, 0, 0): [Run(0, [0], "cpu0"), Run(0, [2], "gpu0"), Run(0, [1], "cpu0")]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), TWO)
+    records = play(Script(script, copies=ALL, routed=on_gpu), TWO)
     assert crossings(records) == [(100, 130, "gpu0->cpu0", "in", 2), (1030, 1060, "cpu0->gpu0", "out", 2)]
     assert [t for t in tasks(records) if t[2] == "cpu0"] == [(130, 530, "cpu0", "E0x1"), (530, 1030, "cpu0", "E1x2")]
     assert records.layers[0].end == 1060
@@ -768,7 +745,7 @@ def test_rule_8_runs_returned_apart_cross_apart_and_queue_on_the_control_lane() 
         ("Routed", 0, 0, 0): [Run(0, [0], "cpu0"), Run(0, [2], "gpu0"), Send(5, "cpu0", "gpu0", "n")],
         ("Sent", "n"): [Run(0, [1], "cpu0")],
     }
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), TWO)
+    records = play(Script(script, copies=ALL, routed=on_gpu), TWO)
     assert crossings(records)[:2] == [(100, 120, "gpu0->cpu0", "in", 1), (120, 150, "gpu0->cpu0", "in", 2)]
 
 
@@ -776,7 +753,7 @@ def test_rule_8_the_first_expert_of_a_group_pays_the_extra() -> None:
     # cpu0 |0 400 + 35|1 500|
     toy = machine({"gpu0": gpu(), "cpu0": cpu(first_extra_ns=35)})
     script = {("Routed", 0, 0, 0): [Run(0, [0, 1], "cpu0"), Run(0, [2], "gpu0")]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), TWO, toy)
+    records = play(Script(script, copies=ALL, routed=on_gpu), TWO, toy)
     assert [t for t in tasks(records) if t[2] == "cpu0"] == [(130, 565, "cpu0", "E0x1"), (565, 1065, "cpu0", "E1x2")]
 
 
@@ -786,7 +763,7 @@ def test_rule_8_share_link_queues_activations_behind_weights() -> None:
     #            0    100 120   520        1100   1120
     shared = machine(links={"cpu0->gpu0": link(share_link=True, latency_ns=7, act_latency_ns=10), "gpu0->cpu0": link()})
     script = {("Routed", 0, 0, 0): [Run(0, [0], "cpu0"), Run(0, [1], "gpu0"), Fetch(1, [0, 1], "gpu0", PREFETCH)]}
-    records = both(lambda: Script(script, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu), ONE, shared)
+    records = play(Script(script, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu), ONE, shared)
     moved = [t[:3] for t in records.transfers]
     assert moved == [(100, 1107, "cpu0->gpu0"), (1107, 1127, "cpu0->gpu0")]  # the run is over before 1/1 arrives
     assert records.transfers[1].cause == "activation" and records.transfers[1].n_bytes == 10
@@ -803,7 +780,7 @@ def test_rule_9_overlapping_activities_slow_each_other_down_and_work_is_conserve
     #           100              120                          920       1260
     toy = machine(contention=[pair("cpu0.experts", "cpu0->gpu0", 0.5, 0.8)])
     script = {("Routed", 0, 0, 0): [Fetch(0, [0], "gpu0"), Run(0, [0], "gpu0"), Run(0, [1], "cpu0")]}
-    records = both(lambda: Script(script, copies=[ALL[1]], routed=on_gpu), ONE, toy)
+    records = play(Script(script, copies=[ALL[1]], routed=on_gpu), ONE, toy)
     assert transfers(records) == [(100, 1260, "cpu0->gpu0", "demand 0/0")]
     assert tasks(records)[1:3] == [(120, 920, "cpu0", "E1x1"), (1260, 1360, "gpu0", "E0x1")]
     assert records.tasks[1].work == 400
@@ -826,7 +803,7 @@ def test_rule_9_an_expert_of_many_rows_is_slowed_only_where_reading_its_weights_
     )
     script = {("Routed", 0, 0, 0): [Fetch(0, [0], "gpu0"), Run(0, [0], "gpu0"), Run(0, [1], "cpu0")]}
     four = workload([[[[0, 1], [2, 3]]]] * 4)
-    records = both(lambda: Script(script, copies=[ALL[1]], routed=on_gpu), four, toy)
+    records = play(Script(script, copies=[ALL[1]], routed=on_gpu), four, toy)
     assert transfers(records)[0][1] == link_end
     assert (150, cpu_end, "cpu0", "E1x4") in tasks(records)
 
@@ -842,7 +819,7 @@ def test_rule_9_with_several_overlaps_the_smallest_rate_counts() -> None:
             Run(0, [0], "cpu0"), Run(0, [1], "gpu0"), Fetch(1, [0], "gpu0", PREFETCH), Fetch(1, [3], "cpu0", UPDATE),
         ]
     }  # fmt: skip
-    records = both(lambda: Script(script, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu), ONE, toy)
+    records = play(Script(script, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu), ONE, toy)
     assert transfers(records) == [(100, 600, "gpu0->cpu0", "write-back 1/3"), (100, 1100, "cpu0->gpu0", "prefetch 1/0")]
     assert (120, 1130, "cpu0", "E0x1") in tasks(records)
 
@@ -851,7 +828,7 @@ def test_rule_9_rates_are_parts_per_million_and_completions_round_up() -> None:
     # 400 ns at 333333 ppm: 1200.0012 ns, so 1201.
     toy = machine(contention=[pair("cpu0.experts", "cpu0->gpu0", 1 / 3, 1.0)])
     script = {("Routed", 0, 0, 0): [Run(0, [0], "cpu0"), Run(0, [1], "gpu0"), Fetch(1, [0, 1], "gpu0", PREFETCH)]}
-    records = both(lambda: Script(script, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu), ONE, toy)
+    records = play(Script(script, copies=[ALL[0], Copy(1, [2, 3], "gpu0")], routed=on_gpu), ONE, toy)
     assert (120, 1321, "cpu0", "E0x1") in tasks(records)
 
 
@@ -890,13 +867,13 @@ def test_rule_10_a_deadlock_says_who_waits_for_what(script: Script, says: list[s
 
 
 def _inexact(on: dict[Any, Any], work: Any = ONE, **more: Any) -> Any:
-    return both(lambda: Script(on, copies=ALL, routed=on_gpu, exact=False, **more), work)
+    return play(Script(on, copies=ALL, routed=on_gpu, exact=False, **more), work)
 
 
 def test_settlement_fresh_rows_leave_no_record() -> None:
     # Expert 1 serves both rows, one on each device.
     script = {("Routed", 0, 0, 0): [Run(0, [0, 2], "gpu0"), Run(0, [1], "cpu0", [1]), Run(0, [1], "gpu0")]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), TWO)
+    records = play(Script(script, copies=ALL, routed=on_gpu), TWO)
     assert records.inexact == []
     assert [t.rows for t in records.tasks if t.expert == 1] == [1, 1]
 
@@ -948,7 +925,7 @@ def test_settlement_stale_and_not_routed() -> None:
 def test_settlement_an_early_run_on_its_own_layers_state_is_fresh() -> None:
     # Asked for at 0, before layer 0 is routed; its inputs are there at 100.
     script = {("LayerBegin", 0, 0): [Run(0, [1], "gpu0", [0])], ("Routed", 0, 0, 0): [Run(0, [0], "gpu0")]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), ONE)
+    records = play(Script(script, copies=ALL, routed=on_gpu), ONE)
     assert tasks(records)[1:3] == [(100, 200, "gpu0", "E1x1"), (200, 300, "gpu0", "E0x1")]
     assert records.inexact == []
 
@@ -995,7 +972,7 @@ def test_settlement_rows_may_be_numpy_integers() -> None:
     n = 70  # beyond 63 bits
     work = workload([[[[0, 1], [2, 3]]]] * n)
     script = {("Routed", 0, 0, 0): [Run(0, [0], "gpu0"), Run(0, [1], "cpu0", np.arange(n))]}
-    records = both(lambda: Script(script, copies=ALL, routed=on_gpu), work)
+    records = play(Script(script, copies=ALL, routed=on_gpu), work)
     assert [c[4] for c in crossings(records)] == [n, n]
 
 
@@ -1058,8 +1035,8 @@ def test_an_empty_action_is_ignored(name: str, decision_ns: int, where: str) -> 
         return Script(on, copies=ALL[1:], routed=routed)
 
     for work in (ONE, TWO, workload([[[[0, 1], [2, 3]]], [[[1, 2], [2, 3]]]], micro_batches=2)):
-        without = both(lambda: script(()), work, decision_ns=decision_ns)
-        assert_same(both(lambda: script((EMPTY[name],)), work, decision_ns=decision_ns), without)
+        without = play(script(()), work, decision_ns=decision_ns)
+        assert_same(play(script((EMPTY[name],)), work, decision_ns=decision_ns), without)
 
 
 # ---------------------------------------------------------------------------------------------- several GPUs and hosts
@@ -1072,7 +1049,7 @@ def test_several_gpus_share_a_layer() -> None:
     # gpu1->gpu0 |            |o      the layer ends at 240
     toy = _two_gpus(**{n: link() for n in ("cpu0->gpu0", "gpu0->cpu0", "cpu0->gpu1", "gpu1->cpu0", "gpu0->gpu1", "gpu1->gpu0")})
     script = {("Routed", 0, 0, 0): [Run(0, [0], "gpu0"), Run(0, [1], "gpu1")]}
-    records = both(lambda: Script(script, copies=[*ALL, Copy(0, [1], "gpu1")], pools=POOLS, routed=on_gpu), ONE, toy)
+    records = play(Script(script, copies=[*ALL, Copy(0, [1], "gpu1")], pools=POOLS, routed=on_gpu), ONE, toy)
     assert tasks(records)[1:3] == [(100, 200, "gpu0", "E0x1"), (120, 220, "gpu1", "E1x1")]
     assert crossings(records) == [(100, 120, "gpu0->gpu1", "in", 1), (220, 240, "gpu1->gpu0", "out", 1)]
     assert [(x.begin, x.end) for x in records.layers] == [(0, 240), (240, 540)]
@@ -1097,7 +1074,7 @@ def test_several_hosts_over_a_network() -> None:
     # in:  gpu0->cpu0 100-120, cpu0->cpu1 (50 + 20) 120-190, cpu1->gpu1 190-210
     # gpu1 loads 1 from its own host: cpu1->gpu1 100-1100, and runs it 1100-1200; out: 1200-1220-1290-1310
     script = {("Routed", 0, 0, 0): [Fetch(0, [1], "gpu1"), Run(0, [0], "gpu0"), Run(0, [1], "gpu1")]}
-    records = both(lambda: Script(script, copies=ALL, pools=POOLS, routed=on_gpu), ONE, _two_hosts())
+    records = play(Script(script, copies=ALL, pools=POOLS, routed=on_gpu), ONE, _two_hosts())
     assert transfers(records) == [(100, 1100, "cpu1->gpu1", "demand 0/1")]
     assert crossings(records) == [
         (100, 120, "gpu0->cpu0", "in", 1), (120, 190, "cpu0->cpu1", "in", 1), (190, 210, "cpu1->gpu1", "in", 1),

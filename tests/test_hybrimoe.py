@@ -25,7 +25,7 @@ from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
 from moesim.stats.score_caches import keep_top, mrs_update
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_workload
-from tests.engine_kit import Oracle, both, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
+from tests.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
 
 A, B, C, D, E = range(5)
 FIGURE = ([D, E], [A, B, C], [1, 1, 5, 4, 1], Timings(3, PerRow(2), PerRow(0, 1)))
@@ -444,7 +444,7 @@ FAST = machine(links={"cpu0->gpu0": link(5), "gpu0->cpu0": link(5)})  # an exper
 
 
 def run(policy: Any, slots: int, tokens: Any = TOKENS, hardware: Any = FAST, **more: Any) -> Records:
-    return both(lambda: make_policy(policy), workload([tokens]), hardware, slots={"gpu0": slots}, **more)
+    return play(make_policy(policy), workload([tokens]), hardware, slots={"gpu0": slots}, **more)
 
 
 def loads(records: Records) -> list[tuple[int, int, str]]:

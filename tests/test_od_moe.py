@@ -24,7 +24,7 @@ from moesim.policy import Placement
 from moesim.predictors.chosen import PredictorSet
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_workload
-from tests.engine_kit import both, cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
+from tests.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 EXPERTS = list(range(8))
 
@@ -124,7 +124,7 @@ def cluster_run(
 ) -> Records:
     policy = {"name": "od-moe", "prediction_source": "shadow-int8:told", **options}
     work = workload([tokens], prompt=prompt, n_experts=model.n_experts if model else 4)
-    return both(lambda: make_policy(policy), work, hardware, model=model, predictors={"shadow-int8:told": Told(said)})
+    return play(make_policy(policy), work, hardware, model=model, predictors={"shadow-int8:told": Told(said)})
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_micro_batches_share_one_load() -> None:
     """An expert of two mini-batches is loaded once, and evicted after the second."""
     policy = {"name": "od-moe", "prediction_source": "none"}
     work = workload([TOKENS[:2]] * 2, prompt=2, micro_batches=2)
-    records = both(lambda: make_policy(policy), work, cluster(4))
+    records = play(make_policy(policy), work, cluster(4))
     found = [t.expert for t in records.transfers if t.layer == 1]
     assert sorted(found) == [0, 1, 2, 3]
     ran = [t for t in records.tasks if t.kind == "expert" and t.layer == 1]
@@ -449,7 +449,7 @@ def test_all_experts_on_several_gpus() -> None:
     ends = [("cpu0", "gpu0"), ("gpu0", "cpu0"), ("cpu0", "gpu1"), ("gpu1", "cpu0")]
     devices = {"gpu0": gpu(embedding_ns=5, head_ns=7), "gpu1": gpu(head_ns=7), "cpu0": cpu()}
     hardware = machine(devices, {f"{a}->{b}": link() for a, b in ends})
-    records = both(lambda: make_policy({"name": "all-gpu", "gpus": "all"}), workload([TOKENS[:1]], n_experts=4), hardware)
+    records = play(make_policy({"name": "all-gpu", "gpus": "all"}), workload([TOKENS[:1]], n_experts=4), hardware)
     assert tasks(records) == [
         (0, 5, "gpu0", "embedding"),
         (5, 105, "gpu0", "dense"),

@@ -33,7 +33,7 @@ from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
 from moesim.testing.traces import synthetic_trace
 from moesim.workload import Workload, WorkloadSpec, compose
-from tests.engine_kit import both, cpu, gpu, machine, tasks, transfers
+from tests.engine_kit import cpu, gpu, machine, play, tasks, transfers
 from tests.engine_kit import workload as toy_workload
 
 KEYS = st.lists(st.integers(0, 9), max_size=120)
@@ -486,7 +486,7 @@ def test_random_prefetch_waits_for_demand_on_the_link() -> None:
     """Drawn for layer 1, which uses 0 and 1, are 2 in step 0 and 3 in step 1; the copy of 3 is still under way at the end."""
     assert [sample(4, 1, 0, step * 2 + 1) for step in range(2)] == [[2], [3]]
     policy = {"name": "composed", "placement": "lowest-ids", "prefetch": {"name": "random", "size": 1}}
-    records = both(lambda: make_policy(policy), toy_workload([TOKENS[:2]]), TOY, slots={"gpu0": 4})
+    records = play(make_policy(policy), toy_workload([TOKENS[:2]]), TOY, slots={"gpu0": 4})
     assert transfers(records) == [
         (100, 1100, "cpu0->gpu0", "demand 0/2"),
         (1100, 2100, "cpu0->gpu0", "prefetch 1/2"),
@@ -503,7 +503,7 @@ TOY = machine({"gpu0": gpu(), "cpu0": cpu()})
 def test_the_resident_split_moves_nothing() -> None:
     """Experts 0 and 1 are on the GPU (100 each), the others take 400 on the CPU, and 20 each way for the row."""
     policy = {"name": "composed", "placement": "lowest-ids", "assignment": "resident", "replacement": "static"}
-    records = both(lambda: make_policy(policy), toy_workload([TOKENS]), TOY, slots={"gpu0": 4})
+    records = play(make_policy(policy), toy_workload([TOKENS]), TOY, slots={"gpu0": 4})
     assert transfers(records) == []
     assert [t for t in tasks(records) if t[3] != "dense"] == [
         (100, 200, "gpu0", "E0x1"),

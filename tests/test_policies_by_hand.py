@@ -15,7 +15,7 @@ from moesim.metrics import summarise
 from moesim.metrics.breakdown import breakdown
 from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
-from tests.engine_kit import Oracle, both, cpu, gpu, machine, pair, tasks, transfers, workload
+from tests.engine_kit import Oracle, cpu, gpu, machine, pair, play, tasks, transfers, workload
 
 TOKENS = [[[0, 2], [1, 0]], [[2, 3], [0, 1]], [[0, 3], [2, 3]]]  # token, layer: experts
 TOY_DEVICES = {"gpu0": gpu(predict={"told": 10}), "cpu0": cpu()}
@@ -25,7 +25,7 @@ KINDS = {"gpu0": "gpu", "cpu0": "cpu"}
 
 def run(policy: Any, slots: int, **more: Any) -> tuple[Records, dict[str, Any]]:
     """Run a policy; return its records and metrics."""
-    records = both(lambda: make_policy(policy), workload([TOKENS]), TOY, slots={"gpu0": slots}, **more)
+    records = play(make_policy(policy), workload([TOKENS]), TOY, slots={"gpu0": slots}, **more)
     return records, summarise(records, TOY)
 
 
@@ -110,7 +110,7 @@ def test_activities_name_the_lanes_that_were_used(lane: str, side: set[str]) -> 
     """`moesim.costs.CostModel.labels` counts a pair of contention only if both of its activities are among these."""
     policy = {"name": "dali", "placement": "lowest-ids", "w_size": 2, "u_size": 1, "prefetch_source": "told", "lane": lane}
     toy = machine(TOY_DEVICES, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
-    records = both(lambda: make_policy(policy), workload([TOKENS]), toy, slots={"gpu0": 4}, predictors={"told": Oracle()})
+    records = play(make_policy(policy), workload([TOKENS]), toy, slots={"gpu0": 4}, predictors={"told": Oracle()})
     assert activities(records) == {"gpu0.dense", "gpu0.experts", "cpu0.experts", "cpu0->gpu0"} | side
 
 
@@ -120,6 +120,6 @@ def test_plans_count_what_the_first_expert_on_the_cpu_takes(assignment: str, fir
     """Nothing is cached: a transfer takes 1000, an expert of one row 400 on the CPU; two of them 800, or 1500."""
     policy = {"name": "dali", "assignment": assignment, "prefetch": "none", "replacement": "static", "placement": "none"}
     hardware = machine({"gpu0": gpu(), "cpu0": cpu(first_extra_ns=first_extra_ns)})
-    records = both(lambda: make_policy(policy), workload([[[[0, 1], [2, 3]]]]), hardware, slots={"gpu0": 4})
+    records = play(make_policy(policy), workload([[[[0, 1], [2, 3]]]]), hardware, slots={"gpu0": 4})
     devices = [task.device for task in records.tasks if task.kind == "expert"]
     assert (len(devices), devices.count("gpu0")) == (4, 2 * on_gpu)

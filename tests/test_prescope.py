@@ -208,7 +208,7 @@ def run(
     requests = [[list(row) for _ in range(steps)] for row in zip(*layers, strict=True)]
     work = kit.workload(requests, n_experts=6)
     fields: dict[str, Any] = {"hardware": toy(), "model": MODEL, "slots": {"gpu0": 0}, "predictors": {"told": Told(says)}}
-    return kit.both(lambda: make_policy(without_moot(spec)), work, **(fields | more))
+    return kit.play(make_policy(without_moot(spec)), work, **(fields | more))
 
 
 def down(*times: tuple[int, int, str]) -> list[tuple[int, int, str, str]]:
@@ -392,8 +392,8 @@ def test_micro_batches_are_planned_together() -> None:
     """The rows of layer 0 come in two portions; the plan is the one of all of them."""
     work = kit.workload([[[ROWS[0], [3, 4]]], [[ROWS[1], [3, 4]]], [[ROWS[2], [3, 4]]]], n_experts=6, micro_batches=3)
     says = {1: [[3, 4]]}
-    records = kit.both(
-        lambda: make_policy({"name": "prescope", "placement": "none", "predictor": "told", "head_start": False}),
+    records = kit.play(
+        make_policy({"name": "prescope", "placement": "none", "predictor": "told", "head_start": False}),
         work, toy(), model=kit.tiny_model(n_experts=6), slots={"gpu0": 0}, predictors={"told": Told(says)},
     )  # fmt: skip
     assert on("cpu0", records)[:2] == [(350, 750, "E0x1"), (750, 1250, "E1x2")]
@@ -571,8 +571,8 @@ def test_the_part_fits_prefetches_behind_any_assignment() -> None:
         }  # fmt: skip
         options = {"name": "composed", **spec}
         requests = [[list(row)] for row in zip(*layers, strict=True)]
-        records = kit.both(
-            lambda: make_policy(options), kit.workload(requests, n_experts=6), toy(), model=MODEL, slots={"gpu0": 0},
+        records = kit.play(
+            make_policy(options), kit.workload(requests, n_experts=6), toy(), model=MODEL, slots={"gpu0": 0},
             predictors={"told": Told({1: layers[1]})},
         )  # fmt: skip
         return kit.transfers(records)

@@ -93,8 +93,8 @@ class Lane:
         Timeout(self.env, delay, self._number).callbacks.append(self._fired)
 
     def _on_timeout(self, event: Any) -> None:
-        # A stale alarm still reports, because it may be the last event of this instant.
-        self.on_done(event if event.value == self._number else None)
+        if event.value == self._number:  # else its end has moved since
+            self.on_done(event)
 
 
 class ContentionTable:

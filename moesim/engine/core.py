@@ -81,12 +81,11 @@ class Engine:
         self._wants_shared_ran = SharedRan in self.listens
         submit_ns, shared = costs.host_expert_ns(), costs.host_shared()
         self.thread = HostThread(self, submit_ns, shared) if submit_ns or shared else None
-        self.may_chain = options.coalesce and not self._wants_ran and self.thread is None
         self.expert_bytes = [model.expert_bytes(layer) for layer in range(model.n_layers)]
         self.number = 0  # of the latest task
         self.fetch_number = 0  # of the latest transfer
         # What has been completed at this instant and is not yet told; see `flush`.
-        self.now = 0  # the clock, read once a callback
+        self.now = 0  # the clock, read once an instant
         self.arrived: list[Transfer] = []
         self.finished: list[Task] = []
         self.deferred: list[Callable[[], None]] = []
@@ -96,7 +95,6 @@ class Engine:
         self.lanes_to_start: list[DeviceLane] = []  # idle lanes that may have something to start
         self.media_to_start: list[Medium] = []
         self.blocked: list[Medium] = []  # media whose queue waits for memory; tried again at every instant
-        self.planned: list[DeviceLane] = []  # lanes whose plan has parts without an alarm
         # The present step and layer; `Stepper` moves them on.
         self.step: Step = None  # type: ignore[assignment]
         self.step_rows = 0
@@ -107,7 +105,7 @@ class Engine:
         self.reached = -1  # the layer begun last in this step
         self.future: dict[int, Visit] = {}  # layers of this step that have early Runs
         self.state_waiters: dict[int, list[Callable[[], None]]] = {}  # layer -> calls once its gate input exists
-        self.over: Any = None  # SimPy event: the last step has ended
+        self.over = False  # the last step has ended
         # Filled by `build`.
         self.by_name: dict[str, DeviceState] = {}
         self.devices: list[DeviceState] = []
@@ -205,7 +203,6 @@ class Engine:
 
         def due(_: Any) -> None:
             self.deferred.append(call)
-            self.flush_if_last()
 
         Timeout(self.env, delay_ns).callbacks.append(due)
 
@@ -264,18 +261,8 @@ class Engine:
         self.actions.fail(f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
 
     # ------------------------------------------------------------------------------------------------------- one instant
-    def flush_if_last(self) -> None:
-        """Called at the end of every completion: act once all completions of this instant are in."""
-        env = self.env
-        self.now = env.now
-        if env.peek() > self.now:
-            self.flush()
-
     def flush(self) -> None:
         """Tell what happened at this instant, in the order of rule 2, and start what can start."""
-        if self.planned:
-            for lane in self.planned.copy():
-                lane.catch_up()
         while True:
             if self.finished or self.arrived or self.deferred or self.sent:
                 self._complete()
@@ -306,29 +293,12 @@ class Engine:
             for lane in lanes:
                 lane.start_next()
             lanes.clear()
-        if self.planned:
-            self._arm_if_awaited()
-
-    def _arm_if_awaited(self) -> None:
-        """Give lazy plans alarms if the layer waits for nothing else any more."""
-        n_lazy = 0
-        for lane in self.planned:
-            if not lane.armed:
-                n_lazy += len(lane.plan)
-        visit = self.visit
-        if n_lazy and (visit is None or visit.open <= n_lazy):
-            for lane in self.planned:
-                if not lane.armed:
-                    lane.arm()
 
     def _start_media(self) -> None:
         media, self.media_to_start = self.media_to_start, []
         for medium in media:
             if not medium.start_next() and medium not in self.blocked:
                 self.blocked.append(medium)
-        if self.blocked:  # memory may become free at the end of any Run
-            for lane in self.planned.copy():
-                lane.cut_short()
 
     def _complete(self) -> None:
         """Take in completions: first all states and memory, then Fetched and Ran."""
@@ -423,28 +393,23 @@ class Engine:
         if actions:
             self.actions.apply(actions)
 
-    def run_until_quiet(self, over: Any) -> None:
-        """Run to the end, or until nothing happens any more; Runs without an alarm then get one, or the run is stuck."""
-        try:
-            self.env.run(until=over)
-        except RuntimeError as error:
-            # SimPy's own, once its heap is empty; a policy's RuntimeError must not pass for a deadlock.
-            own = str(error).startswith("No scheduled events left")
-            if over.triggered or self.env.peek() != Infinity or not own:
-                raise
-            lazy = [lane for lane in self.planned if not lane.armed]
-            if not lazy:
-                raise DeadlockError(explain(self)) from None
-            for lane in lazy:
-                lane.arm()
+    def next_instant(self) -> None:
+        """Step through all events of the next instant, then tell and start."""
+        env = self.env
+        now = env.peek()
+        if now == Infinity:
+            raise DeadlockError(explain(self))
+        self.now = now
+        while env.peek() == now:
+            env.step()
+        self.flush()
 
     def run(self) -> Records:
-        over = self.over = self.env.event()
         self.stepper.next_step()
         self.flush()
         with collector.paused():
-            while not over.triggered:
-                self.run_until_quiet(over)
+            while not self.over:
+                self.next_instant()
         if len({(task[2], task[3]) for task in self.records.tasks}) > 1:
             self.records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
         self.records.makespan_ns = self.records.steps[-1].end

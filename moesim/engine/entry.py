@@ -27,12 +27,9 @@ class EngineOptions:
     ----------
     decision_ns : int
         Time charged between Routed and the effect of the actions it causes, in nanoseconds.
-    coalesce : bool
-        Chain Runs that follow each other on a device where nobody can tell the difference (faster; same records).
     """
 
     decision_ns: int = 0
-    coalesce: bool = True
 
 
 def simulate(

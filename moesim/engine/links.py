@@ -161,19 +161,11 @@ class LinkState:
             self.lane.begin(self.name, work)
 
     def _contended_done(self, event: Any) -> None:
-        if event is not None:
-            self.lane.finish()
-            self._done(event)
-        else:
-            self.engine.flush_if_last()
+        self.lane.finish()
+        self._done(event)
 
     def _done(self, _: Any) -> None:
-        engine = self.engine
-        env = engine.env
-        now = engine.now = env.now
-        self.complete(now)
-        if env.peek() > now:
-            engine.flush()
+        self.complete(self.engine.now)
 
     def complete(self, now: int) -> None:
         """Take in the end of what was in flight."""
@@ -204,8 +196,6 @@ class LinkState:
     def _next_hop(self, transfer: Transfer) -> None:
         """Store and forward: the weights are now at an intermediate device; queue them on the next link."""
         now = self.engine.now
-        for lane in self.engine.planned:  # what was freed before this comes before it in the records
-            lane.complete_until(now - 1)
         if transfer.transit is not None:
             transfer.transit.memory.hold(-transfer.n_bytes, now)
         transfer.transit = self.to if transfer.dst is not None else None

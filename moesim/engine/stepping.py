@@ -31,7 +31,6 @@ class Stepper:
         self._dense_ns: dict[tuple[int, int], int] = {}  # (device, micro-batch) -> cost of a whole dense part in this step
         self._wants_begin = LayerBegin in engine.listens
         self._wants_end = LayerEnd in engine.listens
-        self._told = self._wants_begin or self._wants_end
         self._exact = engine.policy.exact
         self._n_layers, self._n_experts, self._top_k = engine.model.n_layers, engine.model.n_experts, engine.model.top_k
 
@@ -40,7 +39,7 @@ class Stepper:
         """Begin the next step; after the last the run is over, and what is still in flight has no end in the records."""
         step = next(self._steps, None)
         if step is None:
-            self.engine.over.succeed()
+            self.engine.over = True
         else:
             self._begin_step(step)
 
@@ -133,7 +132,7 @@ class Stepper:
     def begin_layer(self, layer: int) -> None:
         """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
         engine = self.engine
-        self._open_visit(layer, engine.now)
+        self._open_visit(layer)
         if self._wants_begin:
             engine.tell(_new(LayerBegin, (engine.step.index, layer)))
         attention, dense = engine.attention_at[layer], engine.dense_at[layer]
@@ -144,36 +143,14 @@ class Stepper:
             else:
                 self._dense_chain(layer, mb, hidden, attention, dense)
 
-    def _open_visit(self, layer: int, now: int) -> None:
+    def _open_visit(self, layer: int) -> None:
         engine = self.engine
         visit = engine.future.pop(layer, None) if engine.future else None
         if visit is None:
             visit = Visit(engine.step.index, layer, layer * self._n_experts, self._top_k, engine.n_mbs, engine.n_mbs)
-        visit.begin = now
+        visit.begin = engine.now
         engine.visit = visit
         engine.reached = layer
-
-    def foresee_dense(self, device: DeviceState) -> Task | None:
-        """Return the next layer's dense part if it is certain to follow on this device when the present layer ends."""
-        engine = self.engine
-        visit = engine.visit
-        assert visit is not None
-        layer = visit.layer + 1
-        if self._told or engine.n_mbs > 1 or layer == self._n_layers or visit.has_slots:
-            return None
-        if not (engine.attention_at[layer] is engine.dense_at[layer] is self.hidden_at is device):
-            return None
-        return self._whole_dense(layer, 0, device)
-
-    def enter_foreseen(self, visit: Visit, dense: Task, now: int) -> None:
-        """The present layer has ended at `now`, and the dense part that was foreseen begins."""
-        engine = self.engine
-        self._close_visit(visit, now)
-        self._open_visit(visit.layer + 1, now)
-        number = engine.number = engine.number + 1
-        dense.key = number
-        dense.submitted = dense.ready = now
-        dense.lane = engine.dense_at[dense.layer].main
 
     def _whole_dense(self, layer: int, mb: int, device: DeviceState) -> Task:
         """Attention and the rest on one device are one task."""
@@ -229,7 +206,7 @@ class Stepper:
         """Close a visit whose work is all done, and go on to the next layer or the LM head."""
         engine = self.engine
         layer = visit.layer
-        self._close_visit(visit, engine.now)
+        self._close_visit(visit)
         if self._wants_end:
             engine.tell(_new(LayerEnd, (visit.step, layer)))
         if layer + 1 < self._n_layers:
@@ -237,13 +214,13 @@ class Stepper:
         else:
             self._step_part("head", engine.costs.head_ns, engine.step.n_sequences, (), self._end_step)
 
-    def _close_visit(self, visit: Visit, now: int) -> None:
+    def _close_visit(self, visit: Visit) -> None:
         engine = self.engine
         if visit.has_slots:
             self._settle(visit)
         if not self._exact:
             self._gate_mass += visit.gate_mass()
-        engine.records.layers.append(_new(LayerRecord, (visit.begin, now, visit.step, visit.layer)))
+        engine.records.layers.append(_new(LayerRecord, (visit.begin, engine.now, visit.step, visit.layer)))
         engine.visit = None
 
     def _settle(self, visit: Visit) -> None:

@@ -41,23 +41,6 @@ class WallClock:
     def now(self) -> int:
         return perf_counter_ns() - self.zero
 
-    def peek(self) -> int:
-        """Never later than now: the engine's loop decides when an instant is over."""
-        return -1
-
-    def event(self) -> Over:
-        return Over()
-
-
-class Over:
-    """Told once the last step has ended."""
-
-    def __init__(self) -> None:
-        self.triggered = False
-
-    def succeed(self) -> None:
-        self.triggered = True
-
 
 class Observed:
     """A policy, and how long it took to answer each Routed."""
@@ -100,7 +83,6 @@ class LiveEngine(Engine):
         self.done: SimpleQueue[Any] = machine.done
         self.under_way = 0  # calls handed to workers and not yet taken in
         super().__init__(*arguments)
-        self.may_chain = False
         self.thread = None  # the real one submits, and takes the time it takes
         self.policy = Observed(self.policy, self)
         slots = {d.name: self._slots_of(d) for d in self.devices if not d.backing}
@@ -127,7 +109,7 @@ class LiveEngine(Engine):
         self.under_way += 1
         worker.submit(key, call, tag)
 
-    def run_until_quiet(self, over: Any) -> None:
+    def next_instant(self) -> None:
         """Wait for the next thing to be done, and go on from all that is done by then."""
         if not self.under_way:
             raise DeadlockError(explain(self))

@@ -64,7 +64,7 @@ def replay(
         )
     machine.outputs.clear()
     engine = LiveEngine(
-        machine, model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(coalesce=False),
+        machine, model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(),
         policy_name or type(policy).__name__, progress,
     )  # fmt: skip
     interval = sys.getswitchinterval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moesim.engine.devices import NEVER, DeviceLane, Task
+from moesim.engine.devices import DeviceLane, Task
 from moesim.engine.links import LinkState, Transfer
 from moesim.records import ActivationRecord, TaskRecord
 
@@ -35,7 +35,6 @@ class LiveLane(DeviceLane):
         task.waits -= 1
         if not task.waits:
             self.n_waiting -= 1
-            self.first_waiting = NEVER
             task.ready = self.engine.now
             self._hand(task)
 
