@@ -16,6 +16,7 @@ from moesim.identify.identify import identify
 from moesim.identify.observations import Observation, observation
 from moesim.table import Format, render
 from moesim.validation.public_sweeps import Sweep
+from moesim.validation.sweep_report import error_group
 
 _HEADINGS: Final = ("rows never used", "rows", "median |error|", "nine of ten within", "worst", "which")
 
@@ -99,7 +100,7 @@ def _observation(row: Sweep, *, used: bool) -> Observation:
 def identified_groups(frame: pd.DataFrame) -> pd.DataFrame:
     """Sum up the errors of rows that were never used: by memory rate, inside the sweep and outside, by machine.
 
-    Gives ``group``, ``rows``, ``median`` and ``p90`` of the absolute error, ``worst`` and ``worst_row``.
+    A row a group, as of `moesim.validation.sweep_report.groups`.
     """
     if frame.empty:
         return pd.DataFrame()
@@ -114,16 +115,7 @@ def identified_groups(frame: pd.DataFrame) -> pd.DataFrame:
         ("machines without", rest[rest["rate"] != "measured"], "error"),
     ]
     some += [(str(name), rows, "error") for name, rows in rest.groupby("machine", sort=False)]
-    return pd.DataFrame([_group(name, rows, key) for name, rows, key in some if not rows.empty])
-
-
-def _group(name: str, rows: pd.DataFrame, key: str) -> dict[str, Any]:
-    errors = rows[key].astype(float)
-    worst = int(errors.abs().to_numpy().argmax())
-    return {
-        "group": name, "rows": len(rows), "median": float(errors.abs().median()), "p90": float(errors.abs().quantile(0.9)),
-        "worst": float(errors.iloc[worst]), "worst_row": str(rows["check"].iloc[worst]),
-    }  # fmt: skip
+    return pd.DataFrame([error_group(name, rows, key) for name, rows, key in some if not rows.empty])
 
 
 def identified_table(frame: pd.DataFrame, form: Format) -> str:

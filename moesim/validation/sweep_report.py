@@ -66,11 +66,12 @@ def groups(frame: pd.DataFrame) -> pd.DataFrame:
     some.append(("machines without", done[done["rate"] != "measured"]))
     some += [(str(name), rows) for name, rows in done.groupby("machine", sort=False)]
     some += [(f"{machine}: {curve}", rows) for (machine, curve), rows in done.groupby(["machine", "curve"], sort=False)]
-    return pd.DataFrame([_group(name, rows) for name, rows in some if not rows.empty])
+    return pd.DataFrame([error_group(name, rows) for name, rows in some if not rows.empty])
 
 
-def _group(name: str, rows: pd.DataFrame) -> dict[str, Any]:
-    errors = rows["error"].astype(float)
+def error_group(name: str, rows: pd.DataFrame, key: str = "error") -> dict[str, Any]:
+    """Sum up the errors of some rows; `groups` names what comes out."""
+    errors = rows[key].astype(float)
     worst = int(errors.abs().to_numpy().argmax())
     return {
         "group": name, "rows": len(rows), "median": float(errors.abs().median()), "p90": float(errors.abs().quantile(0.9)),
