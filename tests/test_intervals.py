@@ -8,7 +8,7 @@ import pytest
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.intervals import ENERGY, ENERGY_LEAST, ENERGY_MOST, LEAST, MOST, SPEED
+from moesim.experiment.intervals import ENERGY, ENERGY_LEAST, ENERGY_MOST, LEAST, MOST, SPEED, Ends, vary
 from moesim.experiment.notes import split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
@@ -31,7 +31,7 @@ def test_a_run_is_repeated_at_both_ends_of_the_slope():
     low, high = (round(100 * (end / found[0][SPEED] - 1)) for end in ends)
     assert low < 0 < high
     told = "; ".join(split_notes(found[0])[0])
-    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11" in told
+    assert f"speed {low:+d} to {high:+d} % over cpu0.expert_cost.few_row_flops 41 to 234 GFLOP/s" in told
     assert found[1][LEAST] is None  # lru never computes on the CPU
     assert not any("speed" in note for note in split_notes(found[1])[0])
 
@@ -43,8 +43,18 @@ def test_watts_with_an_interval_move_the_energy():
     assert ends[0] < found[ENERGY] < ends[1]
     assert [found[ENERGY_LEAST], found[ENERGY_MOST]] == ends
     low, high = (round(100 * (end / found[ENERGY] - 1)) for end in ends)
-    assert f"energy {low:+d} to {high:+d} % over cpu0.idle_w 40..110" in "; ".join(split_notes(found)[0])
+    assert f"energy {low:+d} to {high:+d} % over cpu0.idle_w 40 to 110 W" in "; ".join(split_notes(found)[0])
     assert found[LEAST] is None  # no time depends on a number with an interval
+
+
+def test_a_number_that_moves_nothing_is_not_told_of():
+    def again(machine: Any) -> dict[str, float]:
+        return {SPEED: machine}
+
+    ends: Any = [Ends("devices.gpu0.operation_us", (1.1, 3.0), (100.3, 99.8)), Ends(SLOPE, (41e9, 2.5e12), (99.7, 104.0))]
+    found = vary(ends, [end.key for end in ends], {SPEED: 100.0}, again)
+    assert found["varied"] == "speed 0 to +4 % over cpu0.expert_cost.few_row_flops 41 to 2,500 GFLOP/s"
+    assert (found[LEAST], found[MOST]) == (99.7, 104.0)
 
 
 def test_one_row_an_expert_uses_no_slope():
@@ -56,7 +66,7 @@ def test_one_row_an_expert_uses_no_slope():
 
 def test_what_was_not_varied_is_said():
     notes, costs = split_notes(rows(["llama-cpp"])[0])
-    assert costs == ["interval not varied (set intervals: true): cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11"]
+    assert costs == ["interval not varied (set intervals: true): cpu0.expert_cost.few_row_flops 41 to 234 GFLOP/s"]
     assert not any("interval" in note for note in notes)
 
 

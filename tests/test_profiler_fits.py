@@ -406,6 +406,14 @@ def test_the_page_tells_everything() -> None:
     assert text.splitlines()[-1].startswith("18 numbers: 14 measured, 4 assumed; the weakest are assumed: ")
 
 
+@pytest.mark.parametrize(("value", "word"), [(True, "yes"), (False, "no")])
+def test_a_switch_is_yes_or_no(value: bool, word: str) -> None:
+    told = page(
+        load_hardware({"base": "rtx3090-epyc7532", "host_shared": {"value": value, "source": "assumed", "why": "a test"}})
+    )
+    assert f"thread computes the host's experts too: {word}, assumed" in told
+
+
 @pytest.mark.parametrize("name", hardware_names())
 def test_every_shipped_profile_is_shown(name: str) -> None:
     profile = load_hardware(name)

@@ -268,6 +268,24 @@ def test_other_forms(advice: Advice, form: Format):
         assert title(advice.best.candidate) in text
 
 
+def test_a_policy_without_its_curve_is_left_out_with_what_to_do(trace: str, tmp_path: Path):
+    found, left_out = space_of(asked(trace, hardware="rtx3090ti-ryzen9950x"), tmp_path).papers()
+    assert "prescope" not in {one.family for one in found}
+    assert left_out["prescope"] == (
+        "it copies experts as 'chunked', and the profile has no such curve for cpu0->gpu0 (it has pinned); "
+        "'moesim profile measure' measures one"
+    )
+    found, left_out = space_of(asked(trace), tmp_path).papers()
+    assert "prescope" in {one.family for one in found} and "prescope" not in left_out
+
+
+def test_ranges_of_the_profile_are_told_in_words_with_what_to_type(advice: Advice):
+    (line,) = [line for line in output(advice, Format.MD).splitlines() if "only within a range" in line]
+    assert "41 to 234 GFLOP/s" in line and not re.search(r"\de\+\d", line)
+    assert "'moesim run DIR/best.yaml --set intervals=true'" in line
+    assert not any("set intervals: true" in line for line in output(advice, Format.TABLE).splitlines())
+
+
 def test_the_folder_holds_an_experiment_that_runs(advice: Advice, tmp_path: Path):
     out = tmp_path / "advice"
     write_folder(advice, out)

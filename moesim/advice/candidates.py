@@ -187,6 +187,8 @@ class Space:
     def _paper(self, name: str, note: str) -> Candidate | Misfit:
         setting = self.setting
         policy: Any = make_policy(name)
+        if lacking := _lacking_transfer(policy, setting):
+            return Misfit(True, lacking)
         try:
             slots = slots_within(
                 setting.vram_bytes - setting.spare_kv_bytes, setting.model, self._costs(policy), self._workload, policy,
@@ -249,6 +251,18 @@ def gib(n_bytes: float) -> str:
     '12 GiB'
     """
     return f"{n_bytes / 2**30:.3g} GiB"
+
+
+def _lacking_transfer(policy: Any, setting: Setting) -> str:
+    """Say which curve of the link the policy's own transfers need and the profile has not; empty if it lacks none."""
+    own = policy.transfer(setting.model) if hasattr(policy, "transfer") else None
+    link = next((one for one in setting.hardware.links if (one.src, one.dst) == (setting.host, setting.gpu)), None)
+    if own is None or link is None or own[0] in link.curves:
+        return ""
+    return (
+        f"it copies experts as '{own[0]}', and the profile has no such curve for {link.name} (it has "
+        f"{', '.join(link.curves)}); 'moesim profile measure' measures one"
+    )
 
 
 def _short(error: InputError) -> str:

@@ -15,6 +15,8 @@ from moesim.advice.recommend import Advice, Judged
 from moesim.advice.search import speed
 from moesim.advice.show_launches import fewer_table, fewer_values, unlike
 from moesim.advice.written import title
+from moesim.experiment.intervals import NOT_VARIED
+from moesim.experiment.notes import split_notes
 from moesim.naming import model_label
 from moesim.policies.registry import describe_policy
 from moesim.table import Format, render, render_records
@@ -229,7 +231,7 @@ def _bar(one: Candidate, value: float, top: float, best: bool) -> str:
 
 def _papers(advice: Advice, form: Format) -> str:
     names = [name for name in advice.found.no_fit if name not in _FAMILIES]
-    left = "".join(f"{name}: {advice.found.no_fit[name]}\n" for name in names)
+    left = "".join(f"left out: {name}: {advice.found.no_fit[name]}\n" for name in names)
     left += "".join(f"{name} failed: {why}\n" for name, why in advice.found.failed.items())
     if not advice.papers:
         return left
@@ -268,8 +270,21 @@ def _sure(advice: Advice) -> str:
     if names := unlike(advice):
         ratios += f", but not that of {', '.join(names)}: launches on the GPU are another share of its steps"
     lines.append(f"{ratios}; ~: differs by less than requests do ({100 * SAME_LEVEL:.0f} %)")
-    lines.append(f"weakest source of its numbers: {best.label}; {best.notes}")
+    notes, of_costs = split_notes({"notes": best.notes})
+    lines.append("; ".join([f"weakest source of its numbers: {best.label}", *notes]))
+    lines += [_ranges(note) for note in of_costs]
     return "".join(f"- {line}\n" for line in [*lines, *advice.warnings])
+
+
+def _ranges(note: str) -> str:
+    """Say which numbers are known within ranges only, and what to do about it; other notes about costs stay as they are."""
+    if not note.startswith(NOT_VARIED):
+        return note
+    return (
+        "the profile knows some numbers only within a range, and these speeds take one value of each: "
+        f"{note.removeprefix(NOT_VARIED)}. How far each range moves the speed, 'moesim run DIR/best.yaml --set intervals=true' "
+        "says, where DIR is the folder of --out"
+    )
 
 
 def _evidence(one: Evidence) -> str:

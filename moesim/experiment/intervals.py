@@ -22,6 +22,11 @@ NOT_VARIED: Final = "interval not varied (set intervals: true): "
 """How the note begins that names the intervals over which a run was not repeated."""
 
 
+_UNITS: Final = (
+    ("flops", (1e9, "GFLOP/s")), ("bytes_per_s", (1e9, "GB/s")), ("_bytes", (1e9, "GB")), ("_us", (1.0, "us")), ("_w", (1.0, "W"))
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Ends:
     """A number of a profile with an interval, and the machines that have its ends instead."""
@@ -55,8 +60,8 @@ def vary(
     """Run a run again at the ends of the intervals of the numbers it used, one number at a time.
 
     The least and the most speed of decoding and energy of a token at any end, the nominal one included; ``varied``, a text for
-    the notes. None and an empty text if the run used no number with an interval, or decoded nothing. Power counts in the energy
-    alone, which has an answer only where no device lacks its power.
+    the notes about the numbers that move them by half a percent or more. None and an empty text if the run used no number with
+    an interval, or decoded nothing. Power counts in the energy alone, which has an answer only where no device lacks its power.
     """
     speed, energy = row.get(SPEED), row.get(ENERGY)
     times = [end for end in ends if end.key in used]
@@ -73,7 +78,8 @@ def vary(
         word, name = ("speed", SPEED) if end in times else ("energy", ENERGY)
         first, *others = moved[name][0], *moved[name][-2:]
         low, high = (100 * (value / first - 1) for value in (min(first, *others), max(first, *others)))
-        told.append(f"{word} {low:+.0f} to {high:+.0f} % over {interval_text(end.key, end.interval)}")
+        if round(low) or round(high):  # what moves nothing by a percent is not worth a reader's time
+            told.append(f"{word} {_percent(low)} to {_percent(high)} % over {interval_text(end.key, end.interval)}")
     speeds = {LEAST: min(moved[SPEED]), MOST: max(moved[SPEED])} if times else {}
     energies = {ENERGY_LEAST: min(moved[ENERGY]), ENERGY_MOST: max(moved[ENERGY])} if moved[ENERGY] else {}
     return nothing | speeds | energies | {"varied": "; ".join(told)}
@@ -83,6 +89,14 @@ def interval_text(key: str, interval: tuple[float, float]) -> str:
     """Name a number and its interval.
 
     >>> interval_text("devices.cpu0.expert_cost.few_row_flops", (41e9, 234e9))
-    'cpu0.expert_cost.few_row_flops 4.1e+10..2.34e+11'
+    'cpu0.expert_cost.few_row_flops 41 to 234 GFLOP/s'
+    >>> interval_text("devices.gpu0.operation_us", (1.1, 3.0))
+    'gpu0.operation_us 1.1 to 3 us'
     """
-    return f"{key.removeprefix('devices.')} {interval[0]:g}..{interval[1]:g}"
+    scale, unit = next((told for end, told in _UNITS if key.endswith(end)), (1.0, ""))
+    low, high = (f"{float(f'{value / scale:.3g}'):,g}" for value in interval)
+    return f"{key.removeprefix('devices.')} {low} to {high} {unit}".rstrip()
+
+
+def _percent(value: float) -> str:
+    return f"{round(value):+d}" if round(value) else "0"

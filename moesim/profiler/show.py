@@ -220,6 +220,8 @@ def _source(row: Mapping[str, Any], unit: str = "") -> str:
 
 
 def _value(value: Any, unit: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if unit == "bytes":
         return format_bytes(parse_bytes(value) if isinstance(value, str) else value)
     for scale, large in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
