@@ -29,6 +29,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import load_config, parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
+from moesim.experiment.trace_choice import choose_trace
 from moesim.hardware.load import hardware_names
 from moesim.manifest import FILE
 from moesim.table import Format
@@ -409,14 +410,25 @@ def test_default_memory_is_the_machines(tmp_path: Path):
 
 
 def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
-    model = look_up(Asked("mixtral-8x7b", "rtx3090-epyc7532"), tmp_path).model
+    model = look_up(Asked("qwen3-30b-a3b", "rtx3090-epyc7532"), tmp_path).model
     short = find_routing(model, None, 1, 64, 64, "test")
-    assert (short.label, short.origin, len(short.groups)) == ("mini-mixtral", "miniature", 5)
-    assert all(one.n_requests == 1 and "learned" in one.requests.signals[0] for one in short.groups)
+    assert (short.label, short.origin, len(short.groups)) == ("mini-qwen3", "miniature", 5)
+    assert all(one.n_requests == 1 for one in short.groups)
     long = find_routing(model, None, 1, 600, 8, "test")
-    assert (long.label, long.origin) == ("synthetic mixtral-8x7b", "synthetic") and "mini-mixtral has 2" in long.why
+    assert (long.label, long.origin) == ("synthetic qwen3-30b-a3b", "synthetic")
+    assert re.fullmatch(r"mini-qwen3 has \d of the 5 requests of 600 \+ 8 tokens that are simulated", long.why)
     with pytest.raises(TraceError, match=r"expected routing of .*40 layers.* got none, and no parameters.*moesim trace record"):
         find_routing(replace(model, n_layers=40), None, 1, 64, 64, "test")
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"])
+def test_routing_is_chosen_as_compare_chooses_it(name: str, tmp_path: Path):
+    model = look_up(Asked(name, "rtx3090-epyc7532"), tmp_path).model
+    written, why = choose_trace(model, {"requests": 5, "prompt": 64, "decode": 64, "scores": True}, "test")
+    found = find_routing(model, None, 1, 64, 64, "test")
+    assert (found.origin == "synthetic") == isinstance(written, dict)
+    assert found.label == (f"synthetic {written['synthesize']}" if isinstance(written, dict) else written)
+    assert (found.why == "mini-mixtral flatters caches") == ("flatters caches" in why) == (name == "mixtral-8x7b")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 
 from moesim.errors import TraceError
 from moesim.experiment.needs import lacking
-from moesim.experiment.trace_choice import fits, how_to_get, parameters_of_shape, shape_of, traces_of_shape
+from moesim.experiment.trace_choice import fits, flatters, how_to_get, parameters_of_shape, shape_of, traces_of_shape
 from moesim.model import ModelSpec
 from moesim.trace import Trace, find_trace
 from moesim.trace.subset import subset
@@ -89,6 +89,9 @@ def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, d
         return _given(model, trace, batch, prompt, decode, place)
     short: list[str] = []
     for name, found in traces_of_shape(model):
+        if flatters(found, model):
+            short.append(f"{name} flatters caches")
+            break  # what comes after it is no better
         chosen = _long_enough(found, prompt, decode)
         if len(chosen) >= GROUPS * batch:
             return Routing(name, found.origin, _split(found, chosen, batch), name)

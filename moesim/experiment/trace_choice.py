@@ -67,13 +67,18 @@ def parameters_of_shape(model: ModelSpec) -> str | None:
     return None
 
 
+def flatters(trace: Trace, model: ModelSpec) -> bool:
+    """Whether routing that is made up by the model's own parameters is nearer to recordings than this trace."""
+    return trace.origin == "miniature" and model.name in _TRUER and parameters_of_shape(model) == model.name
+
+
 def choose_trace(
     model: ModelSpec, sizes: Mapping[str, int | bool], place: str, *, recorded: bool = False
 ) -> tuple[str | dict[str, Any], str]:
     """Choose routing for a model."""
     parameters = parameters_of_shape(model)
     for name, trace in traces_of_shape(model):
-        truer = trace.origin == "miniature" and model.name in _TRUER and parameters == model.name
+        truer = flatters(trace, model)
         if truer and not recorded:
             written = {MADE: parameters, **sizes}
             return written, f"trace {_yaml(written)}, made up with the statistics of {parameters}; {name} flatters caches"
