@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from moesim.engine.budget import initial_placement, slots_within
-from moesim.engine.build import required_bytes
+from moesim.budget import initial_placement, slots_within
+from moesim.capacity import required_bytes
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.report import result_table

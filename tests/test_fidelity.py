@@ -29,7 +29,7 @@ from fidelity.measure import Case, cases, measure, paired_bootstrap, rows
 from fidelity.settlement import Ledger, settle
 from miniature import corpus as corpora
 from miniature.command import save_checkpoint
-from moesim.engine.layer import FRESH, SKIPPED, STALE, Visit
+from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit
 from moesim.errors import InputError
 from moesim.manifest import FILE
 from moesim.metrics import fidelity

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.engine.build import required_bytes
+from moesim.capacity import required_bytes
 from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import load_model

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.budget import slots_used
 from moesim.cli import main
-from moesim.engine.budget import slots_used
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config

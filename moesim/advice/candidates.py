@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.advice.routing import Routing
 from moesim.advice.setting import PREFILL_CHUNK, Setting
+from moesim.budget import initial_placement, slots_within
+from moesim.capacity import required_bytes
 from moesim.costs import CostModel
-from moesim.engine.budget import initial_placement, slots_within
-from moesim.engine.build import required_bytes
 from moesim.errors import InputError
 from moesim.policies.registry import make_policy
 from moesim.workload import Workload, WorkloadSpec, compose

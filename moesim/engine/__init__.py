@@ -22,6 +22,6 @@ The ten rules, each with an exact-timeline test in ``tests/test_engine_rules.py`
 10. When nothing can happen though work is left, the run ends with an error that says who waits for what.
 """
 
-from moesim.engine.entry import EngineOptions, simulate
+from moesim.engine.entry import EngineOptions, empty_view, simulate
 
-__all__ = ["EngineOptions", "simulate"]
+__all__ = ["EngineOptions", "empty_view", "simulate"]

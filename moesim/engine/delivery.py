@@ -3,144 +3,126 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from moesim.engine.devices import Task
-from moesim.engine.layer import Visit
+from moesim.engine.actions import apply, tell
+from moesim.engine.crossing import cross
+from moesim.engine.lanes import submit, wake
+from moesim.engine.state import State, new_task
+from moesim.engine.visit import Visit
 from moesim.policy import Predicted, Routed
 from moesim.records import DecisionRecord, LookupRecord
 
-if TYPE_CHECKING:
-    from moesim.engine.core import Engine
-    from moesim.predictors import Predictor
-
-_new = tuple.__new__
+_new: Any = tuple.__new__
 
 
-class Delivery:
-    """Delivers Routed and Predicted."""
+def routed(state: State, mb: int) -> None:
+    """A micro-batch of the present layer has been routed: submit its shared experts and ask the policy."""
+    if state.deciding:
+        state.undecided.append(mb)
+        return
+    visit = state.visit
+    assert visit is not None
+    micro = state.micro[mb]
+    layer = visit.layer
+    experts, weights, scores, rows, active = micro.layers[layer]
+    visit.route(experts, weights, rows, micro.n_rows)
+    _look_up(state, visit, mb, rows, active)
+    state.mb = mb
+    if not visit.mbs_left:
+        if visit.early:
+            visit.settle_early()
+        for call in state.state_waiters.pop(layer, ()):
+            call()
+    if state.model.n_shared > 0:
+        _submit_shared(state, visit, mb)
+    if Routed not in state.listens:
+        return
+    event = _new(Routed, (visit.step, layer, mb, experts, weights, scores, rows, active, micro.first_row))
+    actions = state.policy.decide(event, state.view)
+    if state.decision_ns:
+        _charge(state, visit, active, list(actions or ()))
+    elif actions:
+        apply(state, actions)
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.wants_routed = Routed in engine.listens
-        self.wants_predicted = Predicted in engine.listens
-        self.has_shared = engine.model.n_shared > 0
-        self.decision_ns = engine.options.decision_ns
-        self._deciding = False
-        self._waiting: list[int] = []  # micro-batches routed meanwhile: decisions are taken one at a time
 
-    def routed(self, mb: int) -> None:
-        """A micro-batch of the present layer has been routed."""
-        if self._deciding:
-            self._waiting.append(mb)
-            return
-        engine = self.engine
-        visit = engine.visit
-        assert visit is not None
-        micro = engine.micro[mb]
-        layer = visit.layer
-        experts, weights, scores, loads, active = micro.layers[layer]
-        visit.route(experts, weights, loads, micro.n_rows)
-        self._look_up(visit, mb, loads, active)
-        engine.mb = mb
-        if not visit.mbs_left:
-            if visit.early:
-                visit.settle_early()
-            for call in engine.state_waiters.pop(layer, ()):
-                call()
-        if self.has_shared:
-            self._submit_shared(visit, mb)
-        if not self.wants_routed:
-            return
-        event = _new(Routed, (visit.step, layer, mb, experts, weights, scores, loads, active, micro.first_row))
-        actions = engine.policy.decide(event, engine.view)
-        if self.decision_ns:
-            self._charge(visit, active, list(actions or ()))
-        elif actions:
-            engine.actions.apply(actions)
+def predicted(state: State, step: int, layer: int, source: str, predictor: Any) -> None:
+    """A prediction has been paid for; one that comes after its step is of no use and is not told."""
+    if step != state.step.index or Predicted not in state.listens:
+        return
+    for mb in range(state.n_mbs):
+        answer = predictor.predict(state.step, mb, layer)
+        if answer is not None:
+            tell(state, Predicted(step, layer, mb, answer[0], answer[1], source))
 
-    def _look_up(self, visit: Visit, mb: int, loads: Sequence[int], active: Sequence[int]) -> None:
-        """Record which of the active experts are on a GPU, or on their way to one."""
-        engine = self.engine
-        base = visit.base
-        gpus = engine.gpus
-        if len(gpus) == 1:
-            resident = gpus[0].memory.resident
-            pending = gpus[0].pending
-            hits = tuple([resident[base + e] for e in active])
-            flying = tuple([1 if base + e in pending else 0 for e in active]) if pending else (0,) * len(hits)
+
+def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: Sequence[int]) -> None:
+    """Record which of the active experts are on a GPU, or on their way to one."""
+    base, gpus = visit.base, state.gpus
+    if len(gpus) == 1:
+        resident = gpus[0].memory.resident
+        pending = gpus[0].pending
+        hits = tuple([resident[base + e] for e in active])
+        flying = tuple([1 if base + e in pending else 0 for e in active]) if pending else (0,) * len(hits)
+    else:
+        hits = tuple([int(any(g.memory.resident[base + e] for g in gpus)) for e in active])
+        flying = tuple([int(any(base + e in g.pending for g in gpus)) for e in active])
+    of_active = tuple([rows[e] for e in active])
+    state.records.lookups.append(
+        _new(LookupRecord, (state.now, visit.step, visit.layer, mb, active, of_active, hits, flying))
+    )  # fmt: skip
+
+
+def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
+    """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile."""
+    mb, now = state.mb, state.now
+    state.records.decisions.append(DecisionRecord(now, now + state.decision_ns, visit.step, visit.layer))
+    visit.open += 1
+    state.deciding = True
+    held = []
+    for device in state.devices:
+        for expert in active:
+            unit = visit.base + expert
+            copy = device.memory.copies.get(unit) or device.pending.get(unit)
+            if copy is not None:
+                copy.in_use += 1
+                held.append((device, unit, copy.fetch))
+
+    def take_effect() -> None:
+        state.mb = mb
+        apply(state, actions)
+        visit.open -= 1
+        for device, unit, fetch in held:
+            copy = device.memory.copies.get(unit)
+            coming = device.pending.get(unit)
+            if copy is not None and copy.fetch == fetch:
+                device.memory.release(unit, state.now)
+            elif coming is not None and coming.fetch == fetch:  # else it was given up
+                coming.in_use -= 1
+        state.deciding = False
+        if state.undecided:
+            state.routed.append(state.undecided.pop(0))
+
+    state.carrier.after(state.decision_ns, take_effect)
+
+
+def _submit_shared(state: State, visit: Visit, mb: int) -> None:
+    """Submit shared experts for every row, before the routed ones of the same device."""
+    layer, rows = visit.layer, state.micro[mb].n_rows
+    device, home = state.shared_at[layer], state.dense_at[layer]
+    visit.open += 1
+
+    def over() -> None:
+        visit.open -= 1
+
+    def done() -> None:
+        if device is home:
+            over()
         else:
-            hits = tuple([int(any(g.memory.resident[base + e] for g in gpus)) for e in active])
-            flying = tuple([int(any(base + e in g.pending for g in gpus)) for e in active])
-        rows = tuple([loads[e] for e in active])
-        engine.records.lookups.append(_new(LookupRecord, (engine.now, visit.step, visit.layer, mb, active, rows, hits, flying)))
+            cross(state, device, home, layer, rows, "out", over, task)
 
-    def _charge(self, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
-        """Delay the effect of a decision; what the layer needs, there or on its way, stays pinned meanwhile."""
-        engine = self.engine
-        mb = engine.mb
-        now = engine.now
-        engine.records.decisions.append(DecisionRecord(now, now + self.decision_ns, visit.step, visit.layer))
-        visit.open += 1
-        self._deciding = True
-        pinned = []
-        for device in engine.devices:
-            for expert in active:
-                unit = visit.base + expert
-                copy = device.memory.copies.get(unit) or device.pending.get(unit)
-                if copy is not None:
-                    copy.pins += 1
-                    pinned.append((device, unit, copy.fetch))
-
-        def apply() -> None:
-            engine.mb = mb
-            engine.actions.apply(actions)
-            visit.open -= 1
-            for device, unit, fetch in pinned:
-                copy = device.memory.copies.get(unit)
-                coming = device.pending.get(unit)
-                if copy is not None and copy.fetch == fetch:
-                    device.memory.unpin(unit, engine.now)
-                elif coming is not None and coming.fetch == fetch:  # else it was given up
-                    coming.pins -= 1
-            self._deciding = False
-            if self._waiting:
-                engine.routed.append(self._waiting.pop(0))
-
-        engine.after(self.decision_ns, apply)
-
-    def _submit_shared(self, visit: Visit, mb: int) -> None:
-        """Shared experts run for every row, before the routed ones of the same device."""
-        engine = self.engine
-        layer = visit.layer
-        rows = engine.micro[mb].n_rows
-        device = engine.shared_at[layer]
-        home = engine.dense_at[layer]
-        visit.open += 1
-
-        def over() -> None:
-            visit.open -= 1
-
-        def done() -> None:
-            if device is home:
-                over()
-            else:
-                engine.cross(device, home, layer, rows, "out", over, task)
-
-        work = engine.costs.shared_ns(device.name, rows)
-        task = Task(engine.next_number(), "shared", visit.step, layer, mb, rows, work, engine.now, engine.now)
-        task.then = done
-        if device is not home:
-            task.waits = 1
-            engine.cross(home, device, layer, rows, "in", lambda: device.main.wake(task), task)
-        device.main.submit(task)
-
-    def predicted(self, step: int, layer: int, source: str, predictor: Predictor) -> None:
-        """A prediction has been paid for; one that comes after its step is of no use and is not told."""
-        engine = self.engine
-        if step != engine.step.index or not self.wants_predicted:
-            return
-        for mb in range(engine.n_mbs):
-            answer = predictor.predict(engine.step, mb, layer)
-            if answer is not None:
-                engine.tell(Predicted(step, layer, mb, answer[0], answer[1], source))
+    task = new_task(state, "shared", layer, mb, rows, state.costs.shared_ns(device.name, rows), done)
+    if device is not home:
+        task.waits = 1
+        cross(state, home, device, layer, rows, "in", lambda: wake(state, task), task)
+    submit(state, device.main, task)

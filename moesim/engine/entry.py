@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moesim.engine.core import Engine
+from moesim.costs import CostModel
+from moesim.engine.loop import run
+from moesim.engine.setup import make_state, place
+from moesim.engine.simulated import Simulated
+from moesim.model import ModelSpec
+from moesim.policy import Policy, View
+from moesim.records import Records
+from moesim.workload import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.costs import CostModel
-    from moesim.model import ModelSpec
-    from moesim.policy import Policy
     from moesim.predictors import Predictor
-    from moesim.records import Records
-    from moesim.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,18 @@ def simulate(
     DeadlockError
         If nothing can happen any more and work remains.
     """
-    return Engine(
-        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(),
+    state = make_state(
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, (options or EngineOptions()).decision_ns,
         policy_name or type(policy).__name__, progress,
-    ).run()  # fmt: skip
+    )  # fmt: skip
+    place(state)
+    state.carrier = Simulated(state)
+    return run(state)
+
+
+def empty_view(
+    model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
+    tables: Mapping[str, NDArray[Any]],
+) -> View:  # fmt: skip
+    """Show a machine on which nothing is placed yet, as `Policy.place` sees it."""
+    return make_state(model, costs, workload, policy, cache_slots, {}, tables, 0, "", None).view

@@ -1,12 +1,13 @@
-"""Who is where: copies, pools and pins of one device (rule 6)."""
+"""Who is where: copies and pools of one device (rule 6)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from moesim.records import EvictionRecord, MemoryRecord
 
-_new = tuple.__new__
+_new: Any = tuple.__new__
 
 
 @dataclass(slots=True, eq=False)
@@ -15,9 +16,9 @@ class CopyState:
 
     pool: PoolState | None  # None on a backing device
     fetch: int  # the fetch that brought it; -1: placed at the start
-    pins: int = 0  # queued or running Runs and copies that read it here
+    in_use: int = 0  # queued or running Runs and copies that read it here
     used: bool = False
-    doomed: bool = False  # dropped while pinned: goes when idle
+    doomed: bool = False  # dropped while in use: goes when idle
 
 
 class PoolState:
@@ -34,29 +35,19 @@ class PoolState:
         self.total = 0
         self.peak = 0
 
-    def has_room(self, layer: int, n_bytes: int) -> bool:
-        return n_bytes <= self.free(layer)
-
     def free(self, layer: int) -> int:
         at = layer if self.per_layer else 0
         return self.capacity[at] - self.used[at]
 
     def take(self, layer: int, n_bytes: int) -> None:
+        """Count bytes in (or, negative, out)."""
         self.used[layer if self.per_layer else 0] += n_bytes
         self.total += n_bytes
         if self.total > self.peak:
             self.peak = self.total
 
-    def give(self, layer: int, n_bytes: int) -> None:
-        self.used[layer if self.per_layer else 0] -= n_bytes
-        self.total -= n_bytes
-
     def add(self, layer: int, unit: int) -> None:
-        of_layer = self.members.get(layer)
-        if of_layer is None:
-            self.members[layer] = {unit}
-        else:
-            of_layer.add(unit)
+        self.members.setdefault(layer, set()).add(unit)
 
     def remove(self, layer: int, unit: int) -> None:
         of_layer = self.members[layer]
@@ -66,17 +57,7 @@ class PoolState:
 
 
 class DeviceMemory:
-    """Copies and bytes of one device.
-
-    Attributes
-    ----------
-    resident : bytearray
-        One byte a unit (layer * n_experts + expert): 1 if a usable copy is here.
-    copies : dict of int to CopyState
-        The same, with what is known about each copy.
-    used : int
-        Bytes in use: fixed parts, KV, pools' contents and copies in transit.
-    """
+    """Copies and bytes of one device."""
 
     def __init__(
         self, name: str, n_layers: int, n_experts: int, expert_bytes: list[int], capacity: int, backing: bool,
@@ -88,10 +69,11 @@ class DeviceMemory:
         self.capacity = capacity
         self.backing = backing
         n_units = n_layers * n_experts
+        # One byte a unit (layer * n_experts + expert): 1 if a usable copy is here.
         self.resident = bytearray(b"\x01" * n_units) if backing else bytearray(n_units)
         self.copies: dict[int, CopyState] = {u: CopyState(None, -1) for u in range(n_units)} if backing else {}
         self.pools: dict[str, PoolState] = {}
-        self.used = 0
+        self.used = 0  # bytes: fixed parts, KV, pools' contents and copies in transit
         self.kv = 0
         self.spare = capacity  # bytes that no purpose claims, for copies in transit
         self.peak = 0
@@ -111,15 +93,10 @@ class DeviceMemory:
         self.add(n_bytes, now)
 
     def reserve(self, pool: PoolState, layer: int, now: int) -> None:
+        """Take a pool's memory for an expert that is to come."""
         n_bytes = self.expert_bytes[layer]
-        pool.used[layer if pool.per_layer else 0] += n_bytes
-        total = pool.total = pool.total + n_bytes
-        if total > pool.peak:
-            pool.peak = total
-        used = self.used = self.used + n_bytes
-        if used > self.peak:
-            self.peak = used
-        self._memory.append(_new(MemoryRecord, (now, self.name, used)))
+        pool.take(layer, n_bytes)
+        self.add(n_bytes, now)
 
     def arrive(self, unit: int, pool: PoolState, fetch: int) -> CopyState:
         copy = CopyState(pool, fetch)
@@ -136,10 +113,8 @@ class DeviceMemory:
         pool: PoolState = copy.pool  # type: ignore[assignment]  # only copies on backing devices have none
         n_bytes = self.expert_bytes[layer]
         pool.remove(layer, unit)
-        pool.used[layer if pool.per_layer else 0] -= n_bytes
-        pool.total -= n_bytes
-        used = self.used = self.used - n_bytes
-        self._memory.append(_new(MemoryRecord, (now, self.name, used)))
+        pool.take(layer, -n_bytes)
+        self.add(-n_bytes, now)
         self._evictions.append(
             _new(
                 EvictionRecord,
@@ -150,15 +125,16 @@ class DeviceMemory:
     def drop(self, unit: int, now: int) -> None:
         """Remove a copy now if it is idle, else as soon as it is."""
         copy = self.copies[unit]
-        if copy.pins:
+        if copy.in_use:
             copy.doomed = True
         else:
             self.remove(unit, "drop", now)
 
-    def unpin(self, unit: int, now: int) -> None:
+    def release(self, unit: int, now: int) -> None:
+        """One user of a copy has done with it; a copy that was dropped goes with the last."""
         copy = self.copies[unit]
-        copy.pins -= 1
-        if copy.doomed and not copy.pins:
+        copy.in_use -= 1
+        if copy.doomed and not copy.in_use:
             self.remove(unit, "drop", now)
 
     def relabel(self, unit: int, pool: PoolState, layer: int) -> None:
@@ -166,7 +142,7 @@ class DeviceMemory:
         copy = self.copies[unit]
         assert copy.pool is not None
         n_bytes = self.expert_bytes[layer]
-        copy.pool.give(layer, n_bytes)
+        copy.pool.take(layer, -n_bytes)
         copy.pool.remove(layer, unit)
         pool.take(layer, n_bytes)
         pool.add(layer, unit)

@@ -1,139 +1,117 @@
-"""Carrying out the actions that move things: Fetch, Drop, Move, Send."""
+"""The actions that move things: Fetch, Drop, Move, Send."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from moesim.engine.devices import DeviceState
-from moesim.engine.links import Transfer
+from moesim.engine.checks import device_of, fail, pool_of, unit_of
+from moesim.engine.links import dequeue, enqueue, path_between, sources
+from moesim.engine.machine import DeviceState, Transfer
 from moesim.engine.memory import PoolState
+from moesim.engine.state import State
 from moesim.policy import Drop, Fetch, Move, Send
 
-if TYPE_CHECKING:
-    from moesim.engine.actions import Actions
-    from moesim.engine.core import Engine
 
-
-class Movement:
-    """Moves weights and messages; names and units are checked by `Actions`."""
-
-    def __init__(self, engine: Engine, actions: Actions) -> None:
-        self.engine = engine
-        self.actions = actions
-
-    def fetch(self, action: Fetch) -> None:
-        """Queue copies of experts, or hasten those that are queued."""
-        layer, experts, name, urgency, pool_name, source = action
-        device = self.actions.device(name, "Fetch")
-        pool = None if device.backing else self.actions.pool(device, pool_name, f"Fetch(L{layer}, {name})")
-        if urgency < 0:
-            self.actions.fail(f"Fetch(L{layer}, {name}): urgency {urgency}", "classes start at 0 (demand)")
-        pending = device.pending
-        for expert in experts:
-            unit = self.actions.unit(layer, expert, "Fetch")
-            transfer = pending.get(unit)
-            if transfer is not None:
-                self._hasten(transfer, urgency)
-                continue
-            copy = device.memory.copies.get(unit)
-            if copy is not None and not device.backing:
-                copy.doomed = False
-                continue
-            self._new_transfer(layer, expert, unit, device, urgency, pool, source)
-
-    def _hasten(self, transfer: Transfer, urgency: int) -> None:
-        transfer.drop_on_arrival = False
-        if urgency < transfer.urgency:
-            link = transfer.link
-            if link.current is not transfer:
-                link.remove(transfer)
-                transfer.urgency = urgency
-                link.enqueue(transfer)
-            else:
-                transfer.urgency = urgency
-
-    def _new_transfer(self, layer: int, expert: int, unit: int, device: DeviceState, urgency: int, pool: PoolState | None,
-                      source: str | None) -> None:  # fmt: skip
-        engine = self.engine
-        n_bytes = engine.expert_bytes[layer]
-        if pool is not None and n_bytes > (capacity := pool.capacity[layer if pool.per_layer else 0]):
-            self.actions.fail(
-                f"Fetch(L{layer}/E{expert}, {device.name}): pool '{pool.name}' holds {capacity} bytes, the expert has {n_bytes}",
-                "make the pool at least one expert large",
-            )
-        for src in engine.sources(device, source):
-            copy = src.memory.copies.get(unit)
-            if copy is not None and src is not device:
-                break
+def fetch(state: State, action: Fetch) -> None:
+    """Queue copies of experts, or hasten those that are queued."""
+    layer, experts, name, urgency, pool_name, source = action
+    device = device_of(state, name, "Fetch")
+    pool = None if device.backing else pool_of(state, device, pool_name, f"Fetch(L{layer}, {name})")
+    if urgency < 0:
+        fail(state, f"Fetch(L{layer}, {name}): urgency {urgency}", "classes start at 0 (demand)")
+    for expert in experts:
+        unit = unit_of(state, layer, expert, "Fetch")
+        transfer = device.pending.get(unit)
+        if transfer is not None:
+            _hasten(state, transfer, urgency)
+            continue
+        copy = device.memory.copies.get(unit)
+        if copy is not None and not device.backing:
+            copy.doomed = False
         else:
-            known = f"no copy on {source}" if source else "no copy anywhere that can be reached"
-            self.actions.fail(
-                f"Fetch(L{layer}/E{expert}, {device.name}): {known}",
-                "leave source out, or fetch it to there first",
-            )
-        copy.pins += 1
-        path = engine.path(src.name, device.name)
-        number = engine.fetch_number = engine.fetch_number + 1
-        transfer = Transfer(
-            number, unit, layer, expert, n_bytes, n_bytes, path, urgency, engine.now, path[0], [], src.name, device, pool
-        )
-        device.pending[unit] = transfer
-        path[0].enqueue(transfer)
+            _new_transfer(state, layer, expert, unit, device, urgency, pool, source)
 
-    def drop(self, action: Drop) -> None:
-        """Forget copies once idle; cancel what is queued."""
-        layer, experts, name = action
-        device = self.actions.device(name, "Drop")
-        if device.backing:
-            self.actions.fail(
-                f"Drop(L{layer}, {name}): copies on a backing device stay",
-                "drop copies on other devices only",
-            )
-        now = self.engine.now
-        for expert in experts:
-            unit = self.actions.unit(layer, expert, "Drop")
-            if unit in device.memory.copies:
-                device.memory.drop(unit, now)
-                continue
-            transfer = device.pending.get(unit)
-            if transfer is None:
-                self.actions.fail(
-                    f"Drop(L{layer}/E{expert}, {name}): neither resident nor being fetched",
-                    "drop only what is there",
-                )
-            if transfer.started or transfer.waiting:
-                transfer.drop_on_arrival = True
-            else:
-                transfer.link.remove(transfer)
-                del device.pending[unit]
-                self.engine.by_name[transfer.src].memory.unpin(unit, now)
 
-    def move(self, action: Move) -> None:
-        """Relabel resident copies."""
-        layer, experts, name, pool_name = action
-        device = self.actions.device(name, "Move")
-        pool = self.actions.pool(device, pool_name, f"Move(L{layer}, {name})")
-        for expert in experts:
-            unit = self.actions.unit(layer, expert, "Move")
-            copy = device.memory.copies.get(unit)
-            if copy is None:
-                self.actions.fail(f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
-            if copy.pool is not pool and not pool.has_room(layer, self.engine.expert_bytes[layer]):
-                self.actions.fail(
-                    f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full",
-                    "Drop or Move something out of it first",
-                )
-            device.memory.relabel(unit, pool, layer)
+def _hasten(state: State, transfer: Transfer, urgency: int) -> None:
+    transfer.drop_on_arrival = False
+    if urgency >= transfer.urgency:
+        return
+    if transfer.link.current is transfer:
+        transfer.urgency = urgency
+    else:
+        dequeue(transfer)
+        transfer.urgency = urgency
+        enqueue(state, transfer.link, transfer)
 
-    def send(self, action: Send) -> None:
-        """Queue a message."""
-        n_bytes, src, dst, tag = action
-        engine = self.engine
-        if src == dst or n_bytes < 1:
-            self.actions.fail(f"Send({n_bytes}, {src}, {dst})", "send at least one byte between two devices")
-        self.actions.device(src, "Send")
-        self.actions.device(dst, "Send")
-        path = engine.path(src, dst)
-        message = Transfer(engine.next_fetch(), -1, -1, -1, n_bytes, n_bytes, path, 0, engine.now, path[0], [])
-        message.on_arrival = lambda: engine.sent.append(tag)
-        path[0].enqueue(message)
+
+def _new_transfer(state: State, layer: int, expert: int, unit: int, device: DeviceState, urgency: int, pool: PoolState | None,
+                  source: str | None) -> None:  # fmt: skip
+    n_bytes = state.expert_bytes[layer]
+    if pool is not None and n_bytes > (capacity := pool.capacity[layer if pool.per_layer else 0]):
+        holds = f"pool '{pool.name}' holds {capacity} bytes, the expert has {n_bytes}"
+        fail(state, f"Fetch(L{layer}/E{expert}, {device.name}): {holds}", "make the pool at least one expert large")
+    for src in sources(state, device, source):
+        copy = src.memory.copies.get(unit)
+        if copy is not None and src is not device:
+            break
+    else:
+        known = f"no copy on {source}" if source else "no copy anywhere that can be reached"
+        fail(state, f"Fetch(L{layer}/E{expert}, {device.name}): {known}", "leave source out, or fetch it to there first")
+    copy.in_use += 1
+    path = path_between(state, src.name, device.name)
+    number = state.fetch_number = state.fetch_number + 1
+    transfer = Transfer(
+        number, unit, layer, expert, n_bytes, n_bytes, path, urgency, state.now, path[0], src.name, device, pool
+    )  # fmt: skip
+    device.pending[unit] = transfer
+    enqueue(state, path[0], transfer)
+
+
+def drop(state: State, action: Drop) -> None:
+    """Forget copies once idle; cancel what is queued."""
+    layer, experts, name = action
+    device = device_of(state, name, "Drop")
+    if device.backing:
+        fail(state, f"Drop(L{layer}, {name}): copies on a backing device stay", "drop copies on other devices only")
+    for expert in experts:
+        unit = unit_of(state, layer, expert, "Drop")
+        if unit in device.memory.copies:
+            device.memory.drop(unit, state.now)
+            continue
+        transfer = device.pending.get(unit)
+        if transfer is None:
+            fail(state, f"Drop(L{layer}/E{expert}, {name}): neither resident nor being fetched", "drop only what is there")
+        if transfer.started or transfer.waiting:
+            transfer.drop_on_arrival = True
+        else:
+            dequeue(transfer)
+            del device.pending[unit]
+            state.by_name[transfer.src].memory.release(unit, state.now)
+
+
+def move(state: State, action: Move) -> None:
+    """Relabel resident copies."""
+    layer, experts, name, pool_name = action
+    device = device_of(state, name, "Move")
+    pool = pool_of(state, device, pool_name, f"Move(L{layer}, {name})")
+    for expert in experts:
+        unit = unit_of(state, layer, expert, "Move")
+        copy = device.memory.copies.get(unit)
+        if copy is None:
+            fail(state, f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
+        if copy.pool is not pool and pool.free(layer) < state.expert_bytes[layer]:
+            full = f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full"
+            fail(state, full, "Drop or Move something out of it first")
+        device.memory.relabel(unit, pool, layer)
+
+
+def send(state: State, action: Send) -> None:
+    """Queue a message."""
+    n_bytes, src, dst, tag = action
+    if src == dst or n_bytes < 1:
+        fail(state, f"Send({n_bytes}, {src}, {dst})", "send at least one byte between two devices")
+    device_of(state, src, "Send")
+    device_of(state, dst, "Send")
+    path = path_between(state, src, dst)
+    state.fetch_number += 1
+    message = Transfer(state.fetch_number, -1, -1, -1, n_bytes, n_bytes, path, 0, state.now, path[0])
+    message.on_arrival = lambda: state.sent.append(tag)
+    enqueue(state, path[0], message)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from moesim.engine.state import State
 from moesim.units import format_bytes, format_ns
 
-if TYPE_CHECKING:
-    from moesim.engine.core import Engine
 
-
-def explain(engine: Engine) -> str:
-    """Build the message of a deadlock from the engine's state."""
-    visit = engine.visit
+def explain(state: State) -> str:
+    """Build the message of a deadlock from the state."""
+    visit = state.visit
     layer = visit.layer if visit is not None else -1
     waits = []
-    for link in engine.links:
+    for link in state.links.values():
         for urgency, _, transfer in link.queue[:4]:
             if transfer.pool is not None and transfer.hop < len(transfer.path) - 1:
                 waits.append(
@@ -32,7 +28,7 @@ def explain(engine: Engine) -> str:
                 )
             else:
                 waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")
-    for device in engine.devices:
+    for device in state.devices:
         for transfer in device.pending.values():
             for task in transfer.waiting[:2]:
                 waits.append(f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for its fetch")
@@ -41,6 +37,6 @@ def explain(engine: Engine) -> str:
     if visit is not None and any(visit.pending):
         left = [e for e, n in enumerate(visit.pending) if n]
         waits.append(f"layer {layer} has {sum(visit.pending)} unsettled slots of experts {left[:8]}: no Run or Skip names them")
-    where = f"t={format_ns(engine.now)}, step {engine.step.index}, layer {layer}"
+    where = f"t={format_ns(state.now)}, step {state.step.index}, layer {layer}"
     who = "; ".join(waits) or "no work is queued"
-    return f"{where}: nothing can happen and work remains: {who} [policy={engine.policy_name}]"
+    return f"{where}: nothing can happen and work remains: {who} [policy={state.policy_name}]"

@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moesim.costs import CostModel
+from moesim.engine.checks import fail
+from moesim.engine.links import remaining_ns
+from moesim.engine.state import State
+from moesim.engine.steps import dense_ns
 from moesim.errors import unknown_name
+from moesim.model import ModelSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from moesim.costs import CostModel
-    from moesim.engine.core import Engine
-    from moesim.model import ModelSpec
 
 
 class EngineView:
     """Answers of `moesim.policy.View` from the engine's state."""
 
-    __slots__ = ("_by_name", "_engine", "_n_experts", "costs", "model", "tables")
+    __slots__ = ("_by_name", "_n_experts", "_state", "costs", "model", "tables")
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._by_name = engine.by_name
-        self._n_experts = engine.model.n_experts
-        self.model: ModelSpec = engine.model
-        self.costs: CostModel = engine.costs
-        self.tables: Mapping[str, NDArray[Any]] = engine.tables
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._by_name = state.by_name
+        self._n_experts = state.model.n_experts
+        self.model: ModelSpec = state.model
+        self.costs: CostModel = state.costs
+        self.tables: Mapping[str, NDArray[Any]] = state.tables
 
     @property
     def now_ns(self) -> int:
-        return self._engine.now
+        return self._state.now
 
     @property
     def devices(self) -> Sequence[str]:
@@ -38,39 +40,39 @@ class EngineView:
 
     @property
     def gpus(self) -> Sequence[str]:
-        return [d.name for d in self._engine.gpus]
+        return [d.name for d in self._state.gpus]
 
     @property
     def cpus(self) -> Sequence[str]:
-        return [d.name for d in self._engine.devices if d.computes and not d.is_gpu]
+        return [d.name for d in self._state.devices if d.computes and not d.is_gpu]
 
     @property
     def compute(self) -> str:
-        return self._engine.costs.hardware.compute
+        return self.costs.hardware.compute
 
     @property
     def host(self) -> str:
-        return self._engine.costs.hardware.backing[0]
+        return self.costs.hardware.backing[0]
 
     @property
     def max_tokens(self) -> int:
-        return self._engine.workload.max_tokens
+        return self._state.workload.max_tokens
 
     def cache_slots(self, device: str) -> int:
-        return self._engine.cache_slots.get(device, 0)
+        return self._state.cache_slots.get(device, 0)
 
     def dense_device(self, layer: int) -> str:
-        return self._engine.dense_at[layer].name
+        return self._state.dense_at[layer].name
 
     def dense_ns(self, layer: int) -> int:
-        return self._engine.stepper.dense_ns(layer)
+        return dense_ns(self._state, layer)
 
     def foresees(self, source: str, layer: int) -> bool:
-        engine = self._engine
-        predictor = engine.predictors.get(source)
+        state = self._state
+        predictor = state.predictors.get(source)
         if predictor is None:
-            engine.actions.fail(f"foresees: {unknown_name('source', source, engine.predictors)}", "name a prediction source")
-        return all(predictor.predict(engine.step, mb, layer) is not None for mb in range(engine.n_mbs))
+            fail(state, f"foresees: {unknown_name('source', source, state.predictors)}", "name a prediction source")
+        return all(predictor.predict(state.step, mb, layer) is not None for mb in range(state.n_mbs))
 
     def is_resident(self, layer: int, expert: int, device: str) -> bool:
         return bool(self._by_name[device].memory.resident[layer * self._n_experts + expert])
@@ -80,7 +82,7 @@ class EngineView:
 
     def is_pinned(self, layer: int, expert: int, device: str) -> bool:
         copy = self._by_name[device].memory.copies.get(layer * self._n_experts + expert)
-        return copy is not None and copy.pins > 0
+        return copy is not None and copy.in_use > 0
 
     def residency(self, layer: int, device: str) -> bytes:
         n = self._n_experts
@@ -88,7 +90,7 @@ class EngineView:
 
     def remaining_ns(self, layer: int, expert: int, device: str) -> int:
         transfer = self._by_name[device].pending.get(layer * self._n_experts + expert)
-        return transfer.link.remaining_ns(transfer) if transfer is not None else 0
+        return remaining_ns(self._state, transfer) if transfer is not None else 0
 
     def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
         members = self._by_name[device].memory.pools[pool].members

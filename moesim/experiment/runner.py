@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim import collector
+from moesim.budget import initial_placement, slots_used, slots_within
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
-from moesim.engine.budget import initial_placement, slots_used, slots_within
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
 from moesim.experiment.needs import SCORES

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moesim.budget import initial_placement
+from moesim.capacity import required_bytes
 from moesim.costs import CostModel
-from moesim.engine.budget import initial_placement
-from moesim.engine.build import required_bytes
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile, override
 from moesim.identify.observations import Observation

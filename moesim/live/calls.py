@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from moesim.engine.devices import DeviceState, Task
-from moesim.engine.layer import Group, Visit
+from moesim.engine.machine import DeviceState, Group, LinkState, Task, Transfer
+from moesim.engine.state import State
+from moesim.engine.visit import Visit
 from moesim.errors import LiveError
 from moesim.kernels.serve import serve
+from moesim.live.machine import LiveMachine
 from moesim.live.memory import Slots
 
-if TYPE_CHECKING:
-    from moesim.engine.links import LinkState, Transfer
-    from moesim.live.engine import LiveEngine
-    from moesim.live.machine import LiveMachine
 
-
-class State:
+class DeviceTensors:
     """Tensors of a step on one device, each with one line a row of the step."""
 
     def __init__(self, machine: LiveMachine, device: str, rows: int) -> None:
@@ -49,11 +46,11 @@ class State:
             self.kept.append(sums)
 
 
-def dense_devices(engine: LiveEngine) -> dict[str, int]:
+def dense_devices(run: State) -> dict[str, int]:
     """Name the devices that run parts of the model other than experts, with the layers of which they run some."""
-    layered = {d.name for d in (*engine.attention_at, *engine.dense_at, *engine.shared_at)}
-    once = {d.name for d in engine.step_parts.values()}
-    return {name: engine.model.n_layers if name in layered else 1 for name in sorted(layered | once)}
+    layered = {d.name for d in (*run.attention_at, *run.dense_at, *run.shared_at)}
+    once = {d.name for d in run.step_parts.values()}
+    return {name: run.model.n_layers if name in layered else 1 for name in sorted(layered | once)}
 
 
 class Routed:
@@ -105,22 +102,22 @@ class Routed:
 
 
 class Calls:
-    """Turns what the engine starts into calls for workers."""
+    """Turns what the engine's rules start into calls for workers."""
 
-    def __init__(self, engine: LiveEngine, machine: LiveMachine) -> None:
-        self.engine = engine
+    def __init__(self, run: State, machine: LiveMachine) -> None:
+        self.run = run
         self.machine = machine
-        model = engine.model
-        rows = max(1, engine.workload.max_tokens)
-        self.states = {d.name: State(machine, d.name, rows) for d in engine.devices if d.computes}
-        self.slots = {d.name: Slots(d, machine.n_buffers(d.name)) for d in engine.devices if not d.backing}
+        model = run.model
+        rows = max(1, run.workload.max_tokens)
+        self.states = {d.name: DeviceTensors(machine, d.name, rows) for d in run.devices if d.computes}
+        self.slots = {d.name: Slots(d, machine.n_buffers(d.name)) for d in run.devices if not d.backing}
         self._transit: dict[tuple[int, int], Any] = {}  # fetch, hop -> what lies on its way
         self._groups: dict[int, Any] = {}  # id of a group or task elsewhere -> its sums
         self._routed: dict[tuple[int, int], Routed] = {}  # layer, micro-batches routed so far -> who serves which rows
         self._step = -1
         self._gate = 1.0 / model.top_k
-        self.dense = {name: machine.store.dense(name) for name in dense_devices(engine)}
-        for device in engine.devices:
+        self.dense = {name: machine.store.dense(name) for name in dense_devices(run)}
+        for device in run.devices:
             if not device.backing:
                 for unit in device.memory.copies:  # placed at the start
                     machine.store.place(device.name, self.slots[device.name].take(unit), unit)
@@ -137,7 +134,7 @@ class Calls:
         visit = task.visit
         assert visit is not None
         state = self.states[device.name]
-        if task.group is not None and device is not self.engine.dense_at[task.layer]:
+        if task.group is not None and device is not self.run.dense_at[task.layer]:
             sums = self._sums_of(task.group, device.name)
         else:
             sums = state.sums
@@ -160,14 +157,14 @@ class Calls:
 
     def foresee(self) -> None:
         """Look up who serves which rows while the dense part of a layer is computed, so that nobody waits for it then."""
-        engine = self.engine
-        visit = engine.visit
-        if visit is None or engine.n_mbs != 1 or not visit.mbs_left or visit.step != engine.step.index:
+        run = self.run
+        visit = run.visit
+        if visit is None or run.n_mbs != 1 or not visit.mbs_left or visit.step != run.step.index:
             return
-        experts, weights, _, _, active = engine.micro[0].layers[visit.layer]
+        experts, weights, _, _, active = run.micro[0].layers[visit.layer]
         if (visit.layer, 1) not in self._routed or self._step != visit.step:
             routed = self._routing(visit.step, visit.layer, (experts,), (weights,))
-            routed.of_expert(active[0], self.machine, engine.dense_at[visit.layer].name)
+            routed.of_expert(active[0], self.machine, run.dense_at[visit.layer].name)
 
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
         """Rows that a Run serves and their gates: those that were settled when it was issued, or all routed to the expert."""
@@ -181,15 +178,15 @@ class Calls:
     def _sums_of(self, of: Group | Task, device: str) -> Any:
         sums = self._groups.get(id(of))
         if sums is None:
-            sums = self._groups[id(of)] = self.machine.zeros(device, self.engine.step_rows)
+            sums = self._groups[id(of)] = self.machine.zeros(device, self.run.step_rows)
         return sums
 
     def _part(self, task: Task) -> tuple[slice, list[tuple[int, int]]]:
         """Rows of a task's micro-batch, and its sequences."""
-        micro = self.engine.micro[task.mb]
+        micro = self.run.micro[task.mb]
         first, last = micro.first_row, micro.first_row + micro.n_rows
         sequences, row = [], 0
-        for n_rows, context in self.engine.step.sequences:
+        for n_rows, context in self.run.step.sequences:
             if first <= row < last:
                 sequences.append((n_rows, context))
             row += n_rows
@@ -198,7 +195,7 @@ class Calls:
     def _dense(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state = self.dense[device.name], self.states[device.name]
         rows, sequences = self._part(task)
-        with_attention = self.engine.attention_at[task.layer] is device
+        with_attention = self.run.attention_at[task.layer] is device
         first = task.mb == 0
 
         def call() -> None:
@@ -227,7 +224,7 @@ class Calls:
     def _shared(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state = self.dense[device.name], self.states[device.name]
         rows, _ = self._part(task)
-        home = self.engine.dense_at[task.layer]
+        home = self.run.dense_at[task.layer]
         sums = state.sums if device is home else self._sums_of(task, device.name)
 
         def call() -> None:
@@ -238,7 +235,7 @@ class Calls:
     def _embedding(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
         states = list(self.states.values())
-        ids = self.machine.index(device.name, self.engine.step.rows % self.engine.model.vocab)
+        ids = self.machine.index(device.name, self.run.step.rows % self.run.model.vocab)
 
         def call() -> None:
             for other in states:
@@ -249,7 +246,7 @@ class Calls:
 
     def _leading(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
-        sequences, n_layers = list(self.engine.step.sequences), self.engine.model.n_dense_layers
+        sequences, n_layers = list(self.run.step.sequences), self.run.model.n_dense_layers
 
         def call() -> None:
             hidden = state.hidden[:n_rows]
@@ -261,7 +258,7 @@ class Calls:
 
     def _head(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         kernel, state, n_rows = self.dense[device.name], self.states[device.name], task.rows
-        step, all_rows = self.engine.step.index, self.engine.step_rows
+        step, all_rows = self.run.step.index, self.run.step_rows
 
         def call() -> None:
             state.settle()
@@ -305,7 +302,7 @@ class Calls:
             origin = self._transit[transfer.fetch, transfer.hop - 1]
             if n_bytes == transfer.left:  # the call keeps it until it is done
                 del self._transit[transfer.fetch, transfer.hop - 1]
-        elif self.engine.by_name[source].backing:
+        elif self.run.by_name[source].backing:
             origin = self.machine.backing(source, transfer.unit)
         else:
             origin = self.machine.buffer(source, self.slots[source].of(transfer.unit))
@@ -314,7 +311,7 @@ class Calls:
     def cross(self, link: LinkState, rows: int, direction: str, of: Group | Task | None) -> None:
         """Copy the rows of a group, of a task or of a whole step from one end of a link to the other, now."""
         src, dst = self.states[link.link.src], self.states[link.link.dst]
-        n_rows = self.engine.step_rows
+        n_rows = self.run.step_rows
         if direction == "hidden":
             src.settle()
             self.machine.copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
@@ -325,7 +322,7 @@ class Calls:
         else:
             sums = self.machine.bring(link.link.dst, self._groups.pop(id(of)))
             assert of is not None
-            if link.link.dst == self.engine.dense_at[of.visit.layer if isinstance(of, Group) else of.layer].name:
+            if link.link.dst == self.run.dense_at[of.visit.layer if isinstance(of, Group) else of.layer].name:
                 dst.handed.append((n_rows, sums))
             else:  # it goes on from there
                 self._groups[id(of)] = sums
@@ -334,5 +331,5 @@ class Calls:
         if isinstance(of, Group):
             return [row for row in range(of.union.bit_length()) if of.union >> row & 1]
         assert of is not None
-        first = self.engine.micro[of.mb].first_row
+        first = self.run.micro[of.mb].first_row
         return range(first, first + rows)

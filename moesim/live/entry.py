@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.entry import EngineOptions
+from moesim.engine.loop import run
+from moesim.engine.setup import make_state, place
 from moesim.errors import InputError
 from moesim.kernels.affinity import pinned
 from moesim.kernels.workers import one_thread
-from moesim.live.engine import LiveEngine
+from moesim.live.carrier import Live
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,16 +65,18 @@ def replay(
             f"decision time: expected none in a replay, where decisions take the time they take, got {options.decision_ns} ns"
         )
     machine.outputs.clear()
-    engine = LiveEngine(
-        machine, model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(),
-        policy_name or type(policy).__name__, progress,
+    state = make_state(
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, 0, policy_name or type(policy).__name__,
+        progress,
     )  # fmt: skip
+    place(state)
+    live = Live(state, machine)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
         with pinned(machine.spare_cores), one_thread():
-            engine.env.start()
-            return engine.run()
+            live.start()
+            return run(state)
     finally:
         sys.setswitchinterval(interval)
-        engine.drain()
+        live.drain()

@@ -9,7 +9,7 @@ from moesim.errors import CapacityError
 from moesim.units import format_bytes
 
 if TYPE_CHECKING:
-    from moesim.engine.devices import DeviceState
+    from moesim.engine.machine import DeviceState
 
 FEWEST = 4
 """Buffers that a device must have at the least: fewer would stay in a processor's cache, or be overwritten while read."""

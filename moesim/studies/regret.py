@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from moesim.budget import initial_placement
 from moesim.costs import CostModel
-from moesim.engine.budget import initial_placement
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.pool import make_pool, usable_cores

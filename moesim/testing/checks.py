@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from moesim.engine.budget import initial_placement
+from moesim.budget import initial_placement
 from moesim.hardware import HardwareProfile
 from moesim.policies.base import option_parameters
 from moesim.policy import Event

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from moesim.budget import initial_placement
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
-from moesim.engine.budget import initial_placement
 from moesim.errors import CapacityError
 from moesim.hardware import load_hardware
 from moesim.metrics.bounds import run_bounds

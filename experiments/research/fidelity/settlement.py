@@ -1,6 +1,6 @@
 """What became of each slot when a layer executed something else than was routed, and the gate mass of it.
 
-The rule is the engine's (`moesim.engine.layer.Visit`) for all rows at once, and the shares are
+The rule is the engine's (`moesim.engine.visit.Visit`) for all rows at once, and the shares are
 `moesim.metrics.fidelity` of the same records, so that the figure is the one that a simulation prints.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesim.engine.layer import FRESH, KINDS, SKIPPED, STALE, SUBSTITUTED, SUBSTITUTED_STALE
+from moesim.engine.visit import FRESH, KINDS, SKIPPED, STALE, SUBSTITUTED, SUBSTITUTED_STALE
 from moesim.metrics import fidelity
 from moesim.records import InexactRecord, Records, StepRecord
 

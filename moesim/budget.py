@@ -2,93 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from moesim.engine.build import required_bytes
-from moesim.engine.core import Engine
-from moesim.engine.entry import EngineOptions
+from moesim.capacity import required_bytes
+from moesim.costs import CostModel
+from moesim.engine import empty_view
 from moesim.errors import CapacityError
-from moesim.policy import CACHE, Placement
+from moesim.model import ModelSpec
+from moesim.policy import CACHE, Placement, Policy
 from moesim.units import format_bytes
+from moesim.workload import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from moesim.costs import CostModel
-    from moesim.model import ModelSpec
-    from moesim.policy import Policy, View
-    from moesim.workload import Workload
-
-
-class _Placed(Exception):
-    """Carries a placement out of the engine's set-up."""
-
-
-class _Probe:
-    """Stands for a policy until it has said where everything is at the start."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.exact = policy.exact
-        self.listens: frozenset[type] = frozenset()
-        self.needs: frozenset[str] = frozenset()
-
-    def place(self, view: View) -> Placement:
-        raise _Placed(self._policy.place(view))
-
-    def decide(self, event: Any, view: View) -> Iterable[Any]:
-        raise AssertionError("a probe decides nothing")
-
-    def evict(self, fetch: Any, view: View) -> tuple[int, int] | None:
-        raise AssertionError("a probe evicts nothing")
 
 
 def initial_placement(
     model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
     tables: Mapping[str, NDArray[Any]],
 ) -> Placement:  # fmt: skip
-    """Ask a policy for its placement without running it.
-
-    Parameters
-    ----------
-    model, costs, workload, policy, cache_slots, tables
-        As for `moesim.engine.simulate`.
-
-    Returns
-    -------
-    Placement
-        Not yet checked against the devices' capacity.
-
-    Raises
-    ------
-    CapacityError
-        If the policy cannot work with so few slots.
-    """
-    try:
-        Engine(model, costs, workload, _Probe(policy), cache_slots, {}, tables, EngineOptions(), "probe", None)
-    except _Placed as placed:
-        placement: Placement = placed.args[0]
-        return placement
-    raise AssertionError("unreachable: the engine asks for a placement while it is set up")
+    """Ask a policy for its placement, not yet checked, without running it; CapacityError if it needs more slots."""
+    return policy.place(empty_view(model, costs, workload, policy, cache_slots, tables))
 
 
 def slots_used(placement: Placement, model: ModelSpec) -> int:
-    """Count the cache slots that a placement can use, on the device that has most of them.
+    """Count the cache slots over all layers that a placement can use, on the device that has most of them.
 
-    Parameters
-    ----------
-    placement : Placement
-        Its cache pools count: those of that name.
-    model : ModelSpec
-        The size of its largest expert is that of a slot.
-
-    Returns
-    -------
-    int
-        Slots over all layers. Fewer than are granted where a policy keeps no cache, whole layers, or the same number in every
-        layer; more where it holds experts whatever is granted.
+    They are fewer than are granted where a policy keeps no cache, whole layers, or the same number in every layer. They are more
+    where it holds experts whatever is granted. The size of the largest expert is that of a slot.
     """
     slot = max(model.expert_bytes(layer) for layer in range(model.n_layers))
     count: dict[str, int] = {}
@@ -105,26 +48,10 @@ def slots_within(
     budget_bytes: int, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy,
     tables: Mapping[str, NDArray[Any]], policy_name: str,
 ) -> int:  # fmt: skip
-    """Find the largest number of cache slots, the same on each GPU, with which no GPU needs more than a budget.
+    """Find the largest number of cache slots over all layers with which no GPU needs more than a budget, the same on each.
 
-    Parameters
-    ----------
-    budget_bytes : int, bytes
-        Of each GPU; weights, KV cache, workspace and all pools count.
-    model, costs, workload, policy, tables
-        As for `moesim.engine.simulate`.
-    policy_name : str
-        For the message.
-
-    Returns
-    -------
-    int
-        Slots over all layers, at most all experts. What a policy needs grows with its slots, so a binary search finds it.
-
-    Raises
-    ------
-    CapacityError
-        If not even the smallest cache with which the policy works fits.
+    Weights, KV cache, workspace and all pools count. What a policy needs grows with its slots, so a binary search finds it.
+    CapacityError if not even the smallest cache with which the policy works fits.
     """
     gpus = [name for name, device in costs.hardware.devices.items() if device.role == "accelerator"]
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from moesim.errors import PolicyError
 from moesim.records import InexactRecord
-
-if TYPE_CHECKING:
-    from moesim.engine.devices import DeviceState, Task
 
 FRESH, STALE, SUBSTITUTED, SUBSTITUTED_STALE, SKIPPED = 1, 2, 3, 4, 5
 KINDS = {
@@ -21,22 +18,6 @@ KINDS = {
     SUBSTITUTED_STALE: "substituted-stale",
     SKIPPED: "skipped",
 }
-
-
-class Group:
-    """Runs returned together for one device: their rows cross once, their outputs come back once (rule 8)."""
-
-    __slots__ = ("device", "first_extra", "inputs_from", "left", "rows", "tasks", "union", "visit")
-
-    def __init__(self, visit: Visit, device: DeviceState) -> None:
-        self.visit = visit
-        self.device = device
-        self.first_extra = device.first_extra
-        self.inputs_from = visit.layer  # the layer whose hidden state is read
-        self.tasks: list[Task] = []
-        self.left = 0
-        self.union = 0  # bit r set: row r of the step takes part
-        self.rows = 0
 
 
 class Early:

@@ -1,0 +1,85 @@
+"""Lanes of devices: one task at a time, in order of submission among those that are ready (rule 4)."""
+
+from __future__ import annotations
+
+from heapq import heappop
+from typing import Any
+
+from moesim.engine.contention import FULL
+from moesim.engine.machine import DeviceState, Lane, Task
+from moesim.engine.state import State
+from moesim.records import TaskRecord
+
+_new: Any = tuple.__new__
+
+
+def submit(state: State, lane: Lane, task: Task) -> None:
+    """Give a lane a task, which may still wait for weights or inputs."""
+    task.lane = lane
+    if task.waits:
+        lane.n_waiting += 1
+    else:
+        state.carrier.ready(task)
+
+
+def wake(state: State, task: Task) -> None:
+    """Take note that one thing is there that a submitted task waited for."""
+    task.waits -= 1
+    if not task.waits:
+        task.lane.n_waiting -= 1
+        task.ready = state.now
+        state.carrier.ready(task)
+
+
+def start_next(state: State, lane: Lane) -> None:
+    """Start the first ready task, unless one runs."""
+    if lane.task is not None or not lane.queue:
+        return
+    task = lane.task = heappop(lane.queue)[1]
+    task.start = state.now
+    if task.unit >= 0:
+        read_copy(state, task)
+    state.carrier.begin(lane, task)
+
+
+def read_copy(state: State, task: Task) -> None:
+    """Note that a Run reads its copy, and charge the extra of a group's first expert."""
+    copy = task.lane.device.memory.copies[task.unit]
+    if not copy.used:
+        copy.used = True
+        if copy.fetch >= 0:
+            state.records.used_fetches.add(copy.fetch)
+    group = task.group
+    if group is not None and group.first_extra:
+        task.work += group.first_extra
+        group.first_extra = 0
+
+
+def done(state: State, task: Task, end: int) -> None:
+    """Record a task that is done; the loop will tell who must know."""
+    lane: Lane = task.lane
+    state.records.tasks.append(
+        _new(
+            TaskRecord,
+            (task.start, end, lane.device.name, lane.name, task.kind, task.step, task.layer, task.mb, task.expert, task.rows,
+             task.work, task.submitted, task.ready),
+        )
+    )  # fmt: skip
+    if task.then is None and task.unit < 0:
+        state.routed.append(task.mb)  # a dense part: its layer is routed
+    else:
+        state.finished.append(task)
+
+
+def reading_share(state: State, device: DeviceState, rows: int) -> int:
+    """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.
+
+    Of a processor only: what slows a GPU's experts while its links are busy has not been told apart by rows.
+    """
+    if device.is_gpu or rows <= 1:
+        return FULL
+    share = device.reading.get(rows)
+    if share is None:
+        one, all_rows = state.costs.expert_ns(device.name, 1), state.costs.expert_ns(device.name, rows)
+        share = device.reading[rows] = max(1, min(FULL, one * FULL // max(1, all_rows)))
+    return share

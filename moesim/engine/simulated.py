@@ -1,0 +1,86 @@
+"""What carries out tasks and transfers in a simulation: SimPy's clock, which runs on for as long as they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappush
+from typing import Any
+
+from simpy import Environment
+from simpy.core import Infinity
+from simpy.events import Timeout
+
+from moesim.engine import crossing, lanes, links
+from moesim.engine.contention import Contention
+from moesim.engine.machine import Group, Lane, LinkState, Task, Transfer
+from moesim.engine.state import State
+
+
+class Simulated:
+    """A carrier (`moesim.engine.state.Carrier`) on a simulated clock."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.env: Any = Environment()  # SimPy's clock is typed int | float; ours is int only
+        self.contention = Contention(state.costs.hardware, self.env)
+
+    def ready(self, task: Task) -> None:
+        """Queue a task that lacks nothing any more."""
+        lane: Lane = task.lane
+        heappush(lane.queue, (task.key, task))
+        if lane.task is None:
+            self.state.lanes_to_start.append(lane)
+
+    def begin(self, lane: Lane, task: Task) -> None:
+        """Be busy with a task."""
+        if lane.plain:
+            Timeout(self.env, task.work, lane).callbacks.append(self._task_over)
+        elif task.unit >= 0:
+            share = lanes.reading_share(self.state, lane.device, task.rows)
+            self.contention.begin(lane, lane.expert_activity, task.work, self._task_over, share)
+        else:
+            self.contention.begin(lane, lane.dense_activity, task.work, self._task_over)
+
+    def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
+        """Be busy with some bytes of a transfer."""
+        if link.plain:
+            link.end = self.state.now + work
+            Timeout(self.env, work, link).callbacks.append(self._transfer_over)
+        else:
+            self.contention.begin(link, link.name, work, self._transfer_over)
+
+    def _task_over(self, alarm: Any) -> None:
+        state, lane = self.state, alarm._value
+        task = lane.task
+        lane.task = None
+        if lane.queue:
+            state.lanes_to_start.append(lane)
+        lanes.done(state, task, state.now)
+
+    def _transfer_over(self, alarm: Any) -> None:
+        links.complete(self.state, alarm._value, self.state.now)
+
+    def send_rows(
+        self, link: LinkState, layer: int, rows: int, direction: str, submitted: int, then: Callable[[], None],
+        of: Group | Task | None,
+    ) -> None:  # fmt: skip
+        """Move activations; whose they are makes no difference here."""
+        crossing.send_rows(self.state, link, layer, rows, direction, submitted, then)
+
+    def after(self, delay_ns: int, call: Callable[[], None]) -> None:
+        """Do something after a time, among the completions of that instant."""
+        Timeout(self.env, delay_ns, call).callbacks.append(self._due)
+
+    def _due(self, event: Any) -> None:
+        self.state.deferred.append(event._value)
+
+    def next_instant(self) -> bool:
+        """Step through all events of the next instant; False if there is none."""
+        env = self.env
+        now = env.peek()
+        if now == Infinity:
+            return False
+        self.state.now = now
+        while env.peek() == now:
+            env.step()
+        return True

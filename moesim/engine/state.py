@@ -1,0 +1,145 @@
+"""All of a run: the workload's present step and layer, the machine, and what has just happened. Rules are functions over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from moesim.costs import CostModel
+from moesim.engine.machine import DeviceState, Group, Lane, LinkState, Medium, Task, Transfer
+from moesim.engine.visit import Visit
+from moesim.model import ModelSpec
+from moesim.policy import Policy, View
+from moesim.records import Records
+from moesim.workload import MicroBatch, Step, Workload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.predictors import Predictor
+
+
+class Carrier(Protocol):
+    """What carries out tasks and transfers: a clock that is simulated, or the machine itself."""
+
+    def ready(self, task: Task) -> None: ...
+    def begin(self, lane: Lane, task: Task) -> None: ...
+    def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None: ...
+    def send_rows(
+        self,
+        link: LinkState,
+        layer: int,
+        rows: int,
+        direction: str,
+        submitted: int,
+        then: Callable[[], None],
+        of: Group | Task | None,
+    ) -> None: ...
+    def after(self, delay_ns: int, call: Callable[[], None]) -> None: ...
+    def next_instant(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class HostThread:
+    """The thread that submits Runs one after another, each for the same time."""
+
+    submit_ns: int
+    shared: bool  # whether it also computes the host's experts: it submits nothing until such a Run is done
+    queue: list[tuple[int, Task]] = field(default_factory=list)  # a heap
+    busy: bool = False
+    computing: Task | None = None
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """All of one run. Policies never see it; they see `EngineView`."""
+
+    model: ModelSpec
+    costs: CostModel
+    workload: Workload
+    policy: Policy
+    policy_name: str
+    cache_slots: Mapping[str, int]
+    predictors: Mapping[str, Predictor]
+    tables: Mapping[str, NDArray[Any]]
+    decision_ns: int
+    progress: Callable[[int], None] | None
+    listens: frozenset[type]
+    expert_bytes: list[int]  # of each layer
+    thread: HostThread | None
+    steps: Iterator[Step]
+    view: View = None  # type: ignore[assignment]  # made with the state
+    carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
+    names_rows: bool = False  # whether tasks must say which rows they serve, not only how many
+    records: Records = field(default_factory=Records)
+    # The machine and where the parts of the model are.
+    by_name: dict[str, DeviceState] = field(default_factory=dict)
+    devices: list[DeviceState] = field(default_factory=list)
+    gpus: list[DeviceState] = field(default_factory=list)
+    links: dict[str, LinkState] = field(default_factory=dict)
+    attention_at: list[DeviceState] = field(default_factory=list)
+    dense_at: list[DeviceState] = field(default_factory=list)
+    shared_at: list[DeviceState] = field(default_factory=list)
+    step_parts: dict[str, DeviceState] = field(default_factory=dict)
+    kv_layers: dict[str, int] = field(default_factory=dict)  # attention layers of each device
+    paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
+    sources: dict[str, list[DeviceState]] = field(default_factory=dict)
+    # Completed at this instant and not yet told.
+    now: int = 0
+    arrived: list[Transfer] = field(default_factory=list)
+    finished: list[Task] = field(default_factory=list)
+    deferred: list[Callable[[], None]] = field(default_factory=list)
+    routed: list[int] = field(default_factory=list)  # micro-batches
+    predicted: list[tuple[int, int, str, Predictor]] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
+    # What may have something to start.
+    lanes_to_start: list[Lane] = field(default_factory=list)
+    media_to_start: list[Medium] = field(default_factory=list)
+    blocked: list[Medium] = field(default_factory=list)  # their queues wait for memory; tried again at every instant
+    # The present step and layer.
+    number: int = 0  # of the latest task
+    fetch_number: int = 0  # of the latest transfer
+    step: Step = None  # type: ignore[assignment]
+    step_rows: int = 0
+    micro: tuple[MicroBatch, ...] = ()
+    n_mbs: int = 1
+    mb: int = 0  # micro-batch of the event being answered
+    visit: Visit | None = None
+    reached: int = -1  # the layer begun last in this step
+    future: dict[int, Visit] = field(default_factory=dict)  # layers of this step that have early Runs
+    state_waiters: dict[int, list[Callable[[], None]]] = field(default_factory=dict)  # layer -> calls once its gate input exists
+    hidden_at: DeviceState = None  # type: ignore[assignment]
+    step_began: int = 0
+    gate_mass: float = 0.0
+    dense_memo: dict[tuple[int, int], int] = field(default_factory=dict)  # (device, micro-batch) -> ns of a whole dense part
+    deciding: bool = False  # a decision is being charged
+    undecided: list[int] = field(default_factory=list)  # micro-batches routed meanwhile: decisions are taken one at a time
+    over: bool = False  # the last step has ended
+
+
+def next_number(state: State) -> int:
+    """Number a task: the submission order on its lane."""
+    state.number += 1
+    return state.number
+
+
+def state_is_there(state: State, layer: int) -> bool:
+    """Whether the gate input of a layer exists in this step, for all rows."""
+    visit = state.visit
+    if visit is None:  # before the first layer, between two, or after the last
+        return layer <= state.reached
+    return layer < visit.layer or (layer == visit.layer and not visit.mbs_left)
+
+
+def when_state(state: State, layer: int, call: Callable[[], None]) -> None:
+    """Do something once the gate input of a layer exists."""
+    state.state_waiters.setdefault(layer, []).append(call)
+
+
+def new_task(state: State, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None = None) -> Task:
+    """Make a task of the present step that is no expert's."""
+    number = state.number = state.number + 1
+    task = Task(number, kind, state.step.index, layer, mb, rows, work, state.now, state.now)
+    task.then = then
+    return task

@@ -1,0 +1,189 @@
+"""Steps and layer visits: what follows what in a forward pass (rule 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from moesim.engine.actions import tell
+from moesim.engine.crossing import cross
+from moesim.engine.lanes import submit
+from moesim.engine.machine import DeviceState
+from moesim.engine.state import State, new_task
+from moesim.engine.visit import Visit
+from moesim.errors import HardwareError, PolicyError
+from moesim.limits import RUN_NS
+from moesim.policy import LayerBegin, LayerEnd, StepBegin, StepEnd
+from moesim.records import LayerRecord, StepRecord
+from moesim.workload import MicroBatch
+
+_new: Any = tuple.__new__
+
+
+# ------------------------------------------------------------------------------------------------------------------ steps
+def next_step(state: State) -> None:
+    """Begin the next step; after the last the run is over, and what is still in flight has no end in the records."""
+    step = next(state.steps, None)
+    if step is None:
+        state.over = True
+        return
+    state.step = step
+    state.step_rows = step.n_tokens
+    state.micro = step.micro
+    state.n_mbs = len(state.micro)
+    state.future.clear()
+    state.state_waiters.clear()
+    state.dense_memo.clear()
+    state.step_began = state.now
+    state.gate_mass = 0.0
+    _reserve_kv(state, step.kv_tokens)
+    state.reached = -1
+    tell(state, StepBegin(step.index, step.phase, step.requests, step.last_chunk))
+    state.hidden_at = state.step_parts["embedding"]
+
+    def leading() -> None:
+        more = (step.work2, len(set(step.requests.tolist())))
+        _step_part(state, "leading", state.costs.leading_ns, step.n_tokens, more, lambda: begin_layer(state, 0))
+
+    _step_part(state, "embedding", state.costs.embedding_ns, step.n_tokens, (), leading)
+
+
+def _reserve_kv(state: State, tokens: int) -> None:
+    """Hold the KV of the active requests at their final lengths."""
+    per_layer = state.model.kv_bytes_per_token_per_layer
+    for name, layers in state.kv_layers.items():
+        memory = state.by_name[name].memory
+        change = tokens * per_layer * layers - memory.kv
+        if change:
+            memory.kv += change
+            memory.add(change, state.now)
+
+
+def _step_part(
+    state: State, part: str, cost: Callable[..., int], rows: int, more: tuple[int, ...], then: Callable[[], None]
+) -> None:  # fmt: skip
+    """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
+    device = state.step_parts[part]
+    work = cost(device.name, rows, *more) if rows else 0
+    if not work:
+        then()
+        return
+    hidden, state.hidden_at = state.hidden_at, device
+
+    def run() -> None:
+        submit(state, device.main, new_task(state, part, -1, 0, rows, work, then))
+
+    _after_crossing(state, hidden, device, -1, rows, run)
+
+
+def _after_crossing(state: State, src: DeviceState, dst: DeviceState, layer: int, rows: int, then: Callable[[], None]) -> None:
+    """Go on once the hidden state is where it is needed: at once if it is there."""
+    if src is dst:
+        then()
+    else:
+        cross(state, src, dst, layer, rows, "hidden", then)
+
+
+def _end_step(state: State) -> None:
+    step, now = state.step, state.now
+    if now > RUN_NS:  # stop long before nanoseconds have more than 64 bits
+        raise HardwareError(
+            f"{state.costs.hardware.path}: expected a run of at most a year of simulated time, got {now / RUN_NS:.3g} after step "
+            f"{step.index}; correct the rates and times of the profile, or run less"
+        )
+    state.records.steps.append(
+        StepRecord(
+            state.step_began, now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, state.gate_mass
+        )
+    )  # fmt: skip
+    tell(state, StepEnd(step.index))
+    if state.progress is not None:
+        state.progress(step.index)
+    next_step(state)
+
+
+# ----------------------------------------------------------------------------------------------------------------- layers
+def begin_layer(state: State, layer: int) -> None:
+    """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
+    visit = state.future.pop(layer, None) if state.future else None
+    if visit is None:
+        model = state.model
+        visit = Visit(state.step.index, layer, layer * model.n_experts, model.top_k, state.n_mbs, state.n_mbs)
+    visit.begin = state.now
+    state.visit = visit
+    state.reached = layer
+    if LayerBegin in state.listens:
+        tell(state, _new(LayerBegin, (visit.step, layer)))
+    attention, dense = state.attention_at[layer], state.dense_at[layer]
+    hidden, state.hidden_at = state.hidden_at, dense
+    for mb in range(state.n_mbs):
+        _submit_dense(state, layer, mb, hidden, attention, dense)
+
+
+def _submit_dense(
+    state: State, layer: int, mb: int, hidden: DeviceState, attention: DeviceState, dense: DeviceState
+) -> None:  # fmt: skip
+    """Submit attention and the rest. On one device they are one task; else each waits for the one before to cross."""
+    micro = state.micro[mb]
+    rows = micro.n_rows
+
+    def run_whole() -> None:
+        work = state.dense_memo.get((dense.index, mb))
+        if work is None:
+            work = state.costs.dense_ns(dense.name, rows) + _attention_ns(state, dense, micro)
+            state.dense_memo[dense.index, mb] = work
+        submit(state, dense.main, new_task(state, "dense", layer, mb, rows, work))
+
+    def run_rest() -> None:
+        submit(state, dense.main, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)))
+
+    def to_dense() -> None:
+        cross(state, attention, dense, layer, rows, "hidden", run_rest)
+
+    def run_attention() -> None:
+        work = _attention_ns(state, attention, micro)
+        submit(state, attention.main, new_task(state, "attention", layer, mb, rows, work, to_dense))
+
+    _after_crossing(state, hidden, attention, layer, rows, run_whole if attention is dense else run_attention)
+
+
+def _attention_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
+    rows = slice(micro.first_row, micro.first_row + micro.n_rows)
+    n_requests = len(set(state.step.requests[rows].tolist()))
+    return state.costs.attention_ns(device.name, micro.n_rows, micro.work2, n_requests)
+
+
+def dense_ns(state: State, layer: int) -> int:
+    """Time of a layer's dense part for all micro-batches of the present step, one after the other."""
+    attention, dense = state.attention_at[layer], state.dense_at[layer]
+    return sum(
+        _attention_ns(state, attention, micro) + state.costs.dense_ns(dense.name, micro.n_rows) for micro in state.micro
+    )  # fmt: skip
+
+
+def end_layer(state: State, visit: Visit) -> None:
+    """Close a visit whose work is all done, and go on to the next layer or the LM head."""
+    if visit.has_slots:
+        _settle(state, visit)
+    if not state.policy.exact:
+        state.gate_mass += visit.gate_mass()
+    state.records.layers.append(_new(LayerRecord, (visit.begin, state.now, visit.step, visit.layer)))
+    state.visit = None
+    if LayerEnd in state.listens:
+        tell(state, _new(LayerEnd, (visit.step, visit.layer)))
+    if visit.layer + 1 < state.model.n_layers:
+        begin_layer(state, visit.layer + 1)
+    else:
+        _step_part(state, "head", state.costs.head_ns, state.step.n_sequences, (), lambda: _end_step(state))
+
+
+def _settle(state: State, visit: Visit) -> None:
+    visit.settle_substitutes(f"step {visit.step}, layer {visit.layer}", f"[policy={state.policy_name}]")
+    inexact = visit.inexact_records()
+    if inexact and state.policy.exact:
+        kinds = ", ".join(f"{r.slots} {r.kind}" for r in inexact)
+        raise PolicyError(
+            f"step {visit.step}, layer {visit.layer}: an exact policy settled slots otherwise than fresh: {kinds}; "
+            f"run what is routed on fresh inputs, or set exact = False [policy={state.policy_name}]"
+        )
+    state.records.inexact.extend(inexact)

@@ -1,0 +1,190 @@
+"""What carries out tasks and transfers in real time: nothing is waited for that is not done.
+
+The engine's rules keep the state, ask the policy and say what starts. Here the work is handed to threads; one thread, the
+caller's, takes in what is done and goes on from there. What is done between two looks counts as one instant, told in the order
+of rule 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from time import perf_counter_ns
+from typing import Any
+
+from moesim.engine import lanes, links
+from moesim.engine.machine import DeviceState, Group, Lane, LinkState, Task, Transfer
+from moesim.engine.state import State
+from moesim.errors import LiveError, describe_exception
+from moesim.live.calls import Calls, dense_devices
+from moesim.live.machine import LiveMachine
+from moesim.policy import Routed
+from moesim.records import ActivationRecord, DecisionRecord
+
+
+class Live:
+    """A carrier (`moesim.engine.state.Carrier`) on a real clock.
+
+    Parameters
+    ----------
+    state : State
+        A run whose placement is made.
+    machine : LiveMachine
+        Workers and memory, prepared here for the model.
+    """
+
+    def __init__(self, state: State, machine: LiveMachine) -> None:
+        self.state = state
+        self.zero = perf_counter_ns()
+        self.done: SimpleQueue[Any] = machine.done
+        self.under_way = 0  # calls handed to workers and not yet taken in
+        self._lanes = {lane: machine.worker(d.name, lane.name) for d in state.devices for lane in (d.main, d.side)}
+        self._links = {link: machine.carrier(link.name) for link in state.links.values()}
+        state.carrier = self
+        state.names_rows = True
+        state.thread = None  # the real one submits, and takes the time it takes
+        state.policy = Observed(state.policy, self)
+        slots = {d.name: _slots_of(state, d) for d in state.devices if not d.backing}
+        machine.prepare(state.model, state.workload, state.costs.transfer, slots=slots, dense=dense_devices(state))
+        self.calls = Calls(state, machine)
+
+    def start(self) -> None:
+        """Let the run begin now."""
+        self.zero = perf_counter_ns()
+
+    def clock(self) -> int:
+        """Nanoseconds since the run began."""
+        return perf_counter_ns() - self.zero
+
+    def ready(self, task: Task) -> None:
+        """Hand a task to the worker of its lane, which keeps the order of submission (rule 4)."""
+        lane: Lane = task.lane
+        if task.kind == "predict" and not task.work:  # a table look-up on an idle thread: it is there
+            self.state.finished.append(task)
+            return
+        if task.unit >= 0:
+            lanes.read_copy(self.state, task)
+        self._hand(self._lanes[lane], task.key, self.calls.of_task(task, lane.device), _Task(self, task))
+
+    def begin(self, lane: Lane, task: Task) -> None:
+        """Nothing: the worker goes on by itself."""
+
+    def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
+        """Let bytes go over a link; which transfer goes next is decided as in the simulator (rule 5)."""
+        link.end = self.state.now + work  # what a policy is told of the time that is left: the profile's estimate
+        self._hand(self._links[link], transfer.fetch, self.calls.of_transfer(link, transfer, n_bytes), _Bytes(self, link))
+
+    def send_rows(
+        self, link: LinkState, layer: int, rows: int, direction: str, submitted: int, then: Callable[[], None],
+        of: Group | Task | None,
+    ) -> None:  # fmt: skip
+        """Move activations at once: they are small, and nothing else could be done before they are there."""
+        state = self.state
+        start = self.clock()
+        self.calls.cross(link, rows, direction, of)
+        n_bytes, step = state.model.activation_bytes(rows), state.step.index
+        state.records.activations.append(
+            ActivationRecord(start, self.clock(), link.name, step, layer, rows, n_bytes, direction, submitted)
+        )
+        state.now = self.clock()  # what waited for the rows begins after they have crossed
+        state.deferred.append(then)
+
+    def after(self, delay_ns: int, call: Callable[[], None]) -> None:
+        """Nothing waits for a time that a profile names."""
+        raise AssertionError("a replay charges no decision and has no thread of a profile")
+
+    def _hand(self, worker: Any, key: int, call: Callable[[], Any], tag: Any) -> None:
+        """Give a call to a worker; its end comes back to ``tag.taken_in(start, end)``."""
+        self.under_way += 1
+        worker.submit(key, call, tag)
+
+    def next_instant(self) -> bool:
+        """Wait for the next thing to be done, and take in all that is done by then; False if nothing is under way."""
+        if not self.under_way:
+            return False
+        if self.done.empty():
+            self.calls.foresee()
+        done = [self.done.get()]
+        while not self.done.empty():
+            done.append(self.done.get())
+        self.under_way -= len(done)
+        self.state.now = self.clock()
+        for one in done:
+            if one.error is not None:
+                raise LiveError(f"{one.tag.name}: {describe_exception(one.error)}; see the memory and the shape of the model")
+            one.tag.taken_in(one.start_ns - self.zero, one.end_ns - self.zero)
+        return True
+
+    def drain(self) -> None:
+        """Wait for what is still under way, so that the next run finds the machine idle."""
+        while self.under_way:
+            self.done.get()
+            self.under_way -= 1
+
+
+class Observed:
+    """A policy, and how long it took to answer each Routed."""
+
+    def __init__(self, policy: Any, live: Live) -> None:
+        self._policy: Any = policy
+        self._live = live
+        self.exact = policy.exact
+        self.listens = policy.listens
+        self.needs = policy.needs
+        self.place = policy.place
+        self.evict = policy.evict
+
+    def decide(self, event: Any, view: Any) -> Iterable[Any]:
+        if type(event) is not Routed:
+            answer: Iterable[Any] = self._policy.decide(event, view)
+            return answer
+        live = self._live
+        began = live.clock()
+        actions = list(self._policy.decide(event, view) or ())
+        live.state.records.decisions.append(DecisionRecord(began, live.clock(), event.step, event.layer))
+        return actions
+
+
+class _Task:
+    """What a worker returns with a task."""
+
+    __slots__ = ("live", "task")
+
+    def __init__(self, live: Live, task: Task) -> None:
+        self.live = live
+        self.task = task
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.lane.device.name}, {self.task.kind} of layer {self.task.layer}"
+
+    def taken_in(self, start: int, end: int) -> None:
+        """Record the task with the times that were measured."""
+        task = self.task
+        task.start, task.work = start, end - start
+        task.submitted, task.ready = min(task.submitted, start), min(task.ready, start)
+        lanes.done(self.live.state, task, end)
+
+
+class _Bytes:
+    """What a worker returns with bytes that went over a link."""
+
+    __slots__ = ("link", "live")
+
+    def __init__(self, live: Live, link: LinkState) -> None:
+        self.live = live
+        self.link = link
+
+    @property
+    def name(self) -> str:
+        return self.link.name
+
+    def taken_in(self, start: int, end: int) -> None:
+        self.link.start = start
+        links.complete(self.live.state, self.link, end)
+
+
+def _slots_of(state: State, device: DeviceState) -> int:
+    """Experts for which the placement has room on a device."""
+    largest = max(state.expert_bytes)
+    return sum(sum(pool.capacity) // largest for pool in device.memory.pools.values())
