@@ -199,7 +199,7 @@ def constant(plan: str, name: str) -> str:
     if mine.empty:
         return "-"
     row = mine.iloc[0]
-    told = row["sigma"] < 0.8 * row["prior"]
+    told = row["sigma"] < 0.8 * (row["prior_below"] + row["prior_above"]) / 2
     value = f"{row['value'] / SCALE[name]:.3g} x/ {math.exp(row['sigma']):.2f}" if told else "not told"
     return f"{row['derived'] / SCALE[name]:.3g}: {value}"
 
