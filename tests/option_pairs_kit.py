@@ -10,14 +10,14 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec
-from moesim.policies.base import Range, option_parameters
+from moesim.policies.declare import Range, option_hints, option_parameters
 from moesim.policies.moot import moot_in_parts, moot_options
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class
@@ -255,7 +255,7 @@ class Subject:
 
     def values(self, *, every: bool) -> dict[str, list[Any]]:
         """Return for each option values other than its default."""
-        hints = get_type_hints(self.cls.__init__, include_extras=True) if option_parameters(self.cls) else {}  # type: ignore[misc]
+        hints = option_hints(self.cls)
         found = {}
         for option, parameter in option_parameters(self.cls).items():
             default = self.fixed.get(option, parameter.default)

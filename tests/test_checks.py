@@ -12,8 +12,9 @@ import pytest
 from moesim import bench
 from moesim.cli import main
 from moesim.errors import CapacityError, ConfigError
-from moesim.policies.base import PolicyBase, option_parameters
+from moesim.policies.base import PolicyBase
 from moesim.policies.caches import LRU
+from moesim.policies.declare import option_parameters
 from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import POLICIES
 from moesim.policy import Action, Fetch, Placement, Pool, Routed, Run, Skip, View

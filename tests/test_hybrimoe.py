@@ -15,7 +15,7 @@ from moesim.metrics import summarise
 from moesim.policies.algorithms.assignment import Plan, greedy_assignment
 from moesim.policies.algorithms.impact import Ahead, impact_driven
 from moesim.policies.algorithms.queues import CODE_COSTS, PerRow, Reading, Timings, queue_plan, replay, two_ended_plan
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policies.part_names import PARTS, make_part
 from moesim.policies.parts import Setup

@@ -11,7 +11,7 @@ import pytest
 from moesim.cli import main
 from moesim.errors import ConfigError
 from moesim.experiment.resolve import Experiment
-from moesim.policies.base import Range, option_parameters
+from moesim.policies.declare import Range, option_parameters
 from moesim.policies.moot import InPolicy, MootIf, OnlyWith, Where, describe_rules, moot_in_parts, moot_options, rules_of
 from moesim.policies.options import construct, describe, matches
 from moesim.policies.part_names import PARTS

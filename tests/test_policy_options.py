@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class, without_moot
 from moesim.records import Records

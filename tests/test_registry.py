@@ -131,7 +131,7 @@ WRONG = [
         {"name": "composed", "prefetch": {"size": 2}},
         "a.yaml: policy composed: prefetch: expected a mapping with the key name, got the keys ['size']",
     ),
-    ({"name": "lru", "placement": 5}, "a.yaml: policy lru: option placement: expected a string or a mapping or an object"),
+    ({"name": "lru", "placement": 5}, "a.yaml: policy lru: option placement: expected a part by name or by a mapping, got 5"),
     ("no_such_module:Thing", "a.yaml: cannot import module 'no_such_module' of 'no_such_module:Thing'"),
     (
         "moesim.policies.fiddler:Fidler",

@@ -22,7 +22,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.model import ModelSpec
 from moesim.plots.captions import caption
 from moesim.policies.algorithms.caching import deal_slots
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.policy import Copy, Placement, Pool
 from moesim.table import Format

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -20,7 +20,7 @@ from moesim.experiment.config import Config
 from moesim.hardware.numbers import Sourced
 from moesim.hardware.schema import ProfileFile
 from moesim.model import ModelSpec
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_hints, option_parameters
 from moesim.policies.registry import POLICIES, policy_class
 from moesim.studies.knobs import KNOBS
 from moesim.synthesis.parameter_set import NUMBERS, read_parameters
@@ -247,7 +247,7 @@ def option_places() -> list[tuple[str, str]]:
     found = []
     for name in POLICIES:
         cls = policy_class(name)
-        hints = get_type_hints(cls.__init__, include_extras=True) if option_parameters(cls) else {}
+        hints = option_hints(cls)
         found += [(name, option) for option in option_parameters(cls) if {int, float} & {*kinds_in(hints.get(option))}]
     return found
 

@@ -21,23 +21,16 @@ from moesim.policy import Action, Copy, Placement, Pool, Routed, Run, View
 
 
 class StaticSet(PolicyBase):
-    """A fixed set of experts on the GPU; the CPU computes the others (KTransformers with kt-kernel).
-
-    Parameters
-    ----------
-    gpu_experts : int
-        Experts on the GPU for each layer, on average.
-    choice : {"uniform", "frequency"}
-        The first of each layer, or the most frequent of all layers together.
-    """
+    """A fixed set of experts on the GPU; the CPU computes the others (KTransformers with kt-kernel)."""
 
     paper = "KTransformers (kvcache-ai/ktransformers), kt-kernel"
     missing = ("deferred experts, which change what the model computes", "whole layers on the GPU for long prompts")
     listens = frozenset({Routed})
 
-    def __init__(self, *, gpu_experts: Annotated[int, Range(0)] = 0, choice: Literal["uniform", "frequency"] = "uniform") -> None:
-        self.gpu_experts = gpu_experts
-        self.choice = choice
+    gpu_experts: Annotated[int, Range(0)] = 0
+    """Experts on the GPU for each layer, on average."""
+    choice: Literal["uniform", "frequency"] = "uniform"
+    """The first of each layer, or the most frequent of all layers together."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import hardware_names, load_hardware
 from moesim.model import builtin_models
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.moot import describe_rules
+from moesim.policies.options import describe_options
 from moesim.policies.part_names import PARTS
-from moesim.policies.registry import policy_info
+from moesim.policies.registry import policy_class, policy_info
 from moesim.table import Format, render, render_records
 from moesim.text import shown_lines
 from moesim.trace import Trace, find_trace, trace_names
@@ -41,21 +43,63 @@ class Kind(StrEnum):
 
 def listing(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Policies or parts of which each option is explained.", show_default=False),
+    ] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
     """List policies, their parts, models, hardware profiles, traces, predictors, or formats of traces that can be imported.
 
-    Example: moesim list policies
+    Example: moesim list policies dali
     """
-    rows = _LISTS[kind]()
+    if names and kind not in (Kind.POLICIES, Kind.PARTS):
+        raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies and parts")
+    rows = _explained(kind, names) if names else _LISTS[kind]()
     if form in (Format.JSON, Format.JSONL):
         sys.stdout.write(render_records(rows, form))
+        return
+    if names and form is Format.TABLE:
+        sys.stdout.write(shown_lines("\n".join(_explanation(row) for row in rows)))
         return
     if kind is Kind.POLICIES and form is Format.TABLE:
         sys.stdout.write(shown_lines("\n".join(_card(row) for row in rows)))
         return
     columns = list(rows[0]) if rows else ["name"]
     sys.stdout.write(render(columns, [[_cell(row[c]) for c in columns] for row in rows], form))
+
+
+def _explained(kind: Kind, names: list[str]) -> Rows:
+    """Describe each option of some policies or parts."""
+    places = [("", name, policy_class(name, "list policies")) for name in names] if kind is Kind.POLICIES else []
+    if kind is Kind.PARTS:
+        known = {name for parts in PARTS.values() for name in parts}
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"list parts: {unknown_name('part', name, known)}")
+        places = [(of, name, parts[name]) for name in names for of, parts in PARTS.items() if name in parts]
+    return [
+        {
+            "name": name,
+            **({"kind": of} if of else {}),
+            "summary": (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " "),
+            "options": [option._asdict() for option in describe_options(cls)],
+        }
+        for of, name, cls in places
+    ]
+
+
+def _explanation(row: dict[str, Any]) -> str:
+    """Write a policy or part with a paragraph for each option."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    what = f"{row['kind']} {row['name']}" if "kind" in row else row["name"]
+    lines = [textwrap.fill(f"{what}: {row['summary']}", width, subsequent_indent="  ")]
+    for one in row["options"]:
+        start = "required" if one["required"] else f"default {_cell(one['default'])}"
+        lines.append(textwrap.fill(f"  {one['name']}: {one['type']}; {start}", width, subsequent_indent="      "))
+        told = [one["meaning"].replace("``", ""), one["moot"] and f"({one['moot']})"]
+        lines += [textwrap.fill(f"      {text}", width, subsequent_indent="      ") for text in told if text]
+    return "\n".join(lines) + "\n"
 
 
 def _card(row: dict[str, Any]) -> str:

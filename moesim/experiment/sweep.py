@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import prod
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any
 
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, WorkloadConfig
@@ -19,7 +19,7 @@ from moesim.experiment.exclude import Excluded
 from moesim.experiment.point import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.schema import is_number
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_hints
 from moesim.policies.imports import would_import
 from moesim.policies.options import matches
 from moesim.policies.registry import policy_class
@@ -162,8 +162,7 @@ def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict
         raise ConfigError(f"{place}: expected the name of a policy, or a mapping with the key name, got {spec!r}")
     if imports or would_import(spec["name"], place) is None:
         cls = policy_class(spec["name"], place)
-        constructor = vars(cls).get("__init__", cls.__init__)  # type: ignore[misc]
-        hints = get_type_hints(constructor, include_extras=True) if option_parameters(cls) else {}
+        hints = dict(option_hints(cls))
     else:
         hints = dict.fromkeys(spec, float)
 

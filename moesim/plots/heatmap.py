@@ -20,7 +20,7 @@ from moesim.plots.captions import averaged, caption, corner_label, n_repeats
 from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, group_name, levels, policies_of, prepared, settings_in, summarised
 from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, styled, text_width, title
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.registry import policy_class
 
 OPTION: Final = "option "

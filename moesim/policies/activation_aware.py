@@ -27,7 +27,7 @@ from moesim.policies.base import Range
 from moesim.policies.moot import OnlyWith
 from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit
 from moesim.policy import Fetch, Routed, StepBegin, View
 
 if TYPE_CHECKING:
@@ -35,31 +35,17 @@ if TYPE_CHECKING:
 
 
 class ActivationAware(Part):
-    """The one least likely to be used by sequences like these (MoE-Infinity), or, as released, used least so far.
-
-    Parameters
-    ----------
-    reading : {"paper", "code"}
-        By the closest past sequence, or by the count of visits since the start.
-    capacity : int
-        Past sequences kept; ``paper`` only. The released code keeps 1000.
-    victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
-    """
+    """The one least likely to be used by sequences like these (MoE-Infinity), or, as released, used least so far."""
 
     admits = True
     swaps = False
 
-    def __init__(
-        self,
-        *,
-        reading: Literal["paper", "code"] = "paper",
-        capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000,
-        victims: VictimsOption = UNROUTED_FIRST,
-    ) -> None:
-        self.reading = reading
-        self.capacity = capacity
-        self.victims: Victims = victims
+    reading: Literal["paper", "code"] = "paper"
+    """By the closest past sequence, or by the count of visits since the start."""
+    capacity: Annotated[int, Range(1), OnlyWith(reading="paper")] = 1000
+    """Past sequences kept; ``paper`` only. The released code keeps 1000."""
+    victims: VictimsOption = UNROUTED_FIRST
+    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with nothing counted."""

@@ -15,7 +15,7 @@ from typing import Literal
 from moesim.policies.algorithms.arc import Arc, FateArc
 from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit
 from moesim.policy import Fetch, Routed, View
 
 
@@ -24,22 +24,16 @@ class ArcVictim(Part):
 
     The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
     their loads. A prefetch is a request, too.
-
-    Parameters
-    ----------
-    variant : {"canonical", "fate"}
-        The published rule, or that of Fate's released code (`FateArc` says where it differs).
-    victims : {"unrouted-first", "idle"} or None
-        What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no
-        visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run.
     """
 
     admits = True
     swaps = False
 
-    def __init__(self, *, variant: Literal["canonical", "fate"] = "canonical", victims: VictimsOption | None = None) -> None:
-        self.variant = variant
-        self.victims: Victims | None = victims
+    variant: Literal["canonical", "fate"] = "canonical"
+    """The published rule, or that of Fate's released code (`FateArc` says where it differs)."""
+    victims: VictimsOption | None = None
+    """What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no
+    visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, requested once each."""

@@ -18,21 +18,14 @@ from moesim.policy import Action, Copy, Placement, Pool, Routed, Run, View
 
 
 class AllGpu(PolicyBase):
-    """Every expert on a GPU, nothing offloaded.
-
-    Parameters
-    ----------
-    gpus : {"one", "all"}
-        One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next.
-    assume_fits : bool
-        Run as if the GPU's memory were large enough; labels the result ``assumes-memory``.
-    """
+    """Every expert on a GPU, nothing offloaded."""
 
     listens = frozenset({Routed})
 
-    def __init__(self, *, gpus: Literal["one", "all"] = "one", assume_fits: bool = False) -> None:
-        self.gpus = gpus
-        self.assume_fits = assume_fits
+    gpus: Literal["one", "all"] = "one"
+    """One GPU, or all of them with consecutive layers on each; hidden states cross from one to the next."""
+    assume_fits: bool = False
+    """Run as if the GPU's memory were large enough; labels the result ``assumes-memory``."""
 
     def place(self, view: View) -> Placement:
         """Put every expert on a GPU."""

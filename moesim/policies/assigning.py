@@ -70,16 +70,10 @@ class _Costed(Part):
 
 
 class Greedy(_Costed):
-    """DALI's Algorithm 1.
+    """DALI's Algorithm 1."""
 
-    Parameters
-    ----------
-    shared_in_plan : bool
-        The GPU's total begins with the layer's shared experts, which the paper's algorithm does not know of.
-    """
-
-    def __init__(self, *, shared_in_plan: bool = False) -> None:
-        self.shared_in_plan = shared_in_plan
+    shared_in_plan: bool = False
+    """The GPU's total begins with the layer's shared experts, which the paper's algorithm does not know of."""
 
     def start(self, setup: Setup) -> None:
         """Prepare the costs."""
@@ -101,8 +95,8 @@ class Exact(_Costed):
 class Beam(_Costed):
     """Beam search in the greedy order."""
 
-    def __init__(self, *, width: Annotated[int, Range(1)] = 2) -> None:
-        self.width = width
+    width: Annotated[int, Range(1)] = 2
+    """Partial plans that are kept."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Search with the costs of this layer."""

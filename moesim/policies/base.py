@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
+from moesim.policies.declare import Declared, option_parameters
+from moesim.policies.declare import Range as Range
 from moesim.policy import CACHE as CACHE
 from moesim.policy import Action, Fetch, Placement, View
 
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 STAGING = "staging"  # demand loads that do not enter the cache; dropped at the end of their layer
 
 
-class Range(NamedTuple):
-    """Bounds of a numeric option, both included; used in ``Annotated`` and checked by the registry."""
-
-    low: float | None = None
-    high: float | None = None
-
-
 class Future(Protocol):
     """What an oracle policy is given: the routing that is still to come."""
 
@@ -32,11 +26,11 @@ class Future(Protocol):
         """Return the first step strictly after ``step`` in which ``layer`` routes to ``expert``; huge if none."""
 
 
-class PolicyBase:
+class PolicyBase(Declared):
     """Defaults of the contract. A policy needs not derive from this class; the ones shipped here do.
 
-    Constructors only store their options under their own names; whatever a run needs is built in `place`, which the
-    engine calls once at the start of each run, so that one object can serve several runs.
+    Its options are annotated attributes, see `moesim.policies.declare`. A constructor only stores them. What a run needs is
+    built in `place`, which the engine calls once at the start of each run, so that one object can serve several runs.
 
     Attributes
     ----------
@@ -52,11 +46,11 @@ class PolicyBase:
         entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
     """
 
-    paper: str = ""
-    missing: tuple[str, ...] = ()
-    profile: str = ""
-    exact: bool = True
-    oracles: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    paper: ClassVar[str] = ""
+    missing: ClassVar[tuple[str, ...]] = ()
+    profile: ClassVar[str] = ""
+    exact: ClassVar[bool] = True
+    oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
     @property
     def listens(self) -> frozenset[type]:
@@ -92,40 +86,10 @@ class PolicyBase:
         """Return the transfer curve and chunk size that belong to this system; None: the experiment's."""
         return None
 
-    def options(self) -> dict[str, Any]:
-        """Return the options as they were given, by name.
-
-        Returns
-        -------
-        dict
-            One entry for each parameter of the constructor.
-        """
-        return {name: getattr(self, name) for name in option_parameters(type(self))}
-
     def __repr__(self) -> str:
         parameters = option_parameters(type(self))
         given = {name: value for name, value in self.options().items() if value != parameters[name].default}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-
-
-def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the options of a policy or part: the parameters of its constructor, by name.
-
-    Parameters
-    ----------
-    cls : type
-        The class.
-
-    Returns
-    -------
-    dict of str to inspect.Parameter
-        In the order of the constructor; empty for a class without one.
-    """
-    if "__init__" not in {name for base in cls.__mro__[:-1] for name in vars(base)}:
-        return {}
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(cls).parameters
-    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
 
 
 class CostTable(dict[int, int]):

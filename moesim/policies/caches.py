@@ -20,161 +20,82 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from moesim.policies import ranking, replacement
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, PartSpec, Prefetch
+from moesim.policies.composed import Composed, PartSpec
+from moesim.policies.declare import option_of
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_conditions import COLD, DEALT_OUT, LOADS_NOTHING, NO_LOADS
-from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart
+from moesim.policies.parts import PrefetchPart
 from moesim.policies.ranking import LfuTies
 from moesim.policies.replacement import UseOrder
-from moesim.policies.visit import UNROUTED_FIRST, Victims
+from moesim.policies.visit import Victims
 
 Scope = Literal["per-layer", "global"]
 
 
-class _Cache(Composed):
+def _oracles(**without: None) -> MappingProxyType[str, Mapping[str, Any]]:
+    """Return the options of the oracles, and the options of the rule that its oracle has not."""
+    return MappingProxyType({"replacement": {"name": "belady", **without}, "assignment": {"assignment": "exact"}})
+
+
+class _Cache(Composed, fixed=("replacement", "staging_slots", "load_order", "cache_only")):
     """A cache that differs from the others in its replacement only; each class names the options of its own rule."""
 
-    oracles = MappingProxyType({"replacement": {"name": "belady"}, "assignment": {"assignment": "exact"}})
-
-    def __init__(
-        self,
-        replacement: Mapping[str, Any],
-        placement: PartSpec | PlacementPart,
-        assignment: PartSpec | AssignmentPart,
-        prefetch: PartSpec | PrefetchPart,
-        scope: Scope,
-        slots_split: SlotsSplit,
-    ) -> None:
-        super().__init__(
-            placement=placement,
-            assignment=assignment,
-            prefetch=prefetch,
-            replacement=replacement,
-            scope=scope,
-            slots_split=slots_split,
-        )
+    oracles = _oracles()
+    replacement = None  # type: ignore[assignment]
+    scope: Scope = "per-layer"
+    slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread"
 
 
 class LRU(_Cache):
     """Cache that evicts the expert whose last use is longest ago."""
 
-    oracles = MappingProxyType({**_Cache.oracles, "replacement": {"name": "belady", "use_order": None}})
-
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Prefetch = "none",
-        scope: Scope = "per-layer",
-        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
-        use_order: Annotated[UseOrder, NO_LOADS] = "rank",
-    ) -> None:
-        self.use_order: UseOrder = use_order
-        super().__init__({"name": "lru", "use_order": use_order}, placement, assignment, prefetch, scope, slots_split)
+    oracles = _oracles(use_order=None)
+    own = MappingProxyType({"replacement": replacement.LRU})
+    use_order: UseOrder = option_of(replacement.LRU, NO_LOADS)
 
 
 class LFU(_Cache):
     """Cache that evicts the expert used in the fewest layer visits so far."""
 
-    oracles = MappingProxyType({**_Cache.oracles, "replacement": {"name": "belady", "ties": None}})
-
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Prefetch = "none",
-        scope: Scope = "per-layer",
-        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
-        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
-        ties: Annotated[LfuTies, NO_LOADS] = "last-use",
-    ) -> None:
-        self.victims: Victims = victims
-        self.ties: LfuTies = ties
-        super().__init__({"name": "lfu", "victims": victims, "ties": ties}, placement, assignment, prefetch, scope, slots_split)
+    oracles = _oracles(ties=None)
+    own = MappingProxyType({"replacement": ranking.LFU})
+    victims: Victims = option_of(ranking.LFU, NO_LOADS)
+    ties: LfuTies = option_of(ranking.LFU, NO_LOADS)
 
 
 class FIFO(_Cache):
     """Cache that evicts the expert that has been in it longest."""
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Prefetch = "none",
-        scope: Scope = "per-layer",
-        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
-        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
-    ) -> None:
-        self.victims: Victims = victims
-        super().__init__({"name": "fifo", "victims": victims}, placement, assignment, prefetch, scope, slots_split)
+    own = MappingProxyType({"replacement": replacement.FIFO})
+    victims: Victims = option_of(replacement.FIFO, NO_LOADS)
 
 
 class Belady(_Cache):
     """Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."""
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Prefetch = "none",
-        scope: Scope = "per-layer",
-        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
-        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
-    ) -> None:
-        self.victims: Victims = victims
-        super().__init__({"name": "belady", "victims": victims}, placement, assignment, prefetch, scope, slots_split)
+    own = MappingProxyType({"replacement": ranking.Belady})
+    victims: Victims = option_of(ranking.Belady, NO_LOADS)
 
 
 class RandomCache(_Cache):
     """Cache that evicts at random, from a seed."""
 
-    oracles = MappingProxyType({**_Cache.oracles, "replacement": {"name": "belady", "seed": None}})
-
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Prefetch = "none",
-        scope: Scope = "per-layer",
-        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread",
-        victims: Annotated[Victims, NO_LOADS] = UNROUTED_FIRST,
-        seed: Annotated[int, NO_LOADS] = 0,
-    ) -> None:
-        self.victims: Victims = victims
-        self.seed = seed
-        super().__init__(
-            {"name": "random", "victims": victims, "seed": seed}, placement, assignment, prefetch, scope, slots_split
-        )
+    oracles = _oracles(seed=None)
+    own = MappingProxyType({"replacement": replacement.RandomVictim})
+    victims: Victims = option_of(replacement.RandomVictim, NO_LOADS)
+    seed: int = option_of(replacement.RandomVictim, NO_LOADS)
 
 
-class StaticCache(Composed):
+class StaticCache(Composed, fixed=("replacement", "load_order", "cache_only")):
     """The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped."""
 
     oracles = MappingProxyType({"assignment": {"assignment": "exact"}})  # it replaces nothing
-
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "frequency-global",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: PartSpec | PrefetchPart = "none",
-        scope: Annotated[Scope, MootIf(placement=DEALT_OUT)] = "global",
-        slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer"), MootIf(placement=COLD)] = "spread",
-        staging_slots: Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None = None,
-    ) -> None:
-        super().__init__(
-            placement=placement,
-            assignment=assignment,
-            prefetch=prefetch,
-            replacement="static",
-            scope=scope,
-            slots_split=slots_split,
-            staging_slots=staging_slots,
-        )
+    placement = "frequency-global"
+    replacement = "static"
+    prefetch: PartSpec | PrefetchPart = "none"
+    scope: Annotated[Scope, MootIf(placement=DEALT_OUT)] = "global"
+    slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer"), MootIf(placement=COLD)] = "spread"
+    staging_slots: Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None = None

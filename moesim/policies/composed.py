@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.assignment import Plan
@@ -40,6 +40,7 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
+from moesim.policies.declare import lifted_from
 from moesim.policies.moot import MootIf, OnlyWith, Where
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.on_demand import staging_pool
@@ -111,62 +112,46 @@ class _OnTheWay:
 
 
 class Composed(PolicyBase):
-    """Any combination of placement, assignment, prefetch and replacement parts.
-
-    Parameters
-    ----------
-    placement, assignment, prefetch, replacement : str, mapping or part
-        A part by its name, by a mapping of ``name`` and its options, or the object itself.
-    scope : {"per-layer", "global"}
-        Cache slots for each layer, or one pool for all.
-    slots_split : {"spread", "equal"}
-        What becomes of slots beyond an equal share of each layer: one more for some layers, evenly spaced, or unused, as
-        published systems have it. For ``scope: per-layer``.
-    staging_slots : int or None
-        Experts of the staging pool, which only replacements have that admit no demand load to the cache; None: the
-        model's top_k, but at least 2.
-    load_order : {"id", "rows", "plan"}
-        Demand loads in ascending id, or by rows, most first, or in the order of the assignment's plan, in which the GPU
-        then also executes; in the other orders it executes what is there first.
-    cache_only : bool
-        The assignment counts only cached experts as being on the GPU, not prefetched ones.
-    """
+    """Any combination of placement, assignment, prefetch and replacement parts."""
 
     oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
+    own: ClassVar[Mapping[str, type]] = MappingProxyType({})
+    """The class of each part that is not named, for a composition with parts of its own."""
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "all-gpu",
-        prefetch: Prefetch = "none",
-        replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "lru",
-        scope: Scope = "per-layer",
-        slots_split: PerLayerSplit = "spread",
-        staging_slots: StagingSlots = None,
-        load_order: Annotated[Literal["id", "rows", "plan"], MootIf(assignment=LOADS_NOTHING)] = "id",
-        cache_only: Annotated[bool, ONE_DEVICE_PLANNED, NONE_BUT_CACHED, LOADED_ARE_CACHED] = False,
-    ) -> None:
-        self.placement = placement
-        self.assignment = assignment
-        # A system may have None here for parts of its own, which its `parts` then holds.
-        self.prefetch: PartSpec | PrefetchPart | None = prefetch
-        self.replacement: PartSpec | ReplacementPart | None = replacement
-        self.scope = scope
-        self.slots_split: SlotsSplit = slots_split
-        self.staging_slots = staging_slots
-        self.load_order = load_order
-        self.cache_only = cache_only
+    placement: PartSpec | PlacementPart = "lowest-ids"
+    """What is in the cache at the start: a part by its name, by a mapping of ``name`` and its options, or the object itself."""
+    assignment: PartSpec | AssignmentPart = "all-gpu"
+    """Which device executes each active expert; a part."""
+    prefetch: Prefetch = "none"
+    """What is fetched before it is asked for; a part."""
+    replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "lru"
+    """What leaves the cache when something else wants its place; a part."""
+    scope: Scope = "per-layer"
+    """Cache slots for each layer, or one pool for all."""
+    slots_split: PerLayerSplit = "spread"
+    """What becomes of slots beyond an equal share of each layer: one more for some layers, evenly spaced, or unused, as
+    published systems have it. For ``scope: per-layer``."""
+    staging_slots: StagingSlots = None
+    """Experts of the staging pool, which only replacements have that admit no demand load to the cache; None: the model's
+    top_k, but at least 2."""
+    load_order: Annotated[Literal["id", "rows", "plan"], MootIf(assignment=LOADS_NOTHING)] = "id"
+    """Demand loads in ascending id, or by rows, most first, or in the order of the assignment's plan, in which the GPU then
+    also executes; in the other orders it executes what is there first."""
+    cache_only: Annotated[bool, ONE_DEVICE_PLANNED, NONE_BUT_CACHED, LOADED_ARE_CACHED] = False
+    """The assignment counts only cached experts as being on the GPU, not prefetched ones."""
 
     @cached_property
     def parts(self) -> Parts:
-        """The parts, built from their names at the first use."""
-        return Parts(
-            make_part("placement", self.placement),
-            make_part("assignment", self.assignment),
-            make_part("prefetch", self.prefetch),
-            make_part("replacement", self.replacement),
-        )
+        """The parts, built at the first use."""
+        return Parts(*(self._part(kind) for kind in Parts._fields))
+
+    def _part(self, kind: str) -> Any:
+        given = getattr(self, kind)
+        return self.own_part(kind) if given is None else make_part(kind, given)
+
+    def own_part(self, kind: str) -> Any:
+        """Build a part of this composition that is not named, with those options of the policy that are declared as the part's."""
+        return self.own[kind](**lifted_from(self, self.own[kind]))
 
     @property
     def listens(self) -> frozenset[type]:

@@ -110,38 +110,21 @@ class CrossLayer(Part):
 
     That is the time between the layer's last load and the end of the CPU's work, as planned, and the next layer's dense part:
     PreScope's equations 6 and 7, behind any assignment.
-
-    Parameters
-    ----------
-    source : str
-        Prediction source.
-    size : int or None
-        Slots of its pool, which also bound what it fetches; None: for all experts that could be wanted.
-    order : {"busiest", "printed"}
-        Busiest first, or as PreScope's loop is printed, busiest last.
-    prior_hit : float
-        Probability that a predicted expert is wanted, until something has been seen.
-    lane : {"main", "side"}
-        Where the prediction is computed; ``"side"`` needs its rate in the profile.
     """
 
     predicts = True
     transient = True
 
-    def __init__(
-        self,
-        *,
-        source: str = "signal:learned",
-        size: Annotated[int, Range(1)] | None = None,
-        order: Annotated[Literal["busiest", "printed"], MootIf(size=1)] = "busiest",
-        prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT,
-        lane: Literal["main", "side"] = "main",
-    ) -> None:
-        self.source = source
-        self.size = size
-        self.order = order
-        self.prior_hit = prior_hit
-        self.lane = lane
+    source: str = "signal:learned"
+    """Prediction source."""
+    size: Annotated[int, Range(1)] | None = None
+    """Slots of its pool, which also bound what it fetches; None: for all experts that could be wanted."""
+    order: Annotated[Literal["busiest", "printed"], MootIf(size=1)] = "busiest"
+    """Busiest first, or as PreScope's loop is printed, busiest last."""
+    prior_hit: Annotated[float, Range(0, 1)] = PUBLISHED_HIT
+    """Probability that a predicted expert is wanted, until something has been seen."""
+    lane: Literal["main", "side"] = "main"
+    """Where the prediction is computed; ``"side"`` needs its rate in the profile."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -36,20 +36,19 @@ Ablations: ``assignment: all-cpu`` (the paper's "naive"), ``prefetch: none``, ``
 
 from __future__ import annotations
 
-from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, Parts, PartSpec, StagingSlots
+from moesim.policies.composed import Composed, PartSpec
+from moesim.policies.declare import option_of
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_conditions import COLD, LOADED_ARE_CACHED, NEVER_FILLED, NO_COPIES, NONE_BUT_CACHED, ONE_DEVICE_PLANNED
-from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
-from moesim.policies.prefetching import TopPredicted
-from moesim.policies.replacement import NO_SWAPS, WorkloadAware
+from moesim.policies.part_conditions import COLD, NEVER_FILLED
+from moesim.policies.parts import PrefetchPart, ReplacementPart
+from moesim.policies.prefetching import Lane, Over, TopPredicted
+from moesim.policies.replacement import Firing, WorkloadAware
 from moesim.policy import Placement, View
 
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more
@@ -59,45 +58,8 @@ OWN_CACHE, OWN_PREFETCH = OnlyWith(replacement=None), OnlyWith(prefetch=None)
 NO_PREFETCH, COLD_START = MootIf(prefetch_size=0), MootIf(placement=COLD)
 
 
-class Dali(Composed):
+class Dali(Composed, fixed=("scope", "load_order")):
     """Greedy split by rows per expert, residual prefetch, and window-based cache replacement (DALI, 2026).
-
-    Parameters
-    ----------
-    assignment : str, mapping or part
-        ``"greedy"`` (the paper's), ``"exact"``, ``"beam"``, ``"threshold"``, ``"all-cpu"``, ``"all-gpu"`` or any other.
-    replacement, prefetch : str, mapping, part or None
-        None: the paper's. With another part, the options below that describe the paper's are refused.
-    w_size : int
-        Visits of a layer in a window.
-    u_size : int or None
-        Experts replaced at its end; None: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never.
-    firing : {"default", "printed"}
-        At the end of each window, or, as the algorithm is printed, after visits 0, w, 2 w ...
-    only_if_better : bool
-        Keep a resident unless its newcomer served more rows.
-    blocking : bool
-        Cache updates queue as demand loads.
-    relabel : bool
-        A newcomer that is on the GPU as a transient copy is kept instead of copied again.
-    prefetch_size : int or None
-        Experts of a layer visit to prefetch; None: the paper's, 1 for models with up to 8 experts and 4 for others; 0: none.
-    prefetch_source : str
-        Where predictions come from.
-    prefetch_over : {"all", "non-resident"}
-        Top of all experts with residents skipped, or top of the non-residents.
-    prefetch_buffers : int
-        Slots of the prefetch pool in units of ``prefetch_size``.
-    lane : {"main", "side"}
-        Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile.
-    cache_only : bool
-        The assignment counts only cached experts as being on the GPU, not prefetched ones.
-    placement : str, mapping or part
-        Residents at the start.
-    staging_slots : int or None
-        Experts of the pool for demand loads; None: the model's top_k, but at least 2. More go in waves.
-    slots_split : {"spread", "equal"}
-        What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the paper, unused.
 
     Notes
     -----
@@ -115,82 +77,40 @@ class Dali(Composed):
         "the time that a solver takes for ``exact``, layer by layer: ``decision_us`` is the same for all",
     )
 
-    oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
+    own = MappingProxyType({"replacement": WorkloadAware, "prefetch": TopPredicted})
+    load_order = "rows"
 
-    def __init__(
-        self,
-        *,
-        assignment: PartSpec | AssignmentPart = "greedy",
-        replacement: PartSpec | ReplacementPart | None = None,
-        prefetch: PartSpec | PrefetchPart | None = None,
-        w_size: Annotated[int, Range(1), OWN_CACHE, COLD_START, NO_SWAPS] = 4,
-        u_size: Annotated[int, Range(0), OWN_CACHE, COLD_START] | None = None,
-        firing: Annotated[Literal["default", "printed"], OWN_CACHE, COLD_START, NO_SWAPS, MootIf(w_size=1)] = "default",
-        only_if_better: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
-        blocking: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS] = False,
-        relabel: Annotated[bool, OWN_CACHE, COLD_START, NO_SWAPS, NO_COPIES] = False,
-        prefetch_size: Annotated[int, Range(0), OWN_PREFETCH] | None = None,
-        prefetch_source: Annotated[str, OWN_PREFETCH, NO_PREFETCH] = "signal:residual",
-        prefetch_over: Annotated[Literal["all", "non-resident"], OWN_PREFETCH, NO_PREFETCH, NEVER_FILLED] = "all",
-        prefetch_buffers: Annotated[int, Range(1), OWN_PREFETCH, NO_PREFETCH] = 1,
-        lane: Annotated[Literal["main", "side"], OWN_PREFETCH, NO_PREFETCH] = "main",
-        cache_only: Annotated[bool, ONE_DEVICE_PLANNED, NONE_BUT_CACHED, LOADED_ARE_CACHED] = False,
-        placement: PartSpec | PlacementPart = "random",
-        staging_slots: StagingSlots = None,
-        slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread",
-    ) -> None:
-        self.w_size = w_size
-        self.u_size = u_size
-        self.firing = firing
-        self.only_if_better = only_if_better
-        self.blocking = blocking
-        self.relabel = relabel
-        self.prefetch_size = prefetch_size
-        self.prefetch_source = prefetch_source
-        self.prefetch_over: Literal["all", "non-resident"] = prefetch_over
-        self.prefetch_buffers = prefetch_buffers
-        self.lane = lane
-        super().__init__(
-            placement=placement,
-            assignment=assignment,
-            staging_slots=staging_slots,
-            slots_split=slots_split,
-            load_order="rows",
-            cache_only=cache_only,
-        )
-        self.replacement = replacement
-        self.prefetch = prefetch
+    assignment = "greedy"
+    replacement: PartSpec | ReplacementPart | None = None  # type: ignore[assignment]
+    """Another part than the paper's. Beside it, the options that describe the paper's are refused."""
+    prefetch: PartSpec | PrefetchPart | None = None  # type: ignore[assignment]
+    """Another part than the paper's. Beside it, the options that describe the paper's are refused."""
+    w_size: int = option_of(WorkloadAware, OWN_CACHE)
+    u_size: int | None = option_of(WorkloadAware, OWN_CACHE, default=None)
+    """Experts replaced at its end; null: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never."""
+    firing: Firing = option_of(WorkloadAware, OWN_CACHE)
+    only_if_better: bool = option_of(WorkloadAware, OWN_CACHE)
+    blocking: bool = option_of(WorkloadAware, OWN_CACHE)
+    relabel: bool = option_of(WorkloadAware, OWN_CACHE)
+    prefetch_size: Annotated[int, Range(0), OWN_PREFETCH] | None = None
+    """Experts of a layer visit to prefetch; null: the paper's, 1 for models with up to 8 experts and 4 for others; 0: none."""
+    prefetch_source: str = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="source", default="signal:residual")
+    prefetch_over: Over = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="over")
+    prefetch_buffers: int = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="buffers")
+    """Slots of the prefetch pool in units of ``prefetch_size``."""
+    lane: Lane = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH)
+    """Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile."""
+    placement = "random"
+    slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread"
 
-    @cached_property
-    def parts(self) -> Parts:
-        """The parts, built from their names at the first use; the paper's where none is named."""
-        return Parts(
-            make_part("placement", self.placement),
-            make_part("assignment", self.assignment),
-            self._own_prefetch() if self.prefetch is None else make_part("prefetch", self.prefetch),
-            self._own_replacement() if self.replacement is None else make_part("replacement", self.replacement),
-        )
-
-    def _own_prefetch(self) -> PrefetchPart:
-        if self.prefetch_size == 0:
+    def own_part(self, kind: str) -> Any:
+        """Build the paper's part; its published sizes are set in `place`."""
+        if kind == "prefetch" and self.prefetch_size == 0:
             return NoPrefetch()
-        return TopPredicted(
-            source=self.prefetch_source,
-            size=self.prefetch_size or PUBLISHED_PREFETCH_SIZE[0],  # the published one is set in place()
-            over=self.prefetch_over,
-            buffers=self.prefetch_buffers,
-            lane=self.lane,
-        )
-
-    def _own_replacement(self) -> ReplacementPart:
-        return WorkloadAware(
-            w_size=self.w_size,
-            u_size=PUBLISHED_U_SIZE[0] if self.u_size is None else self.u_size,
-            firing=self.firing,
-            only_if_better=self.only_if_better,
-            blocking=self.blocking,
-            relabel=self.relabel,
-        )
+        part = super().own_part(kind)
+        if isinstance(part, TopPredicted):
+            part.size = self.prefetch_size or part.size
+        return part
 
     def place(self, view: View) -> Placement:
         """Fill in the published sizes for this model, then start the parts."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from moesim.errors import HardwareError
 from moesim.policies.algorithms.assignment import layer_costs
@@ -45,10 +45,11 @@ from moesim.policies.base import (
 )
 from moesim.policies.composed import PREFETCHED
 from moesim.policies.dali import FEW_EXPERTS, NO_PREFETCH, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
-from moesim.policies.moot import MootIf
+from moesim.policies.declare import option_of
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import source_needs
-from moesim.policies.replacement import NO_SWAPS
+from moesim.policies.prefetching import Lane, TopPredicted
+from moesim.policies.replacement import Firing, WorkloadAware
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -71,31 +72,6 @@ from moesim.policy import (
 class DaliMultiGpu(PolicyBase):
     """DALI's greedy split, prefetch and cache over one CPU and all GPUs of the machine (DALI, 2026, section 6.5).
 
-    Parameters
-    ----------
-    n_gpus : int or None
-        The first so many GPUs, the compute device before the others; None: all.
-    w_size : int
-        Visits of a layer in a window.
-    u_size : int or None
-        Experts replaced at its end on each GPU; None: the paper's for one GPU; 0: never.
-    firing : {"default", "printed"}
-        At the end of each window, or after visits 0, w, 2 w ...
-    only_if_better : bool
-        Keep a resident unless its newcomer served more rows.
-    prefetch_size : int or None
-        Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none.
-    prefetch_source : str
-        Where predictions come from.
-    lane : {"main", "side"}
-        Where predictions are computed.
-    seed : int
-        Of the residents at the start.
-    staging_slots : int or None
-        Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2.
-    slots_split : {"spread", "equal"}
-        What becomes of slots beyond an equal share of each layer, on each GPU: dealt out to some layers, or unused.
-
     Notes
     -----
     Not implemented:
@@ -111,32 +87,23 @@ class DaliMultiGpu(PolicyBase):
         "copies from one GPU to another, and an assignment other than the greedy one",
     )
 
-    def __init__(
-        self,
-        *,
-        n_gpus: Annotated[int, Range(1)] | None = None,
-        w_size: Annotated[int, Range(1), NO_SWAPS] = 4,
-        u_size: Annotated[int, Range(0)] | None = None,
-        firing: Annotated[Literal["default", "printed"], NO_SWAPS, MootIf(w_size=1)] = "default",
-        only_if_better: Annotated[bool, NO_SWAPS] = False,
-        prefetch_size: Annotated[int, Range(0)] | None = None,
-        prefetch_source: Annotated[str, NO_PREFETCH] = "signal:residual",
-        lane: Annotated[Literal["main", "side"], NO_PREFETCH] = "main",
-        seed: int = 0,
-        staging_slots: Annotated[int, Range(1)] | None = None,
-        slots_split: SlotsSplit = "spread",
-    ) -> None:
-        self.n_gpus = n_gpus
-        self.w_size = w_size
-        self.u_size = u_size
-        self.firing = firing
-        self.only_if_better = only_if_better
-        self.prefetch_size = prefetch_size
-        self.prefetch_source = prefetch_source
-        self.lane = lane
-        self.seed = seed
-        self.staging_slots = staging_slots
-        self.slots_split: SlotsSplit = slots_split
+    n_gpus: Annotated[int, Range(1)] | None = None
+    """The first so many GPUs, the compute device before the others; None: all."""
+    w_size: int = option_of(WorkloadAware)
+    u_size: int | None = option_of(WorkloadAware, default=None)
+    """Experts replaced at its end on each GPU; null: the paper's for one GPU; 0: never."""
+    firing: Firing = option_of(WorkloadAware)
+    only_if_better: bool = option_of(WorkloadAware)
+    prefetch_size: Annotated[int, Range(0)] | None = None
+    """Experts of a layer visit to prefetch to each GPU; None: the paper's for one GPU; 0: none."""
+    prefetch_source: str = option_of(TopPredicted, NO_PREFETCH, name="source", default="signal:residual")
+    lane: Lane = option_of(TopPredicted, NO_PREFETCH)
+    seed: int = 0
+    """Of the residents at the start."""
+    staging_slots: Annotated[int, Range(1)] | None = None
+    """Experts of each GPU's pool for demand loads; None: the model's top_k, but at least 2."""
+    slots_split: SlotsSplit = "spread"
+    """What becomes of slots beyond an equal share of each layer, on each GPU: dealt out to some layers, or unused."""
 
     @property
     def listens(self) -> frozenset[type]:

@@ -69,23 +69,8 @@ from moesim.policy import (
 
 PLACEHOLDER = "placeholder"  # of the one expert that is copied for one use
 DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}
-# The options of both classes, with what makes them moot.
 NO_SWAPS, NOTHING_TO_SWAP = MootIf(swap=False), MootIf(placement=COLD)
 OWN_GATES = MootIf(precalculate=False)
-Swap = Annotated[bool, NOTHING_TO_SWAP]
-SwapFactor = Annotated[float, Range(0), NO_SWAPS, NOTHING_TO_SWAP]
-SwapIf = Annotated[Literal["above", "at-least"], NO_SWAPS, NOTHING_TO_SWAP]
-ColdList = Annotated[Literal["gpu-only", "mixed"], NO_SWAPS, NOTHING_TO_SWAP]
-SwapChunk = Annotated[Literal["last", "first"], NO_SWAPS, NOTHING_TO_SWAP]
-SwapCost = Annotated[Literal["overlapped", "serial"], NO_SWAPS, NOTHING_TO_SWAP]
-SwapBuffers = Annotated[int, Range(0), NO_SWAPS, NOTHING_TO_SWAP, OnlyWith(swap_cost="overlapped"), OnlyWith(writeback=True)]
-OfSwaps = Annotated[bool, NO_SWAPS, NOTHING_TO_SWAP]
-FirstPredictLayer = Annotated[int, Range(1), OWN_GATES]
-Degrade = Annotated[bool, OWN_GATES, NOTHING_TO_SWAP]
-CpuExperts = Annotated[int, Range(0), OWN_GATES, NOTHING_TO_SWAP, OnlyWith(degrade=True)] | None
-Source = Annotated[str, OWN_GATES]
-FirstOnCpu = Annotated[Literal["current", "next"], OWN_GATES]
-Pageable = Annotated[bool, MootIf(swap=False, assignment=LOADS_NOTHING), MootIf(placement=COLD, assignment=LOADS_NOTHING)]
 
 _Awaited = tuple[int, int, str]  # (layer, expert, device): an arrival on a GPU, a Run on a CPU
 _PREDICTION = -1  # in place of the expert: what is awaited is the prediction about that layer
@@ -101,51 +86,6 @@ class DaopParts(NamedTuple):
 class DaopPaper(PolicyBase):
     """Prefill swaps, then pre-calculation of predicted experts on the CPU, as the paper says (DAOP, DATE 2025).
 
-    Parameters
-    ----------
-    placement : str, mapping or part
-        Residents at the start; in a pool for all layers, so that a remainder of slots is used.
-    swap : bool
-        Swap hot experts for cold ones in prefill.
-    swap_factor : float
-        By how much the hot one must be busier.
-    swap_if : {"above", "at-least"}
-        Whether exactly that much is enough.
-    cold_list : {"gpu-only", "mixed"}
-        Candidates to leave: experts on the GPU, or as the released code lists them.
-    swap_chunk : {"last", "first"}
-        With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then.
-    swap_cost : {"overlapped", "serial"}
-        Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs.
-    swap_buffers : int
-        Spare slots for experts that are leaving, if swaps are overlapped.
-    writeback : bool
-        Copy what leaves back to the host. False: the host has kept a copy, and leaving is free.
-    reset : bool
-        Each new batch of requests starts from the initial placement: swaps are chosen from there, and each layer moves what
-        its present placement does not share with the outcome.
-    assignment : str, mapping or part
-        Which device runs an expert in prefill after the swaps. What it sends to the GPU and is not there is copied through
-        a buffer of one expert and dropped.
-    serial : bool
-        One thread does one thing after the other: in decode the CPU's experts, then the GPU's, where the layer's own gate is
-        asked; in prefill the CPU's after the last copy has arrived.
-    first_predict_layer : int
-        First layer (from 0) of which the predicted experts are executed.
-    precalculate : bool
-        Predict at all; False: own gates throughout.
-    degrade : bool
-        Replace predicted experts of which too many are on the CPU.
-    cpu_experts : int or None
-        Predicted experts of a row that may be on the CPU; None: half of top_k, rounded down.
-    source : str
-        Where predictions come from.
-    first_on_cpu : {"current", "next"}
-        In the last layer with its own gate: its own CPU experts first, or those of the next layer (in the order in which the
-        released code submits them; from the second such visit on, when it is known that a prediction comes).
-    pageable : bool
-        Copies at the rate of pageable memory, whatever the experiment says.
-
     Notes
     -----
     Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before. The replay is
@@ -160,7 +100,7 @@ class DaopPaper(PolicyBase):
     """
 
     paper = "DAOP (DATE 2025)"
-    missing: tuple[str, ...] = (
+    missing = (
         "serial: in the released code a copy through the buffer also waits for the kernels queued before it",
         "the thread pool of the pre-calculation, which shares the cores with the main thread",
         "the constants of the MI100 platform",
@@ -169,48 +109,52 @@ class DaopPaper(PolicyBase):
     planned_loads = "whole"  # an expert is there, or all of its load is still to come
     oracles = MappingProxyType({"assignment": {"assignment": "exact"}})
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = DECODE_FREQUENCY,
-        swap: Swap = True,
-        swap_factor: SwapFactor = SWAP_FACTOR,
-        swap_if: SwapIf = "above",
-        cold_list: ColdList = "gpu-only",
-        swap_chunk: SwapChunk = "last",
-        swap_cost: SwapCost = "overlapped",
-        swap_buffers: SwapBuffers = 1,
-        writeback: OfSwaps = True,
-        reset: OfSwaps = False,
-        assignment: PartSpec | AssignmentPart = "resident",
-        serial: bool = False,
-        first_predict_layer: FirstPredictLayer = 5,
-        precalculate: bool = True,
-        degrade: Degrade = True,
-        cpu_experts: CpuExperts = None,
-        source: Source = "signal:gate_next1",
-        first_on_cpu: FirstOnCpu = "current",
-        pageable: Pageable = False,
-    ) -> None:
-        self.placement = placement
-        self.swap = swap
-        self.swap_factor = swap_factor
-        self.swap_if = swap_if
-        self.cold_list = cold_list
-        self.swap_chunk = swap_chunk
-        self.swap_cost = swap_cost
-        self.swap_buffers = swap_buffers
-        self.writeback = writeback
-        self.reset = reset
-        self.assignment = assignment
-        self.serial = serial
-        self.first_predict_layer = first_predict_layer
-        self.precalculate = precalculate
-        self.degrade = degrade
-        self.cpu_experts = cpu_experts
-        self.source = source
-        self.first_on_cpu = first_on_cpu
-        self.pageable = pageable
+    placement: PartSpec | PlacementPart = DECODE_FREQUENCY
+    """Residents at the start; in a pool for all layers, so that a remainder of slots is used."""
+    swap: Annotated[bool, NOTHING_TO_SWAP] = True
+    """Swap hot experts for cold ones in prefill."""
+    swap_factor: Annotated[float, Range(0), NO_SWAPS, NOTHING_TO_SWAP] = SWAP_FACTOR
+    """By how much the hot one must be busier."""
+    swap_if: Annotated[Literal["above", "at-least"], NO_SWAPS, NOTHING_TO_SWAP] = "above"
+    """Whether exactly that much is enough."""
+    cold_list: Annotated[Literal["gpu-only", "mixed"], NO_SWAPS, NOTHING_TO_SWAP] = "gpu-only"
+    """Candidates to leave: experts on the GPU, or as the released code lists them."""
+    swap_chunk: Annotated[Literal["last", "first"], NO_SWAPS, NOTHING_TO_SWAP] = "last"
+    """With prefill in chunks, the one in which the swaps of a prompt are decided, by the rows up to then."""
+    swap_cost: Annotated[Literal["overlapped", "serial"], NO_SWAPS, NOTHING_TO_SWAP] = "overlapped"
+    """Copies beside all computing; or one pair after the other, out and in, before any expert of the layer runs."""
+    swap_buffers: Annotated[
+        int, Range(0), NO_SWAPS, NOTHING_TO_SWAP, OnlyWith(swap_cost="overlapped"), OnlyWith(writeback=True)
+    ] = 1
+    """Spare slots for experts that are leaving, if swaps are overlapped."""
+    writeback: Annotated[bool, NO_SWAPS, NOTHING_TO_SWAP] = True
+    """Copy what leaves back to the host. False: the host has kept a copy, and leaving is free."""
+    reset: Annotated[bool, NO_SWAPS, NOTHING_TO_SWAP] = False
+    """Each new batch of requests starts from the initial placement: swaps are chosen from there, and each layer moves what its
+    present placement does not share with the outcome."""
+    assignment: PartSpec | AssignmentPart = "resident"
+    """Which device runs an expert in prefill after the swaps. What it sends to the GPU and is not there is copied through a
+    buffer of one expert and dropped."""
+    serial: bool = False
+    """One thread does one thing after the other: in decode the CPU's experts, then the GPU's, where the layer's own gate is
+    asked; in prefill the CPU's after the last copy has arrived."""
+    first_predict_layer: Annotated[int, Range(1), OWN_GATES] = 5
+    """First layer (from 0) of which the predicted experts are executed."""
+    precalculate: bool = True
+    """Predict at all; False: own gates throughout."""
+    degrade: Annotated[bool, OWN_GATES, NOTHING_TO_SWAP] = True
+    """Replace predicted experts of which too many are on the CPU."""
+    cpu_experts: Annotated[int, Range(0), OWN_GATES, NOTHING_TO_SWAP, OnlyWith(degrade=True)] | None = None
+    """Predicted experts of a row that may be on the CPU; None: half of top_k, rounded down."""
+    source: Annotated[str, OWN_GATES] = "signal:gate_next1"
+    """Where predictions come from."""
+    first_on_cpu: Annotated[Literal["current", "next"], OWN_GATES] = "current"
+    """In the last layer with its own gate: its own CPU experts first, or those of the next layer (in the order in which the
+    released code submits them; from the second such visit on, when it is known that a prediction comes)."""
+    pageable: Annotated[bool, MootIf(swap=False, assignment=LOADS_NOTHING), MootIf(placement=COLD, assignment=LOADS_NOTHING)] = (
+        False
+    )
+    """Copies at the rate of pageable memory, whatever the experiment says."""
 
     @cached_property
     def parts(self) -> DaopParts:
@@ -459,13 +403,8 @@ class DaopPaper(PolicyBase):
 class DaopCode(DaopPaper):
     """Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025).
 
-    The options are those of `DaopPaper`, and so is everything else; only the defaults differ: the mixed cold list, serial
-    swaps from pageable memory, Fiddler's rule after them, and one thread.
-
-    Parameters
-    ----------
-    placement, swap, swap_factor, swap_if, cold_list, swap_chunk, swap_cost, swap_buffers, writeback, reset, assignment, serial, first_predict_layer, precalculate, degrade, cpu_experts, source, first_on_cpu, pageable
-        See `DaopPaper`.
+    Everything is as of `DaopPaper`; only defaults differ: the mixed cold list, serial swaps from pageable memory, Fiddler's rule
+    after them, and one thread.
 
     Notes
     -----
@@ -476,32 +415,8 @@ class DaopCode(DaopPaper):
     * the constants of the MI100 platform
     """
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = DECODE_FREQUENCY,
-        swap: Swap = True,
-        swap_factor: SwapFactor = SWAP_FACTOR,
-        swap_if: SwapIf = "above",
-        cold_list: ColdList = "mixed",
-        swap_chunk: SwapChunk = "last",
-        swap_cost: SwapCost = "serial",
-        swap_buffers: SwapBuffers = 1,
-        writeback: OfSwaps = True,
-        reset: OfSwaps = False,
-        assignment: PartSpec | AssignmentPart = "threshold",
-        serial: bool = True,
-        first_predict_layer: FirstPredictLayer = 5,
-        precalculate: bool = True,
-        degrade: Degrade = True,
-        cpu_experts: CpuExperts = None,
-        source: Source = "signal:gate_next1",
-        first_on_cpu: FirstOnCpu = "current",
-        pageable: Pageable = True,
-    ) -> None:
-        super().__init__(
-            placement=placement, swap=swap, swap_factor=swap_factor, swap_if=swap_if, cold_list=cold_list, swap_chunk=swap_chunk,
-            swap_cost=swap_cost, swap_buffers=swap_buffers, writeback=writeback, reset=reset, assignment=assignment, serial=serial,
-            first_predict_layer=first_predict_layer, precalculate=precalculate, degrade=degrade, cpu_experts=cpu_experts,
-            source=source, first_on_cpu=first_on_cpu, pageable=pageable,
-        )  # fmt: skip
+    cold_list = "mixed"
+    swap_cost = "serial"
+    assignment = "threshold"
+    serial = True
+    pageable = True

@@ -56,15 +56,6 @@ PLACEHOLDER = "placeholder"
 class Fiddler(PolicyBase):
     """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025).
 
-    Parameters
-    ----------
-    rule : {"profile", "code"}
-        Costs of the rule: the engine's own, or the constants built into the released code.
-    serial : bool
-        As the released code's head: CPU experts start only when the last copy of the layer has arrived.
-    placeholders : int
-        Buffers for experts that are copied for one use.
-
     Notes
     -----
     Not implemented:
@@ -79,16 +70,12 @@ class Fiddler(PolicyBase):
         "the thread-based variant of February 2024 (decode without a cost test)",
     )
 
-    def __init__(
-        self,
-        *,
-        rule: Literal["profile", "code"] = "profile",
-        serial: bool = False,
-        placeholders: Annotated[int, Range(1)] = 1,
-    ) -> None:
-        self.rule = rule
-        self.serial = serial
-        self.placeholders = placeholders
+    rule: Literal["profile", "code"] = "profile"
+    """Costs of the rule: the engine's own, or the constants built into the released code."""
+    serial: bool = False
+    """As the released code's head: CPU experts start only when the last copy of the layer has arrived."""
+    placeholders: Annotated[int, Range(1)] = 1
+    """Buffers for experts that are copied for one use."""
 
     @property
     def listens(self) -> frozenset[type]:

@@ -14,26 +14,14 @@ POSITIVE = Where("above 0", lambda ms: ms > 0)
 
 
 class FixedThreshold(Part):
-    """Fiddler's rule with constants: an expert that is not on the GPU goes to the CPU if its rows take less than a load.
-
-    Parameters
-    ----------
-    cpu_ms : float
-        One row of one expert on the CPU; Fiddler's by default.
-    load_ms : float
-        Copying one expert to the GPU, where computing it counts nothing.
-    """
+    """Fiddler's rule with constants: an expert that is not on the GPU goes to the CPU if its rows take less than a load."""
 
     uses_cpu = True
 
-    def __init__(
-        self,
-        *,
-        cpu_ms: Annotated[float, Range(0), MootIf(load_ms=0)] = FIDDLER_CPU_PER_ROW,
-        load_ms: Annotated[float, Range(0), MootIf(cpu_ms=0, load_ms=POSITIVE)] = FIDDLER_GPU_LOAD,
-    ) -> None:
-        self.cpu_ms = cpu_ms
-        self.load_ms = load_ms
+    cpu_ms: Annotated[float, Range(0), MootIf(load_ms=0)] = FIDDLER_CPU_PER_ROW
+    """One row of one expert on the CPU; Fiddler's by default."""
+    load_ms: Annotated[float, Range(0), MootIf(cpu_ms=0, load_ms=POSITIVE)] = FIDDLER_GPU_LOAD
+    """Copying one expert to the GPU, where computing it counts nothing."""
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Compare the constants for each expert that is not on the GPU; ties go to the GPU."""

@@ -43,40 +43,27 @@ Ablations: ``assignment: resident`` (the cached on the GPU, the rest on the CPU)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
-from moesim.policies.composed import Composed, Parts, PartSpec, PerLayerSplit, Prefetch, Scope
+from moesim.policies.composed import Composed, PartSpec, Prefetch
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED
-from moesim.policies.part_names import make_part
-from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Unit
+from moesim.policies.parts import PrefetchPart, ReplacementPart, Unit
 from moesim.policies.queue_parts import ImpactDriven, Queues
 from moesim.policies.score_parts import IDLE_GPU, MRS, NEVER_BUSY_GPU, Credit, MRSScore
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
 
-ORACLES = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
 PAPER = "HybriMoE (2025)"
 NO_OWN_SCORES = MootIf(replacement=NAMED, prefetch_size=0)
 NO_OWN_CACHE = MootIf(replacement=NAMED, prefetch=NAMED)
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
-class HybriMoEPaper(Composed):
+class HybriMoEPaper(Composed, fixed=("staging_slots", "load_order", "cache_only")):
     """Three simulated timelines, prefetch by impact over three layers, and minus recent score (HybriMoE's paper, 2025).
-
-    Parameters
-    ----------
-    placement, assignment, prefetch, replacement : str, mapping or part
-        The four parts; ``"queues"``, ``"impact-driven"`` and ``"mrs"`` are the paper's, with options of their own.
-    scope : {"per-layer", "global"}
-        Cache slots for each layer, or one cache for all.
-    slots_split : {"spread", "equal"}
-        What becomes of slots beyond an equal share: dealt out to some layers, or unused. For ``scope: per-layer``.
 
     Notes
     -----
@@ -87,27 +74,12 @@ class HybriMoEPaper(Composed):
 
     paper = PAPER
     missing = (WARM_UP,)
-    oracles = ORACLES
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "queues",
-        prefetch: PartSpec | PrefetchPart = "impact-driven",
-        replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] = "mrs",
-        scope: Scope = "per-layer",
-        slots_split: PerLayerSplit = "spread",
-    ) -> None:
-        super().__init__(
-            placement=placement,
-            assignment=assignment,
-            prefetch=prefetch,
-            replacement=replacement,
-            scope=scope,
-            slots_split=slots_split,
-            load_order="plan",
-        )
+    load_order = "plan"
+
+    assignment = "queues"
+    prefetch: PartSpec | PrefetchPart = "impact-driven"
+    replacement = "mrs"
 
     def place(self, view: View) -> Placement:
         """Start the parts; the prefetch simulates with the assignment's reading of the paper."""
@@ -118,24 +90,8 @@ class HybriMoEPaper(Composed):
         return placement
 
 
-class HybriMoECode(Composed):
+class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cache_only")):
     """The two-ended split of single rows, prefill on the GPU, and minus recent score (HybriMoE's released code, 2025).
-
-    Parameters
-    ----------
-    placement, assignment : str, mapping or part
-        ``"hss"`` is the code's split.
-    prefetch, replacement : str, mapping, part or None
-        None: the code's, ``"mrs-score"`` of ``prefetch_size`` experts, and ``"mrs"`` by the first row.
-    prefetch_size : int
-        Experts of the next layer to prefetch; not read with another prefetch.
-    credit : {"by-id", "own"}
-        Whose the recent scores are in the code's cache and prefetch: as the released code writes them, or as eq. 3 says. Not
-        read by parts that are named, which have an option of their own.
-    wait_prefetch : bool
-        In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed.
-    slots_split : {"spread", "equal"}
-        What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused.
 
     Attributes
     ----------
@@ -165,40 +121,31 @@ class HybriMoECode(Composed):
         "what overwriting an expert in use does to the output",
         "defects: routing weights of other experts, shared experts computed twice, no scores for Mixtral and Qwen2",
     )
-    oracles = ORACLES
     victims_named = "at issue"
 
     _overwrites = 0
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "lowest-ids",
-        assignment: PartSpec | AssignmentPart = "hss",
-        prefetch: Prefetch | None = None,
-        replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] | None = None,
-        prefetch_size: Annotated[int, Range(0), OnlyWith(prefetch=None), IDLE_GPU, NEVER_BUSY_GPU] = 0,
-        credit: Annotated[Credit, NO_OWN_CACHE, NO_OWN_SCORES, NOTHING_EVICTED] = "by-id",
-        wait_prefetch: Annotated[bool, MootIf(prefetch=FILLS_NO_CACHE), MootIf(assignment=ALL_CPU)] = True,
-        slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread",
-    ) -> None:
-        super().__init__(placement=placement, assignment=assignment, slots_split=slots_split, load_order="plan")
-        self.prefetch = prefetch
-        self.replacement = replacement
-        self.prefetch_size = prefetch_size
-        self.credit: Credit = credit
-        self.wait_prefetch = wait_prefetch
+    load_order = "plan"
 
-    @cached_property
-    def parts(self) -> Parts:
-        """The parts, built from their names at the first use; the code's where none is named."""
-        own = MRSScore(size=self.prefetch_size, credit=self.credit) if self.prefetch_size else NoPrefetch()
-        return Parts(
-            make_part("placement", self.placement),
-            make_part("assignment", self.assignment),
-            own if self.prefetch is None else make_part("prefetch", self.prefetch),
-            MRS(tokens="first", credit=self.credit) if self.replacement is None else make_part("replacement", self.replacement),
-        )
+    assignment = "hss"
+    prefetch: Prefetch | None = None  # type: ignore[assignment]
+    """Another part than the code's, ``"mrs-score"`` of ``prefetch_size`` experts."""
+    replacement: Annotated[PartSpec | ReplacementPart, NOTHING_EVICTED] | None = None  # type: ignore[assignment]
+    """Another part than the code's, ``"mrs"`` by the first row."""
+    prefetch_size: Annotated[int, Range(0), OnlyWith(prefetch=None), IDLE_GPU, NEVER_BUSY_GPU] = 0
+    """Experts of the next layer to prefetch; not read with another prefetch."""
+    credit: Annotated[Credit, NO_OWN_CACHE, NO_OWN_SCORES, NOTHING_EVICTED] = "by-id"
+    """Whose the recent scores are in the code's cache and prefetch: as the released code writes them, or as eq. 3 says. Not
+    read by parts that are named, which have an option of their own."""
+    wait_prefetch: Annotated[bool, MootIf(prefetch=FILLS_NO_CACHE), MootIf(assignment=ALL_CPU)] = True
+    """In steps of one row, the GPU's experts wait for all prefetches that were issued before their layer was routed."""
+    slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread"
+
+    def own_part(self, kind: str) -> Any:
+        """Build the code's part."""
+        if kind == "replacement":
+            return MRS(tokens="first", credit=self.credit)
+        return MRSScore(size=self.prefetch_size, credit=self.credit) if self.prefetch_size else NoPrefetch()
 
     @property
     def _waits(self) -> bool:

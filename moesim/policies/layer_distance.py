@@ -25,29 +25,17 @@ from moesim.policies.visit import UNROUTED_FIRST, Victims
 from moesim.policy import Fetch, Routed, View
 
 
-class LeastStale(LRU):
+class LeastStale(LRU, fixed=("use_order",)):
     """The one whose layer is farthest in the order of layers; needs a global pool.
 
     Within a layer, the one whose last use is longest ago.
-
-    Parameters
-    ----------
-    distance : {"next-pass", "absolute"}
-        How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already).
-    victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, with its layer, which
-        by the absolute distance goes last anyway.
     """
 
-    def __init__(
-        self,
-        *,
-        distance: Literal["next-pass", "absolute"] = "next-pass",
-        victims: Annotated[Victims, OnlyWith(distance="next-pass")] = UNROUTED_FIRST,
-    ) -> None:
-        super().__init__()
-        self.victims = victims
-        self.distance = distance
+    distance: Literal["next-pass", "absolute"] = "next-pass"
+    """How far a layer is: until the pass comes to it again, or in the stack, either way (ties: the one passed already)."""
+    victims: Annotated[Victims, OnlyWith(distance="next-pass")] = UNROUTED_FIRST
+    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, with its layer, which
+    by the absolute distance goes last anyway."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin before layer 0."""

@@ -41,19 +41,6 @@ from moesim.policy import DEMAND, Action, Copy, Drop, Fetch, LayerEnd, Placement
 class LlamaCpp(PolicyBase):
     """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp).
 
-    Parameters
-    ----------
-    n_gpu_layers : int or None
-        Layers on the GPU, counted from the end with the output layer as one; None: all.
-    n_cpu_moe : int or None
-        First layers whose experts are on the CPU; None: none, or, if ``n_gpu_layers`` is None too, as few as the cache slots ask.
-    op_offload : bool
-        Copy the experts of CPU layers to the GPU for larger batches.
-    op_offload_min_rows : int
-        Rows of a micro-batch from which on it does.
-    staging_slots : int or None
-        Experts of the pool for such copies; None: the model's top_k, but at least 2.
-
     Notes
     -----
     Not implemented:
@@ -72,20 +59,17 @@ class LlamaCpp(PolicyBase):
         "a part of the dense leading layers on the GPU",
     )
 
-    def __init__(
-        self,
-        *,
-        n_gpu_layers: Annotated[int, Range(0)] | None = None,
-        n_cpu_moe: Annotated[int, Range(0), MootIf(n_gpu_layers=(0, 1))] | None = None,
-        op_offload: bool = True,
-        op_offload_min_rows: Annotated[int, Range(1), OnlyWith(op_offload=True)] = 32,
-        staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None,
-    ) -> None:
-        self.n_gpu_layers = n_gpu_layers
-        self.n_cpu_moe = n_cpu_moe
-        self.op_offload = op_offload
-        self.op_offload_min_rows = op_offload_min_rows
-        self.staging_slots = staging_slots
+    n_gpu_layers: Annotated[int, Range(0)] | None = None
+    """Layers on the GPU, counted from the end with the output layer as one; None: all."""
+    n_cpu_moe: Annotated[int, Range(0), MootIf(n_gpu_layers=(0, 1))] | None = None
+    """First layers whose experts are on the CPU; None: none, or, if ``n_gpu_layers`` is None too, as few as the cache slots
+    ask."""
+    op_offload: bool = True
+    """Copy the experts of CPU layers to the GPU for larger batches."""
+    op_offload_min_rows: Annotated[int, Range(1), OnlyWith(op_offload=True)] = 32
+    """Rows of a micro-batch from which on it does."""
+    staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None
+    """Experts of the pool for such copies; None: the model's top_k, but at least 2."""
 
     @property
     def listens(self) -> frozenset[type]:

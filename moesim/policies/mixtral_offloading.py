@@ -50,15 +50,6 @@ BUFFER = "buffer"
 class MixtralOffloading(PolicyBase):
     """LRU cache per layer; every miss copies an expert in and its victim back out (Eliseev and Mazur, 2023).
 
-    Parameters
-    ----------
-    buffer_size : int
-        Spare device buffers; one fewer swaps may be under way.
-    writeback : bool
-        Copy each victim back to the host. False keeps a host copy of everything, so that eviction is free.
-    slots_split : {"spread", "equal"}
-        What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused.
-
     Notes
     -----
     Not implemented:
@@ -74,12 +65,12 @@ class MixtralOffloading(PolicyBase):
     )
     listens = frozenset({Routed, Fetched, Ran})
 
-    def __init__(
-        self, *, buffer_size: Annotated[int, Range(2)] = 4, writeback: bool = True, slots_split: SlotsSplit = "spread"
-    ) -> None:
-        self.buffer_size = buffer_size
-        self.writeback = writeback
-        self.slots_split: SlotsSplit = slots_split
+    buffer_size: Annotated[int, Range(2)] = 4
+    """Spare device buffers; one fewer swaps may be under way."""
+    writeback: bool = True
+    """Copy each victim back to the host. False keeps a host copy of everything, so that eviction is free."""
+    slots_split: SlotsSplit = "spread"
+    """What becomes of slots beyond an equal share of each layer: dealt out to some layers, or, as in the code, unused."""
 
     def place(self, view: View) -> Placement:
         """Put the highest ids of each layer into its cache."""

@@ -1,6 +1,6 @@
 """Options that cannot matter beside others: declared with the option, refused where a user writes one.
 
-A policy or part says so in the annotation of its constructor's parameter, as it gives a `Range`::
+A policy or part says so in the annotation of the option, as it gives a `Range`::
 
     w_size: Annotated[int, Range(1), OnlyWith(replacement=None), MootIf(u_size=0)] = 4
 
@@ -14,9 +14,9 @@ The rule is about what happens in a run: a moot option leaves all its records as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import lifted_options, option_hints, option_parameters
 
 
 class Where(NamedTuple):
@@ -163,10 +163,21 @@ def _first(reasons: Iterable[str]) -> str:
 
 def rules_of(cls: type) -> dict[str, tuple[Rule, ...]]:
     """Return the rules of the options of a policy or part, by option; without those that have none."""
-    parameters = option_parameters(cls)
-    hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}  # type: ignore[misc]
-    found = {name: tuple(_rules(hints[name])) for name in parameters if name in hints}
+    found = {name: (*_rules(hint), *_lifted_rules(cls, name)) for name, hint in option_hints(cls).items()}
     return {name: rules for name, rules in found.items() if rules}
+
+
+def _lifted_rules(cls: type, option: str) -> Iterator[Rule]:
+    """Give the rules of another class's option that are about options of this one, too, by their names here."""
+    lifted, mine = lifted_options(cls), option_parameters(cls)
+    if option not in lifted:
+        return
+    names = {one.name: name for name, one in lifted.items() if one.of is lifted[option].of}
+    for rule in rules_of(lifted[option].of).get(lifted[option].name, ()):
+        if isinstance(rule, InPolicy) and not rule.own and set(rule.rule.others) <= set(mine):
+            yield rule.rule
+        elif isinstance(rule, MootIf) and set(rule.others) <= set(names):
+            yield type(rule)(**{names[name]: wanted for name, wanted in rule.others.items()})
 
 
 def describe_rules(cls: type) -> dict[str, str]:

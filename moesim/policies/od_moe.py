@@ -77,30 +77,6 @@ LAYER_PARTS = ("attention", "dense", "shared")
 class OdMoE(PolicyBase):
     """Experts loaded on demand by groups of workers, as a quantised shadow of the model predicts (OD-MoE, 2025).
 
-    Parameters
-    ----------
-    token_period, kv_period : int or None
-        Decoded tokens from one alignment of the shadow's token or KV cache to the next, the first at the first decoded token;
-        None: never.
-    precision : {"int8", "nf4", "fp16"}
-        Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never).
-    prediction_source : str or None
-        Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of
-        the model, like it, and the messages of the alignment stay. Without a shadow, alignment or cost: ``"random"``, where
-        experts are drawn (``"random:3"``: from another seed than 0), and ``"none"``, where they are loaded once routed.
-    prompt_kv : {"sent", "own"}
-        Whether the first alignment of the KV cache brings the prompt's, too.
-    release : {"group", "worker"}
-        Whether the workers of a layer are free once all its experts are computed, or each once its own is.
-    prefill_load : {"ahead", "routed"}
-        Whether workers load all experts of the next layer in turn as soon as they are free, or the active ones once known.
-    group_size : int or None
-        Workers that serve a layer in decode; None: the model's top_k.
-    worker_slots : int
-        Experts that a worker has memory for.
-    main, shadow, workers : str
-        How the names of these GPUs begin.
-
     Notes
     -----
     Every result is of a machine with a link for each worker; it does not compare with systems on one link. Not implemented:
@@ -118,34 +94,33 @@ class OdMoE(PolicyBase):
     )
     profile = "odmoe-10x3090"
 
-    def __init__(
-        self,
-        *,
-        token_period: Annotated[int, Range(1), NO_SHADOW] | None = 1,
-        kv_period: Annotated[int, Range(1), NO_SHADOW] | None = 1,
-        precision: Annotated[Literal["int8", "nf4", "fp16"], NO_SHADOW] = "int8",
-        prediction_source: str | None = None,
-        prompt_kv: Annotated[Literal["sent", "own"], NO_SHADOW, MootIf(kv_period=None)] = "sent",
-        release: Annotated[Literal["group", "worker"], MootIf(group_size=1, worker_slots=1)] = "group",
-        prefill_load: Literal["ahead", "routed"] = "ahead",
-        group_size: Annotated[int, Range(1)] | None = None,
-        worker_slots: Annotated[int, Range(1)] = 1,
-        main: str = "main",
-        shadow: Annotated[str, NO_SHADOW] = "shadow",
-        workers: str = "worker",
-    ) -> None:
-        self.token_period = token_period
-        self.kv_period = kv_period
-        self.precision = precision
-        self.prediction_source = prediction_source
-        self.prompt_kv = prompt_kv
-        self.release = release
-        self.prefill_load = prefill_load
-        self.group_size = group_size
-        self.worker_slots = worker_slots
-        self.main = main
-        self.shadow = shadow
-        self.workers = workers
+    token_period: Annotated[int, Range(1), NO_SHADOW] | None = 1
+    """Decoded tokens from one alignment of the shadow's token to the next, the first at the first decoded token;
+    None: never."""
+    kv_period: Annotated[int, Range(1), NO_SHADOW] | None = 1
+    """The same for its KV cache."""
+    precision: Annotated[Literal["int8", "nf4", "fp16"], NO_SHADOW] = "int8"
+    """Of the shadow; with the periods it names the recorded signal, ``shadow-int8:T1:KV1`` and so on (0 for never)."""
+    prediction_source: str | None = None
+    """Another source of predictions. ``"synthetic:0.97"`` and ``"oracle"`` are paid for as the shadow and need no state of the
+    model, like it, and the messages of the alignment stay. Without a shadow, alignment or cost: ``"random"``, where experts
+    are drawn (``"random:3"``: from another seed than 0), and ``"none"``, where they are loaded once routed."""
+    prompt_kv: Annotated[Literal["sent", "own"], NO_SHADOW, MootIf(kv_period=None)] = "sent"
+    """Whether the first alignment of the KV cache brings the prompt's, too."""
+    release: Annotated[Literal["group", "worker"], MootIf(group_size=1, worker_slots=1)] = "group"
+    """Whether the workers of a layer are free once all its experts are computed, or each once its own is."""
+    prefill_load: Literal["ahead", "routed"] = "ahead"
+    """Whether workers load all experts of the next layer in turn as soon as they are free, or the active ones once known."""
+    group_size: Annotated[int, Range(1)] | None = None
+    """Workers that serve a layer in decode; None: the model's top_k."""
+    worker_slots: Annotated[int, Range(1)] = 1
+    """Experts that a worker has memory for."""
+    main: str = "main"
+    """How the name of the GPU begins that runs all but the experts."""
+    shadow: Annotated[str, NO_SHADOW] = "shadow"
+    """How the names of the GPUs begin that run the shadow."""
+    workers: str = "worker"
+    """How the names of the GPUs begin that run experts."""
 
     @property
     def source(self) -> str:

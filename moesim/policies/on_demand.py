@@ -30,18 +30,12 @@ from moesim.policy import DEMAND, Action, Drop, Fetch, LayerEnd, Placement, Pool
 
 
 class OnDemand(PolicyBase):
-    """No cache: copy every active expert to the GPU for its use, and drop it at the end of the layer.
-
-    Parameters
-    ----------
-    staging_slots : int or None
-        Experts that the staging pool holds; None: the model's top_k, but at least 2.
-    """
+    """No cache: copy every active expert to the GPU for its use, and drop it at the end of the layer."""
 
     listens = frozenset({Routed, LayerEnd})
 
-    def __init__(self, *, staging_slots: Annotated[int, Range(1)] | None = None) -> None:
-        self.staging_slots = staging_slots
+    staging_slots: Annotated[int, Range(1)] | None = None
+    """Experts that the staging pool holds; None: the model's top_k, but at least 2."""
 
     def place(self, view: View) -> Placement:
         """Return an empty start and the staging pool."""

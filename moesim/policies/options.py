@@ -1,15 +1,16 @@
-"""Read the options of policies and parts from their constructors, and check what a user gives against them."""
+"""Check what a user gives as options of a policy or part against their declaration."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.policies.base import Range, option_parameters
-from moesim.policies.moot import moot_in_parts, moot_options
+from moesim.policies.declare import Range, option_hints, option_meanings, option_parameters
+from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 
+_PART = "a string or a mapping or an object"
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 
 
@@ -19,7 +20,7 @@ def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> An
     Parameters
     ----------
     cls : type
-        Its class; the constructor's parameters are the options.
+        Its class.
     options : mapping of str to object
         As in the YAML.
     what : str
@@ -37,8 +38,7 @@ def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> An
     ConfigError
         If an option is unknown, missing, of a wrong type, outside its range, or cannot matter beside the others.
     """
-    parameters = option_parameters(cls)
-    hints = get_type_hints(cls.__init__, include_extras=True) if parameters else {}
+    parameters, hints = option_parameters(cls), option_hints(cls)
     for name, value in options.items():
         if name not in parameters:
             known = unknown_name("option", str(name), parameters) if parameters else f"unknown option '{name}'; it has none"
@@ -108,7 +108,9 @@ def describe(hint: Any) -> str:
         base, *extras = get_args(hint)
         return describe(base) + "".join(_describe_range(one) for one in extras if isinstance(one, Range))
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint)))
+        return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint))).replace(
+            _PART, "a part by name or by a mapping"
+        )
     if origin is Literal:
         return " or ".join(repr(one) for one in get_args(hint))
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a string", type(None): "null"}
@@ -118,6 +120,40 @@ def describe(hint: Any) -> str:
     if isinstance(target, type) and issubclass(target, Mapping):
         return "a mapping"
     return "an object" if getattr(target, "_is_protocol", False) else getattr(target, "__name__", str(hint))
+
+
+class Option(NamedTuple):
+    """What there is to say about one option of a policy or part."""
+
+    name: str
+    type: str
+    required: bool
+    default: Any
+    meaning: str
+    moot: str
+
+
+def describe_options(cls: type) -> list[Option]:
+    """Describe the options of a policy or part for people.
+
+    Examples
+    --------
+    >>> from moesim.policies.fiddler import Fiddler
+    >>> describe_options(Fiddler)[0].type
+    "'profile' or 'code'"
+    """
+    hints, meanings, rules = option_hints(cls), option_meanings(cls), describe_rules(cls)
+    return [
+        Option(
+            name,
+            describe(hints[name]) if name in hints else "anything",
+            one.default is one.empty,
+            None if one.default is one.empty else one.default,
+            meanings[name],
+            rules.get(name, ""),
+        )
+        for name, one in option_parameters(cls).items()
+    ]
 
 
 def _within(value: object, bounds: Range) -> bool:

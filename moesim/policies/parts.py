@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import Declared, option_parameters
 from moesim.policy import UPDATE, Fetch, Predict, Predicted, Routed, View
 
 Unit = tuple[int, int]  # (layer, expert)
@@ -134,7 +134,7 @@ class ReplacementPart(Protocol):
         """Return replacements to make at the end of a layer, if any; experts that are ``busy`` cannot come in now."""
 
 
-class Part:
+class Part(Declared):
     """Defaults of all parts: nothing needed, nothing to begin, printed with its options."""
 
     @property

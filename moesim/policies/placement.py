@@ -25,8 +25,8 @@ class Empty(Part):
 class Random(Part):
     """Experts drawn at random: as many in each layer as it has slots, or over all layers together for a global pool."""
 
-    def __init__(self, *, seed: int = 0) -> None:
-        self.seed = seed
+    seed: int = 0
+    """Of the draws."""
 
     def choose(self, setup: Setup) -> list[list[int]]:
         """Draw without replacement from a generator of its own."""
@@ -61,8 +61,8 @@ class HighestIds(Part):
 class _Frequent(Part):
     """The most frequent of a calibration table: of all its tokens, or of those generated."""
 
-    def __init__(self, *, phase: Phase = "all") -> None:
-        self.phase = phase
+    phase: Phase = "all"
+    """Frequencies of all tokens, or of those generated."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -14,13 +14,21 @@ from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policy import Predict, Predicted, Routed, View
 
+Lane = Literal["main", "side"]
+Over = Literal["all", "non-resident"]
+
 
 class _Pooled(Part):
     """Fetches into the cache, or into a transient pool of ``size`` times ``buffers`` slots."""
 
-    size: int
-    pool: str
-    buffers: int
+    size: Annotated[int, Range(1)] = 1
+    """Experts of a layer visit to prefetch."""
+    pool: Literal["transient", "cache"] = "transient"
+    """Where they go: a pool of their own, emptied at the end of their layer, or the cache."""
+    buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1
+    """Slots of the transient pool in units of ``size``."""
+    lookahead: Annotated[int, Range(1)] = 1
+    """How many layers ahead."""
 
     @property
     def transient(self) -> bool:
@@ -34,38 +42,14 @@ class _Pooled(Part):
 
 
 class RandomAhead(_Pooled):
-    """Fetch experts of a following layer at random: what prefetching gains without knowing anything.
-
-    Parameters
-    ----------
-    size : int
-        Experts drawn for each layer visit; those that are on the GPU already are skipped.
-    seed : int
-        Of the draws, which depend on nothing but it, the step and the layer.
-    pool : {"transient", "cache"}
-        Where they go: a pool of their own, emptied at the end of their layer, or the cache.
-    buffers : int
-        Slots of the transient pool in units of ``size``.
-    lookahead : int
-        How many layers ahead.
-    """
+    """Fetch experts of a following layer at random: what prefetching gains without knowing anything."""
 
     predicts = False
 
-    def __init__(
-        self,
-        *,
-        size: Annotated[int, Range(1)] = 1,
-        seed: int = 0,
-        pool: Literal["transient", "cache"] = "transient",
-        buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1,
-        lookahead: Annotated[int, Range(1)] = 1,
-    ) -> None:
-        self.size = size
-        self.seed = seed
-        self.pool = pool
-        self.buffers = buffers
-        self.lookahead = lookahead
+    size: Annotated[int, Range(1)] = 1
+    """Experts drawn for each layer visit; those that are on the GPU already are skipped."""
+    seed: int = 0
+    """Of the draws, which depend on nothing but it, the step and the layer."""
 
     def start(self, setup: Setup) -> None:
         """Learn the model's shape."""
@@ -91,46 +75,16 @@ class RandomAhead(_Pooled):
 
 
 class TopPredicted(_Pooled):
-    """Fetch the experts that a predictor gives the most rows in a following layer.
-
-    Parameters
-    ----------
-    source : str
-        Prediction source, for example ``"signal:gate_next1"``, ``"frequency"`` or ``"oracle"``.
-    size : int
-        Experts of a layer visit to prefetch.
-    pool : {"transient", "cache"}
-        Where they go: a pool of their own, emptied at the end of their layer, or the cache.
-    buffers : int
-        Slots of the transient pool in units of ``size``.
-    over : {"all", "non-resident"}
-        Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU.
-    lookahead : int
-        How many layers ahead.
-    lane : {"main", "side"}
-        Where the prediction is computed; ``"side"`` needs its rate in the profile.
-    """
+    """Fetch the experts that a predictor gives the most rows in a following layer."""
 
     predicts = True
 
-    def __init__(
-        self,
-        *,
-        source: str,
-        size: Annotated[int, Range(1)] = 1,
-        pool: Literal["transient", "cache"] = "transient",
-        buffers: Annotated[int, Range(1), OnlyWith(pool="transient")] = 1,
-        over: Annotated[Literal["all", "non-resident"], InPolicy(NEVER_FILLED)] = "all",
-        lookahead: Annotated[int, Range(1)] = 1,
-        lane: Literal["main", "side"] = "main",
-    ) -> None:
-        self.source = source
-        self.size = size
-        self.pool = pool
-        self.buffers = buffers
-        self.over = over
-        self.lookahead = lookahead
-        self.lane = lane
+    source: str
+    """Prediction source, for example ``"signal:gate_next1"``, ``"frequency"`` or ``"oracle"``."""
+    over: Annotated[Over, InPolicy(NEVER_FILLED)] = "all"
+    """Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."""
+    lane: Lane = "main"
+    """Where the prediction is computed; ``"side"`` needs its rate in the profile."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -109,45 +109,6 @@ class PreScopeParts(NamedTuple):
 class PreScope(PolicyBase):
     """Cross-layer plan of loads and prefetches from a learned prediction, with a static hot table (PreScope, 2025).
 
-    Parameters
-    ----------
-    placement : str, mapping or part
-        The hot expert table: what is on the GPU for good. ``"random"`` experts stand in for it in the paper's ablation.
-    predictor : str or None
-        Source of the prediction of the next layer, for example ``"signal:learned"``, ``"signal:gate_next1"``,
-        ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched.
-    head_start : bool
-        The CPU begins before the prediction is in with those experts that every plan gives it; False, or without
-        ``async_io``: it waits.
-    scheduler : str, mapping or part
-        ``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``.
-    prefetch_size : int or None
-        Experts to prefetch for each layer, whether there is time or not; None: as many as fit.
-    async_io : bool
-        Chunked transfers, an expert in three parts, beside all computation. False: the experiment's transfers, and no
-        transfer beside any computation.
-    none_better : {"eq2", "printed", "sentinel"}
-        What to load where no load would be done before the CPU.
-    limit_to_queue : bool
-        Prefetch no more experts than GPU_Q holds of the next layer.
-    prefetch_order : {"busiest", "printed"}
-        Busiest first, or as the loop is printed, busiest last.
-    window : {"none", "next2"}
-        What to prefetch where GPU_Q holds no expert of the next layer: nothing, or for the layer after it.
-    next2_predictor : str
-        Source of the prediction of the layer after the next.
-    prior_hit : float
-        Probability that a predicted expert is wanted, until something has been seen.
-    demand_slots : int
-        Experts of the buffer for loads on demand.
-    prefetch_slots : int or None
-        Experts of each of the two groups of prefetch buffers; None: all that could be wanted and are not in the table.
-    cancel : {"layer-end", "next-gate"}
-        When prefetches that are only queued are given up: when the layer ends that asked for them, or when the one is routed
-        that they are for.
-    lane : {"main", "side"}
-        Where predictions are computed; ``"side"`` needs its rate in the profile.
-
     Notes
     -----
     Not implemented:
@@ -163,42 +124,42 @@ class PreScope(PolicyBase):
     )
     oracles = MappingProxyType({"assignment": {"scheduler": "exact"}})
 
-    def __init__(
-        self,
-        *,
-        placement: PartSpec | PlacementPart = "frequency-global",
-        predictor: str | None = LEARNED,
-        head_start: Annotated[bool, PREDICTS, PLANS, OnlyWith(async_io=True)] = True,
-        scheduler: PartSpec | AssignmentPart = PRESCHED,
-        prefetch_size: Annotated[int, Range(1), PREDICTS] | None = None,
-        async_io: bool = True,
-        none_better: Annotated[Literal["eq2", "printed", "sentinel"], PLANS] = "eq2",
-        limit_to_queue: Annotated[bool, PREDICTS, PLANS, OnlyWith(prefetch_size=None), ONE_BUFFER] = False,
-        prefetch_order: Annotated[Literal["busiest", "printed"], PREDICTS, MootIf(prefetch_size=1), ONE_BUFFER] = "busiest",
-        window: Annotated[Literal["none", "next2"], PREDICTS, PLANS, OnlyWith(async_io=True)] = "none",
-        next2_predictor: Annotated[str, OnlyWith(window="next2")] = "signal:gate_next2",
-        prior_hit: Annotated[float, Range(0, 1), PREDICTS, OnlyWith(prefetch_size=None)] = PUBLISHED_HIT,
-        demand_slots: Annotated[int, Range(1)] = 2,
-        prefetch_slots: Annotated[int, Range(1), PREDICTS, MootIf(prefetch_size=1, window="none")] | None = None,
-        cancel: Annotated[Literal["layer-end", "next-gate"], PREDICTS, OnlyWith(async_io=True)] = "layer-end",
-        lane: Annotated[Literal["main", "side"], PREDICTS] = "main",
-    ) -> None:
-        self.placement = placement
-        self.predictor = predictor
-        self.head_start = head_start
-        self.scheduler = scheduler
-        self.prefetch_size = prefetch_size
-        self.async_io = async_io
-        self.none_better = none_better
-        self.limit_to_queue = limit_to_queue
-        self.prefetch_order = prefetch_order
-        self.window = window
-        self.next2_predictor = next2_predictor
-        self.prior_hit = prior_hit
-        self.demand_slots = demand_slots
-        self.prefetch_slots = prefetch_slots
-        self.cancel = cancel
-        self.lane = lane
+    placement: PartSpec | PlacementPart = "frequency-global"
+    """The hot expert table: what is on the GPU for good. ``"random"`` experts stand in for it in the paper's ablation."""
+    predictor: str | None = LEARNED
+    """Source of the prediction of the next layer, for example ``"signal:learned"``, ``"signal:gate_next1"``,
+    ``"synthetic:0.9"`` or ``"oracle"``; None: nothing is prefetched."""
+    head_start: Annotated[bool, PREDICTS, PLANS, OnlyWith(async_io=True)] = True
+    """The CPU begins before the prediction is in with those experts that every plan gives it; False, or without ``async_io``:
+    it waits."""
+    scheduler: PartSpec | AssignmentPart = PRESCHED
+    """``"presched"``, or an assignment part that plans each layer by itself, for example ``"threshold"``."""
+    prefetch_size: Annotated[int, Range(1), PREDICTS] | None = None
+    """Experts to prefetch for each layer, whether there is time or not; None: as many as fit."""
+    async_io: bool = True
+    """Chunked transfers, an expert in three parts, beside all computation. False: the experiment's transfers, and no transfer
+    beside any computation."""
+    none_better: Annotated[Literal["eq2", "printed", "sentinel"], PLANS] = "eq2"
+    """What to load where no load would be done before the CPU."""
+    limit_to_queue: Annotated[bool, PREDICTS, PLANS, OnlyWith(prefetch_size=None), ONE_BUFFER] = False
+    """Prefetch no more experts than GPU_Q holds of the next layer."""
+    prefetch_order: Annotated[Literal["busiest", "printed"], PREDICTS, MootIf(prefetch_size=1), ONE_BUFFER] = "busiest"
+    """Busiest first, or as the loop is printed, busiest last."""
+    window: Annotated[Literal["none", "next2"], PREDICTS, PLANS, OnlyWith(async_io=True)] = "none"
+    """What to prefetch where GPU_Q holds no expert of the next layer: nothing, or for the layer after it."""
+    next2_predictor: Annotated[str, OnlyWith(window="next2")] = "signal:gate_next2"
+    """Source of the prediction of the layer after the next."""
+    prior_hit: Annotated[float, Range(0, 1), PREDICTS, OnlyWith(prefetch_size=None)] = PUBLISHED_HIT
+    """Probability that a predicted expert is wanted, until something has been seen."""
+    demand_slots: Annotated[int, Range(1)] = 2
+    """Experts of the buffer for loads on demand."""
+    prefetch_slots: Annotated[int, Range(1), PREDICTS, MootIf(prefetch_size=1, window="none")] | None = None
+    """Experts of each of the two groups of prefetch buffers; None: all that could be wanted and are not in the table."""
+    cancel: Annotated[Literal["layer-end", "next-gate"], PREDICTS, OnlyWith(async_io=True)] = "layer-end"
+    """When prefetches that are only queued are given up: when the layer ends that asked for them, or when the one is routed
+    that they are for."""
+    lane: Annotated[Literal["main", "side"], PREDICTS] = "main"
+    """Where predictions are computed; ``"side"`` needs its rate in the profile."""
 
     @cached_property
     def parts(self) -> PreScopeParts:

@@ -45,38 +45,20 @@ def layer_timings(setup: Setup) -> list[Timings]:
 
 
 class Queues(Part):
-    """HybriMoE's paper: a plan from three simulated timelines, of GPU, CPU and link.
-
-    Parameters
-    ----------
-    timeline : {"completion", "free"}
-        The timeline that acts next: whose operation would complete first, or which is free first.
-    ties : {"gpu", "cpu", "link"}
-        Which timeline wins among equals; the others follow as GPU, CPU, link.
-    count_compute : bool
-        A transfer is not complete before its expert could have been computed.
-    overtake : bool
-        The GPU takes another expert while the one with the most rows is still on its way.
-    shared_in_plan : bool
-        The GPU begins with the layer's shared experts, which the paper's algorithm does not know of.
-    """
+    """HybriMoE's paper: a plan from three simulated timelines, of GPU, CPU and link."""
 
     uses_cpu = True
 
-    def __init__(
-        self,
-        *,
-        timeline: Literal["completion", "free"] = "completion",
-        ties: Literal["gpu", "cpu", "link"] = "gpu",
-        count_compute: Annotated[bool, OnlyWith(timeline="completion")] = False,
-        overtake: Annotated[bool, LOADED_IN_TURN] = True,
-        shared_in_plan: bool = False,
-    ) -> None:
-        self.timeline = timeline
-        self.ties = ties
-        self.count_compute = count_compute
-        self.overtake = overtake
-        self.shared_in_plan = shared_in_plan
+    timeline: Literal["completion", "free"] = "completion"
+    """The timeline that acts next: whose operation would complete first, or which is free first."""
+    ties: Literal["gpu", "cpu", "link"] = "gpu"
+    """Which timeline wins among equals; the others follow as GPU, CPU, link."""
+    count_compute: Annotated[bool, OnlyWith(timeline="completion")] = False
+    """A transfer is not complete before its expert could have been computed."""
+    overtake: Annotated[bool, LOADED_IN_TURN] = True
+    """The GPU takes another expert while the one with the most rows is still on its way."""
+    shared_in_plan: bool = False
+    """The GPU begins with the layer's shared experts, which the paper's algorithm does not know of."""
 
     @property
     def reading(self) -> Reading:
@@ -103,34 +85,19 @@ class TwoEnded(Part):
     """HybriMoE's released code (its function HSS): a list that the GPU eats from the head and the CPU from the tail.
 
     In steps with more than one row everything goes to the GPU, unless asked otherwise.
-
-    Parameters
-    ----------
-    costs : {"profile", "code"}
-        The engine's own, or the constants built into the released code.
-    cpu_per_row : {"deepseek", "mixtral", "qwen2"}
-        Which of the code's constants for a row on the CPU; it has the first, and the others in comments.
-    cached_from : {"issue", "start"}
-        An expert that is on its way counts as cached from the issue of its copy on, as in the code, or from when the link has
-        begun with it.
-    multi_row : {"gpu", "cpu-and-gpu"}
-        Of steps with more than one row: everything on the GPU, as in the code, or the same split as of a single row.
     """
 
     uses_cpu = True
 
-    def __init__(
-        self,
-        *,
-        costs: Literal["profile", "code"] = "profile",
-        cpu_per_row: Annotated[Literal["deepseek", "mixtral", "qwen2"], OnlyWith(costs="code")] = "deepseek",
-        cached_from: Annotated[Literal["issue", "start"], ONLY_DEMANDS, DROPS_QUEUED] = "issue",
-        multi_row: Literal["gpu", "cpu-and-gpu"] = "gpu",
-    ) -> None:
-        self.costs = costs
-        self.cpu_per_row = cpu_per_row
-        self.cached_from = cached_from
-        self.multi_row = multi_row
+    costs: Literal["profile", "code"] = "profile"
+    """The engine's own, or the constants built into the released code."""
+    cpu_per_row: Annotated[Literal["deepseek", "mixtral", "qwen2"], OnlyWith(costs="code")] = "deepseek"
+    """Which of the code's constants for a row on the CPU; it has the first, and the others in comments."""
+    cached_from: Annotated[Literal["issue", "start"], ONLY_DEMANDS, DROPS_QUEUED] = "issue"
+    """An expert that is on its way counts as cached from the issue of its copy on, as in the code, or from when the link has
+    begun with it."""
+    multi_row: Literal["gpu", "cpu-and-gpu"] = "gpu"
+    """Of steps with more than one row: everything on the GPU, as in the code, or the same split as of a single row."""
 
     @property
     def counts_issued(self) -> bool:
@@ -173,20 +140,6 @@ class TwoEnded(Part):
 class ImpactDriven(Part):
     """HybriMoE's prefetch: what would shorten the plans of the next layers most, while the link is idle.
 
-    Parameters
-    ----------
-    source : str
-        ``"gate_next"``: the recorded answers ``gate_next1`` .. ``gate_next3`` of the following layers' gates to the present
-        hidden state; any other source is asked for each of the layers.
-    lookahead : int
-        Layers ahead.
-    budget : {"ends", "begins", "none"}
-        The last transfer must end, or begin, before the planned end of the layer; or whatever gains is fetched.
-    candidates : int
-        Different numbers of rows tried in each layer, from the highest down.
-    lane : {"main", "side"}
-        Where the predictions are computed; ``"side"`` needs its rate in the profile.
-
     Notes
     -----
     Chosen once a layer visit and micro-batch, when the prediction about the next layer is in, which is asked for last; what
@@ -197,20 +150,17 @@ class ImpactDriven(Part):
     slots = 0
     predicts = True
 
-    def __init__(
-        self,
-        *,
-        source: str = GATES,
-        lookahead: Annotated[int, Range(1, 3)] = 3,
-        budget: Literal["ends", "begins", "none"] = "ends",
-        candidates: Annotated[int, Range(1), BUSIEST_GAINS_MOST] = 8,
-        lane: Literal["main", "side"] = "main",
-    ) -> None:
-        self.source = source
-        self.lookahead = lookahead
-        self.budget = budget
-        self.candidates = candidates
-        self.lane = lane
+    source: str = GATES
+    """``"gate_next"``: the recorded answers ``gate_next1`` .. ``gate_next3`` of the following layers' gates to the present
+    hidden state; any other source is asked for each of the layers."""
+    lookahead: Annotated[int, Range(1, 3)] = 3
+    """Layers ahead."""
+    budget: Literal["ends", "begins", "none"] = "ends"
+    """The last transfer must end, or begin, before the planned end of the layer; or whatever gains is fetched."""
+    candidates: Annotated[int, Range(1), BUSIEST_GAINS_MOST] = 8
+    """Different numbers of rows tried in each layer, from the highest down."""
+    lane: Literal["main", "side"] = "main"
+    """Where the predictions are computed; ``"side"`` needs its rate in the profile."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from moesim.policies.base import Future
-from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Setup, Unit
 from moesim.policies.replacement import Admitting
-from moesim.policies.visit import UNROUTED_FIRST, order_of_use
+from moesim.policies.visit import order_of_use
 from moesim.policy import Fetch, Routed, View
 
 LfuTies = Literal["last-use", "id"]
@@ -74,19 +73,10 @@ class _Ranked(Admitting):
 
 
 class LFU(_Ranked):
-    """The one used in the fewest layer visits since the start, whether cached or not.
+    """The one used in the fewest layer visits since the start, whether cached or not."""
 
-    Parameters
-    ----------
-    victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
-    ties : {"last-use", "id"}
-        Of equals the one used longest ago, or the one of the lowest layer and id, as a scan finds it.
-    """
-
-    def __init__(self, *, victims: VictimsOption = UNROUTED_FIRST, ties: LfuTies = "last-use") -> None:
-        super().__init__(victims=victims)
-        self.ties: LfuTies = ties
+    ties: LfuTies = "last-use"
+    """Of equals the one used longest ago, or the one of the lowest layer and id, as a scan finds it."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with no visit counted."""

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, unknown_name
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
 from moesim.policy import Policy

@@ -14,28 +14,23 @@ from moesim.policies.base import CACHE, Range, layer_residents
 from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES, VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, Victims, order_of_use
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
 UseOrder = Literal["rank", "id"]
+Firing = Literal["default", "printed"]
 
 NO_SWAPS = MootIf(u_size=0)
 
 
 class Admitting(Part):
-    """Demand loads enter the cache; keeps the cached experts of each pool in order of insertion.
-
-    Parameters
-    ----------
-    victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
-    """
+    """Demand loads enter the cache; keeps the cached experts of each pool in order of insertion."""
 
     admits = True
     swaps = False
 
-    def __init__(self, *, victims: VictimsOption = UNROUTED_FIRST) -> None:
-        self.victims: Victims = victims
+    victims: VictimsOption = UNROUTED_FIRST
+    """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         self._gpu = setup.gpu
@@ -76,21 +71,15 @@ class FIFO(Admitting):
         return unit
 
 
-class LRU(FIFO):
+class LRU(FIFO, fixed=("victims",)):
     """The one whose last use is longest ago; being fetched ahead counts as a use.
 
     The active experts of a layer are marked together, before anything is evicted for that layer, so that all others go first.
-
-    Parameters
-    ----------
-    use_order : {"rank", "id"}
-        Of the experts of one row, the last-ranked counts as used last. Of several rows, which have no common ranks, and with
-        ``id`` always, what is loaded counts as used after what was cached, each by ascending id: as they are executed.
     """
 
-    def __init__(self, *, use_order: UseOrder = "rank") -> None:
-        super().__init__()
-        self.use_order: UseOrder = use_order
+    use_order: UseOrder = "rank"
+    """Of the experts of one row, the last-ranked counts as used last. Of several rows, which have no common ranks, and with
+    ``id`` always, what is loaded counts as used after what was cached, each by ascending id: as they are executed."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, used in ascending order."""
@@ -120,19 +109,10 @@ class LRU(FIFO):
 
 
 class RandomVictim(Admitting):
-    """Any idle one, with equal chance, from a counter and a seed: the same choices in every run.
+    """Any idle one, with equal chance, from a counter and a seed: the same choices in every run."""
 
-    Parameters
-    ----------
-    seed : int
-        Of the draws.
-    victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other.
-    """
-
-    def __init__(self, *, seed: int = 0, victims: VictimsOption = UNROUTED_FIRST) -> None:
-        super().__init__(victims=victims)
-        self.seed = seed
+    seed: int = 0
+    """Of the draws."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the counter at 0."""
@@ -179,42 +159,22 @@ class Static(Part):
 
 
 class WorkloadAware(Static):
-    """DALI's Algorithm 2: every window, the residents with the fewest rows make room for those with the most.
-
-    Parameters
-    ----------
-    w_size : int
-        Visits of a layer in a window; a prefill chunk is one, and so is a decode step of the whole batch.
-    u_size : int
-        Experts replaced at its end.
-    firing : {"default", "printed"}
-        At the end of each window, or, as the algorithm is printed, after visits 0, w, 2 w ...
-    only_if_better : bool
-        Keep a resident unless its newcomer served more rows.
-    blocking : bool
-        The update's copies queue as demand, so that later demand loads wait for them.
-    relabel : bool
-        A newcomer that is on the GPU as a transient copy is kept instead of copied again.
-    """
+    """DALI's Algorithm 2: every window, the residents with the fewest rows make room for those with the most."""
 
     swaps = True
 
-    def __init__(
-        self,
-        *,
-        w_size: Annotated[int, Range(1), NO_SWAPS, COLD_STATIC] = 4,
-        u_size: Annotated[int, Range(0), COLD_STATIC] = 1,
-        firing: Annotated[Literal["default", "printed"], NO_SWAPS, MootIf(w_size=1), COLD_STATIC] = "default",
-        only_if_better: Annotated[bool, NO_SWAPS, COLD_STATIC] = False,
-        blocking: Annotated[bool, NO_SWAPS, COLD_STATIC] = False,
-        relabel: Annotated[bool, NO_SWAPS, COLD_STATIC, InPolicy(NO_COPIES)] = False,
-    ) -> None:
-        self.w_size = w_size
-        self.u_size = u_size
-        self.firing = firing
-        self.only_if_better = only_if_better
-        self.blocking = blocking
-        self.relabel = relabel
+    w_size: Annotated[int, Range(1), COLD_STATIC, NO_SWAPS] = 4
+    """Visits of a layer in a window; a prefill chunk is one, and so is a decode step of the whole batch."""
+    u_size: Annotated[int, Range(0), COLD_STATIC] = 1
+    """Experts replaced at its end."""
+    firing: Annotated[Firing, COLD_STATIC, NO_SWAPS, MootIf(w_size=1)] = "default"
+    """At the end of each window, or, as the algorithm is printed, after visits 0, w, 2 w ..."""
+    only_if_better: Annotated[bool, COLD_STATIC, NO_SWAPS] = False
+    """Keep a resident unless its newcomer served more rows."""
+    blocking: Annotated[bool, COLD_STATIC, NO_SWAPS] = False
+    """The update's copies queue as demand, so that later demand loads wait for them."""
+    relabel: Annotated[bool, COLD_STATIC, NO_SWAPS, InPolicy(NO_COPIES)] = False
+    """A newcomer that is on the GPU as a transient copy is kept instead of copied again."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with empty windows."""

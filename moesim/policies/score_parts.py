@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import Range
+from moesim.policies.declare import option_of
 from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import ALL_CPU, COLD, NAMED_AHEAD, RESIDENT
 from moesim.policies.parts import Part, Setup, Unit
+from moesim.policies.prefetching import Over
 from moesim.policies.replacement import LRU
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
@@ -121,23 +123,8 @@ class RecentScores:
         return total / len(ids)
 
 
-class MRS(LRU):
+class MRS(LRU, fixed=("use_order",)):
     """HybriMoE's minus recent score: the idle resident with the smallest S; among equals the least recently used.
-
-    Parameters
-    ----------
-    alpha : float
-        Weight of the present visit.
-    p : int or None
-        Scores of a row that count; None: twice the model's top_k.
-    tokens : {"mean", "first"}
-        With several rows: the mean over them, or the first row only.
-    credit : {"own", "by-id"}
-        Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
-        largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on.
-    victims : {"unrouted-first", "idle"}
-        What the present layer visit is routed to goes only if nothing else is idle, or, as in paper and code, by its score
-        like any other once it has run.
 
     Notes
     -----
@@ -146,22 +133,20 @@ class MRS(LRU):
     """
 
     needs = SCORES
+    use_order = "id"
 
-    def __init__(
-        self,
-        *,
-        alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA,
-        p: Annotated[int, Range(1), ALL_ZERO] | None = None,
-        tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "mean",
-        credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "own",
-        victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle",
-    ) -> None:
-        super().__init__(use_order="id")
-        self.victims = victims
-        self.alpha = alpha
-        self.p = p
-        self.tokens = tokens
-        self.credit = credit
+    alpha: Annotated[float, Range(0, 1)] = MRS_ALPHA
+    """Weight of the present visit."""
+    p: Annotated[int, Range(1), ALL_ZERO] | None = None
+    """Scores of a row that count; None: twice the model's top_k."""
+    tokens: Annotated[Literal["mean", "first"], ALL_ZERO] = "mean"
+    """With several rows: the mean over them, or the first row only."""
+    credit: Annotated[Credit, ALL_ZERO, MootIf(p=1)] = "own"
+    """Each expert is credited with its own score, as the paper says, or as the released code does: of the p experts with the
+    largest scores, the one with the lowest id gets the largest, the next id the second largest, and so on."""
+    victims: Annotated[Victims, NAMED_AHEAD, BY_LAST_USE] = "idle"
+    """What the present layer visit is routed to goes only if nothing else is idle, or, as in paper and code, by its score like
+    any other once it has run."""
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with all scores 0."""
@@ -199,15 +184,6 @@ class MRSScore(Part):
     """The prefetch of HybriMoE's released code: the experts of the next layer with the largest S, without any prediction.
 
     Only in steps of one row, and only if the GPU has something to do in this layer.
-
-    Parameters
-    ----------
-    size : int
-        Experts of a layer visit to prefetch.
-    over : {"all", "non-resident"}
-        Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU.
-    alpha, p, tokens, credit
-        As of the replacement ``mrs``.
     """
 
     needs = SCORES
@@ -215,22 +191,14 @@ class MRSScore(Part):
     slots = 0
     predicts = False
 
-    def __init__(
-        self,
-        *,
-        size: Annotated[int, Range(1), _IN_IDLE, _IN_NEVER_BUSY] = 1,
-        over: Annotated[Literal["all", "non-resident"], _IN_IDLE, _IN_NEVER_BUSY] = "all",
-        alpha: Annotated[float, Range(0, 1), _IN_IDLE, _IN_NEVER_BUSY] = MRS_ALPHA,
-        p: Annotated[int, Range(1), ALL_ZERO, _IN_IDLE, _IN_NEVER_BUSY] | None = None,
-        tokens: Annotated[Literal["mean", "first"], ALL_ZERO, _IN_IDLE, _IN_NEVER_BUSY] = "first",
-        credit: Annotated[Credit, ALL_ZERO, MootIf(p=1), _IN_IDLE, _IN_NEVER_BUSY] = "by-id",
-    ) -> None:
-        self.size = size
-        self.over = over
-        self.alpha = alpha
-        self.p = p
-        self.tokens = tokens
-        self.credit = credit
+    size: Annotated[int, Range(1), _IN_IDLE, _IN_NEVER_BUSY] = 1
+    """Experts of a layer visit to prefetch."""
+    over: Annotated[Over, _IN_IDLE, _IN_NEVER_BUSY] = "all"
+    """Take the top ``size`` of all experts and skip those on the GPU, or of those that are not on the GPU."""
+    alpha: float = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY)
+    p: int | None = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY)
+    tokens: Literal["mean", "first"] = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY, default="first")
+    credit: Credit = option_of(MRS, _IN_IDLE, _IN_NEVER_BUSY, default="by-id")
 
     def start(self, setup: Setup) -> None:
         """Begin with all scores 0."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from moesim.budget import initial_placement
 from moesim.hardware import HardwareProfile
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policy import Event
 from moesim.records import Records
 from moesim.testing.runs import run_inputs

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from moesim.errors import CapacityError, InputError, MoesimError, describe_exception
 from moesim.hardware import HardwareProfile
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.records import Records
 from moesim.testing.checks import (
     CheckError,

@@ -18,7 +18,7 @@ import yaml
 from moesim.cli import _app
 from moesim.experiment.estimate import Estimate
 from moesim.manifest import FILE
-from moesim.policies.base import option_parameters
+from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy
 from tests.experiment_kit import write_trace
 from tests.import_kit import SOURCES

@@ -1,0 +1,230 @@
+"""Options of policies and parts, each written once: an annotated attribute of the class, with its meaning below it.
+
+::
+
+    class Keep(PolicyBase):
+        share: Annotated[float, Range(0, 1), MootIf(placement="none")] = 0.5
+        \"\"\"How much of the cache is never replaced.\"\"\"
+
+From there it appears in the constructor (``Keep(share=0.2)``), as an attribute, in the checks of what a user wrote, in
+messages and in ``moesim list``. A class with a constructor of its own is read from that instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache, reduce
+from itertools import pairwise
+from operator import or_
+from typing import Annotated, Any, ClassVar, NamedTuple, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+
+class Range(NamedTuple):
+    """Bounds of a numeric option, both included; used in ``Annotated`` and checked by the registry."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+class Lifted(NamedTuple):
+    """What `option_of` returns: the option that this one is, and what this class says about it."""
+
+    of: type
+    name: str
+    rules: tuple[Any, ...]
+    default: Any
+
+
+_THEIRS = object()
+
+
+def option_of(cls: type, *rules: Any, name: str = "", default: Any = _THEIRS) -> Any:
+    """Declare an option that is an option of a part or of another policy: its type, bounds, meaning and default.
+
+    Rules of the other class count too, as far as they are about options that this class has. A text below replaces the meaning.
+
+    Parameters
+    ----------
+    cls : type
+        The class that has the option.
+    *rules
+        What makes it moot here, before the rules of the other class.
+    name : str
+        Its name there, if it is another one.
+    default : object
+        Another default. With None, null is allowed.
+    """
+    return Lifted(cls, name, rules, default)
+
+
+@dataclass_transform(kw_only_default=True)
+class Declared:
+    """A class whose annotated public attributes are its options; what is annotated with ``ClassVar`` is none.
+
+    A subclass has the options of its bases. A plain assignment gives one another default, and ``fixed``, in the line that
+    begins the class, names those that users cannot set any more.
+    """
+
+    _options: ClassVar[Mapping[str, inspect.Parameter]] = {}
+    _lifted: ClassVar[Mapping[str, Lifted]] = {}
+
+    def __init_subclass__(cls, *, fixed: tuple[str, ...] = (), **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        own = dict.fromkeys(_own_names(cls))
+        names = {name: None for base in reversed(cls.__bases__) for name in getattr(base, "_options", ())}
+        names = {name: None for name in names if name not in fixed} | own
+        cls._lifted = {name: one for name, one in cls._lifted.items() if name not in own} | _resolve(cls)
+        one = inspect.Parameter
+        cls._options = {name: one(name, one.KEYWORD_ONLY, default=getattr(cls, name, one.empty)) for name in names}
+        if cls.__init__ is Declared.__init__:
+            cls.__signature__ = inspect.Signature([*cls._options.values()])
+        else:
+            cls.__signature__ = None  # a constructor of its own; what a base has set would hide it
+
+    __signature__: ClassVar[inspect.Signature | None] = None
+
+    def __init__(self, **options: Any) -> None:
+        given = inspect.Signature([*self._options.values()]).bind(**options)
+        given.apply_defaults()
+        for name, value in given.arguments.items():
+            setattr(self, name, value)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as they were given, by name.
+
+        Returns
+        -------
+        dict
+            One entry for each option.
+        """
+        return {name: getattr(self, name) for name in option_parameters(type(self))}
+
+
+def _own_names(cls: type) -> Iterator[str]:
+    """Give the names of the options that a class adds to those of its bases, or declares anew."""
+    for name, hint in inspect.get_annotations(cls).items():
+        inherited = getattr(super(cls, cls), name, None)
+        no_option = name.startswith("_") or "ClassVar" in str(hint) or isinstance(inherited, property)
+        if not no_option and name not in _class_variables(cls):
+            yield name
+
+
+def _class_variables(cls: type) -> set[str]:
+    return {name for base in cls.__mro__[1:] for name, hint in inspect.get_annotations(base).items() if "ClassVar" in str(hint)}
+
+
+def _resolve(cls: type) -> dict[str, Lifted]:
+    """Put the default of each option that is another class's into its place."""
+    found = {}
+    for name, value in list(vars(cls).items()):
+        if isinstance(value, Lifted):
+            one = found[name] = value._replace(name=value.name or name)
+            setattr(cls, name, getattr(one.of, one.name) if one.default is _THEIRS else one.default)
+    return found
+
+
+def lifted_from(owner: Declared, cls: type) -> dict[str, Any]:
+    """Return what a policy's options say to one of its parts.
+
+    Parameters
+    ----------
+    owner : Declared
+        The policy.
+    cls : type
+        The part's class.
+
+    Returns
+    -------
+    dict
+        Options of the part that the policy has as its own; without those that are None.
+    """
+    values = {one.name: getattr(owner, name) for name, one in owner._lifted.items() if one.of is cls}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def lifted_options(cls: type) -> Mapping[str, Lifted]:
+    """Return the options of a class that are declared as another's."""
+    return getattr(cls, "_lifted", {})
+
+
+def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the options of a policy or part, by name, with their defaults: the parameters of its constructor.
+
+    Parameters
+    ----------
+    cls : type
+        The class.
+
+    Returns
+    -------
+    dict of str to inspect.Parameter
+        In the order of the constructor; empty for a class without one.
+    """
+    if "__init__" not in {name for base in cls.__mro__[:-1] for name in vars(base)}:
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(cls).parameters
+    return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
+
+
+@cache
+def option_hints(cls: type) -> Mapping[str, Any]:
+    """Return the annotations of the options of a policy or part, by name; without those that have none."""
+    parameters = option_parameters(cls)
+    if not parameters:
+        return {}
+    hints = get_type_hints(cls if _is_declared(cls) else cls.__init__, include_extras=True)  # type: ignore[misc]
+    hints |= {name: _lifted_hint(one) for name, one in lifted_options(cls).items()}
+    return {name: hints[name] for name in parameters if name in hints}
+
+
+def _lifted_hint(one: Lifted) -> Any:
+    """Return the type and bounds of another class's option, with the rules of this one."""
+    hint = option_hints(one.of)[one.name]
+    found = Annotated[(_bare(hint), *one.rules)] if one.rules else _bare(hint)
+    return found | None if one.default is None else found
+
+
+def _bare(hint: Any) -> Any:
+    """Leave the rules out of an annotation."""
+    if get_origin(hint) is Annotated:
+        base, *extras = get_args(hint)
+        bounds = [extra for extra in extras if isinstance(extra, Range)]
+        return Annotated[(base, *bounds)] if bounds else base
+    if get_origin(hint) in (Union, types.UnionType):
+        return reduce(or_, map(_bare, get_args(hint)))
+    return hint
+
+
+def _is_declared(cls: type) -> bool:
+    return issubclass(cls, Declared) and cls.__init__ is Declared.__init__
+
+
+@cache
+def option_meanings(cls: type) -> Mapping[str, str]:
+    """Return the meanings of the options of a policy or part: the texts below them, or those of the bases or of `option_of`."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= {name: option_meanings(one.of)[one.name] for name, one in vars(base).get("_lifted", {}).items()}
+        found |= _texts(base)
+    return {name: found.get(name, "") for name in option_parameters(cls)}
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """Return the text below each annotated attribute of a class, from its source; nothing for a class without a file."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    body = tree.body[0].body if tree.body and isinstance(tree.body[0], ast.ClassDef) else []
+    found = {}
+    for above, below in pairwise(body):
+        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(below, ast.Expr):
+            text = below.value.value if isinstance(below.value, ast.Constant) else None
+            if isinstance(text, str):
+                found[above.target.id] = " ".join(text.split())
+    return found
