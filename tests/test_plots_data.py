@@ -67,11 +67,12 @@ def test_a_mean_over_settings_has_no_interval():
     assert data["policy"].tolist() == ["lru", CHANCE, CHANCE]
 
 
-def test_failed_runs_are_left_out_and_results_of_none_refused():
-    frame = rows(("lru", 10.0, {}), ("dali", None, {"error": "DeadlockError: x"}))
-    assert decode_speed_data(frame)["policy"].tolist() == ["lru"]
-    with pytest.raises(ConfigError, match="expected at least one run that succeeded, got none"):
-        decode_speed_data(frame[frame["policy"] == "dali"])
+def test_failed_runs_are_left_out_of_lines_and_results_of_none_refused():
+    frame = rows(("lru", 10.0, {"hit_rate_decode": 0.2}), ("dali", None, {"error": "DeadlockError: x"}))
+    assert hit_rate_data(frame)["policy"].tolist() == ["lru", CHANCE, CHANCE]
+    for name in ("decode_speed", "hit_rate"):
+        with pytest.raises(ConfigError, match="expected at least one run that succeeded, got none"):
+            list(figures_of(name, frame[frame["policy"] == "dali"], {}))
 
 
 def test_two_results_of_one_setting_are_no_repeats():

@@ -43,7 +43,10 @@ def needs_records(names: Sequence[str]) -> bool:
 
 
 def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]) -> tuple[dict[str, bytes], list[str]]:
-    """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text."""
+    """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text.
+
+    Bars mark runs that failed; other figures leave them out.
+    """
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     if not names:
@@ -86,5 +89,5 @@ def _frame(source: str, outcomes: Sequence[Outcome]) -> pd.DataFrame:
 
     done = [outcome for outcome in outcomes if outcome.failure is None]
     if source == "rows":
-        return pd.DataFrame([dict(outcome.row) for outcome in done], columns=None if done else ["policy"])
+        return pd.DataFrame([dict(outcome.row) for outcome in outcomes], columns=None if outcomes else ["policy"])
     return pd.DataFrame([row for outcome in done if outcome.records is not None for row in _FRAMES[source](outcome)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -11,6 +12,8 @@ from matplotlib.figure import Figure
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.ends import varied_numbers, with_ends
+from moesim.plots.failures import codes_of, failing, mark, reasons, with_failed
 from moesim.plots.grouped import Bar, Words, grouped_bars
 from moesim.plots.memo import once
 from moesim.plots.rows import (
@@ -42,11 +45,12 @@ _PANELS: Final = ("model", "hardware")  # what rather divides a figure than its 
 class Means(NamedTuple):
     """Means of rows, and what arranges their bars."""
 
-    rows: pd.DataFrame  # prepared
+    rows: pd.DataFrame  # prepared, of runs that succeeded
     data: pd.DataFrame  # one row a bar, in the order of panels, groups and policies
     metric: str
     x: str  # column of groups; "policy" if nothing groups
     panel: str | None  # column of panels
+    policies: list[str]  # in their order, also those of which all runs failed
 
     @property
     def shown(self) -> list[str]:
@@ -94,7 +98,8 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
     need(frame, [metric], what)
     x, panel = axes_of(frame, x)
     by = [name for name in (panel, x) if name is not None and name != "policy"]
-    data = summarised(frame, [*by, "policy"], metric)
+    done, lost, each = frame[~failing(frame)], frame[failing(frame)], [*by, "policy"]
+    data = with_failed(with_ends(summarised(done, each, metric), done, each, metric), lost, each)
     if data.empty:
         raise ConfigError(f"plot {what}: expected a run with a value of {metric}, got none; docs/metrics.md says which have one")
     orders = [{group_name(value): i for i, value in enumerate(levels(frame, name))} for name in by]
@@ -102,7 +107,7 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
     policies = policies_of(frame)
     ranks = list(zip(*places, [policies.index(name) for name in data["policy"]], strict=True))
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
-    return Means(frame, data, metric, x, panel)
+    return Means(done, data, metric, x, panel, policies)
 
 
 def legend_names(data: pd.DataFrame, policies: Sequence[str]) -> dict[str, str]:
@@ -116,9 +121,13 @@ def legend_names(data: pd.DataFrame, policies: Sequence[str]) -> dict[str, str]:
 
 
 def value_texts(data: pd.DataFrame, metric: str) -> list[tuple[str, ...]]:
-    """Write above each bar its value, and the share computed as routed where that is not all."""
-    marks = [fresh_mark(fresh) for fresh in data["fresh"]]
-    return [tuple(text for text in (short(value), mark) if text) for value, mark in zip(data[metric], marks, strict=True)]
+    """Write above each bar its value, the share computed as routed where that is not all, and what failed."""
+    codes = codes_of(data)
+    found = []
+    for _, row in data.iterrows():
+        value = "" if math.isnan(row[metric]) else short(row[metric])
+        found.append(tuple(text for text in (value, fresh_mark(row["fresh"]), mark(row, codes)) if text))
+    return found
 
 
 def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes: Sequence[str] = ()) -> Figure:
@@ -128,19 +137,31 @@ def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes
             named(row[means.panel], means.panel) if means.panel else "",
             group_name(row[means.x], means.x) if means.x != "policy" else "",
             str(row["policy"]), float(row[means.metric]), float(row["low"]), float(row["high"]), text,
+            float(row.get("least", math.nan)), float(row.get("most", math.nan)),
         )
         for (_, row), text in zip(means.data.iterrows(), texts, strict=True)
     ]  # fmt: skip
     words = Words(title, WORDS.get(means.x, means.x) if means.x != "policy" else "", AXES.get(means.metric, means.metric))
-    figure = grouped_bars(bars, words, legend_names(means.data, policies_of(means.rows)))
+    looks = [*policies_of(means.rows), *means.policies]  # as in figures that leave out what failed
+    figure = grouped_bars(bars, words, legend_names(means.data, means.policies), order=list(dict.fromkeys(looks)))
     marked = [CONDITIONED] if any(fresh_mark(fresh) for fresh in means.data["fresh"]) else []
-    add_corner(figure, corner_label(means.rows, means.x), [*averaged(means.rows, means.shown), *notes, *marked])
+    failed = reasons(means.data)
+    add_corner(figure, corner_label(means.rows, means.x), [*averaged(means.rows, means.shown), *notes, *failed, *marked])
     return figure
 
 
 def caption_of(means: Means, what: str, *sentences: str) -> str:
     """Write the caption of bars of means."""
-    return caption(what, means.rows, means.shown, repeats_sentence(means.rows), *sentences)
+    told = [repeats_sentence(means.rows)]
+    if "least" in means.data:
+        numbers = "; ".join(varied_numbers(means.rows, power=means.metric == "tokens_per_kj"))
+        told.append(
+            "Thick lines without caps: the least and the most with the profile's numbers at the ends of their intervals, one at "
+            f"a time ({numbers})."
+        )
+    if lines := reasons(means.data):
+        told.append(f"Hatched boxes are no values: {'. '.join(lines)}.")
+    return caption(what, means.rows, means.shown, *told, *sentences)
 
 
 # ------------------------------------------------------------------------------------------------------------------- speed
@@ -158,14 +179,19 @@ def decode_speed_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame
     Returns
     -------
     DataFrame
-        The columns of panels and groups, ``policy``, ``decode_tokens_per_s``, and what `moesim.plots.rows.summarised` adds.
+        The columns of panels and groups, ``policy``, ``decode_tokens_per_s``, and what `moesim.plots.rows.summarised` and
+        `moesim.plots.ends.with_ends` add.
     """
     return _speed(frame, "decode", x).data
 
 
 @styled
 def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Figure:
-    """Bars of decode speed, with 95 % intervals where rows differ only in their seed; arguments as of `decode_speed_data`."""
+    """Bars of decode speed; arguments as of `decode_speed_data`.
+
+    Thin error bars are 95 % intervals where rows differ only in their seed, thick ones reach over the intervals of the profile's
+    numbers where the experiment had ``intervals: true``.
+    """
     return _draw_speed(frame, "decode", x)
 
 
@@ -191,7 +217,7 @@ def prefill_speed_caption(frame: pd.DataFrame, x: str | None = None) -> str:
 
 
 def _speed(frame: pd.DataFrame, phase: str, x: str | None) -> Means:
-    return means_of(prepared(frame, f"{phase}_speed"), f"{phase}_speed", f"{phase}_tokens_per_s", x)
+    return means_of(prepared(frame, f"{phase}_speed", failed=True), f"{phase}_speed", f"{phase}_tokens_per_s", x)
 
 
 def _draw_speed(frame: pd.DataFrame, phase: str, x: str | None) -> Figure:
@@ -222,14 +248,18 @@ def energy_caption(frame: pd.DataFrame, x: str | None = None) -> str:
 
 
 def _energy(frame: pd.DataFrame, x: str | None) -> Means:
-    frame = prepared(frame, "energy", ["energy_j_per_token", "energy_label"])
+    frame = prepared(frame, "energy", ["energy_j_per_token", "energy_label"], failed=True)
     joules = pd.to_numeric(frame["energy_j_per_token"], errors="coerce")
-    if joules.isna().all():
+    if joules[~failing(frame)].isna().all() and not failing(frame).all():
         raise ConfigError(
             "plot energy: expected runs on hardware whose profile has idle and busy power of every device, got none; "
             "docs/metrics.md says what a profile needs"
         )
     frame = frame.assign(tokens_per_kj=1000 / joules)
+    ends = [f"energy_j_per_token_{end}" for end in ("most", "least")]  # the most energy gives the least tokens
+    if all(name in frame for name in ends):
+        least, most = (1000 / pd.to_numeric(frame[name], errors="coerce") for name in ends)
+        frame = frame.assign(tokens_per_kj_least=least, tokens_per_kj_most=most)
     if "source_label" in frame:
         pairs = zip(frame["source_label"], frame["energy_label"], strict=True)
         frame = frame.assign(source_label=[weakest(str(one) for one in pair if isinstance(one, str)) for pair in pairs])

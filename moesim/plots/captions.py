@@ -10,6 +10,7 @@ import pandas as pd
 from moesim.hardware import weakest
 from moesim.naming import LIVE
 from moesim.plots.draws import DRAW, over_draws
+from moesim.plots.ends import OVER
 from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")
@@ -208,7 +209,7 @@ def _labels(frame: pd.DataFrame) -> list[str]:
             sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
     if "notes" in frame:
         notes = dict.fromkeys(note for text in frame["notes"].dropna() for note in str(text).split(", ") if note)
-        kept = [note for note in notes if " of the " not in note and not note[:1].isdigit()]
+        kept = [note for note in notes if " of the " not in note and OVER not in note and not note[:1].isdigit()]
         if kept:
             sentences.append(f"Notes: {', '.join(kept)}.")
     return sentences

@@ -100,7 +100,8 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
         yield name, frame
         return
     if kind.source in IN_EXPERIMENTS:
-        frame = prepared(frame, name)
+        done = prepared(frame, name)  # refuses results in which nothing succeeded
+        frame = prepared(frame, name, failed=True) if name in _FAILED else done
     aside = frame.iloc[:0]
     if name == "heatmap":
         rows = _as_one_policy(frame, options)
@@ -114,6 +115,7 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
 
 
 _WHOLE: Final = ("speedup", "validation")  # they show all settings
+_FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
 
 
 def _axes(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:

@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
 
 from moesim.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import Look, looks_of
@@ -22,10 +24,20 @@ _HEIGHT: Final = {1: 1.75, 2: 1.55}  # of axes, in inches, by number of rows
 _LOW: Final = 1.3  # the same with more rows
 _ALIKE: Final = 2.5  # panels whose axes reach this much further than others have axes of their own
 _LINE: Final = 0.115  # inches that a line of small text is high
+_BOX: Final = 0.12  # of the axis, what stands for a run that failed
+ENDS: Final = "over the profile's intervals"
+"""Words in the legend for what reaches from the least to the most at the ends of intervals."""
+_ENDS: Final[Any] = {  # to be seen on every fill, and below a thin error bar
+    "color": GREY, "linewidth": 2.4, "solid_capstyle": "butt", "path_effects": [withStroke(linewidth=3.8, foreground=BLACK)]
+}  # fmt: skip
 
 
 class Bar(NamedTuple):
-    """One bar: where it stands, how high it is, its 95 % interval (nan if it has none), and what is written above it."""
+    """One bar: where it stands, how high it is, its 95 % interval (nan if it has none), and what is written above it.
+
+    Without a value (nan) it stands for runs that failed. `least` and `most` reach over the intervals of the profile's numbers;
+    nan if it has none.
+    """
 
     panel: str
     group: str
@@ -34,6 +46,8 @@ class Bar(NamedTuple):
     low: float
     high: float
     text: tuple[str, ...]  # lines
+    least: float = math.nan
+    most: float = math.nan
 
 
 class Words(NamedTuple):
@@ -78,7 +92,7 @@ def grouped_bars(
     n_rows = -(-len(panels) // n_columns)
     height = _HEIGHT.get(n_rows, _LOW)
     inch = (width / n_columns - _FRAME) / longest  # of a bar
-    rotated = any(text_width(line) > 1.12 * inch for bar in bars for line in bar.text)
+    rotated = any(text_width(line) > 1.12 * inch for bar in bars if not math.isnan(bar.value) for line in bar.text)
     lines = max(bar.group.count("\n") + 1 for bar in bars)
     heads = 0.2 if len(panels) > 1 else 0.05
     figure = Figure(figsize=(width, 0.1 + n_rows * (height + heads + _LINE * (lines + 0.5)) + 0.15), layout="constrained")
@@ -89,7 +103,7 @@ def grouped_bars(
             axes.remove()
             continue
         name = list(panels)[i]
-        tops.append(max(_draw(axes, panels[name], places[name], looks, height, rotated), 1.05 * (level or 0.0)) or 1.0)
+        tops.append(max(_draw(axes, panels[name], places[name], looks, height, rotated), 1.05 * (level or 0.0)))
         if level is not None:
             axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
         axes.set_xlim(-0.5 - _GAP / 2, longest - _GAP - 0.5 + _GAP / 2)
@@ -99,6 +113,7 @@ def grouped_bars(
             axes.set_xlabel(words.x)
         if i % n_columns == 0:
             axes.set_ylabel(words.y)
+    tops = [top or max(tops) or 1.0 for top in tops]  # of a panel in which all failed
     alike = max(tops) <= _ALIKE * min(tops)
     for axes, top in zip(figure.axes, tops, strict=True):
         axes.set_ylim(0, max(tops) if alike else top)
@@ -106,6 +121,7 @@ def grouped_bars(
         Patch(facecolor=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5, label=legend[policy])
         for policy, look in looks.items()
     ]
+    handles += [Line2D([], [], **_ENDS, label=ENDS)] if any(bar.least < bar.most for bar in bars) else []
     legend_above(figure, handles, words.title)
     return figure
 
@@ -149,8 +165,14 @@ def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, 
     top = 0.0
     for bar in bars:
         x, look = places.x[bar.group, bar.policy], looks[bar.policy]
+        if math.isnan(bar.value):
+            _failed(axes, x, look, " ".join(bar.text))
+            continue
         axes.bar(x, bar.value, 0.9, color=look.colour, hatch=look.hatch, edgecolor=BLACK, linewidth=0.5)
         end = bar.value
+        if bar.least < bar.most:  # false of nan
+            axes.plot([x, x], [bar.least, bar.most], **_ENDS)
+            end = max(end, bar.most)
         if not math.isnan(bar.low):
             error: Any = [[bar.value - bar.low], [bar.high - bar.value]]
             axes.errorbar(x, bar.value, yerr=error, fmt="none", ecolor=GREY if look.colour == BLACK else BLACK, elinewidth=0.8,
@@ -165,3 +187,12 @@ def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, 
     axes.set_xticks(list(places.middles.values()), list(places.middles))
     axes.tick_params(axis="x", length=0)
     return top
+
+
+def _failed(axes: Axes, x: float, look: Look, text: str) -> None:
+    """Draw what stands for a run that failed: an empty box, as high in every figure, and what is written above it."""
+    at = axes.get_xaxis_transform()
+    outline: Any = {"fill": False, "edgecolor": look.colour, "linestyle": (0, (2, 1.5)), "linewidth": 0.8, "hatch": "xxxx"}
+    axes.add_patch(Rectangle((x - 0.45, 0), 0.9, _BOX, transform=at, **outline))
+    axes.annotate(text, (x, _BOX), (0, 2), xycoords=at, textcoords="offset points", ha="center", va="bottom", fontsize=SMALL,
+                  rotation=90)  # fmt: skip

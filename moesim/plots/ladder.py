@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moesim.plots.bars import AXES, Means, caption_of, draw_means, means_of, value_texts
-from moesim.plots.rows import policies_of, prepared
+from moesim.plots.rows import prepared
 from moesim.plots.style import styled
 
 
@@ -34,7 +34,7 @@ def ladder_data(frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: str
 
 
 def _steps(frame: pd.DataFrame, metric: str, x: str | None) -> Means:
-    means = means_of(prepared(frame, "ladder", [metric]), "ladder", metric, x)
+    means = means_of(prepared(frame, "ladder", [metric], failed=True), "ladder", metric, x)
     by = [name for name in means.shown if name != "policy"]
     before = means.data.groupby(by, sort=False)[metric].shift(1) if by else means.data[metric].shift(1)
     return means._replace(data=means.data.assign(gain=means.data[metric] / before - 1))
@@ -55,5 +55,5 @@ def ladder_caption(frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: 
     """Write the caption of `ladder`."""
     means = _steps(frame, metric, x)
     words = AXES.get(metric, metric).replace("\n", " ")
-    order = ", then ".join(policies_of(means.rows))
+    order = ", then ".join(means.policies)
     return caption_of(means, f"Ablation of {words}: {order}; percentages are gains over the variant before in the same group.")

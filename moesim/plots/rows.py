@@ -13,6 +13,7 @@ import pandas as pd
 from moesim.errors import ConfigError
 from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.plots.draws import interval, over_draws, with_draws
+from moesim.plots.failures import failing, without_retried
 from moesim.plots.memo import once
 from moesim.plots.style import need
 from moesim.units import format_bytes
@@ -41,7 +42,7 @@ _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
 @once
-def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.DataFrame:
+def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
     """Make result rows ready for a figure: without those that failed, and with one column that says how large the cache is.
 
     Parameters
@@ -52,6 +53,8 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.
         The kind of figure, for messages.
     columns : sequence of str
         That must be there.
+    failed : bool
+        Keep those that failed, unless another row repeats them.
 
     Returns
     -------
@@ -65,8 +68,7 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.
         If a column is missing, no run succeeded, or two rows of one setting by name have different inputs.
     """
     need(frame, ("policy", *columns), what)
-    if "error" in frame:
-        frame = frame[frame["error"].isna()]
+    frame = without_retried(frame) if failed else frame[~failing(frame)]
     if frame.empty:
         raise ConfigError(f"plot {what}: expected at least one run that succeeded, got none; `error` in runs.parquet says why")
     frame = frame.reset_index(drop=True)
@@ -83,7 +85,8 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = ()) -> pd.
     frame = with_draws(frame)  # before repeats of made-up routing get one name
     if "repeat" in frame and "trace" in frame:
         frame = frame.assign(trace=[_first(str(name), n) for name, n in zip(frame["trace"], frame["repeat"], strict=True)])
-    return _unambiguous(frame, what)
+    done = _unambiguous(frame[~failing(frame)], what)
+    return frame.assign(**{WARM_UP: done[WARM_UP]}) if WARM_UP in done and WARM_UP not in frame else frame
 
 
 def _first(trace: str, repeat: Any) -> str:
