@@ -28,6 +28,8 @@ UBATCHES: Final = (512, 1024, 2048)
 CONTEXTS: Final = (1, 4, 16)
 """Times the context that was asked for."""
 _POINTS: Final = 9
+_SAME_BITS: Final = 0.03
+"""Experts whose bits differ by no more than this share are as fast as one another in a figure."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,52 @@ def curve_records(points: Sequence[Point]) -> list[dict[str, Any]]:
          "high": one.high, "gpu_bytes": one.gpu_bytes, "fits": one.fits}
         for one in points
     ]  # fmt: skip
+
+
+def measured_records(points: Sequence[Point], setting: Setting, found: Identified) -> list[dict[str, Any]]:
+    """Give observed decode speeds of the model at the same bits of experts and batch, beside the nearest context of the curve."""
+    contexts = sorted({one.context for one in points})
+    records = []
+    for one in found.predictions:
+        case, row = one.case, one.case.observation
+        same = (case.model.name, row.batch, row.kind) == (setting.model.name, setting.asked.batch, "decode")
+        if not same or row.of or case.setting.family != "n_cpu_moe" or not _alike(case.model, setting.model):
+            continue
+        tokens = max(1, case.mean_context)
+        records.append(
+            {"row": case.name, "n_cpu_moe": case.setting.policy.get("n_cpu_moe", 0),
+             "context": min(contexts, key=lambda context: abs(math.log(context / tokens))), "tokens": tokens,
+             "tokens_per_s": row.batch / math.exp(row.log_time) * 1e9, "status": one.status}
+        )  # fmt: skip
+    return records
+
+
+def _alike(one: ModelSpec, other: ModelSpec) -> bool:
+    return abs(math.log((one.expert_bits or 16) / (other.expert_bits or 16))) < _SAME_BITS
+
+
+def curve_pictures(points: Sequence[Point], setting: Setting, found: Identified) -> dict[str, bytes]:
+    """Draw the curve; gives files by name."""
+    import pandas as pd
+
+    from moesim.plots.calibrated import MEASURED, calibrated_curve  # Matplotlib takes a second to import
+    from moesim.plots.style import pictures
+
+    rows = measured_records(points, setting, found)
+    told = [
+        f"{found.predictor.machine.base.name}, identified",
+        setting.model.name,
+        f"{setting.model.expert_bits:g} bits",
+        f"batch {setting.asked.batch}",
+    ]
+    if rows:
+        tokens = [row["tokens"] for row in rows]
+        low, high = min(tokens), max(tokens)
+        told.append(f"measured with {low}{f' to {high}' if high > low else ''} tokens in the context")
+    figure = calibrated_curve(
+        pd.DataFrame(curve_records(points)), pd.DataFrame(rows, columns=None if rows else list(MEASURED)), " · ".join(told)
+    )
+    return pictures(figure, "curve")
 
 
 def check_machine(setting: Setting) -> None:

@@ -89,7 +89,7 @@ def _identified(
     form: Format,
 ) -> int:  # fmt: skip
     """Identify the machine, search on it, and add the curve over its settings."""
-    from moesim.advice.curve import check_machine, curve, curve_records, curve_text, with_buffers
+    from moesim.advice.curve import check_machine, curve, curve_pictures, curve_records, curve_text, with_buffers
     from moesim.identify.identify import identify  # SciPy takes most of a second to import
     from moesim.identify.reading import read_observations
     from moesim.identify.report import remarks
@@ -119,7 +119,9 @@ def _identified(
     sys.stdout.write(text)
     if out is not None:
         more = {"identified.yaml": contents, "curve.csv": render_records(curve_records(points), Format.CSV).encode()}
-        page = "\n\n".join(["", *remarks(found, []), curve_text(points, setting, Format.MD)])
+        more |= curve_pictures(points, setting, found)
+        image = "![speed over --n-cpu-moe by context](curve.png)"
+        page = "\n\n".join(["", *remarks(found, []), image, curve_text(points, setting, Format.MD)])
         write_folder(advice, out, more, added=added, page=page)
         say(f"wrote {out}")
     return 0

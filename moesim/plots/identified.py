@@ -14,7 +14,7 @@ from moesim.plots.style import add_corner, need, styled
 
 COLUMNS: Final = ("panel", "unit", "x", "setting", "observed", "predicted", "low", "high", "status")
 _MOST: Final = 9
-_LOOK: Final = {
+LOOK: Final = {
     "used": ("o", BLUE, "identified from"),
     "check": ("o", WHITE, "check, not used"),
     "set aside": ("X", VERMILION, "no constants explain it"),
@@ -64,7 +64,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, labels: dict[str, Artist]) -> None:
     if len(rows) > 1:
         labels["90 % interval"] = axes.fill_between(x, rows["low"], rows["high"], color=SKY, alpha=0.35, linewidth=0)
     (labels["predicted"],) = axes.plot(x, rows["predicted"], color=BLACK, linewidth=0.9, marker="_", markersize=5)
-    for status, (marker, colour, words) in _LOOK.items():
+    for status, (marker, colour, words) in LOOK.items():
         these = rows[rows["status"] == status]
         if len(these):
             labels[words] = axes.scatter(
