@@ -16,6 +16,7 @@ from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_d
 from moesim.plots.catalogue import figures_of
 from moesim.plots.grouped import ENDS
 from moesim.plots.ladder import ladder_data
+from moesim.plots.speedup import speedup, speedup_caption
 from moesim.plots.style import drawn_for
 from tests.test_plots_data import rows
 
@@ -88,7 +89,7 @@ def test_a_failed_run_is_an_empty_box_with_its_reason():
     assert [box.get_x() for box in boxes(figure)] == pytest.approx([0.55, 1.55])
     found = texts(figure)
     assert found.count("failed") == 2, "one reason needs no number"
-    assert "failed, 2 runs, the first: cache.budget: expected at least 4.5 GB, got 4 GB" in " ".join(found).replace("\n", " ")
+    assert "failed, 2 runs, such as: cache.budget: expected at least 4.5 GB, got 4 GB" in " ".join(found).replace("\n", " ")
     assert {"dali", "late"} <= set(found), "in the legend"
     with drawn_for("paper"):
         assert texts(decode_speed(frame)).count("failed") == 2
@@ -125,6 +126,15 @@ def test_a_failed_run_that_another_folder_repeats_is_none():
     ((_, part),) = figures_of("decode_speed", frame, {})
     data = decode_speed_data(part)
     assert data[["n", "failed"]].to_numpy().tolist() == [[1, 0], [0, 1]]
+
+
+def test_speed_ups_name_what_failed():
+    frame = rows(("lru", 10.0, {}), ("dali", 20.0, {}), ("dali", None, {"batch_size": 8, "error": "x y"}))
+    for text in (" ".join(texts(speedup(frame))), speedup_caption(frame)):
+        assert "not shown: dali (1 run)" in text.lower() and "failed, 1 run: x y" in text.lower()
+    twice = rows(("lru", 10.0, {}), ("dali", 20.0, {}), *(("dali", None, {"batch_size": n, "error": f"{n} y"}) for n in (8, 9)))
+    assert "Failed, 2 runs, such as: 8 y." in speedup_caption(twice), "that differs in its number alone"
+    assert "not shown" not in speedup_caption(frame[:2]).lower()
 
 
 def test_a_rung_after_a_failed_one_has_no_gain():

@@ -57,7 +57,8 @@ def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd
         if row is None:
             row = {**dict(zip(by, key, strict=True)), "n": 0}
             records.append(row)
-        row |= {"failed": len(part), "why": " / ".join(dict.fromkeys(map(_why, part["error"])))}
+        kinds = {_kind(why): why for why in reversed([_why(error) for error in part["error"]])}  # the first of each
+        row |= {"failed": len(part), "why": " / ".join(reversed(kinds.values()))}
     told = pd.DataFrame(records, columns=[*data.columns, "failed", "why"])
     return told.assign(failed=told["failed"].fillna(0).astype(int))
 
@@ -84,7 +85,7 @@ def reasons(data: pd.DataFrame) -> list[str]:
     Examples
     --------
     >>> reasons(pd.DataFrame({"why": ["2 of 3 fit", None, "1 of 3 fit"], "failed": [1, 0, 5]}))
-    ['failed, 6 runs, the first: 2 of 3 fit']
+    ['failed, 6 runs, such as: 2 of 3 fit']
     """
     codes = codes_of(data)
     found: dict[str, list[str]] = {}
@@ -93,10 +94,19 @@ def reasons(data: pd.DataFrame) -> list[str]:
     lines = []
     for code, whys in found.items():
         n = int(data.loc[data["why"].isin(whys), "failed"].sum())
-        many = f"{n} runs" + (", the first" if len(whys) > 1 else "") if n > 1 else "1 run"
-        lines.append(f"failed{code}, {many}: {whys[0]}")
+        lines.append(f"failed{code}, {f'{n} runs, such as' if n > 1 else '1 run'}: {whys[0]}")
     more = len(lines) - _MOST
     return lines if more <= 0 else [*lines[:_MOST], f"{more} more reasons: see the column `why` of the data"]
+
+
+def not_shown(frame: pd.DataFrame) -> list[str]:
+    """Say which runs failed and why, for figures that have no place for them; nothing if none did."""
+    frame = without_retried(frame)
+    data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
+    if data.empty:
+        return []
+    counts = [f"{row['policy']} ({row['failed']} run{'s' if row['failed'] > 1 else ''})" for _, row in data.iterrows()]
+    return [f"not shown: {', '.join(counts)}", *reasons(data)]
 
 
 def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from moesim.hardware import weakest
 from moesim.plots.bars import AXES, legend_names, value_texts
 from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
 from moesim.plots.draws import interval, over_draws
+from moesim.plots.failures import not_shown
 from moesim.plots.grouped import Bar, Words, grouped_bars
 from moesim.plots.memo import once
 from moesim.plots.rows import REPEATS, group_name, named, policies_of, prepared, qualified, settings_in, varying
@@ -155,7 +156,7 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     figure = grouped_bars(bars, words, legend_names(data, names), level=1.0, order=names)
     marked = [CONDITIONED] if any("*" in line for bar in bars for line in bar.text) else []
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
-    add_corner(figure, corner_label(rows), [*repeats, *marked])
+    add_corner(figure, corner_label(rows), [*repeats, *not_shown(frame), *marked])
     return figure
 
 
@@ -174,6 +175,7 @@ def speedup_caption(frame: pd.DataFrame, baseline: str | None = None, metric: st
     sentences = [
         f"The last group is the geometric mean over {settings}.",
         repeats_sentence(rows, "Geometric means", "Student's t, logarithms"),
+        *(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame)),
     ]
     words = AXES.get(metric, metric).replace("\n", " ")
     return caption(f"Speed-up over {baseline} ({words}), like with like.", rows, varying(rows), *sentences)
