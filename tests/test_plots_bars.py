@@ -21,7 +21,7 @@ from moesim.plots.style import drawn_for
 from tests.test_plots_data import rows
 
 LATE = "cache.budget: expected at least 4.5 GB, got {} GB; raise the budget"
-NOTE = "miniature, speed -20 to +30 % over cpu0.flops 1..3; energy -5 to +5 % over cpu0.idle_w 40..110"
+NOTE = "miniature, speed -20 to +30 % over cpu0.flops 900 to 1,300 GFLOP/s; energy -5 to +5 % over cpu0.idle_w 40 to 110 W"
 
 
 def ends(least, most, **more):
@@ -47,7 +47,7 @@ def test_bars_reach_over_the_intervals_of_the_profile():
     assert line.get_ydata().tolist() == [8, 13]
     assert ENDS in texts(figure)
     assert figure.axes[0].get_ylim()[1] > 20, "room for what is written above"
-    assert "(cpu0.flops 1..3)" in decode_speed_caption(frame), "watts decide no speed"
+    assert "(cpu0.flops 900 to 1,300 GFLOP/s)" in decode_speed_caption(frame), "watts decide no speed"
     assert "-20 to" not in decode_speed_caption(frame), "whose that is the caption cannot say"
 
 
@@ -70,7 +70,7 @@ def test_the_most_energy_is_the_fewest_tokens():
     (row,) = energy_data(frame).to_dict("records")
     assert (row["least"], row["tokens_per_kj"], row["most"]) == (200, 250, 500)
     assert ENDS in texts(energy(frame))
-    assert "(cpu0.flops 1..3; cpu0.idle_w 40..110)" in energy_caption(frame)
+    assert "(cpu0.flops 900 to 1,300 GFLOP/s; cpu0.idle_w 40 to 110 W)" in energy_caption(frame)
 
 
 def test_results_without_intervals_have_no_ends():

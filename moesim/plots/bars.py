@@ -157,7 +157,7 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
         numbers = "; ".join(varied_numbers(means.rows, power=means.metric == "tokens_per_kj"))
         told.append(
             "Thick lines without caps: the least and the most with the profile's numbers at the ends of their intervals, one at "
-            f"a time ({numbers})."
+            f"a time{f' ({numbers})' if numbers else ''}."
         )
     if lines := reasons(means.data):
         told.append(f"Hatched boxes are no values: {'. '.join(lines)}.")

@@ -15,7 +15,7 @@ from moesim.plots.rows import varying
 
 OVER: Final = " % over "
 """In notes that say how far a run moves over an interval, before the number's name."""
-_OVER: Final = re.compile(rf"{OVER}([^;,]+)")
+_OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
 
 
 def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
