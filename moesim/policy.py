@@ -55,9 +55,14 @@ class Routed(NamedTuple):
     experts: NDArray[Any]  # (n_tokens, top_k) ids in rank order
     weights: NDArray[Any] | None  # (n_tokens, top_k) as the model uses them; None if not recorded
     scores: NDArray[Any] | None  # (n_tokens, n_experts) full softmax; None if not recorded
-    loads: Sequence[int]  # (n_experts,) rows per expert in this micro-batch, plain ints
-    active: Sequence[int]  # ids with load > 0, ascending
+    rows: Sequence[int]  # (n_experts,) rows of each expert in this micro-batch, plain ints
+    active: Sequence[int]  # ids of the experts that have rows, ascending
     first_row: int  # row of the step at which this micro-batch begins
+
+    @property
+    def loads(self) -> Sequence[int]:
+        """Old name of `rows`, for one version."""
+        return self.rows
 
 
 class Predicted(NamedTuple):
@@ -104,7 +109,7 @@ class Sent(NamedTuple):
 
 
 class LayerEnd(NamedTuple):
-    """Every slot of the layer is settled, its runs are done and their outputs are back."""
+    """Every top-k slot of the layer is served or skipped, its runs are done and their outputs are back."""
 
     step: int
     layer: int
@@ -298,11 +303,16 @@ class View(Protocol):
         """Rows of the largest step of this workload (a size, not a look ahead at routing)."""
 
     def cache_slots(self, device: str) -> int:
-        """Expert slots that the experiment grants to the cache of a device, over all layers."""
+        """Expert cache slots that the experiment grants to a device, over all layers."""
 
     def is_resident(self, layer: int, expert: int, device: str) -> bool: ...
     def is_pending(self, layer: int, expert: int, device: str) -> bool: ...
-    def is_pinned(self, layer: int, expert: int, device: str) -> bool: ...
+    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
+        """Whether a Run or a copy, waiting or under way, reads the copy: then it cannot be evicted."""
+
+    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
+        """Old name of `is_in_use`, for one version."""
+
     def residency(self, layer: int, device: str) -> bytes:
         """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""
 

@@ -91,7 +91,7 @@ class DecisionRecord(NamedTuple):
 
 
 class InexactRecord(NamedTuple):
-    """Slots settled otherwise than fresh, by rank-order settlement."""
+    """Top-k slots served otherwise than fresh, in rank order, or skipped."""
 
     step: int
     layer: int

@@ -98,7 +98,7 @@ class Small(OnHost):
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         held = [(fetch.layer, expert) for expert in view.residents("gpu0", "cache", fetch.layer)]
-        return next((unit for unit in held if not view.is_pinned(*unit, "gpu0")), None)
+        return next((unit for unit in held if not view.is_in_use(*unit, "gpu0")), None)
 
 
 class Careful(Small):

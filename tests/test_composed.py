@@ -224,7 +224,7 @@ def test_dali_splits_a_layer_greedily_and_stages_what_it_loads() -> None:
     policy = dali()
     view = start(policy, slots=8)
     event = routed([[4, 0], [4, 0], [4, 0], [4, 0], [4, 1], [2, 3]])
-    assert event.loads == [4, 1, 1, 1, 5, 0, 0, 0]
+    assert event.rows == [4, 1, 1, 1, 5, 0, 0, 0]
     assert list(policy.decide(event, view)) == [
         # differences 2, 1, 2, 2, 2: taken in the order 0, 2, 3, 4, 1
         Run(0, (2, 3, 1), "cpu0"),

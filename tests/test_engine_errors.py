@@ -78,8 +78,8 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Run(1, [2], "gpu0", [0], inputs_from=2), "Run(L1, gpu0): inputs_from=2; name a layer in 0..1"),
         (Run(0, [0], "gpu0", inputs_from=0), "Run(L0, gpu0): inputs_from without rows; name the rows that read the other state"),
         (Skip(1, [0]), "Skip(L1); skip slots of the present layer, once it is routed"),
-        (Skip(0, [2]), "Skip(L0/E2): rows [] are not routed to it, or are settled; skip only open slots"),
-        (Skip(0, [0], [0, 0]), "Skip(L0/E0): rows [0, 0] are not routed to it, or are settled; skip only open slots"),
+        (Skip(0, [2]), "Skip(L0/E2): rows [] are not routed to it, or are served; skip only open slots"),
+        (Skip(0, [0], [0, 0]), "Skip(L0/E0): rows [0, 0] are not routed to it, or are served; skip only open slots"),
         (Skip(0, [8]), "Skip(L0/E8): no such unit; layers are 0..1, experts 0..3"),
         (Predict(1, 1, "told", "gpu0"), "Predict(step 1, L1): this is step 0; predict within the present step"),
         (Predict(0, 5, "told", "gpu0"), "Predict(L5/E0): no such unit; layers are 0..1, experts 0..3"),
@@ -186,7 +186,7 @@ def test_actions_at_the_wrong_time(when: tuple[Any, ...], action: Any, says: str
         ((0, 9), "not resident in pool 'cache'; name a resident of the pool that is full"),
         ((1, -4), "not resident in pool 'cache'; name a resident of the pool that is full"),  # would alias L0/E0
         ((1, 0), "not resident in pool 'cache'; name a resident of the pool that is full"),  # in the other pool
-        ((0, 0), "it is in use; check view.is_pinned, or return None to wait"),
+        ((0, 0), "it is in use; check view.is_in_use, or return None to wait"),
     ],
 )
 def test_impossible_victims(victim: tuple[int, int], says: str) -> None:
@@ -264,7 +264,7 @@ def test_an_exact_policy_that_leaves_a_slot_out_is_stuck_and_one_that_substitute
     message = refused(DeadlockError, lambda: play(script, ONE, name="wild"))
     assert message == (
         "t=200 ns, step 0, layer 0: nothing can happen and work remains: "
-        "layer 0 has 1 unsettled slots of experts [1]: no Run or Skip names them"
+        "layer 0 has 1 unserved slots of experts [1]: no Run or Skip names them"
     )
 
 

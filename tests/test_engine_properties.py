@@ -85,7 +85,7 @@ class Wild:
         return Placement(self.copies, pools + [Pool(g, "spare", EXPERT_BYTES * rng.randint(1, 3)) for g in self.gpus])
 
     def evict(self, fetch: Fetch, view: Any) -> tuple[int, int] | None:
-        free = [x for x in view.residents(fetch.device, fetch.pool) if not view.is_pinned(*x, fetch.device)]
+        free = [x for x in view.residents(fetch.device, fetch.pool) if not view.is_in_use(*x, fetch.device)]
         if self.per_layer.get((fetch.device, fetch.pool)):
             free = [x for x in free if x[0] == fetch.layer]
         return Random(f"{self.seed} {fetch}").choice(free) if free else None

@@ -61,7 +61,7 @@ def on_demand(event: Routed, view: Any) -> list[Any]:
 def idle(fetch: Fetch, view: Any) -> tuple[int, int] | None:
     """Name the first idle resident of the pool."""
     for layer, expert in view.residents(fetch.device, fetch.pool):
-        if not view.is_pinned(layer, expert, fetch.device):
+        if not view.is_in_use(layer, expert, fetch.device):
             return layer, expert
     return None
 
@@ -168,6 +168,18 @@ def test_rule_2_a_generator_is_collected_before_anything_takes_effect() -> None:
     assert seen == [True]
 
 
+def test_old_names_of_the_contract_hold_for_one_version() -> None:
+    seen = []
+
+    def look(event: Routed, view: Any) -> list[Any]:
+        seen.append((event.loads, [view.is_pinned(0, e, "gpu0") for e in range(2)]))
+        assert seen[-1] == (event.rows, [view.is_in_use(0, e, "gpu0") for e in range(2)])
+        return [Run(event.layer, event.active, "gpu0")]
+
+    play(Script({("Routed", 0, 0, 0): look}, copies=ALL, routed=on_gpu), ONE)
+    assert [(list(rows), used) for rows, used in seen] == [([1, 1, 0, 0], [False, False])]
+
+
 def test_rule_2_a_decision_delays_its_effect_is_recorded_and_pins_what_is_routed() -> None:
     # gpu0       |DDDDD|dd|00000|11111|DDDDD|dd|22222|33333|   d: decision, 30 ns
     #            0    100 130                      A message leaves the link at 110, and a victim is asked for:
@@ -175,7 +187,7 @@ def test_rule_2_a_decision_delays_its_effect_is_recorded_and_pins_what_is_routed
     pins = []
 
     def evict(fetch: Fetch, view: Any) -> None:
-        pins.append((view.now_ns, [view.is_pinned(0, e, "gpu0") for e in range(3)]))
+        pins.append((view.now_ns, [view.is_in_use(0, e, "gpu0") for e in range(3)]))
 
     script = Script(
         {("LayerBegin", 0, 0): [Send(110, "cpu0", "gpu0", "m"), Fetch(1, [0], "gpu0", PREFETCH, "small")]},
@@ -667,7 +679,7 @@ def test_rule_6_pools_per_layer_are_separate_and_global_ones_shared() -> None:
 
     def last(fetch: Fetch, view: Any) -> tuple[int, int] | None:
         held = reversed(view.residents("gpu0", "cache"))
-        idle = (x for x in held if not view.is_pinned(*x, "gpu0"))
+        idle = (x for x in held if not view.is_in_use(*x, "gpu0"))
         return next((x for x in idle if x[0] == fetch.layer or not per_layer), None)
 
     # Two slots for each layer: layer 0 fits, layer 1 must give up its own. Three for all: layer 0 needs one more.
@@ -700,7 +712,7 @@ def test_rule_6_pins_on_the_backing_device_are_of_the_copy_that_is_read() -> Non
     seen = []
 
     def look(event: Any, view: Any) -> list[Any]:
-        seen.append([view.is_pinned(0, e, "cpu0") for e in range(4)])
+        seen.append([view.is_in_use(0, e, "cpu0") for e in range(4)])
         return []
 
     script = {("Routed", 0, 0, 0): [Run(0, [0], "cpu0"), Run(0, [1], "gpu0")], ("Ran", 0, 0, 1, "gpu0"): look}
@@ -838,7 +850,7 @@ def test_rule_9_rates_are_parts_per_million_and_completions_round_up() -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (Script(hear=["Routed"]), ["layer 0 has 2 unsettled slots of experts [0, 1]: no Run or Skip names them"]),
+        (Script(hear=["Routed"]), ["layer 0 has 2 unserved slots of experts [0, 1]: no Run or Skip names them"]),
         (
             Script({("Routed", 0, 0, 0): on_demand}, copies=[Copy(1, [0], "gpu0")], slots=1),
             [
@@ -849,7 +861,7 @@ def test_rule_9_rates_are_parts_per_million_and_completions_round_up() -> None:
         (
             Script({("Routed", 0, 0, 0): [Run(0, [0, 1], "gpu0"), Run(1, [3], "cpu0", [0])], ("Routed", 0, 1, 0): []}, copies=ALL,
                    exact=False),
-            ["layer 1 has 1 unsettled slots of experts [2]"],
+            ["layer 1 has 1 unserved slots of experts [2]"],
         ),
     ],
 )  # fmt: skip
@@ -953,7 +965,7 @@ def test_settlement_skip() -> None:
 def test_settlement_rows_none_after_rows_marks_the_rest() -> None:
     # Row 0: 0 by rows, 1 by rows=None: no slot is left for 3.
     script = {("Routed", 0, 0, 0): [Run(0, [0], "gpu0", [0]), Run(0, [1], "gpu0"), Run(0, [3], "gpu0", [0])]}
-    with pytest.raises(PolicyError, match=r"Run\(E3\) for row 0: every slot of that row is settled already"):
+    with pytest.raises(PolicyError, match=r"Run\(E3\) for row 0: every slot of that row is served already"):
         _inexact(script)
 
 

@@ -417,10 +417,10 @@ def test_slots_are_settled_and_counted_as_in_the_simulator(seed: int) -> None:
         for row, place in zip(*mask.nonzero(), strict=True):
             act(int(executed[row, place]), int(row))
 
-    each(stale, lambda e, row: visit.settle(e, [row], STALE, True))  # before the layer is routed
-    each(~stale & ~skipped, lambda e, row: visit.settle(e, [row], FRESH, False))
-    each(skipped, lambda e, row: visit.settle(e, [row], SKIPPED, False))
-    visit.settle_substitutes("here", "")
+    each(stale, lambda e, row: visit.serve(e, [row], STALE, True))  # before the layer is routed
+    each(~stale & ~skipped, lambda e, row: visit.serve(e, [row], FRESH, False))
+    each(skipped, lambda e, row: visit.serve(e, [row], SKIPPED, False))
+    visit.serve_substitutes("here", "")
     expected = fidelity(
         Records(steps=[StepRecord(0, 1, 0, "decode", 0, n, n, visit.gate_mass())], inexact=visit.inexact_records())
     )

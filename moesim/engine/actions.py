@@ -67,9 +67,9 @@ def skip(state: State, action: Skip) -> None:
         routed = visit.rows_of(expert)
         chosen = routed if rows is None else list(rows)
         if not chosen or not set(routed).issuperset(chosen) or len(set(chosen)) != len(chosen):
-            what = f"Skip(L{layer}/E{expert}): rows {chosen[:8]} are not routed to it, or are settled"
+            what = f"Skip(L{layer}/E{expert}): rows {chosen[:8]} are not routed to it, or are served"
             fail(state, what, "skip only open slots")
-        visit.settle(expert, chosen, SKIPPED, False)
+        visit.serve(expert, chosen, SKIPPED, False)
 
 
 def predict(state: State, action: Predict) -> None:

@@ -31,7 +31,7 @@ def routed(state: State, mb: int) -> None:
     state.mb = mb
     if not visit.mbs_left:
         if visit.early:
-            visit.settle_early()
+            visit.serve_early()
         for call in state.state_waiters.pop(layer, ()):
             call()
     if state.model.n_shared > 0:

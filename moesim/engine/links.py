@@ -141,7 +141,7 @@ def _refuse_victim(state: State, transfer: Transfer, layer: int, expert: int) ->
     if copy is None or copy.pool is not pool or not 0 <= expert < memory.n_experts:
         fail(state, f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full")
     if copy.in_use:
-        fail(state, f"{what}: it is in use", "check view.is_pinned, or return None to wait")
+        fail(state, f"{what}: it is in use", "check view.is_in_use, or return None to wait")
     fail(state, f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
 
 

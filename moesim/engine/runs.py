@@ -55,7 +55,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
                     row_ids = visit.rows_of(expert)
                 visit.note_taken(expert)
             pending[expert] = 0
-            visit.open += 1 - n_rows  # its slots are settled, the task is to be done
+            visit.open += 1 - n_rows  # its slots are served, the task is to be done
         else:
             n_rows = _take_rows(state, visit, expert, rows, inputs_from)
             visit.open += 1
@@ -132,7 +132,7 @@ def _take_rows(state: State, visit: Visit, expert: int, rows: Sequence[int], inp
         fail(state, f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
     stale = inputs_from is not None and inputs_from != layer
     if max(rows) < visit.routed_rows:
-        visit.settle(expert, rows, STALE if stale else FRESH, stale)
+        visit.serve(expert, rows, STALE if stale else FRESH, stale)
     else:
         visit.add_early(Early(expert, rows, stale))
     return len(rows)

@@ -164,7 +164,7 @@ def dense_ns(state: State, layer: int) -> int:
 def end_layer(state: State, visit: Visit) -> None:
     """Close a visit whose work is all done, and go on to the next layer or the LM head."""
     if visit.has_slots:
-        _settle(state, visit)
+        _check_served(state, visit)
     if not state.policy.exact:
         state.gate_mass += visit.gate_mass()
     state.records.layers.append(_new(LayerRecord, (visit.begin, state.now, visit.step, visit.layer)))
@@ -177,13 +177,13 @@ def end_layer(state: State, visit: Visit) -> None:
         _step_part(state, "head", state.costs.head_ns, state.step.n_sequences, (), lambda: _end_step(state))
 
 
-def _settle(state: State, visit: Visit) -> None:
-    visit.settle_substitutes(f"step {visit.step}, layer {visit.layer}", f"[policy={state.policy_name}]")
+def _check_served(state: State, visit: Visit) -> None:
+    visit.serve_substitutes(f"step {visit.step}, layer {visit.layer}", f"[policy={state.policy_name}]")
     inexact = visit.inexact_records()
     if inexact and state.policy.exact:
         kinds = ", ".join(f"{r.slots} {r.kind}" for r in inexact)
         raise PolicyError(
-            f"step {visit.step}, layer {visit.layer}: an exact policy settled slots otherwise than fresh: {kinds}; "
+            f"step {visit.step}, layer {visit.layer}: an exact policy served slots otherwise than fresh: {kinds}; "
             f"run what is routed on fresh inputs, or set exact = False [policy={state.policy_name}]"
         )
     state.records.inexact.extend(inexact)

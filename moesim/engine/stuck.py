@@ -36,7 +36,7 @@ def explain(state: State) -> str:
             waits.append(f"{device.main.n_waiting} tasks on {device.name} wait for inputs")
     if visit is not None and any(visit.pending):
         left = [e for e, n in enumerate(visit.pending) if n]
-        waits.append(f"layer {layer} has {sum(visit.pending)} unsettled slots of experts {left[:8]}: no Run or Skip names them")
+        waits.append(f"layer {layer} has {sum(visit.pending)} unserved slots of experts {left[:8]}: no Run or Skip names them")
     where = f"t={format_ns(state.now)}, step {state.step.index}, layer {layer}"
     who = "; ".join(waits) or "no work is queued"
     return f"{where}: nothing can happen and work remains: {who} [policy={state.policy_name}]"

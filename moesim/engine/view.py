@@ -80,9 +80,11 @@ class EngineView:
     def is_pending(self, layer: int, expert: int, device: str) -> bool:
         return layer * self._n_experts + expert in self._by_name[device].pending
 
-    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
+    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
         copy = self._by_name[device].memory.copies.get(layer * self._n_experts + expert)
         return copy is not None and copy.in_use > 0
+
+    is_pinned = is_in_use  # the old name, for one version
 
     def residency(self, layer: int, device: str) -> bytes:
         n = self._n_experts

@@ -1,4 +1,4 @@
-"""The present visit of a layer: which slots are settled, and what is still under way (rule 3, settlement)."""
+"""The present visit of a layer: which slots are served, and what is still under way (rule 3, serving)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = {
 
 
 class Early:
-    """Rows of a Run that was issued before its layer was routed; settled at Routed."""
+    """Rows of a Run that was issued before its layer was routed; served at Routed."""
 
     __slots__ = ("expert", "rows", "stale")
 
@@ -45,7 +45,7 @@ class Visit:
     base: int  # unit of its expert 0
     k: int
     mbs_left: int
-    open: int  # what keeps the layer open: micro-batches to route, slots to settle, tasks and transfers to end
+    open: int  # what keeps the layer open: micro-batches to route, slots to serve, tasks and transfers to end
     begin: int = -1  # not begun: only early Runs refer to it
     routed_rows: int = 0  # rows of the micro-batches routed so far
     has_slots: bool = False
@@ -55,19 +55,19 @@ class Visit:
     early: Sequence[Early] = ()
     _slots: Any = None
     _taken: Mapping[int, int] | None = None  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
-    _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to settle last
+    _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to serve last
 
-    def route(self, experts: Any, weights: Any, loads: Sequence[int], n_rows: int) -> None:
+    def route(self, experts: Any, weights: Any, rows: Sequence[int], n_rows: int) -> None:
         """Take in one micro-batch's routing."""
         self.mbs_left -= 1
         self.open += n_rows * self.k - 1
         if not self.pending:  # the first
-            self.pending = list(loads)
+            self.pending = list(rows)
             self.experts = (experts,)
             self.weights = (weights,)
             self.routed_rows = n_rows
             return
-        self.pending = [a + b for a, b in zip(self.pending, loads, strict=True)]
+        self.pending = [a + b for a, b in zip(self.pending, rows, strict=True)]
         self.experts += (experts,)
         self.weights += (weights,)
         self.routed_rows += n_rows
@@ -115,8 +115,8 @@ class Visit:
             mask[: (self._taken or {}).get(expert, 0)] = False
         return [int(r) for r in mask.any(axis=1).nonzero()[0]]
 
-    def settle(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:
-        """Settle the slots of `expert` for `rows`; rows not routed to it wait for `settle_substitutes`."""
+    def serve(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:
+        """Serve the slots of `expert` for `rows`; rows not routed to it wait for `serve_substitutes`."""
         self._make_slots()
         table = np.concatenate(self.experts)
         for row in rows:
@@ -128,24 +128,24 @@ class Visit:
                 self._substitutes = (*self._substitutes, (expert, row, stale))
             self.open -= 1
 
-    def settle_early(self) -> None:
-        """Settle the Runs that were issued before the layer was routed, where they match."""
+    def serve_early(self) -> None:
+        """Serve the Runs that were issued before the layer was routed, where they match."""
         for early in self.early:
-            self.settle(early.expert, early.rows, STALE if early.stale else FRESH, early.stale)
+            self.serve(early.expert, early.rows, STALE if early.stale else FRESH, early.stale)
         self.early = ()
 
     def gate_mass(self) -> float:
         """Sum of the gate weights of all slots; 0 if the trace has none."""
         return float(sum(w.sum(dtype=np.float64) for w in self.weights if w is not None))
 
-    def settle_substitutes(self, where: str, who: str) -> None:
-        """Give each Run of an expert that was not routed for a row that row's next unsettled slot, in rank order."""
+    def serve_substitutes(self, where: str, who: str) -> None:
+        """Give each Run of an expert that was not routed for a row that row's next unserved slot, in rank order."""
         table = np.concatenate(self.experts) if self._substitutes else None
         for expert, row, stale in self._substitutes:
             places = (self._slots[row] == 0).nonzero()[0]
             if not len(places):
                 raise PolicyError(
-                    f"{where}: Run(E{expert}) for row {row}: every slot of that row is settled already; "
+                    f"{where}: Run(E{expert}) for row {row}: every slot of that row is served already; "
                     f"leave the row out, or Run fewer experts for it {who}"
                 )
             self._slots[row, places[0]] = SUBSTITUTED_STALE if stale else SUBSTITUTED
@@ -154,7 +154,7 @@ class Visit:
         self._substitutes = ()
 
     def inexact_records(self) -> list[InexactRecord]:
-        """What was not fresh, once every slot is settled."""
+        """What was not fresh, once every slot is served."""
         if self._slots is None:
             return []
         weights = None if self.weights[0] is None else np.concatenate(self.weights).astype(np.float64)

@@ -167,7 +167,7 @@ class Calls:
             routed.of_expert(active[0], self.machine, run.dense_at[visit.layer].name)
 
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
-        """Rows that a Run serves and their gates: those that were settled when it was issued, or all routed to the expert."""
+        """Rows that a Run serves and their gates: those that were assigned when it was issued, or all routed to the expert."""
         routed = self._routing(visit.step, visit.layer, visit.experts, visit.weights)
         if task.row_ids is None:
             return routed.of_expert(task.expert, self.machine, device)

@@ -74,7 +74,7 @@ class ArcVictim(Part):
             self._request(at, (newcomer,))
         leaving, gpu = self._leaving[at], self._gpu
         for unit in leaving:
-            if view.is_resident(*unit, gpu) and not view.is_pinned(*unit, gpu):
+            if view.is_resident(*unit, gpu) and not view.is_in_use(*unit, gpu):
                 del leaving[unit]
                 return unit
         return None

@@ -189,6 +189,6 @@ def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
     """
     layer, _, device, _, pool, _ = fetch
     for expert in layer_residents(view, device, pool, layer):
-        if not view.is_pinned(layer, expert, device):
+        if not view.is_in_use(layer, expert, device):
             return layer, expert
     return None

@@ -259,7 +259,7 @@ class Composed(PolicyBase):
         if assignment.uses_cpu:
             if hasattr(assignment, "routed"):
                 assignment.routed(event)
-            plan = assignment.assign(layer, event.loads, self._waiting(layer, event.active, resident, view))
+            plan = assignment.assign(layer, event.rows, self._waiting(layer, event.active, resident, view))
         else:
             plan = Plan(tuple(event.active), (), 0, 0)
         if plan.cpu:
@@ -267,7 +267,7 @@ class Composed(PolicyBase):
         if plan.gpu:
             misses = [e for e in plan.gpu if not resident[e]]
             if misses:
-                misses = self._in_order(misses, plan, event.loads)
+                misses = self._in_order(misses, plan, event.rows)
                 actions += self._load(layer, misses, view)
             planned = plan.gpu if self.load_order == "plan" else [*(e for e in plan.gpu if resident[e]), *misses]
             actions.append(Run(layer, planned, gpu))
@@ -382,7 +382,7 @@ class Composed(PolicyBase):
         for layer, experts in self._transient.items():
             if layer <= now or fetch.urgency == DEMAND:
                 for expert in experts:
-                    if view.is_resident(layer, expert, self._gpu) and not view.is_pinned(layer, expert, self._gpu):
+                    if view.is_resident(layer, expert, self._gpu) and not view.is_in_use(layer, expert, self._gpu):
                         experts.remove(expert)
                         return layer, expert
         return None

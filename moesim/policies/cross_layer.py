@@ -168,7 +168,7 @@ class CrossLayer(Part):
         if not event.mb:
             self._gap = 0
         if self._cpu_ns is not None:
-            self._gap += sum([self._cpu_ns[event.loads[e]] for e in plan.cpu])
+            self._gap += sum([self._cpu_ns[event.rows[e]] for e in plan.cpu])
         for expert in plan.gpu:
             if view.is_pending(layer, expert, gpu):
                 self._gap -= view.remaining_ns(layer, expert, gpu)

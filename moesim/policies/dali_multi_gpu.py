@@ -170,7 +170,7 @@ class DaliMultiGpu(PolicyBase):
         return self._predicted(event, view)
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
-        layer, loads = event.layer, event.loads
+        layer, loads = event.layer, event.rows
         self._now = (event.step, layer)
         actions: list[Action] = []
         if self._size and not event.mb and layer + 1 < view.model.n_layers:
@@ -260,7 +260,7 @@ class _Gpu:
             if not resident[expert]:
                 pending = view.is_pending(layer, expert, self.name)
                 waiting[expert] = view.remaining_ns(layer, expert, self.name) if pending else self._load_ns[layer]
-        return layer_costs(event.loads, waiting, self._compute_ns, cpu_ns)
+        return layer_costs(event.rows, waiting, self._compute_ns, cpu_ns)
 
     def load(self, layer: int, misses: list[int], view: View) -> list[Action]:
         """Fetch what is not here; what is on its way already only becomes more urgent."""
@@ -289,7 +289,7 @@ class _Gpu:
     def replaced(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         """Name a copy that was replaced while it was on its way."""
         for expert in layer_residents(view, self.name, CACHE, fetch.layer):
-            if expert not in self.members[fetch.layer] and not view.is_pinned(fetch.layer, expert, self.name):
+            if expert not in self.members[fetch.layer] and not view.is_in_use(fetch.layer, expert, self.name):
                 return fetch.layer, expert
         return None
 
@@ -298,7 +298,7 @@ class _Gpu:
         for layer, experts in self.ahead.items():
             if layer <= now or fetch.urgency == DEMAND:
                 for expert in experts:
-                    if view.is_resident(layer, expert, self.name) and not view.is_pinned(layer, expert, self.name):
+                    if view.is_resident(layer, expert, self.name) and not view.is_in_use(layer, expert, self.name):
                         experts.remove(expert)
                         return layer, expert
         return None

@@ -276,7 +276,7 @@ class DaopPaper(PolicyBase):
             if self.swap:
                 actions += self._swap(layer, event, view)
             waiting = [0 if here else self._load_ns[layer] for here in on_gpu]
-            plan = self.parts.assignment.assign(layer, event.loads, waiting)
+            plan = self.parts.assignment.assign(layer, event.rows, waiting)
             # Whatever the plan: the host runs what leaves beside the computing.
             leaving = [e for e in plan.gpu if e in self._left or self._exchange.is_leaving(layer, e)]
             gpu, cpu = [e for e in plan.gpu if e not in leaving], [*plan.cpu, *leaving]
@@ -289,7 +289,7 @@ class DaopPaper(PolicyBase):
     # --------------------------------------------------------------------------------------------------------- swaps
     def _swap(self, layer: int, event: Routed, view: View) -> list[Action]:
         """Count the rows of a prompt; decide its swaps once, with the first micro-batch of one of its chunks."""
-        loads = self._counts[layer] = [old + new for old, new in zip(self._counts[layer], event.loads, strict=True)]
+        loads = self._counts[layer] = [old + new for old, new in zip(self._counts[layer], event.rows, strict=True)]
         if event.mb or not (self._last_chunk if self.swap_chunk == "last" else self._first_chunk):
             return []
         on_gpu = self._on_gpu[layer]

@@ -131,7 +131,7 @@ class Fiddler(PolicyBase):
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         resident = self._resident[event.layer]
-        plan = self.plan(event.layer, event.loads)
+        plan = self.plan(event.layer, event.rows)
         streamed = [e for e in plan.gpu if not resident[e]]
         actions: list[Action] = []
         if streamed:

@@ -339,7 +339,7 @@ class OdMoE(PolicyBase):
         for unit in reversed(cast("list[tuple[int, int]]", view.residents(fetch.device, STAGING))):
             if unit[0] <= fetch.layer:
                 return None
-            if not view.is_pinned(*unit, fetch.device):
+            if not view.is_in_use(*unit, fetch.device):
                 return unit
         return None
 

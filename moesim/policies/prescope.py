@@ -341,7 +341,7 @@ class PreScope(PolicyBase):
             elif expert not in visit.cancelled and view.is_pending(layer, expert, gpu):
                 coming.append(expert)
             else:
-                visit.rows[expert] = visit.rows.get(expert, 0) + event.loads[expert]
+                visit.rows[expert] = visit.rows.get(expert, 0) + event.rows[expert]
         return self._on_gpu(layer, here, coming, [], view)
 
     def _timing(self, visit: _Visit, busiest: int, view: View) -> Timing:
@@ -387,7 +387,7 @@ class PreScope(PolicyBase):
 
     def _by_layer(self, scheduler: AssignmentPart, event: Routed, visit: _Visit, view: View) -> list[Action]:
         """Plan a micro-batch by an assignment that knows nothing of the next layer."""
-        layer, gpu, rows = event.layer, self._gpu, event.loads
+        layer, gpu, rows = event.layer, self._gpu, event.rows
         resident = view.residency(layer, gpu)
         coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
         waiting = [0] * len(resident)

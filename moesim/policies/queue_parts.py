@@ -210,7 +210,7 @@ class ImpactDriven(Part):
             if view.is_resident(layer, expert, gpu) or 0 < wait < costs.transfer:
                 ready[expert] = wait
                 link = max(link, wait)
-        ends = replay(plan, event.loads, costs, ready, link)
+        ends = replay(plan, event.rows, costs, ready, link)
         self._end_ns = max(self._end_ns, now + max(ends.gpu, ends.cpu))
         self._link_ns = max(self._link_ns, now + ends.link)
         return ()

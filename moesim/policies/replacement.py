@@ -121,11 +121,11 @@ class RandomVictim(Admitting):
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Draw among the idle residents, and forget the one drawn."""
-        gpu, is_resident, is_pinned = self._gpu, view.is_resident, view.is_pinned
+        gpu, is_resident, is_in_use = self._gpu, view.is_resident, view.is_in_use
         members = self._members[fetch.layer if self._per_layer else 0]
         routed = self._visit.units if self.victims == UNROUTED_FIRST else ()
         for group in ((unit for unit in members if unit not in routed), (unit for unit in members if unit in routed)):
-            idle = [unit for unit in group if is_resident(*unit, gpu) and not is_pinned(*unit, gpu)]
+            idle = [unit for unit in group if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)]
             if idle:
                 self._asked += 1
                 unit = idle[scramble((self.seed << 32) + self._asked) % len(idle)]
@@ -186,7 +186,7 @@ class WorkloadAware(Static):
 
     def used(self, event: Routed) -> None:
         """Add the rows of this layer to its window."""
-        scores, loads = self._scores[event.layer], event.loads
+        scores, loads = self._scores[event.layer], event.rows
         for expert in event.active:
             scores[expert] += loads[expert]
 
@@ -214,6 +214,6 @@ class WorkloadAware(Static):
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name a copy that was replaced while it was on its way, and then asked for once more."""
         for expert in layer_residents(view, self._gpu, CACHE, fetch.layer):
-            if expert not in self._members[fetch.layer] and not view.is_pinned(fetch.layer, expert, self._gpu):
+            if expert not in self._members[fetch.layer] and not view.is_in_use(fetch.layer, expert, self._gpu):
                 return fetch.layer, expert
         return None

@@ -45,15 +45,15 @@ class PresentVisit:
             What the present layer visit is routed to goes only if nothing else is idle, or is a victim like any other once it
             has run.
         """
-        is_resident, is_pinned = view.is_resident, view.is_pinned
+        is_resident, is_in_use = view.is_resident, view.is_in_use
         spared = self.units if victims == UNROUTED_FIRST else ()
         routed = []
         for unit in ranked:
             if unit in spared:
                 routed.append(unit)
-            elif is_resident(*unit, gpu) and not is_pinned(*unit, gpu):
+            elif is_resident(*unit, gpu) and not is_in_use(*unit, gpu):
                 return unit
-        return next((unit for unit in routed if is_resident(*unit, gpu) and not is_pinned(*unit, gpu)), None)
+        return next((unit for unit in routed if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)), None)
 
 
 def order_of_use(event: Routed) -> Sequence[int]:

@@ -32,7 +32,7 @@ def expect(holds: bool, message: str) -> None:
 
 
 def check_slots(policy: Any, workload: tuple[Trace, Workload], records: Records) -> None:
-    """Check that each slot of each layer visit was settled once, and as the policy declares."""
+    """Check that each slot of each layer visit was served once, and as the policy declares."""
     ran: Counter[tuple[int, int, int]] = Counter()
     for task in records.tasks:
         if task.kind == "expert":

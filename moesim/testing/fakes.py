@@ -212,9 +212,11 @@ class FakeView:
         """Say whether it was made pending."""
         return (device, layer, expert) in self._pending
 
-    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
+    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
         """Say whether it was pinned."""
         return (device, layer, expert) in self._pinned
+
+    is_pinned = is_in_use  # the old name, for one version
 
     def residency(self, layer: int, device: str) -> bytes:
         """Return one byte an expert."""
@@ -256,7 +258,7 @@ def routed(
     Examples
     --------
     >>> event = routed([[1, 3], [3, 0]])
-    >>> event.loads, event.active
+    >>> event.rows, event.active
     ([1, 1, 0, 2, 0, 0, 0, 0], [0, 1, 3])
     """
     ids = np.array(experts, dtype=np.uint8)

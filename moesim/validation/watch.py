@@ -115,7 +115,7 @@ class Watched:
         layer = fetch.layer if self._per_layer[fetch.device, fetch.pool] else None
         held: list[Any] = view.residents(fetch.device, fetch.pool, layer)
         units: list[Unit] = [unit if layer is None else (layer, unit) for unit in held]
-        idle = [(at, expert) for at, expert in units if not view.is_pinned(at, expert, fetch.device)]
+        idle = [(at, expert) for at, expert in units if not view.is_in_use(at, expert, fetch.device)]
         return all(self._order.get(unit, -1) >= self._order[victim] for unit in idle)
 
 
@@ -152,8 +152,10 @@ class _WatchedView:
             self.seen.add("asks whether a copy is on its way")
         return pending
 
-    def is_pinned(self, layer: int, expert: int, device: str) -> bool:
-        pinned = bool(self._view.is_pinned(layer, expert, device))
+    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
+        pinned = bool(self._view.is_in_use(layer, expert, device))
         if pinned:
             self.seen.add(self.PINNED)
         return pinned
+
+    is_pinned = is_in_use  # the old name, for one version
