@@ -2,6 +2,7 @@
 # make test         install everything for development, run the tests
 # make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, pairs of options, identified machines: docs/promises.md
 # make lint         ruff and mypy
+# make docs         the documentation as a site in site/, links checked
 #
 # Each installs what it needs into .venv; a second call is quick.
 
@@ -13,7 +14,7 @@ JOBS ?= 2
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 
-.PHONY: quickstart test test-long lint format clean
+.PHONY: quickstart test test-long lint format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -31,6 +32,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -47,5 +51,9 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[dev,record,cluster,gguf]"
 	touch $@ $(VENV)/.installed
 
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	touch $@ $(VENV)/.installed
+
 clean:
-	rm -rf $(VENV) build dist results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist results site .pytest_cache .mypy_cache .ruff_cache .hypothesis
