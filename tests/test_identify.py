@@ -19,9 +19,10 @@ from moesim.identify.cases import make_cases, roomy
 from moesim.identify.constants import CEILING, PRIOR, Z90, Machine
 from moesim.identify.engine import engine_log_time
 from moesim.identify.identify import identify
-from moesim.identify.next_line import next_lines
+from moesim.identify.next_line import USEFUL, next_lines
 from moesim.identify.predictor import Memo, Predictor
 from moesim.identify.reading import read_observations
+from moesim.identify.status import statuses
 from moesim.identify.surrogate import Surrogate
 from tests.identify_kit import BASE, ROOMY, SETTINGS, Truth, rows
 
@@ -90,6 +91,46 @@ def test_what_does_not_fit_moves_nothing_however_it_is_written(setting: str):
     known = [one.model_copy(update={"value": value}) for one, value in zip(rows(settings), (30.0, 12.0, 40.0), strict=True)]
     found = identify(BASE, known, free=["cpu_read_rate"], intervals=False, leave_out=False)
     assert [one.status for one in found.predictions] == ["used", "beyond memory", "used"]
+
+
+@pytest.mark.parametrize(
+    ("size", "status"), [("0.9", "beyond memory"), ("0.5", "used"), ("20GiB", "beyond memory"), ("12GiB", "used")]
+)
+@pytest.mark.parametrize("name", ["lru", "dali"])
+def test_a_cache_that_does_not_fit_moves_nothing(name: str, size: str, status: str):
+    settings = [("mixtral-8x7b", "4.5", one, 1) for one in ("n_cpu_moe=32", f"policy={name} cache={size}")]
+    cases = make_cases(rows(settings))
+    raw, path, _ = read_profile(BASE)
+    assert statuses(cases, Machine(raw, str(path))) == ["used", status]
+
+
+def test_checks_that_contradict_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    check = GOOD.replace("identification", "check").replace("=48", "=40")
+    checks = "".join(check.replace(",30,", f",{value},") for value in (33, 33.3, 44))
+    (tmp_path / "rows.csv").write_text(HEAD + GOOD + checks)
+    assert main(["calibrate", str(tmp_path / "rows.csv"), "--hardware", BASE, "--free", "cpu_read_rate"]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "are one setting" in line]
+    assert told == [
+        f"checks {first} and 4 are one setting, observed {apart} % apart: no prediction meets both"
+        for first, apart in ((2, 33), (3, 32))
+    ]
+
+
+def test_next_lines_repeat_no_row_and_no_line(truth: Truth):
+    _, observed = truth.draw(3)
+    few = [observed[3], observed[7]]
+    lines = next_lines(identify(ROOMY, few, intervals=False, leave_out=False))
+    assert lines and all(line.narrows <= USEFUL for line in lines)
+    assert len({line.command for line in lines}) == len({line.constant for line in lines}) == len(lines)
+    # what was suggested, observed under another spelling, is not suggested again
+    first = lines[0].command.split()
+    deep = first[first.index("-d") + 1] if "-d" in first else "0"
+    setting = "ngl=0" if first[first.index("-ngl") + 1] == "0" else f"n_cpu_moe={first[first.index('--n-cpu-moe') + 1]}"
+    model, bits = ("qwen3-30b-a3b", "Q4_K_M") if "qwen3" in first[2] else ("mixtral-8x7b", "Q4_K_M")
+    assert first[2] == f"{model}-{bits}.gguf"
+    known = rows([(model, bits, setting, 1)], context=int(deep), decode=64)[0].model_copy(update={"row": "new", "value": 20.0})
+    more = next_lines(identify(ROOMY, [*few, known], intervals=False, leave_out=False))
+    assert lines[0].command not in {line.command for line in more}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from moesim.advice.candidates import gib
 from moesim.advice.setting import Setting
 from moesim.errors import ConfigError
 from moesim.hardware import build_profile
-from moesim.identify.cases import Case, needed_bytes, roomy
+from moesim.identify.cases import Case, roomy
 from moesim.identify.constants import Z90
 from moesim.identify.fit import MODEL_ERROR
+from moesim.identify.memory import needed_bytes
 from moesim.identify.observations import observation
 from moesim.identify.predictor import Memo, Predictor
 from moesim.identify.results import Identified

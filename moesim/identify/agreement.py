@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from moesim.errors import ConfigError, InputError
 from moesim.hardware import HardwareProfile
@@ -32,18 +32,35 @@ def check_agreement(cases: Sequence[Case], room: HardwareProfile) -> None:
     ConfigError
         Naming both rows, and what else llama-bench said of them differently.
     """
+    for before, one in _pairs(cases, room):
+        if "identification" in (one.role, before.role):
+            _refuse(before, one)
+
+
+def contradictions(cases: Sequence[Case], room: HardwareProfile) -> list[tuple[Observation, Observation]]:
+    """List pairs of checks of one setting that contradict each other: a source may measure a setting twice.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+    room : HardwareProfile
+        As for `check_agreement`.
+    """
+    return [pair for pair in _pairs(cases, room) if all(one.role == "check" for one in pair)]
+
+
+def _pairs(cases: Sequence[Case], room: HardwareProfile) -> Iterator[tuple[Observation, Observation]]:
+    """Give pairs of rows of one setting that differ by more than rows may."""
     groups: dict[Any, list[Observation]] = {}
     for case in cases:
         one = case.observation
-        group = groups.setdefault(_key(case, room), [])
-        for before in group:
-            if "identification" in (one.role, before.role):
-                _check_pair(before, one)
+        group = groups.setdefault(setting_key(case, room), [])
+        yield from ((before, one) for before in group if _apart(before, one))
         group.append(one)
 
 
-def _key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
-    """Give what is the same for rows of one setting."""
+def setting_key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
+    """Give what is the same for rows of one setting, however they are written."""
     one = case.observation
     chosen = read_bits(one.bits, one.place)
     open_bits = json.dumps(chosen) if len(chosen) > 1 else ""
@@ -66,10 +83,12 @@ def _where(case: Case, room: HardwareProfile) -> Any:
     return json.dumps([dict(case.setting.policy), dict(case.setting.cache)], sort_keys=True, default=str)
 
 
-def _check_pair(before: Observation, one: Observation) -> None:
+def _apart(before: Observation, one: Observation) -> bool:
     spread = sum((each.spread or 0) / each.value for each in (one, before))
-    if abs(one.log_time - before.log_time) <= max(_AGREE, 3 * spread):
-        return
+    return abs(one.log_time - before.log_time) > max(_AGREE, 3 * spread)
+
+
+def _refuse(before: Observation, one: Observation) -> NoReturn:
     written = "" if one.setting == before.setting else f" (setting '{one.setting}' is '{before.setting}' there)"
     theirs = dict(before.told)
     differ = [f"{key} ({theirs[key]}, then {value})" for key, value in one.told if theirs.get(key, value) != value]

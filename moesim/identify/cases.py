@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moesim.budget import initial_placement
-from moesim.capacity import required_bytes
 from moesim.costs import CostModel
-from moesim.errors import ConfigError, InputError
+from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, override
 from moesim.identify.observations import Observation
 from moesim.identify.quants import read_bits
@@ -202,18 +201,3 @@ def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> P
     slots = round(case.setting.cache.get("ratio", 1.0) * case.model.n_layers * case.model.n_experts)
     gpus = {name: slots for name, device in hardware.devices.items() if device.role == "accelerator"}
     return initial_placement(case.model, CostModel(case.model, hardware, extrapolate=True), workload, policy, gpus, {})
-
-
-def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
-    """Count what a static case needs on the GPU, buffers of the engine included; None where it cannot be told."""
-    name = case.setting.policy["name"]
-    if name not in STATIC or (name == "composed" and case.setting.family != "gpu_experts"):
-        return None
-    one = case.observation
-    tokens = (one.context + (one.decode if one.kind == "decode" else 0)) * one.batch
-    try:
-        placement = placement_of(case, hardware, decode_workload(case))
-    except InputError:
-        return None
-    need = required_bytes(case.model, hardware, tokens, placement)
-    return sum(need[gpu].values())

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 
-from moesim.hardware import build_profile
-from moesim.identify.cases import Case, make_cases, needed_bytes, roomy
+from moesim.hardware import HardwareProfile, build_profile
+from moesim.identify.agreement import setting_key
+from moesim.identify.cases import Case, make_cases, roomy
 from moesim.identify.fit import UNKNOWN_SPREAD
+from moesim.identify.memory import needed_bytes
 from moesim.identify.observations import Observation, observation
 from moesim.identify.predictor import Memo, Predictor
 from moesim.identify.results import Identified
+
+USEFUL: Final = 0.8
+"""A line that leaves more than this of every interval is not worth a run."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class NextLine:
     constant : str
         What it would tell most of.
     narrows : float
-        Share of that constant's interval that would be left.
+        Share of that constant's interval that would be left, the lines before it measured.
     """
 
     command: str
@@ -48,8 +54,9 @@ def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
     Returns
     -------
     list of NextLine
-        The one that narrows most first; each beside a constant of its own. Empty if everything is identified, or nothing that
-        llama-bench can measure would narrow it.
+        The one that narrows most first, each by what it tells after those before it, and beside a constant of its own. None
+        repeats a row. Empty if everything is
+        identified, or no line that llama-bench can measure would narrow an interval to `USEFUL` of what it is.
     """
     weak = [k for k, one in enumerate(found.constants) if one.moves and not one.identified]
     if not weak:
@@ -59,32 +66,34 @@ def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
         return []  # llama-bench's settings are where layers are: on a GPU, or not
     room = build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
     memory = machine.base.devices[machine.gpu].memory_bytes
-    known = {_key(case) for case in found.predictor.cases}
-    cases = [case for case in make_cases(_candidates(found.predictor.cases)) if _key(case) not in known]
-    cases = [case for case in cases if (needed_bytes(case, room, machine.gpu) or 0) <= memory]
-    if not cases:
+    known = {_key(case, room) for case in found.predictor.cases}
+    cases = {_key(case, room): case for case in make_cases(_candidates(found.predictor.cases))}
+    new = [case for key, case in cases.items() if key not in known and (needed_bytes(case, room, machine.gpu) or 0) <= memory]
+    if not new:
         return []
-    slopes = Predictor(machine, cases, Memo()).slopes(found.fit.logs)
-    covariance = found.fit.covariance
-    left = np.empty((len(cases), len(weak)))
-    for index, slope in enumerate(slopes):
-        along = covariance @ slope
-        left[index] = np.sqrt(1 - along[weak] ** 2 / (UNKNOWN_SPREAD**2 + slope @ along) / np.diag(covariance)[weak])
+    slopes = Predictor(machine, new, Memo()).slopes(found.fit.logs)
+    covariance = np.array(found.fit.covariance)
     lines: list[NextLine] = []
-    for index in np.argsort(np.log(left).sum(axis=1), kind="stable"):
+    while weak and new and len(lines) < most:
+        along = slopes @ covariance  # (lines, constants)
+        noise = UNKNOWN_SPREAD**2 + np.einsum("ij,ij->i", along, slopes)
+        left = np.sqrt(1 - along[:, weak] ** 2 / noise[:, None] / np.diag(covariance)[weak])
+        index = int(np.argmin(np.log(left).sum(axis=1)))
+        if left[index].min() > USEFUL:
+            index = int(np.argmin(left.min(axis=1)))  # none tells much of several constants; one may tell of one
         k = int(np.argmin(left[index]))
-        name = found.constants[weak[k]].constant.name
-        if left[index, k] > 0.95 or any(line.constant == name for line in lines):
-            continue
-        lines.append(NextLine(command(cases[index]), name, float(left[index, k])))
-        if len(lines) == most:
+        if left[index, k] > USEFUL:
             break
+        lines.append(NextLine(command(new.pop(index)), found.constants[weak.pop(k)].constant.name, float(left[index, k])))
+        covariance -= np.outer(along[index], along[index]) / noise[index]
+        slopes = np.delete(slopes, index, axis=0)
     return lines
 
 
-def _key(case: Case) -> tuple[Any, ...]:
-    one = case.observation
-    return case.model.name, case.bits, str(dict(case.setting.policy)), one.context, one.kind, one.batch
+def _key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
+    """Give what is the same for lines that measure the same, however long they decode."""
+    usual = case.observation.model_copy(update={"decode": 128})
+    return setting_key(replace(case, observation=usual), room)
 
 
 def _candidates(cases: Sequence[Case]) -> list[Observation]:
@@ -111,7 +120,8 @@ def _candidates(cases: Sequence[Case]) -> list[Observation]:
 def command(case: Case) -> str:
     """Write the llama-bench line of a case."""
     one, policy = case.observation, case.setting.policy
-    words = ["llama-bench", "-m", f"{case.model.name}.gguf"]
+    quant = f"-{one.bits}" if re.fullmatch(r"[A-Z]\w*", one.bits) else ""
+    words = ["llama-bench", "-m", f"{case.model.name}{quant}.gguf"]
     if "n_gpu_layers" in policy:
         words += ["-ngl", str(policy["n_gpu_layers"])]
     else:

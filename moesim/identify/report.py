@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import expm1
 from statistics import median
 from typing import Any
 
@@ -12,11 +13,13 @@ import yaml
 
 from moesim import __version__
 from moesim.experiment.result import SUMMARY
+from moesim.identify.agreement import contradictions
 from moesim.identify.constants import Z90
 from moesim.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
 from moesim.identify.next_line import NextLine
 from moesim.identify.observations import NOT_COLUMNS, Observation
 from moesim.identify.results import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
+from moesim.identify.status import with_room
 from moesim.table import Format, render, render_records
 
 _SCALES = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e9, "GFLOP/s"), "us": (1.0, "us")}
@@ -126,6 +129,11 @@ def remarks(found: Identified, lines: list[NextLine]) -> list[str]:
     for one in found.predictions:
         if one.status == "beyond memory":
             said.append(f"row {one.case.name} needs more than the GPU's memory: it belongs to the cliff and moves no constant")
+    for before, other in contradictions(found.predictor.cases, with_room(found.predictor.machine)):
+        apart = 100 * expm1(abs(before.log_time - other.log_time))
+        said.append(
+            f"checks {before.row} and {other.row} are one setting, observed {apart:.0f} % apart: no prediction meets both"
+        )
     for (model, bits), table in found.bits.items():
         best, *others = table
         near = [name for name, worse in others if worse < Z90**2]

@@ -7,8 +7,9 @@ from typing import Final
 
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, build_profile
-from moesim.identify.cases import Case, needed_bytes, roomy
+from moesim.identify.cases import Case, roomy
 from moesim.identify.constants import Machine
+from moesim.identify.memory import needed_bytes
 from moesim.identify.observations import Observation
 from moesim.units import format_bytes
 
