@@ -16,6 +16,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import hardware_names, load_hardware
 from moesim.model import builtin_models
 from moesim.policies.declare import option_parameters
+from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules
 from moesim.policies.options import describe_options
 from moesim.policies.part_names import PARTS
@@ -75,9 +76,12 @@ def _explained(kind: Kind, names: list[str]) -> Rows:
     if kind is Kind.PARTS:
         known = {name for parts in PARTS.values() for name in parts}
         for name in names:
-            if name not in known:
+            if name not in known and ":" not in name:
                 raise ConfigError(f"list parts: {unknown_name('part', name, known)}")
         places = [(of, name, parts[name]) for name in names for of, parts in PARTS.items() if name in parts]
+        places += [
+            ("own part", name, import_class(check_target(name, "list parts"), "list parts")) for name in names if ":" in name
+        ]
     return [
         {
             "name": name,

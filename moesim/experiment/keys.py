@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from moesim.experiment.runner import drawn
 from moesim.naming import fingerprint
-from moesim.policies.sources import source_digest
+from moesim.policies.imports import code_names
+from moesim.policies.sources import sources_digest
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
@@ -50,7 +51,8 @@ def run_keys(experiment: Experiment) -> list[str]:
         return hashes[id(thing)]
 
     imports = not experiment.not_imported
-    sources = {name: source_digest(name, imports=imports) for name in {spec.point.policy["name"] for spec in experiment.specs}}
+    used = {code_names(spec.point.policy) for spec in experiment.specs}
+    sources = {names: sources_digest(names, imports=imports) for names in used}
 
     def key(spec: RunSpec) -> str:
         point = spec.point
@@ -61,7 +63,7 @@ def run_keys(experiment: Experiment) -> list[str]:
             "hardware": content(spec.hardware),
             "trace": experiment.trace(spec).digest,
             "requests": _requests(experiment, spec),
-            "policy_source": sources[point.policy["name"]],
+            "policy_source": sources[code_names(point.policy)],
         }
         return fingerprint({**inputs, **settings, "workload": asdict(spec.workload)})
 

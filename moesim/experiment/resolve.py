@@ -23,7 +23,7 @@ from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
 from moesim.model import load_model
 from moesim.naming import fingerprint, hardware_label, model_label, policy_label
-from moesim.policies.imports import WouldImport, would_import
+from moesim.policies.imports import WouldImport, code_names, would_import
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
 from moesim.predictors.chosen import ALWAYS
@@ -83,8 +83,7 @@ class Experiment:
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
         points = expand(config, place, imports=imports)
         if not imports:
-            sources = {str(p.policy["name"]): would_import(p.policy["name"], f"{place}: policies") for p in points}
-            of = {policy_label(p.policy): sources[p.policy["name"]] for p in points}
+            of = {policy_label(p.policy): would_import(p.policy, f"{place}: policies") for p in points}
             self.not_imported = {label: source for label, source in of.items() if source is not None}
         needs = [self._policy_needs(point) for point in points]
         specs = [self._resolve(i, point) for i, point in enumerate(points)]
@@ -231,9 +230,9 @@ class Experiment:
             }
             trace = self.trace(spec)
             traces[trace_label(spec.point.trace)] = {"sha256": trace.digest, "model": trace.model, "label": trace.label}
-            name = spec.point.policy["name"]
-            if name not in policies and (digest := source_digest(name)) is not None:
-                policies[name] = {"sha256": digest}
+            for name in code_names(spec.point.policy):
+                if name not in policies and (digest := source_digest(name)) is not None:
+                    policies[name] = {"sha256": digest}
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
         return found | ({"policies": policies} if policies else {})
 

@@ -112,7 +112,7 @@ def _needs_recording(config: Config, place: str, imports: bool) -> bool:
     seen: set[str] = set()
     for point in expand(config, place, imports=imports):
         written = repr((point.policy, point.predictors))
-        if written in seen or (not imports and would_import(point.policy["name"], f"{place}: policies") is not None):
+        if written in seen or (not imports and would_import(point.policy, f"{place}: policies") is not None):
             continue
         seen.add(written)
         needs = policy_needs(point.policy, point.predictors, place)

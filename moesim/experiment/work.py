@@ -21,7 +21,8 @@ from moesim.experiment.result import DATASET, OWNER
 from moesim.experiment.runner import run_one
 from moesim.metrics.outcome import Outcome
 from moesim.output_folder import OutputFolder
-from moesim.policies.sources import source_digest
+from moesim.policies.imports import code_names
+from moesim.policies.sources import sources_digest
 from moesim.trace import Trace, find_trace
 from moesim.workload import Workload, WorkloadSpec, compose
 
@@ -77,7 +78,7 @@ class WorkMaker:
         self._shared = shared
         self._made: set[str] = set()
         # As of now: a policy that is changed in mid-sweep is another one.
-        self._sources = {name: source_digest(name) for name in {spec.point.policy["name"] for spec in experiment.specs}}
+        self._sources = {names: sources_digest(names) for names in {code_names(spec.point.policy) for spec in experiment.specs}}
         self._paths: dict[str, Path] = {}
 
     def __call__(self, spec: RunSpec, keep: bool) -> Work:
@@ -90,9 +91,9 @@ class WorkMaker:
             path = self._paths[name]
         else:
             path = self._paths[name] = find_trace(name).absolute()
-        policy = spec.point.policy["name"]
+        policy = code_names(spec.point.policy)
         if policy not in self._sources:  # an oracle's, which the experiment does not name
-            self._sources[policy] = source_digest(policy)
+            self._sources[policy] = sources_digest(policy)
         return Work(
             spec, experiment.place, str(path), name, digest, experiment.signals(spec), keep, code_digest(), self._sources[policy]
         )
@@ -157,7 +158,7 @@ def _find(work: Work) -> Path:
 
 _shared = _Inputs()  # of this process
 _one_at_a_time = Lock()  # a worker with threads: they share what is remembered, and would gain nothing
-_source = cache(source_digest)  # of what has been imported, whatever becomes of the file
+_source = cache(sources_digest)  # of what has been imported, whatever becomes of the file
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _check(work: Work) -> None:
         )
     name = work.spec.point.policy["name"]
     try:
-        source = _source(name)
+        source = _source(code_names(work.spec.point.policy))
         _shared.trace(work)
     except InputError as error:
         raise RefusedError(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from moesim.errors import ConfigError
+from moesim.policies.part_names import part_targets
 from moesim.policies.registry import target_of
 
 
@@ -19,31 +20,42 @@ class WouldImport(NamedTuple):
     files: tuple[Path, ...]  # of the packages around it, and its own; none for what is built into Python
 
 
-def would_import(name: str, place: str = "policies") -> WouldImport | None:
-    """Say what a policy's name would import.
+def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
+    """Say what a policy would import: its own class, and those of its parts.
 
     Parameters
     ----------
-    name : str
-        As in the YAML.
+    policy : str or mapping
+        Its name, or its name and options as in the YAML.
     place : str
         File and key, for messages.
 
     Returns
     -------
     WouldImport or None
-        None for moesim's own policies.
+        None for moesim's own.
 
     Raises
     ------
     ConfigError
         If there is no such policy, or no such module. Whether the module has the class shows only when it is imported.
     """
-    target = target_of(name, place)
-    module = target.partition(":")[0]
-    if module.partition(".")[0] == "moesim":
+    targets = dict.fromkeys(target_of(name, place) for name in code_names(policy))
+    foreign = [target for target in targets if target.partition(".")[0] != "moesim"]
+    if not foreign:
         return None
-    return WouldImport(module, tuple(_files_of(module, f"{place}: module {module!r} of {target!r}")))
+    modules = list(dict.fromkeys(target.partition(":")[0] for target in foreign))
+    files = [path for name in modules for path in _files_of(name, f"{place}: module {name!r} of {_first(foreign, name)!r}")]
+    return WouldImport(" and ".join(modules), tuple(dict.fromkeys(files)))
+
+
+def code_names(policy: str | Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a policy's code: its own, and those of parts that are written as ``package.module:Class``."""
+    return (policy,) if isinstance(policy, str) else (policy["name"], *sorted(part_targets(policy)))
+
+
+def _first(targets: Sequence[str], module: str) -> str:
+    return next(target for target in targets if target.partition(":")[0] == module)
 
 
 def _files_of(module: str, what: str) -> Iterator[Path]:

@@ -21,7 +21,9 @@ from moesim.policies import (
     replacement,
     score_parts,
 )
+from moesim.policies.importing import check_target, import_class
 from moesim.policies.options import construct
+from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 
 PARTS: dict[str, dict[str, type]] = {
     "placement": {
@@ -67,9 +69,18 @@ PARTS: dict[str, dict[str, type]] = {
     },
 }
 
+PROTOCOLS: dict[str, type] = {
+    "placement": PlacementPart,
+    "assignment": AssignmentPart,
+    "prefetch": PrefetchPart,
+    "replacement": ReplacementPart,
+}
+PART_OPTIONS = frozenset({*PROTOCOLS, "scheduler"})
+"""Options of policies whose values are parts."""
+
 
 def make_part(kind: str, spec: Any) -> Any:
-    """Build a part from a name, or from a mapping of ``name`` and its options; an object is taken as it is.
+    """Build a part from a name or ``package.module:Class``, or from a mapping of ``name`` and its options; an object stays.
 
     Parameters
     ----------
@@ -102,6 +113,30 @@ def make_part(kind: str, spec: Any) -> Any:
     if not isinstance(spec, str):
         return spec
     known = PARTS[kind]
+    if ":" in spec:
+        return construct(_own_class(kind, spec), options, f"{kind} {spec}", kind)
     if spec not in known:
         raise ConfigError(f"{kind}: {unknown_name(kind, spec, known)}")
     return construct(known[spec], options, f"{kind} {spec}", kind)
+
+
+def _own_class(kind: str, target: str) -> type:
+    """Import a part that is not moesim's own, and check that it has what its kind must have."""
+    cls = import_class(check_target(target, kind), kind)
+    wanted = [name for name, one in vars(PROTOCOLS[kind]).items() if not name.startswith("_") and callable(one)]
+    lacking = [name for name in wanted if not callable(getattr(cls, name, None))]
+    if lacking:
+        raise ConfigError(
+            f"{kind} {target}: expected a class with {', '.join(wanted)} (see moesim.policies.parts.{PROTOCOLS[kind].__name__}), "
+            f"got no {', no '.join(lacking)} in {cls.__name__}"
+        )
+    return cls
+
+
+def part_targets(policy: Mapping[str, Any]) -> list[str]:
+    """Return the classes ``package.module:Class`` that a policy's options name as parts, without importing any."""
+    named = {key: value.get("name") if isinstance(value, Mapping) else value for key, value in policy.items() if key != "name"}
+    return [
+        name for key, name in named.items()
+        if isinstance(name, str) and ":" in name and (key in PART_OPTIONS or isinstance(policy[key], Mapping))
+    ]  # fmt: skip

@@ -9,18 +9,15 @@ A third party adds a policy without an edit here, by naming its class in the YAM
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
-from moesim.errors import ConfigError, MoesimError, culprit, describe_exception, unknown_name
+from moesim.errors import ConfigError, MoesimError, describe_exception, unknown_name
 from moesim.policies.declare import option_parameters
+from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
 from moesim.policy import Policy
@@ -201,51 +198,7 @@ def target_of(name: str, place: str = "policies") -> str:
         if name not in found:
             raise ConfigError(f"{place}: {unknown_name('policy', name, [*POLICIES, *found])}")
         target = found[name].value
-    if not all(target.partition(":")[0].split(".")):
-        raise ConfigError(f"{place}: expected package.module:Class, got {target!r}")
-    return target
-
-
-def import_class(target: str, place: str) -> type:
-    """Import ``package.module:Class``; a module that is not installed may lie in the current folder.
-
-    Raises
-    ------
-    ConfigError
-        If the module or the class does not exist, or is not a class, or the module cannot be executed.
-    """
-    module_name, _, class_name = target.partition(":")
-    module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
-    found = getattr(module, class_name, None)
-    if not isinstance(found, type):
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == module_name]
-        got = repr(found) if hasattr(module, class_name) else "none"
-        hint = unknown_name("class", class_name, own) if own else "it has no class of its own"
-        raise ConfigError(f"{place}: expected a class {class_name!r} in module {module_name!r}, got {got}; {hint}")
-    return found
-
-
-def _import_module(name: str, what: str) -> ModuleType:
-    here = str(Path.cwd())
-    if not _is_ours(name) and here not in sys.path:
-        sys.path.append(here)  # last, and for good: the module may import its neighbours later
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except SyntaxError as error:
-        where = f"{Path(error.filename or name).name}:{error.lineno}"
-        raise ConfigError(f"{what}: syntax error in {where}: {error.msg}") from None
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise ConfigError(f"{what}: {error}, neither installed nor in the current folder {here}") from None
-        raise ConfigError(f"{what}: {culprit(error)} imports {missing!r}, which is not there; install it") from None
-    except Exception as error:
-        raise ConfigError(f"{what}: {describe_exception(error)}") from None
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == "moesim"
+    return check_target(target, place)
 
 
 def policy_names() -> list[str]:

@@ -1,11 +1,11 @@
-"""What a policy that is not moesim's own is made of: its source file, and the files beside it that it imports."""
+"""What a policy or part that is not moesim's own is made of: its source file, and the files beside it that it imports."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from moesim.policies.imports import would_import
@@ -45,6 +45,17 @@ def source_digest(name: str, *, imports: bool = True) -> str | None:
     for one in files:
         digest.update(one.relative_to(root).as_posix().encode() + b"\0" + one.read_bytes())
     return digest.hexdigest()
+
+
+def sources_digest(names: Sequence[str], *, imports: bool = True) -> str | None:
+    """Hash the sources of a policy and of its parts, by the names that `moesim.policies.imports.code_names` gives.
+
+    One that is moesim's own adds nothing. None if all are.
+    """
+    found = [digest for name in names if (digest := source_digest(name, imports=imports)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 def _imported(name: str) -> tuple[str, Path | None]:
