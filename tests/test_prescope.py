@@ -587,7 +587,7 @@ def test_the_part_fits_prefetches_behind_any_assignment() -> None:
 def _chosen(part: CrossLayer, view: FakeView, layer: int, plan: Plan) -> int:
     """Let a part see a layer of two rows, planned somehow, and a prediction of five experts for the next; count its choice."""
     part.step_begin(StepBegin(0, "decode", np.zeros(2), True))
-    event = routed([[1, 2], [1, 2]], layer=layer)._replace(loads=[0, 2, 6, 0, 0, 0, 0, 0])
+    event = routed([[1, 2], [1, 2]], layer=layer)._replace(rows=[0, 2, 6, 0, 0, 0, 0, 0])
     part.ask(event, view)
     assert part.ahead(event, plan, view) == ()
     ids = np.array([[3, 4], [5, 6]])
