@@ -248,7 +248,7 @@ def test_dali_counts_what_is_left_of_a_transfer_under_way() -> None:
         policy = dali()
         view = start(policy, slots=8)
         view.pend(0, [2], "gpu0", remaining)
-        event = routed([[2, 2]])._replace(loads=[0, 0, 3, 0, 0, 0, 0, 0])
+        event = routed([[2, 2]])._replace(rows=[0, 0, 3, 0, 0, 0, 0, 0])
         ran = [a for a in policy.decide(event, view) if isinstance(a, Run)]
         assert [tuple(a.experts) for a in ran if a.device == "gpu0"] == ([on_gpu] if on_gpu else [])
 
@@ -320,7 +320,7 @@ def window(policy: Dali, view: FakeView, loads: list[int], visits: int) -> list[
     ends = []
     for step in range(visits):
         active = [e for e, w in enumerate(loads) if w]
-        policy.decide(routed([[0, 0]], step=step)._replace(loads=loads, active=active), view)
+        policy.decide(routed([[0, 0]], step=step)._replace(rows=loads, active=active), view)
         ends.append(list(policy.decide(LayerEnd(step, 0), view)))
     return ends
 
