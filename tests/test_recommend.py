@@ -199,7 +199,7 @@ def test_every_flag_that_is_printed_is_in_the_table(trace: str, tmp_path: Path):
     assert {("llama.cpp", "--n-cpu-moe"), ("llama.cpp", "--cpu-moe"), ("ktransformers", "--kt-num-gpu-experts")} <= seen
     assert {("vllm", "--max-model-len"), ("sglang", "--model-path")} <= seen
     whole = output(recommend(asked(trace, decode=4)), Format.TABLE)
-    of_ours = {"--vram", "--ram"}
+    of_ours = {"--vram", "--ram", "--set", "--out"}
     assert set(flags_in(whole)) - of_ours - {"-m"} <= set().union(*known.values()) | short
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moesim.experiment.spec import RunSpec
 
 CODE = (
-    "__init__.py", "advice/static_sets.py", "collector.py", "colours.py",
+    "__init__.py", "advice/static_sets.py", "budget.py", "capacity.py", "collector.py", "colours.py",
     "data.py", "errors.py", "limits.py", "naming.py", "policy.py", "records.py", "text.py", "units.py", "yaml_reader.py",
     "costs", "engine", "experiment/intervals.py", "experiment/needs.py", "experiment/runner.py",
     "experiment/traces.py", "hardware",
