@@ -28,9 +28,6 @@ from typing import Final
 from moesim.model import ModelSpec
 from moesim.units import ceil_div
 
-ENGINES: Final = ("llama.cpp", "llama.cpp-unfused")
-"""Engines whose operations are counted here; the second is the first on a GPU before Volta."""
-
 _SUMS: Final = 8
 """Sums in a row that are one kernel."""
 _ROUTERS: Final = frozenset({288, 576} | {2**n for n in range(10)})
