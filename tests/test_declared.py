@@ -153,6 +153,31 @@ def test_the_list_explains_the_options_of_those_named(capsys: pytest.CaptureFixt
     assert "      (only with pool transient)\n" in out
 
 
+def test_the_schema_has_every_option_with_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    entries = {
+        one["properties"]["name"]["const"]: one
+        for one in schema["properties"]["policies"]["items"]["anyOf"]
+        if "const" in one.get("properties", {}).get("name", {})
+    }
+    assert set(entries) == set(POLICIES)
+    for name, one in entries.items():
+        assert set(one["properties"]) == {"name", *option_parameters(policy_class(name))} and not one["additionalProperties"]
+        assert all(option["description"] for key, option in one["properties"].items() if key != "name")
+    w_size = entries["dali"]["properties"]["w_size"]
+    whole = {"type": "integer", "minimum": 1}
+    assert w_size["anyOf"] == [whole, {"type": "array", "items": whole}] and w_size["default"] == 4
+    replacement = entries["dali"]["properties"]["replacement"]["anyOf"][0]["anyOf"]
+    assert replacement == [{"$ref": "#/$defs/replacement part"}, {"type": "null"}]
+    parts = {
+        one["properties"]["name"]["const"]: one
+        for one in schema["$defs"]["prefetch part"]["anyOf"]
+        if "const" in one.get("properties", {}).get("name", {})
+    }
+    assert set(parts) == set(PARTS["prefetch"]) and parts["predicted"]["required"] == ["name", "source"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 from moesim.experiment.config import json_schema
+from moesim.policies.schema import policy_schema
 
 
 def schema() -> None:
@@ -10,4 +13,7 @@ def schema() -> None:
 
     Example: moesim schema
     """
-    print(json_schema())
+    found = json.loads(json_schema())
+    found["properties"]["policies"]["items"], parts = policy_schema()
+    found["$defs"] |= parts
+    print(json.dumps(found, indent=2, sort_keys=True))
