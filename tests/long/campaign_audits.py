@@ -22,9 +22,9 @@ from moesim.studies.regret import pool_slots
 from moesim.testing.checks import CheckError, check_slots
 from moesim.trace import Trace, find_trace
 from moesim.workload import WorkloadSpec, compose
-from tests.golden_kit import COMPOSITIONS, MACHINES, MODELS, NODES, ONE_GPU, OPTIONS
 from tests.long.audit import faults
 from tests.long.kit import Tally
+from tests.policies.golden_kit import COMPOSITIONS, MACHINES, MODELS, NODES, ONE_GPU, OPTIONS
 
 
 def setting(rng: random.Random) -> dict[str, Any]:

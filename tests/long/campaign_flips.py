@@ -17,9 +17,9 @@ import yaml
 
 from moesim.errors import InputError
 from moesim.manifest import FILE
-from tests.experiment_kit import write_trace
+from tests.experiment.experiment_kit import write_trace
+from tests.experiment.sweep_kit import content
 from tests.long.kit import TINY, Called, Tally, call, complaint, flipped, in_child, shared_out
-from tests.sweep_kit import content
 
 Look = Callable[[], tuple[Called, Any]]
 """Reads a folder, the present one, and gives what became of that and what was seen."""
@@ -86,7 +86,7 @@ def results(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
         if name == "result":
             assert call("run", "full.yaml", "--out", "out", "--jobs", "1").code == 0
     with monkeypatch.context() as patched:
-        from tests.sweep_kit import Counted
+        from tests.experiment.sweep_kit import Counted
 
         counted = Counted(patched)
         counted.before[1] = interrupt
@@ -128,7 +128,7 @@ def studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give measurements of a validation, by a stand-in for the machine."""
     from moesim.commands import validate
-    from tests.test_validation import stand_in
+    from tests.validation.test_validation import stand_in
 
     monkeypatch.setattr(validate, "live_machine", lambda *_: nullcontext())
     monkeypatch.setattr(validate, "live_execution", lambda _: stand_in(link=1.2))
@@ -147,7 +147,7 @@ def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
 def measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give a measurement of a machine that was broken off, on a bench whose times are known."""
     from moesim.profiler.measure import measure
-    from tests import profiler_kit as kit
+    from tests.profiler import profiler_kit as kit
 
     kit.shrink(monkeypatch.setattr, 4)
     place = folder / "profile"
@@ -170,7 +170,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Subject]]:
 
     from moesim.recorder.predictors.learned import load_predictors, predict, save_predictors
     from moesim.trace.shards import read_shards
-    from tests import record_kit, test_learned
+    from tests.recorder import record_kit, test_learned
 
     torch.set_num_threads(1)
     folder = folder / "recorder"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moesim.identify.identify import identify
-from tests.identify_kit import ROOMY, Truth
+from tests.identify.identify_kit import ROOMY, Truth
 from tests.long.kit import Tally
 
 LEAST = 0.85

@@ -20,11 +20,11 @@ from moesim.experiment.estimate import Estimate
 from moesim.manifest import FILE
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy
-from tests.experiment_kit import write_trace
-from tests.import_kit import SOURCES
+from tests.commands.test_mutated_yaml import SEEDS, mutant, remembered
+from tests.experiment.experiment_kit import write_trace
 from tests.long.kit import ROOT, TINY, Tally, bounded_memory, call, complaint, look, shared_out
 from tests.long.mutations import TEXTS, VALUES, as_bytes, as_json, as_lines, as_safetensors, as_yaml, spoilt
-from tests.test_mutated_yaml import SEEDS, mutant, remembered
+from tests.traces_io.import_kit import SOURCES
 
 WEIGHTS = {
     "experiment": 600, "hardware": 450, "model": 250, "trace": 400, "import": 400, "gguf": 150, "command line": 400,
@@ -52,12 +52,12 @@ class Bench:
             source.make(folder / name)
         self.sources = {name: (folder / name / source.file).read_bytes() for name, source in SOURCES.items()}
         self.profiles = sorted((ROOT / "hardware_profiles").glob("*.yaml"))
-        self.configs = sorted((ROOT / "tests" / "data" / "configs").glob("*.json"))
+        self.configs = sorted((ROOT / "tests" / "model" / "configs").glob("*.json"))
         self.parameters = yaml.safe_load((ROOT / "moesim/synthesis/parameters/mixtral-8x7b.yaml").read_text())
         self.parameters["shape"]["n_layers"] = 4
         self.gguf = b""
         if find_spec("gguf"):
-            from tests.test_gguf import whole
+            from tests.model.test_gguf import whole
 
             self.gguf = whole(folder / "whole.gguf")
 

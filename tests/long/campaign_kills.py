@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from moesim.manifest import Manifest
-from tests.experiment_kit import write_trace
+from tests.experiment.experiment_kit import write_trace
+from tests.experiment.sweep_kit import Command, content, main, start_and_kill
 from tests.long.kit import TINY, Tally, call, in_child, shared_out
-from tests.sweep_kit import Command, content, main, start_and_kill
 
 MADE_UP = {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 4, "decode": 3}
 SHORT = {"timeline": {"policies": ["lru"]}, "frames": True, "plots": ["decode_speed"]}
@@ -43,7 +43,7 @@ class Killed:
 def measured(arguments: list[str]) -> int:
     """Measure a machine whose times are known."""
     from moesim.profiler.measure import measure
-    from tests import profiler_kit as kit
+    from tests.profiler import profiler_kit as kit
 
     kit.shrink(setattr, 4)
     measure(kit.prepared(Path(arguments[arguments.index("--out") + 1]), overwrite=True), bench=kit.FakeBench(), progress=False)
@@ -119,7 +119,7 @@ def test_killed_commands(
         (tmp_path / name).write_text(yaml.safe_dump(experiment))
     kinds = {name: kind for name, kind in KINDS.items() if name not in NEED_TORCH or find_spec("torch")}
     if find_spec("torch"):
-        from tests.record_kit import make_home
+        from tests.recorder.record_kit import make_home
 
         make_home(tmp_path / "home")
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.long.kit import Tally
-from tests.option_pairs_kit import OTHER_PART_SUBJECTS, PART_SUBJECTS, POLICY_SUBJECTS, Pairs
+from tests.policies.option_pairs_kit import OTHER_PART_SUBJECTS, PART_SUBJECTS, POLICY_SUBJECTS, Pairs
 
 
 def test_pairs_of_options(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:

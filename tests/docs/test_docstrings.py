@@ -1,0 +1,64 @@
+"""Parameter sections are for what may be imported, which one page lists; elsewhere a docstring is short."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+LISTED = [
+    (module, name)
+    for module, names in re.findall(r"^\| `(moesim[\w.]*)` \| (.*) \|$", PAGE, re.M)
+    for name in re.findall(r"`(\w+)`", names)
+]
+SECTION = re.compile(r"^ *(Parameters|Returns|Yields|Raises|Attributes)\n *-{3,}$", re.M)
+NEED_TORCH = ("moesim.recorder", "moesim.live", "moesim.profiler")
+NOT_YET = ("live/", "policies/", "identify/", "plots/", "advice/", "studies/paper_")
+"""Here docstrings of internal names may have sections."""
+
+
+def found(module: str, name: str) -> object:
+    if module.startswith(NEED_TORCH):
+        pytest.importorskip("torch", reason="needs torch")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_the_page_lists_names_once():
+    assert len(LISTED) == len(set(LISTED)) > 150
+
+
+@pytest.mark.parametrize("module", list(dict.fromkeys(module for module, _ in LISTED)))
+def test_what_is_listed_can_be_imported_and_says_what_it_is(module: str):
+    for name in (name for other, name in LISTED if other == module):
+        thing = found(module, name)
+        assert not (inspect.isclass(thing) or inspect.isfunction(thing)) or inspect.getdoc(thing), f"{module}.{name}"
+
+
+def public() -> set[tuple[str, str]]:
+    """Where the listed names are defined."""
+    things = [(module, name, found(module, name)) for module, name in LISTED]
+    return {(getattr(thing, "__module__", module), getattr(thing, "__name__", name)) for module, name, thing in things}
+
+
+def with_sections(path: Path) -> Iterator[str]:
+    """Name the outermost functions and classes of a module that have a docstring with sections, in it or inside them."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        inner = [one for one in ast.walk(node) if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+        if any(SECTION.search(ast.get_docstring(one) or "") for one in inner):
+            yield node.name  # type: ignore[union-attr]
+
+
+def test_sections_are_for_what_is_listed():
+    known = public()
+    for path in sorted((ROOT / "moesim").rglob("*.py")):
+        if not path.relative_to(ROOT / "moesim").as_posix().startswith(NOT_YET):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            strangers = [name for name in with_sections(path) if (module, name) not in known]
+            assert not strangers, f"{module}: {', '.join(strangers)}: one sentence, or a line in docs/reference/api.md"

@@ -1,0 +1,190 @@
+"""Imports point down, and what is heavy or optional is imported in one place only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
+
+# From the bottom up. A module may import from its own group and from those below, patterns of one line being one group;
+# groups of one level do not know each other unless they are the same group.
+LEVELS: list[dict[str, str]] = [
+    {
+        "basics": "__init__ errors limits text units atomic checked_lines manifest output_folder colours data csv_reader "
+        "naming yaml_reader table progress journal collector",
+    },
+    {"model": "model model.*"},
+    {
+        "inputs": "hardware hardware.* costs.curves trace trace.* stats stats.* traces_io traces_io.* "
+        "synthesis synthesis.* workload workload.* experiment.config experiment.config_errors experiment.include",
+    },
+    {"facts": "policy records capacity metrics.machine metrics.causes"},
+    {"costs": "costs costs.*", "kernels": "kernels kernels.*"},
+    {
+        "policies": "policies policies.*",
+        "engine": "engine engine.*",
+        "predictors": "predictors predictors.*",
+        "metrics": "metrics metrics.* timeline timeline.*",
+        "result": "experiment.result",
+    },
+    {
+        "experiment": "experiment experiment.* budget bench bench_sweeps plots plots.* testing testing.*",
+        "live": "live live.*",
+    },
+    {"identify": "identify identify.*"},
+    {"studies": "studies studies.*", "profiler": "profiler profiler.*", "validation": "validation validation.*"},
+    {"recorder": "recorder recorder.*", "advice": "advice advice.*", "report": "report report.*"},
+    {"cli": "cli __main__ commands commands.*"},
+]
+
+ONLY = {  # who may import what
+    "simpy": ["engine.*"],
+    "torch": ["recorder.*", "kernels.*"],
+    "transformers": ["recorder.*"],
+    "tokenizers": ["recorder.*"],
+    "accelerate": ["recorder.*"],
+    "matplotlib": ["plots.*", "profiler.figure"],
+    "typer": ["cli", "commands.*"],
+    "rich": ["table", "progress"],
+    "safetensors": ["recorder.*"],
+    "pydantic": [
+        "identify.observations",
+        "studies.paper_plan",
+        "validation.choices",
+        "experiment.config",
+        "experiment.config_errors",
+        "experiment.quick",
+        "hardware.*",
+    ],
+    "distributed": ["experiment.pool"],
+    "gguf": ["advice.gguf"],
+    "jinja2": ["report.*"],
+    "pickle": [],
+    "requests": [],
+    "urllib": [],
+    "datetime": [],
+}
+
+
+class Import(NamedTuple):
+    importer: str
+    imported: str  # moesim.x.y without "moesim.", or another top-level package
+    ours: bool
+    for_types: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(name: str, path: Path, known: set[str]) -> Iterator[Import]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name}: write absolute imports"
+            targets = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            top, _, rest = target.partition(".")
+            if top != "moesim":
+                yield Import(name, top, False, id(node) in guarded)
+                continue
+            while rest and rest not in known:
+                rest = rest.rpartition(".")[0]
+            yield Import(name, rest or "__init__", True, id(node) in guarded)
+
+
+def place(name: str) -> tuple[int, str]:
+    for level, groups in enumerate(LEVELS):
+        for group, patterns in groups.items():
+            if any(fnmatch(name, pattern) for pattern in patterns.split()):
+                return level, group
+    pytest.fail(f"moesim.{name} has no place in the layers: give it one in this test")
+
+
+ALL = modules()
+IMPORTS = [found for name, path in ALL.items() for found in imports_of(name, path, set(ALL))]
+
+
+def test_the_parser_sees_imports():
+    assert Import("engine.simulated", "simpy", False, False) in IMPORTS
+    assert any(i.importer == "engine.entry" and i.imported == "engine.setup" for i in IMPORTS)
+    assert any(i.importer == "policy" and i.imported == "costs" and i.for_types for i in IMPORTS)
+
+
+@pytest.mark.parametrize("name", list(ALL))
+def test_imports_point_down(name: str):
+    level, group = place(name)
+    wrong = []
+    for found in IMPORTS:
+        if found.importer != name or not found.ours or found.for_types:
+            continue
+        other_level, other_group = place(found.imported)
+        if other_level > level or (other_level == level and other_group != group):
+            wrong.append(f"{found.imported} ({other_group})")
+    assert not wrong, f"{name} ({group}) imports {', '.join(wrong)}"
+
+
+def test_policies_and_engine_never_import_each_other_not_even_for_types():
+    for found in IMPORTS:
+        groups = {found.importer.split(".")[0], found.imported.split(".")[0]}
+        assert not (found.ours and groups == {"policies", "engine"}), found
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def graph(group: Callable[[str], str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in IMPORTS:
+        if one.ours and group(one.importer) != group(one.imported):
+            found.setdefault(group(one.importer), set()).add(group(one.imported))
+    return found
+
+
+def package(name: str) -> str:
+    return name.partition(".")[0]
+
+
+CIRCLES = ("trace",)
+"""Packages whose own modules still know each other in a circle."""
+
+
+def test_packages_and_modules_form_no_circle_types_included():
+    assert cycle(graph(package)) == []
+    assert cycle(graph(lambda name: package(name) if package(name) in CIRCLES else name)) == []
+    assert cycle({"a": {"b"}, "b": {"a"}})
+
+
+@pytest.mark.parametrize("package", list(ONLY))
+def test_only_some_import(package: str):
+    users = {i.importer for i in IMPORTS if not i.ours and i.imported == package and not i.for_types}
+    strangers = [user for user in users if not any(fnmatch(user, p) or fnmatch(f"{user}.", p) for p in ONLY[package])]
+    assert not strangers, f"{package} is imported by {strangers}; allowed: {ONLY[package]}"

@@ -1,0 +1,246 @@
+"""The page of results says what its tables say: every number on it is looked up in results.csv and constants.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from moesim.studies.published import PUBLISHED, paper_folder, read_published
+from moesim.studies.three_ways import KINDS, Summary, orders, published, read_results, summaries
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FRAME = read_results(DOCS / "results.csv")
+CONSTANTS = pd.read_csv(DOCS / "constants.csv", keep_default_na=False, na_values={"sigma": [""]})
+PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
+NAMES = {"dali": "DALI", "hybrimoe": "HybriMoE", "prescope": "PreScope", "daop": "DAOP", "odmoe": "OD-MoE"}
+AGAIN = "results.csv has changed or the page has; write what the table says, as here"
+
+
+def tables(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Give the tables in a text, each as its heads and its rows."""
+    for block in re.findall(r"(?:^\|.*\n)+", text + "\n", flags=re.M):
+        heads, rule, *rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
+        assert set("".join(rule)) <= set("-:")
+        yield heads, rows
+
+
+def section(title: str) -> str:
+    return re.split(rf"^## {re.escape(title)}$", PAGE, flags=re.M)[1].partition("\n## ")[0]
+
+
+def number(value: float) -> str:
+    return "-" if pd.isna(value) else f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def factor(ratio: float) -> float:
+    return max(ratio, 1 / ratio)
+
+
+def factors(row: pd.Series) -> str:
+    if row["kind"] not in KINDS:
+        return "-"
+    return "; ".join(f"{factor(row[name]):.2f}" for name in ("ratio", "ratio_identified") if not pd.isna(row[name]))
+
+
+def word(row: pd.Series) -> str:
+    if row["consistent"] == "no":
+        return f"inconsistent: {number(row['with_all'])}"
+    return "consistent" if row["consistent"] == "yes" else "-"
+
+
+def cells(row: pd.Series) -> tuple[str, ...]:
+    """Write a row of results.csv as a section has it, without its name."""
+    unit = "" if row["unit"] == "share" else row["unit"]
+    printed = f"{number(row['published'])} {unit}".strip()
+    return printed, number(row["simulated"]), number(row["identified"]), factors(row), word(row)
+
+
+def ends(pair: tuple[float, float] | None) -> str:
+    return "-" if pair is None else "{:.2f}; {:.2f}".format(*pair)
+
+
+def test_the_table_has_every_printed_number_as_it_is_now():
+    assert [published(row) for _, row in FRAME.iterrows()] == read_published(paper_folder() / PUBLISHED)
+
+
+def summary_cells(one: Summary) -> list[str]:
+    known = (FRAME[FRAME["paper"] == one.paper]["consistent"] != "").any()  # else one row tells, and none can contradict it
+    consistent, inconsistent = (ends(one.consistent), str(one.inconsistent)) if known else ("-", "-")
+    derived, told = ("{} of {}".format(*pair) if pair[1] else "-" for pair in (one.orders, one.orders_identified))
+    same = ends(one.derived_told)
+    return [str(one.rows), ends(one.derived), str(one.told), same, ends(one.identified), consistent, inconsistent, derived, told]
+
+
+def test_the_summary_is_that_of_the_table():
+    _, rows = next(tables(PAGE))
+    assert {row[0]: row[1:] for row in rows} == {NAMES[one.paper]: summary_cells(one) for one in summaries(FRAME)}, AGAIN
+
+
+def sections(paper: str) -> list[list[str]]:
+    return [row for heads, rows in tables(section(NAMES[paper])) if heads[0] == "what" for row in rows]
+
+
+@pytest.mark.parametrize("paper", NAMES)
+def test_every_line_of_a_section_is_a_row_of_the_table(paper: str):
+    known = {cells(row) for _, row in FRAME[FRAME["paper"] == paper].iterrows()}
+    told = sections(paper)
+    assert len(told) > 5
+    for _, *rest in told:
+        close = [one for one in known if one[0] == rest[0]]
+        assert tuple(rest) in known, f"{AGAIN}: {close}"
+
+
+def readings() -> pd.DataFrame:
+    return FRAME[(FRAME["paper"] == "prescope") & (FRAME["over"] == "HybriMoE")]
+
+
+def test_every_reading_of_a_baseline_is_on_the_page():
+    """Four readings a model, each as derived; identified, with what all tables tell where that misses."""
+    (heads, rows), *_ = [one for one in tables(section("PreScope")) if one[0][0] == "over HybriMoE"]
+    every = {str(name): mine for name, mine in readings().groupby("setting", sort=False)}
+    assert heads[2:] == [str(name) for name in readings()["reading"].unique()]
+    assert len(rows) == len(every) == 4
+    for (_, printed, *told), mine in zip(rows, every.values(), strict=True):
+        assert printed == f"{number(mine['published'].iloc[0])} %"
+        expected = [
+            f"{number(row['simulated'])}; {number(row['identified'])}" + (" \N{DAGGER}" if row["consistent"] == "no" else "")
+            for _, row in mine.iterrows()
+        ]
+        assert told == expected, AGAIN
+
+
+def test_no_inconsistent_row_is_left_out():
+    shown = {tuple(row[1:]) for paper in NAMES for row in sections(paper)}
+    for index, row in FRAME[FRAME["consistent"] == "no"].iterrows():
+        assert cells(row) in shown or index in readings().index, published(row).what
+
+
+AIMS: dict[str, Callable[[], tuple[list[float], float | None, float | None]]] = {}
+
+
+def aim(name: str, median: float | None, worst: float | None):
+    def add(rows: Callable[[], pd.DataFrame]) -> Callable[[], pd.DataFrame]:
+        AIMS[name] = lambda: ([factor(ratio) for ratio in rows()["ratio_identified"]], median, worst)
+        return rows
+
+    return add
+
+
+TOLD = FRAME[FRAME["identified"].notna()]
+LOADED = ("", "KTransformers: others loaded in prefill")
+
+
+@aim("DALI, consistent rows", 1.15, 1.35)
+def _dali() -> pd.DataFrame:
+    return TOLD[(TOLD["paper"] == "dali") & (TOLD["consistent"] == "yes")]
+
+
+@aim("HybriMoE, Table III, the rest loaded, from one row", None, 1.5)
+def _table3() -> pd.DataFrame:
+    mine = TOLD[(TOLD["figure"] == "table3") & TOLD["reading"].isin(LOADED)]
+    return mine[~((mine["system"] == "baseline") & (mine["unit"] == "s"))]  # the row that tells
+
+
+@aim("PreScope, absolute speeds", None, 1.4)
+def _prescope() -> pd.DataFrame:
+    return TOLD[(TOLD["paper"] == "prescope") & (TOLD["kind"] == "value")]
+
+
+def test_aims_that_are_met_and_missed_are_named():
+    (heads, rows), *_ = [one for one in tables(PAGE) if one[0][0] == "aim"]
+    assert heads[1:] == ["rows", "median", "worst", "result"]
+    assert [row[0] for row in rows] == list(AIMS)
+    for name, n, median, worst, result in rows:
+        found, most, most_worst = AIMS[name]()
+        middle, last = pd.Series(found).median(), max(found)
+        assert n == str(len(found))
+        assert median == f"{middle:.2f}" + ("" if most is None else f" of {most:g}")
+        assert worst == f"{last:.2f}" + ("" if most_worst is None else f" of {most_worst:g}")
+        missed = [w for w, a, b in (("median", middle, most), ("worst", last, most_worst)) if b is not None and a > b]
+        assert result == ("met" if not missed else f"{' and '.join(missed)} missed"), AGAIN
+
+
+def test_what_misses_dali_s_aim_is_counted():
+    mine = _dali()
+    beyond = mine[mine["ratio_identified"].map(factor) > 1.35]
+    assert set(beyond["figure"]) == {"exact"}
+    times = (TOLD["figure"] == "exact") & (TOLD["kind"] == "value")
+    assert f"{len(beyond)} of the {times.sum()} times in DALI's Table 4" in PAGE, AGAIN
+
+
+def test_orders_are_those_of_the_table():
+    (_, rows), *_ = [one for one in tables(PAGE) if one[0][0] == "orders"]
+    expected = [
+        [NAMES[paper], figure, "{} of {}".format(*derived), "{} of {}".format(*told) if told[1] else "-"]
+        for (paper, figure), (derived, told) in orders(FRAME).items()
+    ]
+    assert [row[:4] for row in rows] == expected, AGAIN
+
+
+SCALE = {
+    "cpu_few_row_rate": 1e9,
+    "cpu_read_rate": 1e9,
+    "link_rate": 1e9,
+    "cpu_per_expert": 1,
+    "cpu_per_row": 1,
+    "host_per_expert": 1,
+}
+
+
+def constant(plan: str, name: str) -> str:
+    mine = CONSTANTS[(CONSTANTS["plan"] == plan) & (CONSTANTS["constant"] == name) & (CONSTANTS["block"] == "")]
+    if mine.empty:
+        return "-"
+    row = mine.iloc[0]
+    told = row["sigma"] < 0.8 * (row["prior_below"] + row["prior_above"]) / 2
+    value = f"{row['value'] / SCALE[name]:.3g} x/ {math.exp(row['sigma']):.2f}" if told else "not told"
+    return f"{row['derived'] / SCALE[name]:.3g}: {value}"
+
+
+def test_constants_are_those_of_the_table():
+    (heads, rows), *_ = [one for one in tables(PAGE) if one[0][0] == "constant"]
+    plans = {name: plan for plan, name in NAMES.items()}
+    assert [row[1].strip("`") for row in rows] == list(SCALE)
+    for _, name, *told in rows:
+        assert told == [constant(plans[head], name.strip("`")) for head in heads[2:]], AGAIN
+
+
+def known_numbers(paper: str) -> set[str]:
+    """Write every number of a paper as prose may: with one or two figures behind the point."""
+    mine = FRAME[FRAME["paper"] == paper]
+    values = [v for name in ("published", "simulated", "low", "high", "identified", "with_all") for v in mine[name].dropna()]
+    values += [factor(v) for name in ("ratio", "ratio_identified") for v in mine[name].dropna() if v > 0]
+    values += [factor(v) for v in (mine["with_all"] / mine["published"]).dropna() if v > 0]
+    told = CONSTANTS[CONSTANTS["plan"] == paper]
+    values += [value / SCALE.get(name, 1e9) for name, value in zip(told["constant"], told["value"], strict=True)]
+    return {f"{abs(value):.{digits}f}" for value in values for digits in (1, 2)}
+
+
+@pytest.mark.parametrize("paper", NAMES)
+def test_decimals_in_the_prose_are_numbers_of_the_tables(paper: str):
+    prose = "\n".join(line for line in section(NAMES[paper]).splitlines() if not line.startswith("|"))
+    prose = re.sub(r"`[^`]*`|\([^)]*\.md[^)]*\)|[Ss]ection \d\.\d|[\d.]+ bits", "", prose)
+    for text in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", prose):
+        assert text in known_numbers(paper), f"{text}: {AGAIN}"
+
+
+def test_a_number_that_is_not_in_the_table_fails():
+    """What the tests above look for differs from what they find as soon as a digit does."""
+    changed = FRAME.copy()
+    changed["identified"] *= 1.1
+    shown = {tuple(row[1:]) for row in sections("dali")}
+    assert not shown <= {cells(row) for _, row in changed[changed["paper"] == "dali"].iterrows()}
+
+
+def test_the_tables_are_as_the_command_writes_them():
+    text = (DOCS / "results.csv").read_text(encoding="utf-8")
+    rows = list(csv.reader(io.StringIO(text)))
+    assert {len(row) for row in rows} == {len(rows[0])}
+    assert set(CONSTANTS["plan"]) == set(NAMES)

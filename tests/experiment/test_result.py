@@ -1,0 +1,111 @@
+"""Result folders: complete or not at all, and the same bytes for the same inputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from moesim.errors import ConfigError
+from moesim.experiment import run_experiment
+from moesim.experiment.output import Output, describe
+from moesim.experiment.result import DATASET, RECORDS, read_summary
+from moesim.manifest import FILE
+from moesim.timeline.check import check_timeline
+from tests.experiment.experiment_kit import resolve
+
+EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}
+
+
+def write(folder: Path, out: Path, jobs: int = 1, **changes) -> Path:
+    experiment = resolve(folder, **changes)
+    output = Output(experiment, out)
+    output.write(run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept, folder=out))
+    return out
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def shown(folder: Path) -> list[str]:
+    """Name the files of a result, but for those that grow run by run."""
+    return [name for name in content(folder) if name.split("/")[0] not in (DATASET, RECORDS)]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("result")
+    return write(folder, folder / "out", **EVERYTHING)
+
+
+def test_the_folder_holds_what_was_asked_for(result: Path):
+    names = ("breakdown", "decode_speed", "gantt", "hit_rate")
+    plots = [f"plots/{name}.{kind}" for name in names for kind in ("csv", "pdf", "png", "txt")]
+    frames = ["frames/layers.parquet", "frames/steps.parquet"]
+    rest = ["runs.parquet", "summary.json", "timeline.json"]
+    assert shown(result) == [FILE, "config.resolved.yaml", *frames, *plots, *rest]
+    assert len(list((result / DATASET).iterdir())) == 1
+    assert len(list((result / RECORDS).iterdir())) == 4
+
+
+def test_the_same_inputs_give_the_same_bytes_with_any_number_of_processes(result: Path):
+    again = write(result.parent, result.parent / "again", jobs=2, **EVERYTHING)
+    first, second = content(result), content(again)
+    assert list(first) == list(second)
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+def test_runs_and_summary_agree(result: Path):
+    frame = pd.read_parquet(result / "runs.parquet")
+    rows = read_summary(result)["runs"]
+    assert len(frame) == len(rows) == 4
+    assert frame["policy"].tolist() == [row["policy"] for row in rows]
+    assert frame["makespan_ns"].tolist() == [row["makespan_ns"] for row in rows]
+    assert frame["makespan_ns"].dtype == "int64"
+
+
+def test_the_resolved_configuration_names_every_input_by_hash(result: Path):
+    resolved = yaml.safe_load((result / "config.resolved.yaml").read_text())
+    assert set(resolved["inputs"]) == {"models", "hardware", "traces"}
+    for kind in resolved["inputs"].values():
+        for entry in kind.values():
+            assert len(entry["sha256"]) == 64
+    assert resolved["key"] == read_summary(result)["key"]
+    assert resolved["versions"]["simpy"]
+    assert resolved["experiment"]["workload"]["batch_size"] == 1
+
+
+def test_the_timeline_is_valid_and_tells_the_policies_apart(result: Path):
+    events = json.loads((result / "timeline.json").read_text())["traceEvents"]
+    assert check_timeline(events) == []
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {"on-demand: devices", "lru: devices"} <= names
+
+
+def test_frames_add_up_to_the_runs(result: Path):
+    runs = pd.read_parquet(result / "runs.parquet").set_index("run")
+    steps = pd.read_parquet(result / "frames" / "steps.parquet")
+    layers = pd.read_parquet(result / "frames" / "layers.parquet")
+    assert (steps.groupby("run")["end"].max() == runs["makespan_ns"]).all()
+    assert (layers.groupby("run")["n_active"].sum() == runs["n_lookups"]).all()
+    hits = layers.groupby("run")["n_hits"].sum() / layers.groupby("run")["n_active"].sum()
+    assert hits.tolist() == pytest.approx(runs["hit_rate"].tolist())
+    assert len(layers) == 32 * len(steps)
+
+
+def test_the_key_follows_what_decides_the_results_and_nothing_else(tmp_path: Path):
+    key = describe(resolve(tmp_path))["key"]
+    assert describe(resolve(tmp_path, name="other", plots=["hit_rate"], frames=True, output="x"))["key"] == key
+    assert describe(resolve(tmp_path, workload={"prompt_tokens": 6, "decode_tokens": 2}))["key"] != key
+    assert describe(resolve(tmp_path, model="mixtral-8x7b"))["key"] != key
+    hardware = {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"launch_us": 1}}}
+    assert describe(resolve(tmp_path, hardware=hardware))["key"] != key
+
+
+def test_reading_what_is_no_result(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"summary.json: expected the summary of a result, got: "):
+        read_summary(tmp_path)

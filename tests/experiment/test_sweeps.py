@@ -1,0 +1,721 @@
+"""Sweeps: shared parts, what is left out, what varies together, repeats, every field as a list, keys of runs."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from moesim.cli import main
+from moesim.errors import ConfigError, InputError
+from moesim.experiment import estimate, run_experiment
+from moesim.experiment.again import outcome_of
+from moesim.experiment.config import Config, load_config, parse_config
+from moesim.experiment.dry import describe_grid
+from moesim.experiment.estimate import lookups, seconds
+from moesim.experiment.include import read_merged
+from moesim.experiment.keys import CODE, run_keys
+from moesim.experiment.output import describe
+from moesim.experiment.point import Point
+from moesim.experiment.quick import quick
+from moesim.experiment.repeats import CI, aggregate, half_width
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.result import read_summary
+from moesim.experiment.spec import RunSpec
+from moesim.experiment.sweep import expand
+from moesim.policies.registry import make_policy
+from tests.docs.test_layers import ALL as MODULES
+from tests.docs.test_layers import IMPORTS
+from tests.experiment.experiment_kit import resolve, write_trace
+from tests.experiment.sweep_kit import BARE, Counted, lines, write
+from tests.waiting import Clock
+
+BASE: dict[str, Any] = {
+    "model": "mixtral-8x7b",
+    "hardware": "rtx3090-epyc7532",
+    "trace": "t",
+    "cache": {"ratio": 0.5},
+    "policies": ["lru"],
+}
+
+
+def points(**changes: Any) -> list[Point]:
+    return expand(parse_config(BASE | changes, "a.yaml"), "a.yaml")
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        points(**changes)
+    assert "\n" not in str(error.value)
+    return str(error.value).removeprefix("a.yaml: ")
+
+
+def files(folder: Path, **texts: str) -> Path:
+    """Write files; ``a_b`` is ``a/b.yaml``. Give the first."""
+    paths = [folder / f"{name.replace('_', '/')}.yaml" for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return paths[0]
+
+
+# ---- include
+
+
+def test_included_files_are_merged_key_by_key_and_the_nearest_wins(tmp_path: Path):
+    top = files(
+        tmp_path,
+        top="include: [shared/one.yaml, shared/two.yaml]\nworkload: {seed: 3}\npolicies: [lru]\n",
+        shared_one="include: deep/base.yaml\nworkload: {seed: 1, batch_size: [1, 2]}\ncache: {ratio: 0.5}\n",
+        shared_two="cache: {budget: 8 GiB}\npolicies: [dali, fiddler]\n",
+        shared_deep_base="model: m\nhardware: h\ntrace: t\nworkload: {seed: 0, n_batches: 4}\n",
+    )
+    assert read_merged(top) == {
+        "model": "m", "hardware": "h", "trace": "t", "policies": ["lru"], "cache": {"ratio": 0.5, "budget": "8 GiB"},
+        "workload": {"seed": 3, "n_batches": 4, "batch_size": [1, 2]},
+    }  # fmt: skip
+    assert load_config(top, ["workload.seed=9"]).workload.seed == 9
+
+
+def test_paths_of_included_files_begin_at_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files(tmp_path, top="include: sub/a.yaml\n", sub_a="include: b.yaml\n", sub_b="name: right\n", b="name: wrong\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read_merged(Path("../top.yaml")) == {"name": "right"}
+
+
+def test_a_file_may_be_included_twice_and_is_read_once(tmp_path: Path):
+    """Twenty files that each include the next one twice: read at each mention, the last would be read half a million times."""
+    names = [f"f{i}" for i in range(20)]
+    texts = {a: f"include: [{b}.yaml, {b}.yaml]\n" for a, b in pairwise(names)}
+    assert read_merged(files(tmp_path, **texts, f19="name: end\n")) == {"name": "end"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({"a": "include: a.yaml\n"}, "a.yaml: include: expected files that do not include this one, got 'a.yaml'; remove it"),
+        ({"a": "include: b.yaml\n", "b": "include: [./a.yaml]\n"}, "b.yaml: include: expected files that do not include this"),
+        ({"a": "include: b.yaml\n"}, "a.yaml: include: {}/b.yaml: expected an experiment file, got: No such file or directory"),
+        ({"a": "include: b.yaml\n", "b": "- 1\n"}, "a.yaml: include: expected a mapping in 'b.yaml', got list"),
+        ({"a": "include: b.yaml\n", "b": ""}, "a.yaml: include: expected a mapping in 'b.yaml', got nothing"),
+        ({"a": "include: b.yaml\n", "b": "x: [\n"}, "b.yaml: expected valid YAML, got "),
+        ({"a": "include: 3\n"}, "a.yaml: include: expected the path of a file or a list of paths, got 3"),
+        ({"a": "include: [b.yaml, '']\n", "b": "name: x\n"}, "a.yaml: include: expected the path of a file or a list of paths, "),
+        ({"a": "include: [b.yaml, 1]\n", "b": "name: x\n"}, "a.yaml: include: expected the path of a file or a list of paths, "),
+        ({"a": "include: .\n"}, "a.yaml: include: {}: expected an experiment file, got: Is a directory"),
+        ({"a": 'include: "b\\0.yaml"\n'}, "a.yaml: expected text that can be shown, got the control character"),
+        ({f"f{i}": f"include: f{i + 1}.yaml\n" for i in range(30)}, "f20.yaml: include: expected at most 20 files that include"),
+    ],
+)  # fmt: skip
+def test_wrong_includes_are_told_in_one_line(texts: dict[str, str], message: str, tmp_path: Path):
+    with pytest.raises(ConfigError) as error:
+        read_merged(files(tmp_path, **texts))
+    assert str(error.value).startswith(f"{tmp_path}/{message.format(tmp_path)}")
+    assert "\n" not in str(error.value)
+
+
+def test_an_override_of_one_alias_leaves_the_other_alone(tmp_path: Path):
+    path = files(tmp_path, a="model: m\nhardware: h\ntrace: t\ncache: {ratio: 1}\npolicies: [&p {name: dali, w_size: 2}, *p]\n")
+    assert load_config(path, ["policies.0.w_size=4"]).policies == [{"name": "dali", "w_size": 4}, {"name": "dali", "w_size": 2}]
+
+
+# ---- exclude
+
+GRID: dict[str, Any] = {
+    "model": [{"base": "mixtral-8x7b", "expert_bits": [4, 8]}, "phi-3.5-moe"],
+    "zip": [["hardware", "trace"], ["extrapolate", "warm_up_steps"]],
+    "hardware": ["rtx3090-epyc7532", {"base": "a6000-i9-10980xe", "devices": {"gpu0": {"memory_bytes": ["24 GiB", "48 GiB"]}}}],
+    "trace": ["t", {"synthesize": "mixtral-8x7b", "requests": [4, 8]}],
+    "workload": {"batch_size": [1, 2], "refill": [False, True]},
+    "cache": {"ratio": 0.25, "budget": ["8 GiB", 2**34]},
+    "policies": ["lru", {"name": "dali", "w_size": [2, 4], "assignment": "greedy"}],
+    "transfer": {"curve": ["pinned", "chunked"], "chunk": [None, "4 MiB"]},
+    "decision_us": [0, 1.5],
+    "extrapolate": [False, True],
+    "warm_up_steps": [None, 1],
+    "predictors": {"residual": ["oracle", "frequency"]},
+    "repeat": 2,
+}
+
+EXCLUSIONS: list[tuple[dict[str, Any], Callable[[Point], bool]]] = [
+    ({"model": "phi-3.5-moe"}, lambda p: p.model == "phi-3.5-moe"),
+    ({"model": "mixtral-8x7b"}, lambda p: p.model != "phi-3.5-moe"),
+    ({"model": {"base": "mixtral-8x7b", "expert_bits": 8}}, lambda p: p.model != "phi-3.5-moe" and p.model["expert_bits"] == 8),
+    ({"model.expert_bits": 4}, lambda p: p.model != "phi-3.5-moe" and p.model["expert_bits"] == 4),
+    ({"hardware": "a6000-i9-10980xe"}, lambda p: p.hardware != "rtx3090-epyc7532"),
+    ({"hardware.devices.gpu0.memory_bytes": "24 GiB"}, lambda p: "24 GiB" in str(p.hardware)),
+    ({"trace": "t"}, lambda p: p.trace == "t"),
+    ({"trace": "mixtral-8x7b", "trace.requests": [8, 9]}, lambda p: p.trace != "t" and p.trace["requests"] == 8),
+    ({"workload.batch_size": 2}, lambda p: p.workload["batch_size"] == 2),
+    ({"workload.refill": True}, lambda p: p.workload["refill"]),
+    ({"transfer.chunk": None}, lambda p: p.chunk_bytes is None),
+    ({"cache.ratio": [0.25, 0.5]}, lambda p: p.ratio is not None),
+    ({"cache.budget": "16 GiB"}, lambda p: p.budget_bytes == 2**34),
+    ({"cache.budget": 2**33}, lambda p: p.budget_bytes == 2**33),
+    ({"policies": "dali"}, lambda p: p.policy["name"] == "dali"),
+    ({"policies": "dali(w_size=2,assignment=greedy)"}, lambda p: p.policy.get("w_size") == 2),
+    ({"policies.w_size": 4}, lambda p: p.policy.get("w_size") == 4),
+    ({"policies": ["lru", "dali"], "decision_us": 1.5}, lambda p: p.decision_us == 1.5),
+    ({"transfer.curve": "chunked"}, lambda p: p.curve == "chunked"),
+    ({"transfer.chunk": "4 MiB"}, lambda p: p.chunk_bytes == 2**22),
+    ({"decision_us": 0}, lambda p: p.decision_us == 0),
+    ({"extrapolate": True}, lambda p: p.extrapolate),
+    ({"warm_up_steps": 1}, lambda p: p.warm_up_steps == 1),
+    ({"predictors.residual": "oracle"}, lambda p: p.predictors["residual"] == "oracle"),
+    ({"repeat": 1}, lambda p: p.repeat == 1),
+]
+
+
+@pytest.fixture(scope="module")
+def grid() -> list[Point]:
+    return points(**GRID)
+
+
+@pytest.mark.parametrize(("rule", "leaves_out"), EXCLUSIONS, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_exclude_leaves_out_what_fits_and_nothing_else(rule: dict[str, Any], leaves_out: Any, grid: list[Point]):
+    kept = points(**GRID, exclude=[rule])
+    assert 0 < len(kept) < len(grid)
+    assert kept == [point for point in grid if not leaves_out(point)]
+
+
+def test_rules_of_exclude_are_alternatives_and_their_fields_conditions(grid: list[Point]):
+    # model, hardware with trace, batch and refill, cache, policies, transfer, decision, extrapolation and warm-up, rest
+    assert len(grid) == 3 * (1 + 2 * 2) * 4 * 3 * 3 * 4 * 2 * 2 * 2 * 2
+    kept = points(**GRID, exclude=[{"decision_us": 0, "policies": "lru"}, {"decision_us": 1.5, "policies": "dali"}])
+    assert len(kept) == len(grid) // 2  # two thirds of the one half, a third of the other
+    assert {(p.decision_us, p.policy["name"]) for p in kept} == {(0, "dali"), (1.5, "lru")}
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"workload.seed": 3}, "exclude[0]: expected a combination of the grid, got workload.seed: 3; "),
+        ({"policies": "dali"}, "exclude[0]: expected a combination of the grid, got policies: dali; "),
+        ({"extrapolate": 0}, "exclude[0]: expected a combination of the grid, got extrapolate: 0; "),
+        ({"decision_us": False}, "exclude[0]: expected a combination of the grid, got decision_us: False; "),
+        ({"cache.ratio": []}, "exclude[0]: expected a combination of the grid, got cache.ratio: ; "),
+        ({"policys": "lru"}, "exclude[0]: unknown field 'policys'; did you mean 'policies'?"),
+        ({"workload": 1}, "exclude[0]: unknown field 'workload'; did you mean "),
+        ({"cache.budget": "8 G"}, "exclude[0]: cache.budget: expected a size with a unit"),
+        ({"policies": "lru"}, "exclude: expected to leave a combination to run, got none; exclude less"),
+        ({}, "exclude[0]: expected at least one entry, got {}"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_cannot_be_meant_is_refused(rule: dict[str, Any], message: str):
+    assert refused(exclude=[rule]).startswith(message)
+
+
+# ---- zip
+
+
+def test_zip_reaches_into_mappings_and_policies_and_groups_multiply():
+    found = points(
+        zip=[["model.expert_bits", "cache.budget", "policies"], ["workload.batch_size", "hardware.devices.gpu0.memory_bytes"]],
+        model={"base": "mixtral-8x7b", "expert_bits": [4, 8]},
+        cache={"budget": ["8 GiB", "16 GiB"]},
+        policies=["lru", {"name": "dali", "w_size": [2, 4]}],
+        workload={"batch_size": [1, 2]},
+        hardware={"base": "rtx3090-epyc7532", "devices": {"gpu0": {"memory_bytes": ["24 GiB", "48 GiB"]}}},
+    )
+    seen = [
+        (p.model["expert_bits"], p.budget_bytes, p.policy.get("w_size"), p.workload["batch_size"], list(p.hardware.values())[1])
+        for p in found
+    ]
+    assert seen == [
+        (4, 2**33, None, 1, "24 GiB"), (4, 2**33, None, 2, "48 GiB"),
+        (8, 2**34, 2, 1, "24 GiB"), (8, 2**34, 4, 1, "24 GiB"), (8, 2**34, 2, 2, "48 GiB"), (8, 2**34, 4, 2, "48 GiB"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"zip": [["model", "hardware"]], "model": ["a", "b"]}, "zip[0]: hardware: expected a list, got 'rtx3090-epyc7532'"),
+        ({"zip": [["model", "trace"]], "model": ["a", "b"], "trace": ["t"]}, "zip[0]: expected lists of one length, got model"),
+        ({"zip": [["model", "model"]], "model": ["a", "b"]}, "zip[0]: expected each field once, got model again; remove one"),
+        ({"zip": [["modell", "trace"]]}, "zip[0]: unknown field 'modell'; did you mean 'model'?"),
+        ({"zip": [["model"]]}, "zip[0]: expected "),
+        ({"zip": [["workload.batch_size", "trace"]], "trace": ["a", "b"]}, "zip[0]: workload.batch_size: expected a list, got 1"),
+        ({"zip": [["model.x.y", "trace"]], "trace": ["a", "b"]}, "zip[0]: model.x.y: expected a list, got None"),
+    ],
+)  # fmt: skip
+def test_a_zip_that_does_not_fit_is_refused(changes: dict[str, Any], message: str):
+    assert refused(**changes).startswith(message)
+
+
+# ---- repeat
+
+
+def test_repeats_draw_other_requests_and_other_made_up_routing():
+    found = points(repeat=3, workload={"seed": 5}, trace=["t", {"synthesize": "mixtral-8x7b", "seed": 7}])
+    assert [(p.repeat, p.workload["seed"], p.trace if isinstance(p.trace, str) else p.trace["seed"]) for p in found] == [
+        (0, 5, "t"), (1, 6, "t"), (2, 7, "t"), (0, 5, 7), (1, 6, 8), (2, 7, 9),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload": {"seed": [0, 1]}}, "repeat: expected one workload.seed, the first of 2, got [0, 1]; remove either"),
+        ({"trace": {"synthesize": "m", "seed": [0, 1]}}, "repeat: expected one trace.seed, the first of 2, got [0, 1]; remove "),
+        ({"repeat": 0}, "repeat: expected an integer of at least 1, got 0"),
+        ({"repeat": [1, 2]}, "repeat: expected an integer, got [1, 2]"),
+    ],
+)  # fmt: skip
+def test_a_repeat_that_does_not_fit_is_refused(changes: dict[str, Any], message: str):
+    assert refused(**{"repeat": 2, **changes}).startswith(message)
+
+
+# Student's t, two-sided 95 %, by degrees of freedom: from a printed table
+T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_half_an_interval_is_students_t_by_hand(n: int):
+    values = [float(v) for v in np.random.default_rng(n).normal(10, 2, n)]
+    assert half_width(values) == pytest.approx(T[n - 1] * stdev(values) / math.sqrt(n), rel=1e-3)
+    assert half_width(values[:1]) is None
+
+
+def test_repeats_become_one_row_with_mean_and_interval(tmp_path: Path):
+    rows = run_experiment(resolve(tmp_path, repeat=3, cache={"ratio": [0.25, 0.5]}, policies=["lru", "on-demand"])).rows
+    assert len({row["requests_drawn"] for row in rows[:6]}) == 3
+    one, *others = aggregate(rows)
+    assert [(row["cache_ratio"], row["policy"]) for row in (one, *others)] == [
+        (c, p) for c in (0.25, 0.5) for p in ("lru", "on-demand")
+    ]
+    speeds = [row["decode_tokens_per_s"] for row in rows if row["cache_ratio"] == 0.25 and row["policy"] == "lru"]
+    assert one["repeats"] == len(set(speeds)) == 3
+    assert one["decode_tokens_per_s"] == pytest.approx(fmean(speeds))
+    assert one[f"{CI}decode_tokens_per_s"] == pytest.approx(T[2] * stdev(speeds) / math.sqrt(3), rel=1e-3)
+    assert one["error"] is None and CI + "batch_size" not in one and one["seed"] == 0
+
+
+def test_repeats_of_made_up_routing_belong_together(tmp_path: Path):
+    made = {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 3}
+    (one,) = aggregate(run_experiment(resolve(tmp_path, repeat=2, trace=made, policies=["lru"])).rows)
+    assert one["repeats"] == 2 and one[f"{CI}hit_rate"] > 0
+
+
+def test_seeds_that_drew_the_same_requests_are_one_draw(tmp_path: Path):
+    alone = write_trace(tmp_path / "alone.safetensors", n_requests=1)
+    (one,) = aggregate(run_experiment(resolve(tmp_path, repeat=3, trace=str(alone), policies=["lru"])).rows)
+    assert one[f"{CI}hit_rate"] is None and one["notes"].endswith("3 seeds drew the same requests")
+    two = write_trace(tmp_path / "two.safetensors", n_requests=2)
+    rows = run_experiment(resolve(tmp_path, repeat=6, trace=str(two), policies=["lru"])).rows
+    (one,) = aggregate(rows)
+    draws = sorted({row["hit_rate"] for row in rows})
+    assert len(draws) == 2 and one["notes"].endswith("6 seeds drew 2 different sets of requests")
+    assert one["hit_rate"] == pytest.approx(fmean(draws)), "each draw counts once, however often it came"
+    assert one[f"{CI}hit_rate"] == pytest.approx(T[1] * stdev(draws) / math.sqrt(2), rel=1e-3)
+
+
+def test_a_failed_repeat_is_told_and_the_others_count():
+    rows = [
+        {"run": i, "policy": "lru", "trace": "t", "repeat": i, "requests_drawn": str(i), "hit_rate": 0.1 * i, "error": None}
+        for i in range(3)
+    ]
+    rows[1] = {"run": 1, "policy": "lru", "trace": "t", "repeat": 1, "error": "no room"}
+    (one,) = aggregate(rows)
+    assert one["repeats"] == 2 and one["error"] == "1 of 3 repeats failed"
+    assert one["hit_rate"] == pytest.approx(0.1)
+
+
+def test_what_differs_in_a_setting_is_no_repeat(tmp_path: Path):
+    """Nor is a failed run, whose row has no results, of another setting than its repeats."""
+    workload = {"prompt_tokens": 6, "decode_tokens": 3, "prefill_chunk": [None, 2]}
+    changes: dict[str, Any] = {"warm_up_steps": [None, 1], "extrapolate": [False, True], "decision_us": [0, 1]}
+    rows = run_experiment(resolve(tmp_path, repeat=2, policies=["lru"], workload=workload, **changes)).rows
+    assert [row["repeats"] for row in aggregate(rows)] == [2] * 16
+    broken = [{k: v for k, v in row.items() if not isinstance(v, float) or k == "cache_ratio"} for row in rows]
+    for row in broken:
+        row["error"] = "x" if row["repeat"] else None
+        if row["repeat"]:
+            del row["warm_up_steps"]
+    assert [row["error"] for row in aggregate(broken)] == ["1 of 2 repeats failed"] * 16
+
+
+# ---- every field as a list
+
+SWEEPS: dict[str, Any] = {
+    "model": {"model": [{"base": "mixtral-8x7b", "expert_bits": 4}, {"base": "mixtral-8x7b", "expert_bits": 3}]},
+    "model.expert_bits": {"model": {"base": "mixtral-8x7b", "expert_bits": [4, 3]}},
+    "hardware": {"hardware": ["rtx3090-epyc7532", "a6000-i9-10980xe"]},
+    "hardware number": {"hardware": {"base": "rtx3090-epyc7532", "devices": {"gpu0": {"launch_us": [1, 50]}}}},
+    "trace": {"trace": [{"synthesize": "mixtral-8x7b", "requests": n, "prompt": 6, "decode": 3, "seed": n} for n in (1, 2)]},
+    "trace.seed": {"trace": {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 3, "seed": [0, 1]}},
+    "batch_size": {"workload": {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 3}},
+    "prompt_tokens": {"workload": {"prompt_tokens": [6, 4], "decode_tokens": 3}},
+    "no prompt": {"workload": {"prompt_tokens": [6, 0], "decode_tokens": 3}},
+    "requests": {"workload": {"prompt_tokens": 6, "decode_tokens": 3, "requests": [[3], [5, 1]]}},
+    "decode_tokens": {"workload": {"prompt_tokens": 6, "decode_tokens": [3, 2]}},
+    "n_batches": {"workload": {"n_batches": [1, 2], "prompt_tokens": 6, "decode_tokens": 3}},
+    "seed": {"workload": {"seed": [0, 3], "prompt_tokens": 6, "decode_tokens": 3}},
+    "micro_batches": {"workload": {"batch_size": 2, "micro_batches": [1, 2], "prompt_tokens": 6, "decode_tokens": 3}},
+    "prefill_chunk": {"workload": {"prefill_chunk": [None, 2], "prompt_tokens": 6, "decode_tokens": 3}},
+    "refill": {"workload": {"batch_size": 2, "n_batches": 2, "prompt_tokens": None, "refill": [False, True]}},
+    "reuse": {"workload": {"reuse": [None, "shifted"], "prompt_tokens": 6, "decode_tokens": 3}},
+    "cache.ratio": {"cache": {"ratio": [0.25, 0.5]}},
+    "cache.budget": {"cache": {"budget": ["12 GiB", "16 GiB"]}},
+    "cache": {"cache": {"ratio": 0.25, "budget": "12 GiB"}},
+    "transfer.curve": {"transfer": {"curve": ["pinned", "pageable"]}},
+    "transfer.chunk": {"transfer": {"curve": "chunked", "chunk": [None, "4 MiB"]}},
+    "decision_us": {"decision_us": [0, 500]},
+    "extrapolate": {"extrapolate": [False, True]},
+    "warm_up_steps": {"warm_up_steps": [None, 2]},
+    "predictors": {"predictors": {"residual": ["oracle", "synthetic:0.1"]}, "policies": ["dali"]},
+    "policy option": {"policies": [{"name": "dali", "w_size": [2, 4]}]},
+    "repeat": {"repeat": 2},
+}  # fmt: skip
+SAME = ("reuse", "extrapolate", "refill")  # nothing changes where requests are enough and equally long, and all was measured
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_field_sweeps_and_shows_in_rows_dry_run_and_quick(name: str, tmp_path: Path):
+    experiment = resolve(tmp_path, **SWEEPS[name])
+    n_policies = len({spec.policy_name for spec in experiment.specs}) if name != "policy option" else 1
+    assert len(experiment.specs) == 2 * n_policies
+    rows = run_experiment(experiment).rows
+    assert all(row["error"] is None for row in rows), rows
+    keys = run_keys(experiment)
+    assert len(set(keys)) == len(keys), "settings that differ give other keys"
+    first, second = rows[n_policies - 1], rows[2 * n_policies - 1]  # of one policy
+    assert first["policy_name"] == second["policy_name"]
+    results = ("makespan_ns", "hit_rate_cold", "hit_rate_decode_warm", "bytes_total", "error", "peak_memory_bytes.gpu0")
+    assert ([first.get(k) for k in results] != [second.get(k) for k in results]) == (name not in SAME)
+    told = describe_grid(experiment, None, 1, 2)
+    assert f"{len(rows)} runs" in told and f"0 of them done, {len(rows)} to do" in told
+    if name != "repeat":
+        assert any(line.count(", ") for line in told.splitlines()[:-2]), told
+    smaller = quick(experiment.config, "a.yaml")
+    for spec in Experiment(smaller, "a.yaml").specs:
+        assert spec.workload.n_batches == 1 and (spec.workload.decode_tokens or 0) <= 4
+    assert {s.policy_name for s in Experiment(smaller, "a.yaml").specs} == {s.policy_name for s in experiment.specs}
+
+
+@pytest.mark.parametrize("field", sorted(Config.model_fields))
+def test_no_field_is_forgotten_here(field: str):
+    """A new field of the file is to be swept above, or named here as one that does not sweep."""
+    fixed = {"name", "description", "zip", "exclude", "plots", "timeline", "frames", "output", "intervals"}
+    swept = {key for changes in SWEEPS.values() for key in changes}
+    assert (field in swept) != (field in fixed)
+
+
+# ---- dry run
+
+
+def test_a_dry_run_tells_grid_size_and_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    counted = Counted(monkeypatch)
+    file = write(tmp_path, cache={"ratio": [0.25], "budget": ["12 GiB"]}, **BARE)
+    assert main(["run", str(file), "--out", "out"]) == 0
+    assert counted() == 4
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
+    capsys.readouterr()
+    more = ["--set", "cache.ratio=[0.25, 0.5]", "--set", "workload.batch_size=[1, 2]"]
+    assert main(["run", str(file), "--out", "out", "--dry-run", *more]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:4] == ["policy: on-demand, lru", "batch_size: 1, 2", "cache_ratio: 0.25, 0.5", "cache_budget_bytes: 12.9 GB"]
+    assert told[4] == "12 runs (2 policies at 6 settings), 4 of them done, 8 to do"
+    assert re.fullmatch(r"estimated time: (less than 1|\d+) s on \d process(es)? \(from short runs of 2 policies\)", told[5])
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
+    assert counted() == 0
+    assert main(["run", str(file), "--out", "new", "--dry-run"]) == 0
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_says_why_nothing_could_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    hardware = {
+        "base": "rtx3090-epyc7532",
+        "devices": {"gpu0": {"memory_bytes": {"value": "2 GiB", "source": "assumed", "why": "small"}}},
+    }
+    file = write(tmp_path, hardware=hardware, **BARE)
+    assert main(["run", str(file), "--out", "out", "--dry-run"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == "estimated time: unknown, since no policy could be tried"
+    assert [line.split(":")[:2] for line in told[-3:-1]] == [["a short run failed", f" {name}"] for name in ("on-demand", "lru")]
+    assert "gpu0" in told[-2]
+
+
+FOREIGN = """
+from pathlib import Path
+
+from moesim.policies.caches import LRU
+
+Path(__file__).with_name("imported").write_text("yes")
+
+
+class Mine(LRU):
+    \"\"\"One like LRU.\"\"\"
+"""
+
+
+def test_a_dry_run_lists_what_it_would_import_and_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dry_package").mkdir()
+    (tmp_path / "dry_package" / "__init__.py").write_text(FOREIGN)
+    (tmp_path / "dry_package" / "inner.py").write_text(FOREIGN)
+    (tmp_path / "dry_single.py").write_text(FOREIGN)
+    (tmp_path / "dry-1.0.dist-info").mkdir()
+    (tmp_path / "dry-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: dry\nVersion: 1.0\n")
+    (tmp_path / "dry-1.0.dist-info" / "entry_points.txt").write_text("[moesim.policies]\nby-entry = dry_package.inner:Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policies = ["lru", "dry_package.inner:Mine", "by-entry", {"name": "dry_single:Mine", "slots_split": ["spread", "equal"]}]
+    file = write(tmp_path, **BARE | {"policies": policies})
+    for more in ([], ["--quick"]):
+        assert main(["run", str(file), "--dry-run", *more]) == 0
+        told = capsys.readouterr().out.splitlines()
+        package = f"{tmp_path}/dry_package"
+        said = [line for line in told if line.startswith("would import and run ")]
+        assert said == [
+            f"would import and run dry_package.inner ({package}/__init__.py and {package}/inner.py); its policies are neither "
+            "checked nor tried here",
+            f"would import and run dry_single ({tmp_path}/dry_single.py); its policies are neither checked nor tried here",
+        ]
+        assert "5 runs (5 policies at 1 settings); how many of them are done shows once the policies are imported" in told
+        assert told[-1].endswith("(from short runs of 1 policy)")
+    assert main(["compare", "--policies", "lru,dry_single:Mine", "--dry-run"]) == 0
+    assert f"would import and run dry_single ({tmp_path}/dry_single.py)" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("imported"))
+    assert not {"dry_package", "dry_package.inner", "dry_single"} & set(sys.modules)
+    assert main(["run", str(file), "--out", str(tmp_path / "out")]) == 0
+    assert len(list(tmp_path.rglob("imported"))) == 2
+
+
+@pytest.mark.parametrize("name", ["no_such_module:Mine", "tests.nothing:Mine", "xml.nothing:Mine"])
+def test_a_dry_run_finds_out_that_a_module_is_not_there(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = write(tmp_path, **BARE | {"policies": [name]})
+    assert main(["run", str(file), "--dry-run"]) == 2
+    assert f"expected a module '{name.removesuffix(':Mine')}', got none, neither installed" in capsys.readouterr().err
+
+
+def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a machine on which each policy takes so many nanoseconds a lookup."""
+    write_trace(tmp_path / "small.safetensors", decode=20)
+    workload = {"batch_size": [1, 4], "prompt_tokens": 6, "decode_tokens": 20}
+    experiment = resolve(tmp_path, workload=workload, policies=["on-demand", "lru", "fiddler"])
+    clock, pace = Clock(), {"on-demand": 1_000, "lru": 3_000, "fiddler": 5_000}
+    tried: list[RunSpec] = []
+
+    def run(experiment: Experiment, spec: RunSpec) -> Any:
+        tried.append(spec)
+        clock.advance(pace[spec.policy_name] * lookups(experiment, spec))
+        return SimpleNamespace(failure=None)
+
+    monkeypatch.setattr(estimate, "time", clock)
+    monkeypatch.setattr(estimate, "run_one", run)
+    estimated, n_tried, failures = seconds(experiment, experiment.specs)
+    assert estimated == pytest.approx(
+        sum(pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
+    )
+    assert [spec.policy_name for spec in tried] == ["on-demand", "lru", "fiddler"]
+    assert (n_tried, failures) == (3, ()) and {spec.workload.decode_tokens for spec in tried} == {8}
+    estimated, n_tried, failures = seconds(experiment, experiment.specs, limit_s=1e-6)  # over as soon as one has been tried
+    assert (n_tried, failures) == (1, ())
+    assert estimated == pytest.approx(1_000 * sum(lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5)
+
+
+# ---- keys
+
+
+def keys_of(folder: Path, **changes: Any) -> list[str]:
+    return run_keys(resolve(folder, **changes))
+
+
+@pytest.mark.parametrize("name", [name for name in SWEEPS if name != "policy option"])
+def test_a_key_does_not_depend_on_the_rest_of_the_experiment(name: str, tmp_path: Path):
+    experiment = resolve(tmp_path, **SWEEPS[name])
+    turned = {key: list(reversed(v)) if isinstance(v, list) else v for key, v in SWEEPS[name].items()}
+    assert set(run_keys(experiment)) == set(keys_of(tmp_path, **turned))
+
+
+def test_a_key_follows_contents_and_not_names(tmp_path: Path):
+    (key,) = keys_of(tmp_path, policies=["lru"])
+    shutil.copy(tmp_path / "small.safetensors", tmp_path / "renamed.safetensors")
+    profile = Path(__file__).resolve().parents[2] / "hardware_profiles" / "rtx3090-epyc7532.yaml"
+    (tmp_path / "profiles").mkdir()
+    shutil.copy(profile, tmp_path / "profiles" / profile.name)
+    others = {"plots": ["hit_rate"], "name": "x", "output": "y", "frames": True, "timeline": None, "description": "z"}
+    for changes in (
+        {"trace": str(tmp_path / "renamed.safetensors")}, {"hardware": str(tmp_path / "profiles" / profile.name)}, others,
+        {"policies": ["on-demand", "lru"], "exclude": [{"policies": "on-demand"}]},
+    ):  # fmt: skip
+        assert keys_of(tmp_path, **{"policies": ["lru"], **changes}) == [key], changes
+    write_trace(tmp_path / "small.safetensors", seed=1)
+    assert keys_of(tmp_path, policies=["lru"]) != [key], "another trace under the same name"
+
+
+def test_a_changed_number_of_a_profile_is_another_key(tmp_path: Path):
+    text = (Path(__file__).resolve().parents[2] / "hardware_profiles" / "rtx3090-epyc7532.yaml").read_text()
+    mine = tmp_path / "mine.yaml"
+    found = set()
+    for memory in ("24 GiB", "23 GiB"):
+        raw = yaml.safe_load(text)
+        raw["devices"]["gpu0"]["memory_bytes"]["value"] = memory
+        mine.write_text(yaml.safe_dump(raw))
+        found |= set(keys_of(tmp_path, hardware=str(mine), policies=["lru"]))
+    assert len(found) == 2
+
+
+def test_only_what_depends_on_a_change_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    counted = Counted(monkeypatch)
+    other = str(write_trace(tmp_path / "other.safetensors", seed=3))
+    file = write(tmp_path, trace=[str(tmp_path / "small.safetensors"), other], **BARE)
+    again = ["run", str(file), "--out", "out", "--jobs", "1"]
+    assert main(again) == 0
+    assert counted() == 4
+    write_trace(tmp_path / "other.safetensors", seed=4)
+    assert main(again) == 0
+    assert counted() == 2, "runs on the other trace are kept"
+    assert main([*again, "--set", "policies.1={name: lru, per_layer: false}"]) in (0, 2)
+    monkeypatch.setattr("moesim.experiment.keys.code_digest", lambda: "another version")
+    counted()
+    assert main(again) == 0
+    assert counted() == 4, "other code, other results"
+    assert main(again) == 0
+    assert counted() == 0
+
+
+MINE = "from moesim.policies.caches import LRU\n\n\nclass Mine(LRU):\n    '''One of the current folder.'''\n"
+
+
+def test_an_edited_policy_of_the_current_folder_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    counted = Counted(monkeypatch)
+    policy = tmp_path / "sweep_policy_of_a_test.py"
+    policy.write_text(MINE)
+    file = write(tmp_path, policies=["lru", f"{policy.stem}:Mine"], **BARE)
+    again = ["run", str(file), "--out", "out", "--jobs", "1"]
+    assert main(again) == 0
+    assert counted() == 2
+    policy.write_text(MINE + "\n# edited\n")
+    assert main(again) == 0
+    assert counted.policies == [f"{policy.stem}:Mine"]
+
+
+def test_all_code_that_a_run_goes_through_counts():
+    """Whatever the runner and the policies import, at the top of a module or within, is hashed into the keys."""
+    used = {"experiment.runner"} | {name for name in MODULES if name.split(".")[0] in ("policies", "predictors")}
+    todo = list(used)
+    while todo:
+        name = todo.pop()
+        # A package is imported before what is in it; that of experiments only names things.
+        parents = {name.rpartition(".")[0]} & set(MODULES) - {"experiment"}
+        found = {i.imported for i in IMPORTS if i.importer == name and i.ours and not i.for_types} | parents
+        todo += found - used
+        used |= found
+    assert len(used) > 80
+    folder = Path(__file__).resolve().parents[2] / "moesim"
+    covered = {path for name in CODE for path in ((folder / name).rglob("*.py") if (folder / name).is_dir() else [folder / name])}
+    assert all(path.exists() for path in covered)
+    telling = {"atomic", "checked_lines", "progress"}  # how files are written, and what is shown meanwhile, decides no result
+    missing = {name for name in used - telling if MODULES[name] not in covered}
+    assert not missing, f"moesim.experiment.keys.CODE lacks {sorted(missing)}"
+
+
+def test_the_key_of_a_result_follows_its_inputs(tmp_path: Path):
+    key = describe(resolve(tmp_path))["key"]
+    write_trace(tmp_path / "small.safetensors", seed=1)
+    assert describe(resolve(tmp_path))["key"] != key
+
+
+# ---- one run once more
+
+
+def test_a_run_of_a_folder_is_told_once_more_only_of_the_same_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(write(tmp_path, cache={"ratio": [0.25, 0.5]})), "--out", "out"]) == 0
+    kept, simulated = outcome_of(Path("out"), 0), outcome_of(Path("out"), 3)
+    assert kept.records is not None and simulated.records is not None
+    assert kept.split is not None and kept.split.ns.sum() == kept.row["makespan_ns"]
+    write_trace(tmp_path / "small.safetensors", seed=1)
+    for run in (0, 3):
+        with pytest.raises(
+            InputError, match=rf"^out: run {run} \(.*: expected the same result when simulated again, got another "
+        ):
+            outcome_of(Path("out"), run)
+    assert lines(capsys)[-1] == "wrote out"
+
+
+def test_kept_records_are_read_without_importing_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "kept_policy.py").write_text(FOREIGN)
+    timeline = {"policies": ["kept_policy:Mine"], "steps": 2}
+    file = write(tmp_path, policies=["lru", "kept_policy:Mine"], cache={"ratio": [0.25, 0.5]}, timeline=timeline)
+    assert main(["run", str(file), "--out", "out", "--jobs", "1"]) == 0
+    rows = read_summary(Path("out"))["runs"]
+    there = [run for run, row in enumerate(rows) if list(Path("out/records").glob(f"{row['key'][:32]}.*"))]
+    (kept,) = [run for run in there if rows[run]["policy_name"] == "kept_policy:Mine"]
+    (simulated,) = [run for run, row in enumerate(rows) if row["policy_name"] == "kept_policy:Mine" and run != kept]
+    (tmp_path / "imported").unlink()
+    monkeypatch.delitem(sys.modules, "kept_policy")
+    assert outcome_of(Path("out"), kept).row == rows[kept]
+    assert not (tmp_path / "imported").exists()
+    assert outcome_of(Path("out"), simulated).row == rows[simulated]
+    assert (tmp_path / "imported").exists()
+
+
+def test_repeats_of_settings_with_the_same_label_are_not_mixed(tmp_path: Path):
+    """Two models that differ in the bytes of single layers have one label; `group` tells them apart."""
+    by_layer = [[40_000_000] * 31 + [20_000_000], [20_000_000] * 31 + [40_000_000]]
+    experiment = resolve(
+        tmp_path, model={"base": "mixtral-8x7b", "expert_bytes_by_layer": by_layer}, policies=["on-demand"], repeat=2
+    )
+    rows = run_experiment(experiment).rows
+    assert len({row["model"] for row in rows}) == 1
+    assert len({row["group"] for row in rows}) == 2
+    both = aggregate(rows)
+    assert [row["repeats"] for row in both] == [2, 2]
+    assert both[0]["makespan_ns"] > 1.5 * both[1]["makespan_ns"]
+
+
+def test_a_metric_without_meaning_in_some_repeats_is_the_mean_of_the_others():
+    rows = [
+        {"policy": "p", "group": "g", "repeat": i, "trace": "t", "requests_drawn": str(i), "error": None, "share": share}
+        for i, share in enumerate([None, 0.25, 0.75])
+    ]
+    (row,) = aggregate(rows)
+    assert row["share"] == 0.5
+    assert row["ci95.share"] == pytest.approx(12.706 * 0.25, rel=1e-3)  # two draws: Student's t with one degree of freedom
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_resolving_makes_a_policy_once_whatever_the_number_of_settings(imports: bool, monkeypatch: pytest.MonkeyPatch):
+    made: list[Any] = []
+
+    def make(spec: Any, place: str = "policies") -> Any:
+        made.append(spec)
+        return make_policy(spec, place)
+
+    monkeypatch.setattr("moesim.experiment.needs.make_policy", make)
+    raw = {
+        "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+        "workload": {"batch_size": 1, "prompt_tokens": 4, "decode_tokens": 2}, "cache": {"ratio": 0.25}, "repeat": 40,
+        "policies": ["lru", {"name": "dali", "w_size": [2, 4]}],
+    }  # fmt: skip
+    assert len(Experiment(parse_config(raw, "a.yaml"), "a.yaml", imports=imports).specs) == 120
+    assert made == [{"name": "lru"}, {"name": "dali", "w_size": 2}, {"name": "dali", "w_size": 4}]

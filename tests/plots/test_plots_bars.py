@@ -1,0 +1,165 @@
+"""Bars say what failed, and how far they reach over the intervals of a profile's numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.patches import Rectangle
+
+from moesim.cli import main
+from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_data, energy, energy_caption, energy_data
+from moesim.plots.catalogue import figures_of
+from moesim.plots.grouped import ENDS
+from moesim.plots.ladder import ladder_data
+from moesim.plots.speedup import speedup, speedup_caption
+from moesim.plots.style import drawn_for
+from tests.plots.test_plots_data import rows
+
+LATE = "cache.budget: expected at least 4.5 GB, got {} GB; raise the budget"
+NOTE = "miniature, speed -20 to +30 % over cpu0.flops 900 to 1,300 GFLOP/s; energy -5 to +5 % over cpu0.idle_w 40 to 110 W"
+
+
+def ends(least, most, **more):
+    return {"decode_tokens_per_s_least": least, "decode_tokens_per_s_most": most, "notes": NOTE} | more
+
+
+def texts(figure):
+    figure.canvas.draw()
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+def boxes(figure):
+    """What stands for failed runs, from the left."""
+    return [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, Rectangle) and not patch.get_fill()]
+
+
+# ------------------------------------------------------------------------------------------------------------------- intervals
+def test_bars_reach_over_the_intervals_of_the_profile():
+    frame = rows(("lru", 10.0, ends(8.0, 13.0)), ("dali", 20.0, ends(None, None)))
+    assert decode_speed_data(frame)[["least", "most"]].fillna(0).to_numpy().tolist() == [[8, 13], [0, 0]]
+    figure = decode_speed(frame)
+    (line,) = figure.axes[0].lines
+    assert line.get_ydata().tolist() == [8, 13]
+    assert ENDS in texts(figure)
+    assert figure.axes[0].get_ylim()[1] > 20, "room for what is written above"
+    assert "(cpu0.flops 900 to 1,300 GFLOP/s)" in decode_speed_caption(frame), "watts decide no speed"
+    assert "-20 to" not in decode_speed_caption(frame), "whose that is the caption cannot say"
+
+
+def test_repeats_have_the_mean_of_their_ends_beside_their_own_interval():
+    frame = rows(*(("lru", 10.0 + 2 * i, ends(8.0 + i, 12.0 + 4 * i, seed=i, repeat=i)) for i in range(2)))
+    (row,) = decode_speed_data(frame).to_dict("records")
+    assert (row["decode_tokens_per_s"], row["least"], row["most"]) == (11, 8.5, 14)
+    assert row["low"] < row["least"]
+    assert "error bars: 95 % interval" in decode_speed_caption(frame) and "Thick lines" in decode_speed_caption(frame)
+
+
+def test_the_most_energy_is_the_fewest_tokens():
+    joules = {
+        "energy_j_per_token": 4.0,
+        "energy_j_per_token_least": 2.0,
+        "energy_j_per_token_most": 5.0,
+        "energy_label": "assumed",
+    }
+    frame = rows(("lru", 10.0, {**joules, "notes": NOTE}))
+    (row,) = energy_data(frame).to_dict("records")
+    assert (row["least"], row["tokens_per_kj"], row["most"]) == (200, 250, 500)
+    assert ENDS in texts(energy(frame))
+    assert "(cpu0.flops 900 to 1,300 GFLOP/s; cpu0.idle_w 40 to 110 W)" in energy_caption(frame)
+
+
+def test_results_without_intervals_have_no_ends():
+    data = decode_speed_data(rows(("lru", 10.0, {})))
+    assert "least" not in data and "failed" not in data
+
+
+# ---------------------------------------------------------------------------------------------------------------------- failed
+def test_a_failed_run_is_an_empty_box_with_its_reason():
+    frame = rows(("lru", 10.0, {}), ("dali", None, {"error": LATE.format(4)}), ("late", None, {"error": LATE.format(3)}))
+    data = decode_speed_data(frame)
+    assert data["policy"].tolist() == ["lru", "dali", "late"]
+    assert data[["n", "failed"]].to_numpy().tolist() == [[1, 0], [0, 1], [0, 1]]
+    assert data["why"][1] == "cache.budget: expected at least 4.5 GB, got 4 GB"
+    figure = decode_speed(frame)
+    assert [box.get_x() for box in boxes(figure)] == pytest.approx([0.55, 1.55])
+    found = texts(figure)
+    assert found.count("failed") == 2, "one reason needs no number"
+    assert "failed, 2 runs, such as: cache.budget: expected at least 4.5 GB, got 4 GB" in " ".join(found).replace("\n", " ")
+    assert {"dali", "late"} <= set(found), "in the legend"
+    with drawn_for("paper"):
+        assert texts(decode_speed(frame)).count("failed") == 2
+    assert "Hatched boxes are no values: failed, 2 runs" in decode_speed_caption(frame)
+
+
+def test_different_reasons_have_numbers():
+    frame = rows(("lru", 10.0, {}), ("a", None, {"error": LATE.format(4)}), ("b", None, {"error": "PolicyError: x"}))
+    found = texts(decode_speed(frame))
+    assert {"failed (1)", "failed (2)"} <= set(found)
+    assert "failed (2), 1 run: PolicyError: x" in decode_speed_caption(frame)
+
+
+def test_repeats_that_failed_are_counted_at_the_bar_of_the_others():
+    change = [{"seed": i, "repeat": i} for i in range(3)]
+    frame = rows(("lru", 10.0, change[0]), ("lru", 12.0, change[1]), ("lru", None, {**change[2], "error": "PolicyError: x"}))
+    figure = decode_speed(frame)
+    assert boxes(figure) == []
+    assert any("1 failed" in text and "11" in text for text in texts(figure))
+    assert decode_speed_data(frame)["n"].tolist() == [2]
+
+
+def test_a_setting_at_which_all_failed_keeps_its_place():
+    frame = rows(("lru", 100.0, {}), ("lru", None, {"batch_size": 8, "error": "x"}), ("lru", None, {"model": "n", "error": "x"}))
+    (part,) = (part for _, part in figures_of("decode_speed", frame, {}))
+    figure = decode_speed(part)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["m", "n"]
+    assert len(boxes(figure)) == 2
+    assert len({axes.get_ylim() for axes in figure.axes}) == 1, "an axis without a value is like the others"
+
+
+def test_a_failed_run_that_another_folder_repeats_is_none():
+    frame = rows(("lru", None, {"error": "x"}), ("lru", 10.0, {}), ("dali", None, {"error": "y"}), ("dali", None, {"error": "y"}))
+    ((_, part),) = figures_of("decode_speed", frame, {})
+    data = decode_speed_data(part)
+    assert data[["n", "failed"]].to_numpy().tolist() == [[1, 0], [0, 1]]
+
+
+def test_speed_ups_name_what_failed():
+    frame = rows(("lru", 10.0, {}), ("dali", 20.0, {}), ("dali", None, {"batch_size": 8, "error": "x y"}))
+    for text in (" ".join(texts(speedup(frame))), speedup_caption(frame)):
+        assert "not shown: dali (1 run)" in text.lower() and "failed, 1 run: x y" in text.lower()
+    twice = rows(("lru", 10.0, {}), ("dali", 20.0, {}), *(("dali", None, {"batch_size": n, "error": f"{n} y"}) for n in (8, 9)))
+    assert "Failed, 2 runs, such as: 8 y." in speedup_caption(twice), "that differs in its number alone"
+    assert "not shown" not in speedup_caption(frame[:2]).lower()
+
+
+def test_a_rung_after_a_failed_one_has_no_gain():
+    frame = rows(("a", 10.0, {}), ("b", None, {"error": "x"}), ("c", 30.0, {}), ("d", 33.0, {}))
+    gains = ladder_data(frame)["gain"].tolist()
+    assert [math.isnan(gain) for gain in gains] == [True, True, True, False]
+    assert gains[3] == pytest.approx(0.1)
+
+
+def test_an_experiment_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    experiment = {
+        "name": "x", "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+        "workload": {"batch_size": 2, "prompt_tokens": 8, "decode_tokens": 1}, "cache": {"budget": "4GiB"},
+        "policies": ["llama-cpp", "fiddler"], "intervals": True, "plots": ["decode_speed", "breakdown"],
+    }  # fmt: skip
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(experiment))
+    out = tmp_path / "out"
+    assert main(["run", str(tmp_path / "x.yaml"), "--out", str(out), "--jobs", "1"]) == 1
+    capsys.readouterr()
+    data = pd.read_csv(out / "plots" / "decode_speed.csv")
+    llama, fiddler = data.to_dict("records")
+    assert llama["least"] < llama["decode_tokens_per_s"] < llama["most"]
+    assert fiddler["failed"] == 1 and "expected at least" in fiddler["why"]
+    assert main(["plot", "decode_speed", str(out), "--out", str(tmp_path / "figures")]) == 0
+    capsys.readouterr()
+    for suffix in ("png", "csv", "txt"):
+        again = (tmp_path / "figures" / f"decode_speed.{suffix}").read_bytes()
+        assert again == (out / "plots" / f"decode_speed.{suffix}").read_bytes()

@@ -1,0 +1,201 @@
+"""Means and intervals over draws of requests, settings whose names are equal, and data worked out once."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from moesim.errors import ConfigError
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import run_experiment
+from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_data, energy_caption, energy_data
+from moesim.plots.catalogue import KINDS
+from moesim.plots.drawing import files_of
+from moesim.plots.lines import hit_rate, hit_rate_caption
+from moesim.plots.memo import once, worked_out_once
+from moesim.plots.pareto import vram, vram_caption, vram_data
+from moesim.plots.speedup import speedup_caption, speedup_data
+from moesim.plots.tornado import tornado
+from tests.plots.test_plots_data import rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def drawn(*requests, policy="lru", first=10.0, **more):
+    """Repeats of one setting, 2 tokens/s apart, which drew these requests."""
+    return [
+        (policy, first + 2 * i, {"seed": i, "repeat": i, "requests_drawn": r, "workload_digest": f"{r}-{i}", **more})
+        for i, r in enumerate(requests)
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------------------------- draws
+def test_seeds_that_drew_the_same_requests_have_a_mean_and_no_interval():
+    frame = rows(*drawn("1,2", "1,2", "1,2"))
+    (row,) = decode_speed_data(frame).to_dict("records")
+    assert (row["decode_tokens_per_s"], row["n"]) == (12, 1)
+    assert math.isnan(row["low"])
+    assert math.isnan(row["high"])
+    assert "Means over 3 seeds that drew the same requests: no interval." in decode_speed_caption(frame)
+    assert "error bars" not in decode_speed_caption(frame)
+    assert "mean of 3 seeds that drew the same requests" in " ".join(text.get_text() for text in decode_speed(frame).texts)
+
+
+def test_an_interval_is_over_draws_not_over_seeds():
+    frame = rows(*drawn("1,2", "1,2", "3,4"))  # 10 and 12, 14: the draws are 11 and 14
+    (row,) = decode_speed_data(frame).to_dict("records")
+    half = 12.706204736432095 * math.sqrt(4.5 / 2)  # t of 0.975 with 1 degree of freedom, variance 4.5
+    assert (row["decode_tokens_per_s"], row["n"]) == (12.5, 2)
+    assert (row["low"], row["high"]) == pytest.approx((12.5 - half, 12.5 + half))
+    told = "Means over 3 seeds that drew 2 different sets of requests; error bars: 95 % interval of the mean (Student's t)"
+    assert f"{told} over these." in decode_speed_caption(frame)
+
+
+def test_a_caption_tells_settings_with_several_draws_from_those_with_one():
+    frame = rows(*drawn("1", "2", "3"), *drawn("1,2", "1,2", "1,2", batch_size=8))
+    assert decode_speed_data(frame)["n"].tolist() == [3, 1]
+    assert "3 seeds that drew 1 to 3 different sets of requests; error bars" in decode_speed_caption(frame)
+    assert "over these, where there is more than one." in decode_speed_caption(frame)
+
+
+def test_made_up_routing_is_another_draw_with_each_seed():
+    changes = drawn("0,1", "0,1")
+    changes = [(name, speed, more | {"trace": f"synthetic-x-4x8+8-seed{i}"}) for i, (name, speed, more) in enumerate(changes)]
+    assert decode_speed_data(rows(*changes))["n"].tolist() == [2]
+    assert "Means over 2 seeds; error bars: 95 %" in decode_speed_caption(rows(*changes))
+
+
+def test_speed_ups_and_memory_are_over_draws_too():
+    memory = {"peak_memory_bytes.gpu0": 2 << 30}
+    frame = rows(*drawn("1", "1", "2", **memory), *drawn("1", "1", "2", policy="dali", first=30.0, **memory))
+    one = speedup_data(frame).iloc[0]
+    logs = [(math.log(30 / 10) + math.log(32 / 12)) / 2, math.log(34 / 14)]
+    assert (one["speedup"], one["n"]) == (pytest.approx(math.exp(sum(logs) / 2)), 2)
+    assert "Geometric means over 3 seeds that drew 2 different sets of requests; error bars" in speedup_caption(frame)
+    uneven = frame.assign(**{"peak_memory_bytes.gpu0": [1 << 30, 1 << 30, 3 << 30] * 2})
+    assert vram_data(uneven)["gpu_memory_gib"].tolist() == [2, 2]
+    assert "Means over 3 seeds that drew 2 different sets of requests. " in vram_caption(uneven)
+    assert "error bars" not in vram_caption(uneven)
+
+
+def test_settings_with_equal_names_are_not_taken_for_repeats():
+    frame = rows(*drawn("1", "2"))
+    assert decode_speed_data(frame.assign(group="a"))["n"].tolist() == [2]
+    with pytest.raises(
+        ConfigError, match=r"expected one result a setting, got two of lru .* of an experiment that has one of them"
+    ):
+        decode_speed_data(frame.assign(group=["a", "b"]))
+    by_policy = rows(*drawn("1", "2"), *drawn("1", "2", policy="dali"))
+    assert decode_speed_data(by_policy.assign(group=["a", "a", "b", "b"]))["n"].tolist() == [2, 2]
+
+
+# ------------------------------------------------------------------------------------------------------------------ a figure
+def test_data_are_worked_out_once_a_figure():
+    calls = []
+
+    @once
+    def data(frame, metric="a"):
+        calls.append(metric)
+        return frame.assign(metric=metric)
+
+    frame = pd.DataFrame({"x": [1]})
+    data(frame)
+    data(frame)
+    assert len(calls) == 2
+    with worked_out_once():
+        assert data(frame) is data(frame, metric="a")
+        assert data(frame, "b")["metric"].tolist() == ["b"]
+        assert data(frame.assign(x=2))["x"].tolist() == [2]
+    assert calls == ["a", "a", "a", "b", "a"]
+
+
+@pytest.mark.parametrize("kind", ["speedup", "decode_speed"])
+def test_a_figure_is_the_same_with_and_without_a_pdf(kind):
+    frame = rows(*drawn("1", "2"), *drawn("1", "2", policy="dali"))
+    both, one = files_of(kind, "f", [frame], {}), files_of(kind, "f", [frame], {}, suffixes=["png"])
+    assert set(both) == {"f.png", "f.pdf", "f.csv", "f.txt"}
+    assert one == {name: data for name, data in both.items() if name != "f.pdf"}
+    assert both["f.csv"].decode() == KINDS[kind].data(frame).to_csv(index=False, lineterminator="\n")
+
+
+def test_the_weaker_label_of_the_two_runs_is_that_of_a_speed_up():
+    frame = rows(("lru", 10.0, {"source_label": "assumed"}), ("dali", 20.0, {}))
+    assert speedup_data(frame)["source_label"].tolist() == ["assumed", "assumed"]
+
+
+def test_grids_are_drawn_both_ways():
+    memory = {"peak_memory_bytes.gpu0": 1 << 30, "hit_rate_decode": 0.5}
+    frame = rows(("lru", 10.0, memory), ("lru", 11.0, memory | {"cache_ratio": 0.5}))
+    for figure in (hit_rate(frame), vram(frame)):
+        (axes,) = figure.axes
+        assert all(line.get_visible() for line in (*axes.get_xgridlines(), *axes.get_ygridlines()))
+
+
+def test_the_caption_says_what_belady_is_the_best_of():
+    frame = rows(("fiddler", 10.0, {"hit_rate_decode": 0.46}), ("belady", 10.0, {"hit_rate_decode": 0.43}))
+    assert "the best of the caches that fetch on demand and admit every miss" in hit_rate_caption(frame)
+    assert "admit every miss" not in hit_rate_caption(frame[frame["policy"] == "fiddler"])
+
+
+@pytest.mark.parametrize("changes", [{"x0.5": -0.47, "x2": 1.03}, {"x0.5": -0.004, "x2": 0.006}, {"x2": 0.9}, {"x0.5": -0.3}])
+def test_a_tornado_shows_no_more_than_its_bars_and_their_texts(changes):
+    frame = pd.DataFrame(
+        [{"policy": "p", "knob": "link.bytes_per_s", "setting": s, "factor": float(s[1:]),
+          "decode_tokens_per_s": 10 * (1 + change), "base_decode_tokens_per_s": 10.0} for s, change in changes.items()]
+    )  # fmt: skip
+    figure = tornado(frame)
+    (axes,) = figure.axes
+    figure.canvas.draw()
+    low, high = axes.get_xlim()
+    first, last = 100 * min(0, *changes.values(), 0), 100 * max(0, *changes.values(), 0)
+    assert last - first >= 0.5 * (high - low)
+    assert all(first - 1e-9 <= tick <= last + 1e-9 for tick in axes.get_xticks())
+    box = axes.get_window_extent()
+    assert all(t.get_window_extent().x0 >= box.x0 and t.get_window_extent().x1 <= box.x1 for t in axes.texts)
+    assert "±" not in "".join(text.get_text() for text in axes.texts)  # changes below 1 % are told
+
+
+# ---------------------------------------------------------------------------------------------------------------------- energy
+def test_the_example_of_energy_in_the_docs_works():
+    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").partition("## Energy")[2]
+    found = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
+
+    def frame(experiment):
+        return pd.DataFrame(run_experiment(Experiment(parse_config(experiment, "docs"), "docs"), jobs=1).rows)
+
+    rows = frame(found)
+    data = energy_data(rows)
+    assert data["policy"].tolist() == ["on-demand", "fiddler"]
+    assert (data["tokens_per_kj"] > 0).all()
+    assert "Power figures: assumed" in energy_caption(rows)
+    with pytest.raises(ConfigError, match=r"expected runs on hardware whose profile has idle and busy power of every device"):
+        energy_data(frame(found | {"hardware": "l4-cascadelake"}))
+
+
+def test_a_policy_looks_alike_with_and_without_a_baseline_among_the_bars():
+    """Figures of one set of results are read together: dropping the baseline must not shift the colours of the others."""
+    frame = pd.DataFrame(
+        [
+            {"policy": name, "batch_size": 1, "cache_ratio": 0.5, "decode_tokens_per_s": speed, "error": None}
+            for name, speed in (("a", 1.0), ("b", 2.0), ("c", 4.0))
+        ]
+    )
+    colours = {}
+    for kind in ("decode_speed", "speedup"):
+        figure = KINDS[kind].draw(frame)
+        colours[kind] = {t.get_text(): p.get_facecolor() for t, p in zip(*legend_of(figure), strict=True)}
+    assert colours["speedup"] == {name: colours["decode_speed"][name] for name in ("b", "c")}
+
+
+def legend_of(figure: Figure) -> tuple[list[Any], list[Any]]:
+    """Texts and patches of a figure's legend."""
+    (legend,) = figure.legends
+    return list(legend.get_texts()), list(legend.get_patches())

@@ -1,0 +1,522 @@
+"""OD-MoE: its rules on paper, its pipeline to the nanosecond on toy clusters, its memory and its messages."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moesim.capacity import required_bytes
+from moesim.errors import CapacityError, ConfigError, HardwareError, PolicyError
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.model import load_model
+from moesim.policies import od_moe
+from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due, longest_hidden_load, steady_period
+from moesim.policies.base import PolicyBase
+from moesim.policies.od_moe import OdMoE
+from moesim.policies.registry import make_policy
+from moesim.policy import Placement
+from moesim.predictors.chosen import PredictorSet
+from moesim.records import Records
+from moesim.testing import FakeView, check_policy, run_tiny, tiny_workload
+from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
+
+EXPERTS = list(range(8))
+
+
+# ------------------------------------------------------------------------------------------------------- the algorithms
+def test_worked_example() -> None:
+    """Dense part 3, experts 2, four groups: loads of up to 18 are hidden; with 20, a layer takes 5.5 on average."""
+    assert longest_hidden_load(3, 2, 4) == 18
+    assert steady_period(18, 3, 2, 4) == 5
+    assert steady_period(20, 3, 2, 4) == Fraction(11, 2)
+
+
+@given(*[st.integers(1, 1000)] * 3, st.integers(1, 8))
+def test_loads_are_hidden_up_to_the_longest(load: int, main: int, worker: int, n_groups: int) -> None:
+    assert (steady_period(load, main, worker, n_groups) == main + worker) == (load <= longest_hidden_load(main, worker, n_groups))
+
+
+@given(st.lists(st.permutations(EXPERTS).map(lambda ids: ids[:3]), min_size=1, max_size=4))
+def test_experts_by_rank(ids: list[list[int]]) -> None:
+    found = by_rank(ids)
+    assert sorted(found) == sorted({e for row in ids for e in row})
+    keys = [(min(row.index(e) for row in ids if e in row), e) for e in found]
+    assert keys == sorted(keys)
+
+
+@given(st.permutations(EXPERTS), st.permutations(EXPERTS), st.integers(1, 4))
+def test_a_group_reloads_only_what_was_wrong(predicted: list[int], true: list[int], size: int) -> None:
+    """One expert a worker: those with a wrong one take the missing experts, lowest worker first."""
+    told, wanted = predicted[:size], true[:size]
+    queues = assign_loads([[]] * size, told, final=False).queues
+    assert queues == [[e] for e in told]
+    found = assign_loads(queues, wanted)
+    wrong = [w for w, e in enumerate(told) if e not in wanted]
+    missing = [e for e in wanted if e not in told]
+    assert found.dropped == [(w, told[w]) for w in wrong]
+    assert found.queues == [[missing[wrong.index(w)]] if w in wrong else [told[w]] for w in range(size)]
+
+
+@given(st.lists(st.permutations(EXPERTS), min_size=1, max_size=1), st.integers(0, 8), st.integers(0, 4), st.integers(1, 3))
+def test_corrections_are_as_even_as_can_be(orders: list[list[int]], n_told: int, n_wanted: int, size: int) -> None:
+    """No other way to place the missing experts gives the busiest worker fewer; nothing that is there moves."""
+    told, wanted = orders[0][:n_told], sorted(EXPERTS)[:n_wanted]
+    queues = assign_loads([[]] * size, told, final=False).queues
+    found = assign_loads(queues, wanted).queues
+    assert sorted(e for queue in found for e in queue) == wanted
+    kept = [[e for e in queue if e in wanted] for queue in queues]
+    assert [queue[: len(there)] for queue, there in zip(found, kept, strict=True)] == kept
+    missing = [e for e in wanted if e not in told]
+    best = min(
+        max(len(there) + places.count(w) for w, there in enumerate(kept)) for places in product(range(size), repeat=len(missing))
+    )
+    assert max(len(queue) for queue in found) == best
+
+
+def test_nothing_is_dropped_while_more_may_be_needed() -> None:
+    assert assign_loads([[5], [2]], [2, 7], final=False) == ([[5, 7], [2]], [])
+
+
+def test_alignment_periods() -> None:
+    assert [i for i in range(9) if is_due(i, 4)] == [0, 4, 8]
+    assert not any(is_due(i, None) for i in range(9))
+
+
+# ----------------------------------------------------------------------------------------------------------- toy clusters
+class Told:
+    """Says what is listed for each layer, at any time; None where nothing is."""
+
+    name, label = "told", "oracle"
+
+    def __init__(self, said: dict[int, list[list[int]] | None] | None = None) -> None:
+        self.said = said or {}
+
+    def needs_layer(self, layer: int) -> None:
+        return None
+
+    def predict(self, step: Any, mb: int, layer: int) -> tuple[Any, None] | None:
+        said = self.said.get(layer, step.micro[mb].layers[layer].experts)
+        return None if said is None else (np.array(said), None)
+
+
+def cluster(n_workers: int, *, main: dict[str, Any] | None = None, worker: dict[str, Any] | None = None, predict: int = 30,
+            n_shadows: int = 1, load: Any = None, direct: Any = None) -> HardwareProfile:  # fmt: skip
+    """One host with a main GPU, shadow GPUs and workers, each on a link of its own; `direct` joins main node and workers."""
+    shadows = [f"shadow{i}" for i in range(n_shadows)]
+    workers = [f"worker{i}" for i in range(n_workers)]
+    devices = {"main": gpu(**(main or {})), "cpu0": cpu()}
+    devices |= {name: gpu(predict={"shadow": predict}) for name in shadows} | {name: gpu(**(worker or {})) for name in workers}
+    links = {f"{name}->cpu0": link() for name in ("main", *shadows, *workers)}
+    links |= {f"cpu0->{name}": link() for name in ("main", *shadows)} | {f"cpu0->{name}": load or link() for name in workers}
+    if direct:
+        links |= {f"main->{name}": direct for name in workers} | {f"{name}->main": direct for name in workers}
+    return machine(devices, links, compute="main")
+
+
+def cluster_run(
+    tokens: Any, hardware: HardwareProfile, said: Any = None, prompt: int = 0, model: Any = None, **options: Any
+) -> Records:
+    policy = {"name": "od-moe", "prediction_source": "shadow-int8:told", **options}
+    work = workload([tokens], prompt=prompt, n_experts=model.n_experts if model else 4)
+    return play(make_policy(policy), work, hardware, model=model, predictors={"shadow-int8:told": Told(said)})
+
+
+@pytest.mark.parametrize(
+    ("load", "main", "worker", "n_groups"),
+    [
+        (18_000, 3000, 2000, 4),
+        (20_000, 3000, 2000, 4),
+        (18_001, 3000, 2000, 4),
+        (9000, 500, 700, 3),
+        (3000, 800, 900, 1),
+        (900, 800, 900, 2),
+    ],
+)
+def test_steady_period_is_exact(load: int, main: int, worker: int, n_groups: int) -> None:
+    """Right predictions that cost nothing, one token: the period of the formula, over n_groups layers, to the nanosecond.
+
+    The dense part's share of t^M is what the two hops of one nanosecond leave.
+    """
+    n_layers = 10 * n_groups
+    model = tiny_model(n_layers=n_layers, n_experts=8)
+    rng = np.random.default_rng(0)
+    token = [[rng.permutation(8)[:2].tolist() for _ in range(n_layers)]]
+    quick = link(act_latency_ns=0, act_bytes_per_ns=1e6)
+    slow = link(latency_ns=load - 500, bytes_per_ns=2)
+    dense = {"attention_ns": 100, "dense_ns": main - 102}
+    hardware = cluster(2 * n_groups, main=dense, worker={"expert_ns": worker}, predict=0, load=slow, direct=quick)
+    options = {"token_period": None, "kv_period": None}
+    records = cluster_run(token, hardware, model=model, **options)
+    begins = [layer.begin for layer in records.layers]
+    warm = n_layers // 2
+    turns = {begins[at + n_groups] - begins[at] for at in range(warm, n_layers - n_groups)}
+    assert turns == {steady_period(load, main, worker, n_groups) * n_groups}
+    late = [t for t in records.tasks if t.kind == "expert" and t.layer >= warm]
+    assert all(t.device in (f"worker{t.layer % n_groups * 2}", f"worker{t.layer % n_groups * 2 + 1}") for t in late)
+
+
+TOKENS = [[[0, 2], [1, 0]], [[2, 3], [0, 1]], [[0, 3], [2, 3]]]  # token, layer: experts
+
+
+def loads(records: Records) -> list[tuple[int, int, str, str]]:
+    """Transfers of weights, with the worker's number in place of the link."""
+    found = [t for t in transfers(records) if "/" in t[3]]
+    return [(start, end, name[-1], what) for start, end, name, what in sorted(found)]
+
+
+def of(records: Records, device: str) -> list[tuple[int, int, str]]:
+    return [(start, end, what) for start, end, name, what in tasks(records) if name == device]
+
+
+def test_late_departure() -> None:
+    """The token (10 bytes, two hops) comes first, then with 16 bytes of KV; the shadow's layers take 30 each.
+
+    A dense part takes 100, a hidden state 20 a hop, a load 1000, an expert 100; both layers are served by one group, whose two
+    outputs queue for the main node's link.
+    """
+    records = cluster_run(TOKENS[:2], cluster(2))
+    assert [t for t in transfers(records) if t[3] == "message"] == [
+        (0, 10, "main->cpu0", "message"),
+        (10, 20, "cpu0->shadow0", "message"),
+        (2310, 2336, "main->cpu0", "message"),
+        (2336, 2362, "cpu0->shadow0", "message"),
+    ]
+    assert of(records, "shadow0") == [(20, 50, "predict"), (50, 80, "predict"), (2362, 2392, "predict"), (2392, 2422, "predict")]
+    assert loads(records) == [
+        (50, 1050, "0", "prefetch 0/0"),
+        (50, 1050, "1", "prefetch 0/2"),
+        (1150, 2150, "0", "prefetch 1/1"),
+        (1150, 2150, "1", "prefetch 1/0"),
+        (2392, 3392, "0", "prefetch 0/2"),
+        (2392, 3392, "1", "prefetch 0/3"),
+        (3492, 4492, "0", "prefetch 1/0"),
+        (3492, 4492, "1", "prefetch 1/1"),
+    ]
+    assert of(records, "main") == [(0, 100, "dense"), (1210, 1310, "dense"), (2310, 2410, "dense"), (3552, 3652, "dense")]
+    assert [layer.end for layer in records.layers] == [1210, 2310, 3552, 4652]
+
+
+@pytest.mark.parametrize(
+    ("periods", "departures"),
+    [
+        ((None, None), [0, 0, 0]),  # with the main node
+        ((1, None), [20, 20, 20]),
+        ((None, 1), [0, 32, 32]),  # the first token has no KV before it
+        ((2, None), [20, 0, 20]),
+        ((1, 2), [20, 20, 84]),  # 10 bytes and 2 x 16, twice
+    ],
+)
+def test_alignment_decides_when_the_shadow_departs(periods: tuple[int | None, int | None], departures: list[int]) -> None:
+    records = cluster_run(TOKENS, cluster(2), token_period=periods[0], kv_period=periods[1])
+    starts = [task.start for task in records.tasks if task.kind == "predict" and task.layer == 0]
+    assert [start - step.begin for start, step in zip(starts, records.steps, strict=True)] == departures
+
+
+@pytest.mark.parametrize(("prompt_kv", "n_bytes"), [("sent", 10 + 2 * 16), ("own", 10)])
+def test_the_first_alignment_brings_the_prompt(prompt_kv: str, n_bytes: int) -> None:
+    records = cluster_run(TOKENS, cluster(2), prompt=2, prompt_kv=prompt_kv)
+    assert [t.n_bytes for t in records.transfers if t.cause == "message"] == [n_bytes, n_bytes]
+
+
+def test_a_shadow_on_two_gpus_hands_its_state_on() -> None:
+    """Layer 1 is predicted by the second GPU, once 10 bytes have come over two hops."""
+    records = cluster_run(TOKENS[:1], cluster(2, n_shadows=2))
+    assert of(records, "shadow0") == [(20, 50, "predict")]
+    assert of(records, "shadow1") == [(70, 100, "predict")]
+
+
+@pytest.mark.parametrize(("release", "next_load", "end"), [("group", 2150, 3310), ("worker", 1150, 3290)])
+def test_a_wrong_expert_alone_is_loaded_again(release: str, next_load: int, end: int) -> None:
+    """0 and 2 are predicted, 2 and 3 are routed: worker 0 loads 3 once the wrong load ends, worker 1 computes meanwhile."""
+    records = cluster_run([[[2, 3], [0, 1]]], cluster(2), {0: [[0, 2]]}, release=release)
+    assert loads(records) == sorted(
+        [
+            (50, 1050, "0", "prefetch 0/0"),
+            (50, 1050, "1", "prefetch 0/2"),
+            (1050, 2050, "0", "demand 0/3"),
+            (2150, 3150, "0", "prefetch 1/0"),
+            (next_load, next_load + 1000, "1", "prefetch 1/1"),
+        ]
+    )
+    assert of(records, "worker0")[0] == (2050, 2150, "E3x1")
+    assert of(records, "worker1")[0] == (1050, 1150, "E2x1")
+    assert records.layers[0].end == 2190
+    assert [(e.time, e.device, e.expert) for e in records.evictions[:2]] == [
+        (1050, "worker0", 0),
+        (2150 if release == "group" else 1150, *(("worker0", 3) if release == "group" else ("worker1", 2))),
+    ]
+    # Both ways layer 1 waits for worker 0; the output of worker 1 is back before, or queues with the other's.
+    assert records.layers[1].end == end
+
+
+def test_a_demand_takes_the_place_of_a_later_layer() -> None:
+    """Nothing is said of layer 0, so layer 1 is loaded first; its experts give way and are loaded again."""
+    records = cluster_run(TOKENS[:1], cluster(2), {0: None})
+    assert loads(records) == [
+        (80, 1080, "0", "prefetch 1/1"),
+        (80, 1080, "1", "prefetch 1/0"),
+        (1080, 2080, "0", "demand 0/0"),
+        (1080, 2080, "1", "demand 0/2"),
+        (2340, 3340, "0", "demand 1/1"),
+        (2340, 3340, "1", "demand 1/0"),
+    ]
+    assert [(e.layer, e.reason) for e in records.evictions] == [(1, "evict")] * 2 + [(0, "drop")] * 2 + [(1, "drop")] * 2
+
+
+def test_without_predictions_experts_are_loaded_once_routed() -> None:
+    records = cluster_run(TOKENS[:1], cluster(2), prediction_source="none")
+    assert loads(records)[0] == (100, 1100, "0", "demand 0/0")
+    assert not [t for t in transfers(records) if t[3] == "message"]
+    assert not of(records, "shadow0")
+
+
+def test_random_predictions_have_no_shadow_no_alignment_and_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 and 2 are drawn for both layers: loads begin with the step, the wrong one is loaded again, and 0 and 2 come once more."""
+    monkeypatch.setattr(od_moe, "sample", lambda population, n, seed, place: [0, 2])
+    policy = OdMoE(prediction_source="random")
+    assert not policy.needs
+    assert policy.place(FakeView(hardware=cluster(2))).reserved == {}
+    records = cluster_run([[[2, 3], [0, 1]]], cluster(2), prediction_source="random")
+    assert loads(records) == [
+        (0, 1000, "0", "prefetch 0/0"),
+        (0, 1000, "1", "prefetch 0/2"),
+        (1000, 2000, "0", "demand 0/3"),
+        (2100, 3100, "0", "prefetch 1/0"),
+        (2100, 3100, "1", "prefetch 1/2"),
+        (3100, 4100, "1", "demand 1/1"),
+    ]
+    assert not of(records, "shadow0")
+    assert [t for t in transfers(records) if t[3] == "message"] == []
+    assert of(records, "main") == [(0, 100, "dense"), (2140, 2240, "dense")]
+
+
+def test_random_predictions_are_right_by_chance() -> None:
+    """Two of eight experts, in 30 steps of 6 layers: a quarter of what is routed, from any seed; other seeds draw others."""
+    model = tiny_model(n_layers=6, n_experts=8)
+    rng = np.random.default_rng(1)
+    tokens = [[rng.permutation(8)[:2].tolist() for _ in range(6)] for _ in range(30)]
+    shares = []
+    for source in ("random", "random:1", "random:2"):
+        records = cluster_run(tokens, cluster(6), model=model, prediction_source=source)
+        again = sum(t.cause == "demand" for t in records.transfers)
+        shares.append(1 - again / 360)
+    assert shares == pytest.approx([0.25] * 3, abs=0.06)
+    assert len(set(shares)) > 1
+
+
+def test_a_seed_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prediction_source 'random:x': expected a seed from 0 on"):
+        _ = OdMoE(prediction_source="random:x").needs
+
+
+def test_prefill_loads_the_next_layer_as_workers_get_free() -> None:
+    """Two rows need 0, 2 and 3 of layer 0 and all of layer 1; worker 0 loads 0 and 2, worker 1 loads 1 and 3, in turn."""
+    records = cluster_run(TOKENS[:2], cluster(2), prompt=2)
+    assert loads(records) == [
+        (0, 1000, "0", "prefetch 0/0"),
+        (0, 1000, "1", "prefetch 0/1"),  # for nothing
+        (1000, 2000, "1", "prefetch 0/3"),
+        (1100, 2100, "0", "prefetch 0/2"),
+        (2100, 3100, "1", "prefetch 1/1"),
+        (2200, 3200, "0", "prefetch 1/0"),
+    ]
+    assert of(records, "worker0") == [(1000, 1100, "E0x1"), (2100, 2200, "E2x2"), (3200, 3300, "E0x2")]
+    assert of(records, "worker1") == [(2000, 2100, "E3x1"), (3100, 3200, "E1x2")]
+    # Two rows take 30 a hop; the outputs of worker 0 come back last.
+    assert [layer.end for layer in records.layers] == [2200 + 60, 3300 + 60]
+
+
+def test_prefill_may_wait_for_the_router() -> None:
+    """Three active experts on two workers: 0 and 3 on worker 0, 2 on worker 1."""
+    records = cluster_run(TOKENS[:2], cluster(2), prompt=2, prefill_load="routed")
+    assert loads(records)[:3] == [
+        (100, 1100, "0", "demand 0/0"),
+        (100, 1100, "1", "demand 0/2"),
+        (1200, 2200, "0", "demand 0/3"),
+    ]
+
+
+def test_micro_batches_share_one_load() -> None:
+    """An expert of two mini-batches is loaded once, and evicted after the second."""
+    policy = {"name": "od-moe", "prediction_source": "none"}
+    work = workload([TOKENS[:2]] * 2, prompt=2, micro_batches=2)
+    records = play(make_policy(policy), work, cluster(4))
+    found = [t.expert for t in records.transfers if t.layer == 1]
+    assert sorted(found) == [0, 1, 2, 3]
+    ran = [t for t in records.tasks if t.kind == "expert" and t.layer == 1]
+    assert len(ran) == 4
+    assert {t.mb for t in ran} == {0, 1}
+
+
+# ------------------------------------------------------------------------------------------------------------------ roles
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"main": "head"}, "option main: expected GPUs whose names begin with 'head', got main, shadow0, worker0, worker1"),
+        ({"shadow": "main"}, "option shadow: expected GPUs whose names begin with 'main'"),
+        ({"workers": "node"}, "option workers: expected GPUs whose names begin with 'node'"),
+        ({"group_size": 3}, "expected at least 3 GPUs 'worker*', a group of workers, got 2"),
+    ],
+)
+def test_missing_roles_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(HardwareError, match=r"^policy od-moe: ") as error:
+        cluster_run(TOKENS, cluster(2), **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_main_node_need_not_be_the_profiles_compute_device() -> None:
+    """Everything but the experts is on the GPU that is named."""
+    records = cluster_run(TOKENS, cluster(3), main="worker0")
+    assert {t.device for t in records.tasks if t.kind == "dense"} == {"worker0"}
+    assert {t.device for t in records.tasks if t.kind == "expert"} == {"worker1", "worker2"}
+
+
+def test_names_of_the_predictions() -> None:
+    """The recorded signal by default; what is made up answers in the shadow's name, and so at its cost."""
+    assert OdMoE().needs == {"signal:shadow-int8:T1:KV1"}
+    assert OdMoE(token_period=4, kv_period=None, precision="nf4").needs == {"signal:shadow-nf4:T4:KV0"}
+    assert OdMoE(prediction_source="synthetic:0.9").source == "shadow-int8:synthetic:0.9"
+    assert OdMoE(prediction_source="oracle").source == "shadow-int8:oracle"
+    assert OdMoE(prediction_source="signal:gate_next1").needs == {"signal:gate_next1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "stand_ins"), [("shadow-int8:synthetic:0.6", {}), ("signal:shadow-int8:T4:KV4", {"*": "synthetic:0.6"})]
+)
+def test_made_up_predictions_in_a_shadows_name(source: str, stand_ins: dict[str, str]) -> None:
+    """The same draws as without the name, but of layer 0 too, and without waiting for any layer."""
+    trace, work = tiny_workload(OdMoE())
+    found, plain = PredictorSet(trace, work, stand_ins, 3)[source], PredictorSet(trace, work, {}, 3)["synthetic:0.6"]
+    assert [found.needs_layer(layer) for layer in range(4)] == [None] * 4
+    assert [plain.needs_layer(layer) for layer in range(4)] == [None, 0, 1, 2]
+    step = work.steps[0]
+    assert plain.predict(step, 0, 0) is None
+    assert found.predict(step, 0, 0) is not None
+    for layer in (1, 2, 3):
+        said, expected = found.predict(step, 0, layer), plain.predict(step, 0, layer)
+        assert said is not None
+        assert expected is not None
+        assert np.array_equal(said[0], expected[0])
+    assert found.label == "synthetic"
+
+
+def test_a_shadow_costs_a_layer_under_any_name() -> None:
+    """With or without the word signal, recorded or made up; a profile's curve goes before."""
+    costs = FakeView(tiny_model()).costs
+    whole = costs.predict_ns("gpu0", 1, "shadow-int8")
+    assert whole > costs.predict_ns("gpu0", 1, "synthetic:0.9") > 0
+    for source in ("signal:shadow-int8:T1:KV1", "shadow-int8:T0:KV4", "shadow-int8:synthetic:0.9", "shadow-int8:oracle"):
+        assert costs.predict_ns("gpu0", 1, source) == whole
+
+
+@pytest.mark.parametrize(
+    ("reserved", "message"),
+    [({"gpu7": 1}, "unknown device 'gpu7'"), ({"gpu0": -1}, "reserved on gpu0: expected at least 0 bytes, got -1")],
+)
+def test_reserved_memory_is_checked(reserved: dict[str, int], message: str) -> None:
+    class Holding(PolicyBase):
+        def place(self, view: Any) -> Placement:
+            return Placement(reserved=reserved)
+
+    with pytest.raises(PolicyError, match=message):
+        play(Holding(), workload([TOKENS[:1]]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"release": "worker", "prefill_load": "routed", "token_period": 4, "kv_period": 2, "prompt_kv": "own"},
+        {"worker_slots": 2, "group_size": 1, "prediction_source": "frequency"},
+        {"group_size": 8, "prediction_source": "none"},
+        {"prediction_source": "random"},
+        {"prediction_source": "random", "release": "worker", "prefill_load": "routed", "worker_slots": 2},
+    ],
+)
+def test_variants_pass_the_common_checks(options: dict[str, Any]) -> None:
+    check_policy(lambda: OdMoE(**options), slots=(32,))
+
+
+# ----------------------------------------------------------------------------------------------------------- its baseline
+def test_all_experts_on_several_gpus() -> None:
+    """Each GPU has a layer and its experts, the second one the LM head; a hidden state takes 20 a hop."""
+    ends = [("cpu0", "gpu0"), ("gpu0", "cpu0"), ("cpu0", "gpu1"), ("gpu1", "cpu0")]
+    devices = {"gpu0": gpu(embedding_ns=5, head_ns=7), "gpu1": gpu(head_ns=7), "cpu0": cpu()}
+    hardware = machine(devices, {f"{a}->{b}": link() for a, b in ends})
+    records = play(make_policy({"name": "all-gpu", "gpus": "all"}), workload([TOKENS[:1]], n_experts=4), hardware)
+    assert tasks(records) == [
+        (0, 5, "gpu0", "embedding"),
+        (5, 105, "gpu0", "dense"),
+        (105, 205, "gpu0", "E0x1"),
+        (205, 305, "gpu0", "E2x1"),
+        (345, 445, "gpu1", "dense"),
+        (445, 545, "gpu1", "E0x1"),
+        (545, 645, "gpu1", "E1x1"),
+        (645, 652, "gpu1", "head"),
+    ]
+    assert not records.transfers
+    assert records.pool_peak_bytes == {("gpu0", "cache"): 4000, ("gpu1", "cache"): 4000}
+
+
+# ------------------------------------------------------------------------------------------------------ the paper's cluster
+FP32 = {"base": "mixtral-8x7b", "expert_bits": 32, "other_bits": 32, "kv_bits": 32, "act_bits": 32}
+
+
+def test_sizes_as_the_paper_prints_them() -> None:
+    model = load_model(FP32)
+    assert model.expert_bytes() == 704_643_072
+    assert model.activation_bytes(1) == 16 * 1024
+    assert model.kv_bytes_per_token_per_layer == 8 * 1024
+    assert model.kv_bytes_per_token == 256 * 1024
+
+
+def test_memory_of_the_cluster() -> None:
+    """The main node has all but the experts, each worker room for one, two GPUs share the shadow's weights."""
+    model, hardware = load_model(FP32), load_hardware("odmoe-10x3090")
+    need = required_bytes(model, hardware, 384, OdMoE().place(FakeView(model, hardware)))
+    assert need["main-gpu"]["weights"] == model.non_expert_bytes
+    assert need["main-gpu"]["kv"] == 384 * model.kv_bytes_per_token
+    assert {need[f"worker{i}-gpu"]["pool:staging"] for i in range(8)} == {model.expert_bytes()}
+    shadow = need["shadow0-gpu"]["reserved"] + need["shadow1-gpu"]["reserved"]
+    parameters = model.n_layers * (model.attention_params + 8 * model.expert_params)
+    assert shadow == parameters + model.non_expert_bytes - model.n_layers * model.attention_bytes  # routers and the rest in FP32
+    assert all(sum(need[gpu].values()) <= hardware.devices[gpu].memory_bytes for gpu in need)
+
+
+def test_precision_of_the_shadow() -> None:
+    """Fewer bits, fewer bytes and less time for a layer, of which two experts are read."""
+    model, hardware = load_model(FP32), load_hardware("odmoe-10x3090")
+    view = FakeView(model, hardware)
+    reserved = {p: OdMoE(precision=p).place(view).reserved["shadow0-gpu"] for p in ("int8", "nf4")}
+    layer = model.attention_params + 8 * model.expert_params
+    assert reserved["int8"] - reserved["nf4"] == 16 * layer // 2
+    rate = hardware.devices["shadow0-gpu"].memory_bytes_per_s
+    weights = model.attention_params + model.dense_params + 2 * model.expert_params
+    costs = {p: view.costs.predict_ns("shadow0-gpu", 1, OdMoE(precision=p).source) for p in ("int8", "fp16")}
+    assert costs["fp16"] - costs["int8"] > 0
+    assert costs["fp16"] >= weights * 2 / rate * 1e9
+
+
+def test_a_shadow_that_does_not_fit_is_told() -> None:
+    model = load_model(FP32)
+    policy = make_policy({"name": "od-moe", "precision": "fp16", "prediction_source": "synthetic:1"})
+    work = workload([[[[0, 1]] * 32]], n_experts=8)
+    with pytest.raises(CapacityError, match=r"shadow0-gpu of odmoe-10x3090: needs .*reserved"):
+        play(policy, work, load_hardware("odmoe-10x3090"), model=model)
+
+
+def test_hidden_states_are_serial_in_the_main_nodes_port() -> None:
+    policy = OdMoE()
+    records = run_tiny(policy, tiny_workload(policy, 4))
+    hardware = load_hardware(policy.profile)
+    for port in ("main-out", "main-in"):
+        links = {link.name for link in hardware.links if link.medium == port}
+        spans = sorted((t.start, t.end) for t in records.transfers if t.link in links)
+        assert len(spans) > 100
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))

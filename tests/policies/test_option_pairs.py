@@ -1,0 +1,20 @@
+"""No option is accepted that changes nothing beside the others: all pairs of options of all policies and parts.
+
+`tests/long/campaign_options.py` tries more values, and every setting where an option is refused.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.policies.option_pairs_kit import PART_SUBJECTS, POLICY_SUBJECTS, Pairs, Subject
+
+
+@pytest.mark.parametrize("subject", POLICY_SUBJECTS, ids=lambda subject: subject.name)
+def test_pairs_of_options_of_a_policy(subject: Subject) -> None:
+    assert Pairs(subject).problems() == []
+
+
+@pytest.mark.parametrize("subject", PART_SUBJECTS, ids=lambda subject: f"{subject.kind} {subject.name}")
+def test_pairs_of_options_of_a_part(subject: Subject) -> None:
+    assert Pairs(subject).problems() == []

@@ -1,0 +1,264 @@
+"""Every option of every shipped policy and part changes what happens; one that has no table entry here fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moesim.policies.declare import option_parameters
+from moesim.policies.part_names import PARTS
+from moesim.policies.registry import POLICIES, make_policy, policy_class, without_moot
+from moesim.records import Records
+from moesim.testing import run_tiny, tiny_workload
+
+PREDICTED = {"name": "predicted", "source": "oracle", "size": 2}
+STATIC = {"replacement": "static", "assignment": "greedy"}
+EQUAL = {"slots_split": "equal"}  # the runs here have 13 slots over 4 layers
+CACHES = {  # what all caches share
+    "placement": {"placement": "highest-ids"},
+    "assignment": {"assignment": "greedy"},
+    "prefetch": {"prefetch": PREDICTED},
+    "scope": {"scope": "global"},
+    "slots_split": EQUAL,
+}
+TEXTBOOK = {**CACHES, "victims": {"victims": "idle"}}
+
+DAOP = {
+    "placement": ({"placement": "lowest-ids"}, {}),
+    "swap": ({"swap": False}, {}),
+    "swap_factor": ({"swap_factor": 2}, {}),
+    "swap_cost": ({"swap_cost": "serial"}, {"swap_cost": "overlapped"}),
+    "swap_buffers": ({"swap_buffers": 0}, {"swap_cost": "overlapped"}),
+    "writeback": ({"writeback": False}, {}),
+    "assignment": ({"assignment": "all-cpu"}, {}),
+    "serial": ({"serial": True}, {"serial": False}),
+    "first_predict_layer": ({"first_predict_layer": 2}, {"first_predict_layer": 1}),
+    "precalculate": ({"precalculate": False}, {"first_predict_layer": 1}),
+    "degrade": ({"degrade": False}, {"first_predict_layer": 1}),
+    "cpu_experts": ({"cpu_experts": 0}, {"first_predict_layer": 1}),
+    "source": ({"source": "synthetic:0.2"}, {"first_predict_layer": 1}),
+    "first_on_cpu": ({"first_on_cpu": "next"}, {"first_predict_layer": 1}),
+}
+
+# Policy -> option -> what it is changed to, and (second) what is set on both sides.
+CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "daop-code": DAOP,
+    "daop-paper": DAOP,
+    "belady": {key: (value, {}) for key, value in CACHES.items()},
+    "fifo": {key: (value, {}) for key, value in TEXTBOOK.items()},
+    "lfu": {key: (value, {}) for key, value in CACHES.items()},
+    "lru": {key: (value, {}) for key, value in CACHES.items()},
+    "random": {key: (value, {}) for key, value in {**TEXTBOOK, "seed": {"seed": 1}}.items()},
+    "static": {
+        "placement": ({"placement": "lowest-ids"}, {}),
+        "assignment": ({"assignment": "greedy"}, {}),
+        "prefetch": ({"prefetch": PREDICTED}, {}),
+        "scope": ({"scope": "per-layer"}, {"placement": "random"}),
+        "slots_split": (EQUAL, {"placement": "random", "scope": "per-layer"}),
+        "staging_slots": ({"staging_slots": 1}, {}),
+    },
+    "composed": {
+        **{key: (value, {}) for key, value in CACHES.items()},
+        "replacement": ({"replacement": "lfu"}, {}),
+        "staging_slots": ({"staging_slots": 1}, {"replacement": "static"}),
+        "load_order": ({"load_order": "rows"}, {}),
+        "cache_only": ({"cache_only": True}, {**STATIC, "prefetch": PREDICTED}),
+    },
+    "od-moe": {
+        "token_period": ({"token_period": 4}, {}),
+        "kv_period": ({"kv_period": None}, {}),
+        "prediction_source": ({"prediction_source": "none"}, {}),
+        "prompt_kv": ({"prompt_kv": "own"}, {}),
+        "release": ({"release": "worker"}, {"group_size": 8}),
+        "prefill_load": ({"prefill_load": "routed"}, {}),
+        "group_size": ({"group_size": 4}, {}),
+        "worker_slots": ({"worker_slots": 2}, {}),
+        "main": ({"main": "worker0"}, {}),
+        "shadow": ({"shadow": "shadow1"}, {}),
+        "workers": ({"workers": "worker1"}, {"group_size": 1}),
+    },
+    "dali-multi-gpu": {
+        "n_gpus": ({"n_gpus": 1}, {}),
+        "w_size": ({"w_size": 1}, {}),
+        "u_size": ({"u_size": 0}, {}),
+        "firing": ({"firing": "printed"}, {}),
+        "only_if_better": ({"only_if_better": True}, {"u_size": 3}),
+        "prefetch_size": ({"prefetch_size": 2}, {}),
+        "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
+        "seed": ({"seed": 1}, {}),
+        "slots_split": (EQUAL, {}),
+    },
+    "hybrimoe-paper": {
+        **{key: (value, {}) for key, value in CACHES.items()},
+        "prefetch": ({"prefetch": "none"}, {}),
+        "replacement": ({"replacement": "lfu"}, {}),
+    },
+    "hybrimoe-code": {
+        "placement": ({"placement": "highest-ids"}, {}),
+        "assignment": ({"assignment": "greedy"}, {}),
+        "prefetch": ({"prefetch": PREDICTED}, {}),
+        "replacement": ({"replacement": "lfu"}, {}),
+        "slots_split": (EQUAL, {}),
+    },
+    "on-demand": {"staging_slots": ({"staging_slots": 1}, {})},
+    "prescope": {
+        "placement": ({"placement": "none"}, {}),
+        "predictor": ({"predictor": None}, {}),
+        "head_start": ({"head_start": False}, {}),
+        "scheduler": ({"scheduler": "threshold"}, {}),
+        "prefetch_size": ({"prefetch_size": 4}, {}),
+        "none_better": ({"none_better": "printed"}, {}),
+        "limit_to_queue": ({"limit_to_queue": True}, {}),
+        "prefetch_order": ({"prefetch_order": "printed"}, {}),
+        "window": ({"window": "next2"}, {}),
+        "next2_predictor": ({"next2_predictor": "oracle"}, {"window": "next2"}),
+        "prior_hit": ({"prior_hit": 0.0}, {}),
+        "demand_slots": ({"demand_slots": 1}, {}),
+        "prefetch_slots": ({"prefetch_slots": 1}, {}),
+        "cancel": ({"cancel": "next-gate"}, {"prefetch_size": 5}),
+    },
+    "mixtral-offloading": {
+        "buffer_size": ({"buffer_size": 2}, {}),
+        "writeback": ({"writeback": False}, {}),
+        "slots_split": (EQUAL, {}),
+    },
+    "fiddler": {
+        "rule": ({"rule": "code"}, {}),
+        "serial": ({"serial": True}, {}),
+        "placeholders": ({"placeholders": 3}, {}),
+    },
+    "llama-cpp": {
+        "n_gpu_layers": ({"n_gpu_layers": 2}, {"op_offload": False}),
+        "n_cpu_moe": ({"n_cpu_moe": 4}, {"op_offload": False}),
+        "op_offload": ({"op_offload": False}, {"op_offload_min_rows": 1}),
+        "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
+        "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
+    },
+    "dali": {
+        "assignment": ({"assignment": "all-gpu"}, {}),
+        "replacement": ({"replacement": "static"}, {}),
+        "prefetch": ({"prefetch": "random"}, {}),
+        "w_size": ({"w_size": 1}, {}),
+        "u_size": ({"u_size": 0}, {}),
+        "firing": ({"firing": "printed"}, {}),
+        "only_if_better": ({"only_if_better": True}, {"u_size": 3}),
+        "blocking": ({"blocking": True}, {"w_size": 1, "u_size": 2}),
+        "relabel": ({"relabel": True}, {"w_size": 1, "u_size": 2}),
+        "prefetch_size": ({"prefetch_size": 2}, {}),
+        "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
+        "prefetch_over": ({"prefetch_over": "non-resident"}, {}),
+        "prefetch_buffers": ({"prefetch_buffers": 2}, {"prefetch_size": 2}),
+        "cache_only": ({"cache_only": True}, {"prefetch_size": 3}),
+        "placement": ({"placement": "lowest-ids"}, {}),
+        "staging_slots": ({"staging_slots": 1}, {"assignment": "all-gpu"}),
+        "slots_split": (EQUAL, {}),
+    },
+}
+ELSEWHERE = {
+    ("lfu", "ties"),  # tests/policies/test_composed.py: needs equal counts
+    ("lru", "use_order"),  # tests/engine/test_engine_caches.py: needs one row a step
+    *(
+        (name, "victims") for name in ("lfu", "belady")
+    ),  # tests/engine/test_engine_caches.py: need copies longer than Runs
+    ("greedy", "shared_in_plan"),  # tests/policies/test_parts_more.py: needs a model with shared experts
+    ("arc", "variant"),  # tests/policies/test_parts_more.py: needs a longer run
+    ("activation-aware", "capacity"),  # tests/policies/test_parts_more.py: needs requests that are over
+    ("dali-multi-gpu", "lane"),  # tests/policies/test_dali_multi_gpu.py: needs a machine with a side lane
+    ("dali-multi-gpu", "staging_slots"),  # tests/policies/test_dali_multi_gpu.py: needs a slow CPU
+    ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
+    ("prescope", "lane"),  # tests/policies/test_prescope.py: needs a machine with a side lane
+    *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/policies/test_prescope.py
+    *(
+        (name, option)
+        for name in ("daop-code", "daop-paper")
+        for option in ("cold_list", "pageable", "reset", "swap_chunk", "swap_if")
+    ),  # test_daop.py
+    ("frequency-global", "phase"),  # tests/policies/test_daop.py
+    ("all-gpu", "gpus"),  # tests/policies/test_od_moe.py: needs a machine with several
+    *(("hybrimoe-code", option) for option in ("credit", "prefetch_size", "wait_prefetch")),  # test_hybrimoe.py: steps of one row
+    *(("queues", option) for option in ("timeline", "ties", "count_compute", "overtake", "shared_in_plan")),  # test_hybrimoe.py
+    *(("hss", option) for option in ("cached_from", "costs", "cpu_per_row", "multi_row")),  # test_hybrimoe.py
+    *(
+        (name, option) for name in ("mrs", "mrs-score") for option in ("alpha", "credit", "p", "tokens", "size", "over")
+    ),  # the same
+    *(("impact-driven", option) for option in ("source", "lookahead", "budget", "candidates", "lane")),  # the same
+    (
+        "all-gpu",
+        "assume_fits",
+    ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
+    ("od-moe", "precision"),  # tests/policies/test_od_moe.py: the tiny model takes as long at any precision
+    ("dali", "lane"),  # tests/policies/test_policies_by_hand.py: needs a machine with a side lane
+    ("predicted", "lane"),
+}
+
+PREFETCH_CHANGES: dict[str, dict[str, Any]] = {
+    "source": {"source": "synthetic:0.2"},
+    "size": {"size": 3},
+    "pool": {"pool": "cache"},
+    "buffers": {"buffers": 3},
+    "over": {"over": "non-resident"},
+    "lookahead": {"lookahead": 2},
+}
+# Part -> option -> changed value; those of the workload-aware cache are DALI's.
+PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
+    ("placement", "random"): {"seed": 3},
+    ("replacement", "fifo"): {"victims": "idle"},
+    ("replacement", "mrs"): {"victims": "unrouted-first"},
+    ("replacement", "arc"): {"victims": "idle"},
+    ("replacement", "random"): {"seed": 3, "victims": "idle"},
+    ("replacement", "activation-aware"): {"reading": "code", "victims": "idle"},
+    ("replacement", "least-stale"): {"distance": "absolute", "victims": "idle"},
+    ("prefetch", "random"): {"size": 3, "seed": 3, "pool": "cache", "buffers": 3, "lookahead": 2},
+    ("assignment", "beam"): {"width": 1},
+    ("assignment", "fixed-threshold"): {"cpu_ms": 9, "load_ms": 40},
+    ("placement", "frequency-per-layer"): {"phase": "decode"},
+}
+
+
+PART_BOTH: dict[tuple[str, str], dict[str, Any]] = {  # set on both sides
+    ("replacement", "least-stale"): {"scope": "global"},
+}
+
+
+def happened(name: str, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Run a policy on the tiny machine; return all that the records say happened."""
+    spec = without_moot({"name": name, **options})
+    records: Records = run_tiny(make_policy(spec), tiny_workload(make_policy(spec), 4), 13)
+    return records.tasks, records.transfers, records.evictions
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name, options in CHANGES.items() for option in options], ids=lambda x: str(x)
+)
+def test_an_option_changes_what_happens(name: str, option: str) -> None:
+    changed, both = CHANGES[name][option]
+    assert set(changed) == {option}
+    assert happened(name, {**both, **changed}) != happened(name, both)
+
+
+@pytest.mark.parametrize("option", PREFETCH_CHANGES)
+def test_an_option_of_prefetching_changes_what_happens(option: str) -> None:
+    changed = {**PREDICTED, **PREFETCH_CHANGES[option]}
+    assert happened("lru", {"prefetch": changed}) != happened("lru", {"prefetch": PREDICTED})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "option"), [(*part, option) for part, options in PART_CHANGES.items() for option in options]
+)
+def test_an_option_of_a_part_changes_what_happens(kind: str, name: str, option: str) -> None:
+    changed = {"name": name, option: PART_CHANGES[kind, name][option]}
+    both = PART_BOTH.get((kind, name), {})
+    assert happened("composed", {**both, kind: changed}) != happened("composed", {**both, kind: name})
+
+
+def test_no_option_is_left_out() -> None:
+    for name in POLICIES:
+        known = set(CHANGES.get(name, ())) | {option for policy, option in ELSEWHERE if policy == name}
+        assert set(option_parameters(policy_class(name))) == known, name
+    for kind, parts in PARTS.items():
+        for name, part in parts.items():
+            known = set(PART_CHANGES.get((kind, name), ())) | {option for of, option in ELSEWHERE if of == name}
+            known |= set(PREFETCH_CHANGES) if name == "predicted" else set()
+            known |= set(CHANGES["dali"]) if name == "workload-aware" else set()
+            assert set(option_parameters(part)) <= known, name

@@ -1,0 +1,335 @@
+"""The report in a headless browser: what only a browser can tell.
+
+It needs Playwright and a browser: the one that MOESIM_BROWSER names, else one on the path, else Playwright's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.report import read_folder, report_page
+from moesim.report.timeline import MAX_SLICES
+from tests.report.report_kit import POLICIES, events_of, failed, rows_of, write_folder
+from tests.waiting import HANG_S, wait_until
+
+api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chromium-headless-shell")
+N_RUNS = 250
+N_FAILED = 2
+COLOURS = {"GPU experts": (0x56, 0xB4, 0xE9), "demand fetch": (0xD5, 0x5E, 0x00)}
+
+
+def executable(playwright: Any) -> str:
+    given = os.environ.get("MOESIM_BROWSER")
+    found = given or next((path for name in NAMES if (path := shutil.which(name))), None) or playwright.chromium.executable_path
+    if not Path(found).exists():
+        pytest.skip("no browser: set MOESIM_BROWSER to one, put chromium on the path, or run `playwright install chromium`")
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=executable(playwright), timeout=1000 * HANG_S)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of 250 runs, the last two of which failed, with three policies in the timeline."""
+    place = tmp_path_factory.mktemp("browser")
+    rows = rows_of(N_RUNS - N_FAILED)
+    rows += [failed(len(rows) + i, "prescope", "no <memory>", batch_size=999) for i in range(N_FAILED)]
+    written = place / "report.html"
+    written.write_text(report_page(read_folder(write_folder(place / "result", rows, events_of(per_step=40)))), encoding="utf-8")
+    return written
+
+
+class Watched:
+    """Opens pages, and notes everything that a page should not do."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self.wrong: list[str] = []
+
+    def open(self, file: Path, **options: Any) -> Any:
+        context = self.browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(1000 * HANG_S)
+        page = context.new_page()
+        page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
+        page.on("request", lambda request: self._requested(request.url, file))
+        page.goto(file.as_uri())
+        return page
+
+    def _requested(self, url: str, file: Path) -> None:
+        if not url.startswith("data:") and url.partition("#")[0] != file.as_uri():
+            self.wrong.append(f"request: {url}")
+
+
+@pytest.fixture
+def watched(browser: Any) -> Iterator[Watched]:
+    watch = Watched(browser)
+    yield watch
+    for context in browser.contexts:
+        context.close()
+    assert watch.wrong == []
+
+
+def visible_rows(page: Any) -> Any:
+    return page.locator("#runs tbody tr:visible")
+
+
+def column(page: Any, heading: str) -> list[str]:
+    headings = [text.strip() for text in page.locator("#runs thead th").all_inner_texts()]
+    at = headings.index(heading)
+    found: list[str] = page.evaluate(
+        "at => [...document.querySelectorAll('#runs tbody tr:not([hidden])')].map(row => row.cells[at]?.textContent ?? '')", at
+    )
+    return found
+
+
+def settled(page: Any) -> None:
+    """Wait until what was asked for has been drawn."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def to_timeline(page: Any) -> Any:
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    canvas = page.locator(".run canvas").first
+    wait_until(lambda: drawn(canvas) > 0, "a drawing")  # the page's security policy keeps Playwright from waiting in the page
+    return canvas
+
+
+def pixels(canvas: Any) -> dict[tuple[int, int, int], int]:
+    """Count the pixels of a canvas by colour."""
+    flat: list[int] = canvas.evaluate(
+        """one => {
+          const pen = new OffscreenCanvas(one.width, one.height).getContext('2d', { willReadFrequently: true });
+          pen.drawImage(one, 0, 0);
+          return [...new Uint32Array(pen.getImageData(0, 0, one.width, one.height).data.buffer)];
+        }"""
+    )
+    found: dict[tuple[int, int, int], int] = {}
+    for value in flat:
+        colour = (value & 255, value >> 8 & 255, value >> 16 & 255)
+        found[colour] = found.get(colour, 0) + 1
+    return found
+
+
+def drawn(canvas: Any) -> int:
+    settled(canvas.page)
+    return int(canvas.get_attribute("data-drawn") or 0)
+
+
+def test_rows_are_there_and_paged(watched: Watched, file: Path):
+    page = watched.open(file)
+    assert page.locator("#runs tbody tr").count() == N_RUNS
+    assert visible_rows(page).count() == 100
+    assert page.locator("#results [role=status]").inner_text() == "runs 1 to 100 of 250"
+    page.get_by_role("button", name="next").click()
+    page.get_by_role("button", name="next").click()
+    assert visible_rows(page).count() == 50
+    assert page.get_by_role("button", name="next").is_disabled()
+    assert column(page, "policy")[-1] == "prescope"
+
+
+def test_sorting_both_ways_with_failed_runs_last(watched: Watched, file: Path):
+    page = watched.open(file)
+    speed = page.get_by_role("button", name="decode tok/s")
+    before = column(page, "decode tok/s")
+    speed.click()
+    rising = [float(text) for text in column(page, "decode tok/s")]
+    assert rising == sorted(rising)
+    assert [str(value) for value in rising] != before
+    assert page.locator("th[aria-sort=ascending]").inner_text().strip() == "decode tok/s"
+    speed.click()
+    falling = [float(text) for text in column(page, "decode tok/s")]
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] > rising[0]
+    page.get_by_role("button", name="next").click()
+    page.get_by_role("button", name="next").click()
+    assert column(page, "policy")[-2:] == ["prescope"] * N_FAILED
+
+
+def test_sorting_by_a_setting_and_by_name(watched: Watched, file: Path):
+    page = watched.open(file)
+    page.get_by_role("button", name="batch size").click()
+    page.get_by_role("button", name="batch size").click()
+    assert column(page, "batch size")[:3] == ["999", "999", "83"]  # as numbers; a failed run has settings
+    page.get_by_role("button", name="policy").press("Enter")  # by keyboard
+    assert {name.split()[0] for name in column(page, "policy")[:80]} == {"dali"}
+
+
+def test_filter(watched: Watched, file: Path):
+    page = watched.open(file)
+    box = page.get_by_role("searchbox")
+    box.fill("PRESCOPE memory")
+    assert visible_rows(page).count() == N_FAILED
+    assert page.locator("#results [role=status]").inner_text() == "2 runs (250 in all)"
+    assert "failed: no <memory>" in visible_rows(page).first.inner_text()
+    box.fill("lru prescope")
+    assert visible_rows(page).count() == 0
+    box.fill("")
+    assert visible_rows(page).count() == 100
+
+
+def test_timeline_draws_in_the_colours_of_the_causes(watched: Watched, file: Path):
+    page = watched.open(file)
+    canvas = to_timeline(page)
+    assert page.locator(".run h3").all_inner_texts() == list(POLICIES)
+    found = pixels(canvas)
+    page.get_by_role("button", name="Line up at decode 1").click()
+    settled(page)
+    closer = pixels(canvas)
+    for colour in COLOURS.values():
+        assert closer.get(colour, 0) > 500, closer
+    assert found != closer
+
+
+def test_wheel_zooms_and_less_is_drawn(watched: Watched, file: Path):
+    page = watched.open(file)
+    canvas = to_timeline(page)
+    all_slices, before = drawn(canvas), pixels(canvas)
+    assert all_slices == 3 + 3 * 3 * 40
+    box = canvas.bounding_box()
+    top = page.evaluate("scrollY")
+    page.mouse.move(box["x"] + 50, box["y"] + 30)
+    for _ in range(8):
+        page.mouse.wheel(0, -400)
+    wait_until(lambda: drawn(canvas) < all_slices / 4, "a closer view")
+    assert pixels(canvas) != before
+    assert page.evaluate("scrollY") == top  # the page stays where it is
+    few = drawn(canvas)
+    other = page.locator(".run canvas").nth(1)
+    assert drawn(other) < all_slices / 4  # all runs zoom together
+    for _ in range(20):
+        page.get_by_role("button", name="Zoom out").click()
+    assert drawn(canvas) == all_slices > few
+
+
+def test_dragging_moves(watched: Watched, file: Path):
+    page = watched.open(file)
+    canvas = to_timeline(page)
+    page.get_by_role("button", name="Line up at decode 1").click()
+    settled(page)
+    before = pixels(canvas)
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 600, box["y"] + 30)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 300, box["y"] + 30, steps=5)
+    page.mouse.up()
+    settled(page)
+    assert pixels(canvas) != before
+
+
+def test_resting_on_a_slice_says_what_it_is(watched: Watched, file: Path):
+    page = watched.open(file)
+    canvas = to_timeline(page)
+    page.get_by_role("button", name="Line up at decode 1").click()
+    settled(page)
+    box = canvas.bounding_box()
+    scale = box["width"] / (1.04 * 3000)  # a step takes lru 1000, dali 2000 and daop 3000 us, and the longest fits
+    in_third_run_of_gpu = 0.02 * 3000 + (2 + 0.7) * 25
+    page.mouse.move(box["x"] + in_third_run_of_gpu * scale, box["y"] + 2 * 20 + 8)
+    tip = page.get_by_role("tooltip")
+    text = tip.inner_text()
+    assert text.splitlines() == [
+        "L2/E2 on gpu0", "GPU experts", "layer 2, expert 2, decode 1", "10 µs from 62.5 µs on", "3 rows",
+        "asked for 12.5 µs earlier",
+    ]  # fmt: skip
+    page.mouse.move(5, 5)
+    assert not tip.is_visible()
+
+
+def test_keys(watched: Watched, file: Path):
+    page = watched.open(file)
+    canvas = to_timeline(page)
+    everything = drawn(canvas)
+    canvas.focus()
+    page.keyboard.press("PageDown")
+    assert page.locator("button[aria-pressed=true]").inner_text() == "prefill 0"
+    page.keyboard.press("PageDown")
+    assert page.locator("button[aria-pressed=true]").inner_text() == "decode 1"
+    some = drawn(canvas)
+    page.keyboard.press("+")
+    assert drawn(canvas) < some < everything
+    before = pixels(canvas)
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert pixels(canvas) != before
+    page.keyboard.press("0")
+    assert drawn(canvas) == everything
+    page.keyboard.press(".")
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "."):
+        page.keyboard.press(key)
+    said = page.locator("[aria-live]").inner_text()
+    assert said.startswith("demand L")
+    assert "demand fetch" in said
+    assert "88.08 MB" in said
+    assert page.get_by_role("tooltip").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.get_by_role("tooltip").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(scheme: str, watched: Watched, file: Path):
+    page = watched.open(file, color_scheme=scheme)
+    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    light = [sum(int(n) for n in colour[4:-1].split(",")) > 3 * 128 for colour in (ink, paper)]
+    assert light == [scheme == "dark", scheme == "light"]
+    lanes = pixels(to_timeline(page))
+    assert ((0xEE, 0xF1, 0xF4) in lanes) == (scheme == "light")
+    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+    settled(page)
+    assert ((0xEE, 0xF1, 0xF4) in pixels(page.locator(".run canvas").first)) == (scheme == "dark")  # redrawn
+
+
+@pytest.mark.parametrize("width", [360, 800])
+def test_nothing_sticks_out(width: int, watched: Watched, file: Path):
+    page = watched.open(file, viewport={"width": width, "height": 800}, device_scale_factor=2)
+    to_timeline(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_without_javascript_everything_but_the_timeline_is_there(watched: Watched, file: Path):
+    page = watched.open(file, java_script_enabled=False)
+    assert visible_rows(page).count() == N_RUNS
+    assert page.locator("img").is_visible()
+    assert "drawn by JavaScript" in page.locator("#timeline").inner_text()
+    assert page.locator("canvas").count() == 0
+
+
+def test_prints(watched: Watched, file: Path):
+    page = watched.open(file, color_scheme="dark")
+    to_timeline(page)
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert not page.get_by_role("searchbox").is_visible()
+    assert page.locator("#runs").is_visible()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert (0xEE, 0xF1, 0xF4) in pixels(page.locator(".run canvas").first)  # on white paper, whatever the screen is like
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+
+
+def test_a_very_long_timeline(watched: Watched, tmp_path: Path):
+    events = events_of(("lru",), n_steps=40, per_step=1000)
+    written = tmp_path / "report.html"
+    written.write_text(report_page(read_folder(write_folder(tmp_path / "r", rows_of(3), events))), encoding="utf-8")
+    page = watched.open(written)
+    canvas = to_timeline(page)
+    assert 100_000 < drawn(canvas) <= MAX_SLICES
+    assert len(pixels(canvas)) > 3
+    page.get_by_role("button", name="Line up at decode 20").click()
+    assert 3000 < drawn(canvas) < 3200
+    for _ in range(12):
+        page.get_by_role("button", name="Zoom in").click()
+    assert 0 < drawn(canvas) < 20

@@ -1,0 +1,511 @@
+"""Damaged, hostile and inconsistent files: a valid trace or one line, and nothing written."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesim.errors import InputError, TraceError
+from moesim.testing.traces import synthetic_trace
+from moesim.trace import Signal, Trace
+from moesim.trace.format import METADATA_KEY, checksums, write_container
+from moesim.traces_io.contract import Options
+from moesim.traces_io.importing import import_trace
+from tests.traces_io import import_kit as kit
+from tests.traces_io.import_kit import SOURCES, Source
+
+FUZZ = settings(max_examples=40, derandomize=True, database=None)
+MEMORY = 2**28  # far more than a file of some kilobytes may take
+
+
+def refused(source: Source, path: Path, tmp_path: Path, **changes: Any) -> str:
+    """Import what must fail: with one line, that names the file, and without a trace of it."""
+    before = sorted(path.parent.iterdir())
+    with pytest.raises(InputError) as error:
+        source.load(path, path.parent / "t.safetensors", **changes)
+    assert sorted(path.parent.iterdir()) == before
+    text = str(error.value)
+    assert "\n" not in text
+    assert path.name in text
+    return text
+
+
+# ------------------------------------------------------------------------------------------ the same for all formats
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_empty(name: str, tmp_path: Path) -> None:
+    path = SOURCES[name].make(tmp_path)
+    path.write_bytes(b"")
+    assert "an empty file" in refused(SOURCES[name], path, tmp_path)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("kept", [0.3, 0.6, 0.97])
+def test_truncated(name: str, kept: float, tmp_path: Path) -> None:
+    path = SOURCES[name].make(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data))])
+    refused(SOURCES[name], path, tmp_path)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_pickle_is_never_loaded(name: str, tmp_path: Path) -> None:
+    source = SOURCES[name]
+    path = source.make(tmp_path)
+    marker = tmp_path / "ran"
+
+    class Touch:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (marker,))
+
+    for protocol in (0, 2, 5):
+        path.write_bytes(pickle.dumps(Touch(), protocol=protocol))
+        text = refused(source, path, tmp_path)
+        assert protocol == 0 or "pickles are never loaded" in text
+    assert not marker.exists()
+
+
+def test_a_trace_needs_no_import(tmp_path: Path) -> None:
+    path = kit.trace().write(tmp_path / "a.safetensors")
+    with pytest.raises(TraceError, match="a trace of moesim needs no import"):
+        import_trace([path], tmp_path / "b.safetensors", Options())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@FUZZ
+@given(data=st.data())
+def test_fuzzed_sources(name: str, tmp_path_factory: Any, data: st.DataObject) -> None:
+    """Whatever the bytes are: a valid trace, or one line."""
+    folder = tmp_path_factory.getbasetemp() / f"fuzz-{name}"
+    folder.mkdir(exist_ok=True)
+    source = SOURCES[name]
+    path = source.make(folder)
+    path.write_bytes(mutated(path.read_bytes(), data))
+    out = folder / "t.safetensors"
+    try:
+        imported = source.load(path, out)
+    except InputError as caught:
+        said = str(caught)
+    else:
+        imported.trace.check()
+        out.unlink()
+        said = ""
+    assert "\n" not in said
+    assert {p.name for p in folder.iterdir()} <= {path.name, f"{path.name}.json"}
+
+
+def mutated(original: bytes, data: st.DataObject) -> bytes:
+    """Change some bytes, cut, repeat or insert a stretch; half of the changes near the start, where headers are."""
+    found = bytearray(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        if not found:
+            break
+        near = data.draw(st.booleans())
+        at = data.draw(st.integers(0, min(len(found), 120 if near else len(found)) - 1))
+        kind = data.draw(st.sampled_from(["flip", "set", "cut", "truncate", "insert", "repeat"]))
+        length = data.draw(st.integers(1, 40))
+        if kind == "flip":
+            found[at] ^= 1 << data.draw(st.integers(0, 7))
+        elif kind == "set":
+            chunk = data.draw(st.sampled_from([b"\xff" * 8, b"\0" * 8, b"9" * 6, b"-1", b"nan", b",", b"\n", b'"', b"[[[["]))
+            found[at : at + len(chunk)] = chunk
+        elif kind == "cut":
+            del found[at : at + length]
+        elif kind == "truncate":
+            del found[at:]
+        elif kind == "insert":
+            found[at:at] = data.draw(st.binary(min_size=1, max_size=12))
+        else:
+            found[at:at] = found[at : at + length]
+    return bytes(found)
+
+
+# ------------------------------------------------------------------------------------------------ archives and arrays
+
+
+def npy(shape: Any, descr: str = "<i4", data: bytes = b"", fortran: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": fortran, "shape": shape})
+    return buffer.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (npy((7, 3, 2), data=b"\0" * 100), "expected 168 bytes for int32 (7, 3, 2), got 100"),
+        (npy((7, 3, 2), data=b"\0" * 200), "expected 168 bytes"),
+        (npy((2**62, 2**62, 4)), "truncated or altered"),
+        (npy((2**31, 2**31, 1)), "truncated or altered"),
+        (npy((2**60, 0, 2)), "expected shape (n, n, n)"),
+        (npy((7, 3), data=b"\0" * 84), "expected shape (n, n, n), that is (tokens, layers, top_k), got (7, 3)"),
+        (npy((7, 3, 2), "|O", b"\0" * 336), "Python objects, which need a pickle"),
+        (npy((7, 3, 2), "<f4", b"\0" * 168), "expected integer ids of experts, got float32"),
+        (npy((7, 3, 2), "<i4", b"\xff" * 168), "[0, 0, 0]: expected an id in 0..65535, got -1"),
+        (npy((7, 3, 2), "<i4", np.full(42, 70_000, "<i4").tobytes()), "expected an id in 0..65535, got 70000"),
+        (npy((7, 3, 2), "<i4", np.full(42, 6, "<i4").tobytes()), "expected distinct experts, got [6, 6]"),
+        (npy((7, 3, 2), "<i4", np.arange(42, dtype="<i4").tobytes()), "expected 0..6, got 7"),
+        (npy((7, 3, 2), data=b"\0" * 168, fortran=True), "C order"),
+        (b"\x93NUMPY\x03\x00" + b"\0" * 300, "version 1.0 or 2.0"),
+        (b"\x93NUMPY\x01\x00\x40\x00" + b"(" * 64, "expected a readable array"),
+        (b"NUMPY", "expected a readable array"),
+    ],
+)
+def test_arrays(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(content)
+    assert words in refused(SOURCES["vllm-npy"], path, tmp_path)
+
+
+def test_a_zip_bomb_is_not_opened(tmp_path: Path) -> None:
+    """A gigabyte of zeros in a megabyte: refused by what the archive declares, before anything is expanded."""
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("routed_experts.npy", "w") as member:
+        member.write(npy((2**17, 24, 8)))
+        for _ in range(96):
+            member.write(bytes(2**20))
+    assert path.stat().st_size < 2**18
+    tracemalloc.start()
+    try:
+        text = refused(SOURCES["vllm-npz"], path, tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "bytes when expanded" in text
+    assert peak < 2**22
+
+
+def test_a_member_that_holds_less_than_it_declares(tmp_path: Path) -> None:
+    path = SOURCES["vllm-npz"].make(tmp_path)
+    data = bytearray(path.read_bytes())
+    directory = data.rindex(b"PK\x01\x02")
+    first = data.index(b"PK\x01\x02")
+    for begin in (first, directory):  # the uncompressed size of each member, in the directory of the archive
+        struct.pack_into("<I", data, begin + 24, 2**30)
+    path.write_bytes(bytes(data))
+    assert "bytes when expanded" in refused(SOURCES["vllm-npz"], path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"archive/data.pkl": b"\x80\x02."}, "a PyTorch file, which is a pickle"),
+        ({"routed_experts.pkl": b"\x80\x02."}, "expected an archive of .npy arrays"),
+        ({"routed_experts.npy": npy((2, 3, 2), "|O", b"\x80\x02." * 32)}, "Python objects, which need a pickle"),
+        ({"other.npy": npy((1,), data=b"\0" * 4)}, "an array 'routed_experts'"),
+        ({}, "an empty one"),
+        (
+            {
+                "routed_experts.npy": npy((1, 3, 2), data=np.arange(6, dtype="<i4").tobytes()),
+                "n_prompt.npy": npy((), "<f8", b"\0" * 8),
+            },
+            "n_prompt: expected one whole number",
+        ),
+    ],
+)
+def test_archives(members: dict[str, bytes], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    assert words in refused(SOURCES["vllm-npz"], path, tmp_path)
+
+
+def test_altered_members_are_found_by_their_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, routed_experts=kit.IDS.astype(np.uint8))
+    data = bytearray(path.read_bytes())
+    data[data.index(kit.IDS.astype(np.uint8).tobytes()) + 5] ^= 1
+    path.write_bytes(bytes(data))
+    assert "Bad CRC-32" in refused(SOURCES["vllm-npz"], path, tmp_path, n_prompt=(3,))
+
+
+# ----------------------------------------------------------------------------------------------------- text and tables
+
+
+def replaced(name: str, old: str, new: str, tmp_path: Path) -> str:
+    path = SOURCES[name].make(tmp_path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return refused(SOURCES[name], path, tmp_path)
+
+
+def test_csv_values(tmp_path: Path) -> None:
+    first = f"0,0,prefill,0,0,{kit.IDS[0, 0, 0]},"
+    for new, words in [
+        (f"0,0,prefill,0,0,{kit.IDS[0, 0, 0]},-", "weight[0]: expected a weight in 0.."),
+        (f"0,0,prefill,0,0,{kit.IDS[0, 0, 1]},", "request 0"),
+        ("0,0,prefill,0,0,9,", "expert[0, 0, 0]: expected 0..6, got 9"),
+        ("0,0,prefill,0,0,x,", "expected rows of a table"),
+        ("0,0,prefill,0,0,,", "expert of row 0: expected a value, got none"),
+        ("0,0,begin,0,0,1,", "phase after row 0: expected prefill or decode, or 0 or 1, got 'begin'"),
+        ("0,0,decode,0,0,1,", "expected one phase for a token"),
+        ("0,99,prefill,0,0,1,", "positions must have no gaps"),
+        ("0,0,prefill,0,0,1,9,", "expected rows of a table"),
+    ]:
+        if "request 0" in words:  # the same expert twice
+            assert "distinct" in replaced("csv", first, new, tmp_path)
+        else:
+            assert words in replaced("csv", first, new, tmp_path)
+    path = SOURCES["csv"].make(tmp_path)
+    weight = path.read_text().splitlines()[1].rsplit(",", 1)[1]
+    assert "weight[0]: expected a weight in 0..65504, got nan" in replaced("csv", weight, "nan", tmp_path)
+
+
+def test_huge_numbers_in_tables(tmp_path: Path) -> None:
+    assert "token of row 0" in replaced("csv", "0,0,prefill", f"0,{2**40},prefill", tmp_path)
+    assert "expected rows of a table" in replaced("csv", "0,0,prefill", f"0,{10**30},prefill", tmp_path)
+    assert "positions must have no gaps" in replaced("csv", "0,0,prefill", f"0,{2**31 - 1},prefill", tmp_path)
+
+
+def test_facts_beside_a_csv(tmp_path: Path) -> None:
+    path = SOURCES["csv"].make(tmp_path)
+    for text in ("{", "[" * 9999, '{"moesim": {"n_experts": "7"}}', "[]"):
+        (tmp_path / "a.csv.json").write_text(text)
+        assert "a.csv.json: moesim" in refused(SOURCES["csv"], path, tmp_path)
+
+
+def test_json_that_is_nested_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"meta_info": ' + "[" * 100_000)
+    assert "nested too deeply" in refused(SOURCES["sglang"], path, tmp_path)
+
+
+def test_a_parquet_bomb_is_not_opened(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = pa.schema([("layer", pa.int64()), ("position", pa.int64()), ("expert", pa.int64())])
+    zeros = pa.array(np.zeros(2**20, np.int64))
+    with parquet.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        for _ in range(4):
+            writer.write_table(pa.table([zeros] * 3, schema=schema))
+    assert (tmp_path / "a.parquet").stat().st_size < 2**16
+    assert "bytes when expanded" in refused(SOURCES["parquet"], tmp_path / "a.parquet", tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------- our own container
+
+
+@pytest.fixture(scope="module")
+def native() -> Trace:
+    return synthetic_trace(n_requests=2, prompt=3, decode=3, scores=True, calibration=True, signals={"gate_next1": 0.9})
+
+
+def container(path: Path, entries: dict[str, Any], data: bytes, header: Any = None) -> Path:
+    header = {"schema_version": 1} if header is None else header
+    table = json.dumps(entries | {"__metadata__": {METADATA_KEY: json.dumps(header)}}).encode()
+    path.write_bytes(struct.pack("<Q", len(table)) + table + data)
+    return path
+
+
+def entry(shape: Any, offsets: Any, dtype: str = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"x": entry([4], [0, 4]), "y": entry([4], [2, 6])}, "y: expected it to begin at byte 4"),
+        ({"x": entry([4], [0, 4]), "y": entry([4], [0, 4])}, "arrays overlap or leave a gap"),
+        ({"x": entry([4], [4, 8])}, "x: expected it to begin at byte 0"),
+        ({"x": entry([4], [0, 4])}, "expected 4 bytes after the table, got 8"),
+        ({"x": entry([9], [0, 9])}, "x: expected bytes up to 9 after the table, got a file with 8"),
+        ({"x": entry([2**61, 8], [0, 8])}, "x: expected 18446744073709551616 bytes"),
+        ({"x": entry([2**63], [0, 2**63])}, "whole numbers of at least 0"),
+        ({"x": entry([0, 2**60], [0, 0]), "y": entry([8], [0, 8])}, None),
+        ({"x": entry([0, 2**61, 2**61], [0, 0])}, "x: expected 0 bytes"),
+        ({"x": entry([-1], [0, -1])}, "whole numbers of at least 0"),
+        ({"x": entry([1.5], [0, 8])}, "whole numbers of at least 0"),
+        ({"x": entry(["8"], [0, 8])}, "whole numbers of at least 0"),
+        ({"x": entry([1] * 99, [0, 1])}, "up to 8 lengths"),
+        ({"x": entry(8, [0, 8])}, "expected dtype, shape and data_offsets"),
+        ({"x": entry([8], [0, 8, 9])}, "expected dtype, shape and data_offsets"),
+        ({"x": entry([8], None)}, "expected dtype, shape and data_offsets"),
+        ({"x": [1]}, "expected dtype, shape and data_offsets"),
+        ({"x": entry([8], [0, 8], "F8_E4M3")}, "expected dtype, shape and data_offsets"),
+    ],
+)
+def test_tables_of_arrays(entries: dict[str, Any], words: str | None, tmp_path: Path) -> None:
+    path = container(tmp_path / "t.safetensors", entries, bytes(8))
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert "\n" not in str(error.value)
+    assert (words or "header") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (b'{"x": ' + b"[" * 100_000, "table of arrays: expected JSON"),
+        (b'{"x": 1, "x": 2}', "the key 'x' twice"),
+        (b'{"x": NaN}', "NaN, which is no JSON"),
+        (b'{"x": ' + b"1" * 5000 + b"}", "expected JSON"),
+        (b'{"\xff": 1}', "expected JSON"),
+        (b'{"__metadata__": 3}', "metadata: expected the key 'moesim'"),
+        (b'{"__metadata__": {"moesim": 3}}', "metadata: expected the key 'moesim'"),
+        (b'{"__metadata__": {"moesim": "[]"}}', "header: expected a JSON object, got list"),
+        (b'{"__metadata__": {"moesim": "{\\"schema_version\\": Infinity}"}}', "header: expected JSON"),
+    ],
+)
+def test_tables_that_are_none(table: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    path.write_bytes(struct.pack("<Q", len(table)) + table)
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert "\n" not in str(error.value)
+    assert words in str(error.value)
+
+
+def test_a_length_that_would_fill_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 2**40))
+        file.truncate(2**41)
+    with pytest.raises(TraceError, match="announce one of 1099511627776"):
+        Trace.read(path)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ({"label": "true"}, "header.label: expected measured or synthetic, got 'true'"),
+        ({"model": None}, "header.model: expected a name, got None"),
+        ({"model": "two\nlines"}, "header.model: expected a name"),
+        ({"n_experts": 2**17}, "header.n_experts: expected at most 65536"),
+        ({"n_layers": 10**30}, "expected shape"),
+        ({"n_layers": True}, "header.n_layers: expected a positive integer, got True"),
+        ({"signals": {"gate_next1": {"first_layer": "x"}}}, "first_layer: expected 0..3, got 'x'"),
+        ({"signals": {"gate_next1": {"lookahead": None}}}, "expected at least 0, whole numbers"),
+        ({"signals": {"gate_next1": {"about": 7}}}, "about: expected a line of text"),
+        ({"signals": {"gate_next1": 7}}, "header.signals.gate_next1: expected lookahead"),
+        ({"sha256": {"experts": 1}}, "expected the arrays ['experts'] of the header"),
+    ],
+)
+def test_headers(header: dict[str, Any], words: str, native: Trace, tmp_path: Path) -> None:
+    arrays = native._arrays()
+    path = tmp_path / "t.safetensors"
+    write_container(path, arrays, {**native._full_header(), "sha256": checksums(arrays), **header})
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert "\n" not in str(error.value)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("request", np.int32(0), "request: expected one axis, got shape ()"),
+        ("request", np.zeros((2, 6), np.int32), "request: expected one axis"),
+        ("signal_rows/gate_next1", np.int32(0), "rows: expected one axis"),
+        ("weights", np.full((12, 4, 2), -0.5, np.float16), "weights[0, 0, 0]: expected a finite number of at least 0, got -0.5"),
+        ("weights", np.full((12, 4, 2), np.nan, np.float16), "weights[0, 0, 0]: expected a finite number of at least 0, got nan"),
+        ("scores", np.full((12, 4, 8), -1, np.float16), "scores[0, 0, 0]: expected a finite number of at least 0"),
+        ("experts", np.zeros((12, 4, 2), np.uint8), "experts[0, 0]: expected distinct experts, got [0, 0]"),
+        ("experts", np.full((12, 4, 2), 8, np.uint8), "experts[0, 0, 0]: expected 0..7, got 8"),
+        ("experts", np.zeros((12, 4, 3), np.uint8), "experts: expected shape (12, 4, 2), got (12, 4, 3)"),
+        ("position", np.arange(12, dtype=np.int32) * 2, "position[1] of request 0: expected 1, one after the row before, got 2"),
+        ("calibration/coactivation", np.zeros((4, 8), np.float32), "coactivation: expected shape (4, 8, 8), got (4, 8)"),
+        ("calibration/activation_frequency", np.full((4, 8), -1, np.float32), "a finite number of at least 0"),
+    ],
+)
+def test_arrays_of_a_trace(name: str, array: Any, words: str, native: Trace, tmp_path: Path) -> None:
+    arrays = {**native._arrays(), name: np.asarray(array)}
+    path = tmp_path / "t.safetensors"
+    write_container(path, arrays, {**native._full_header(), "sha256": checksums(arrays)})
+    with pytest.raises(TraceError) as error:
+        Trace.read(path)
+    assert "\n" not in str(error.value)
+    assert words in str(error.value)
+
+
+@settings(FUZZ, max_examples=80)
+@given(data=st.data())
+def test_fuzzed_containers(native: Trace, tmp_path_factory: Any, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
+    native.write(path)
+    path.write_bytes(mutated(path.read_bytes(), data))
+    readable(path)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 9),
+    st.just(2**70),
+    st.floats(allow_nan=False),
+    st.text(max_size=3),
+    st.just([]),
+    st.just({}),
+)
+
+
+@settings(FUZZ, max_examples=80)
+@given(data=st.data())
+def test_fuzzed_headers_with_right_checksums(native: Trace, tmp_path_factory: Any, data: st.DataObject) -> None:
+    """What checksums cannot find: wrong from the start."""
+    arrays, header = dict(native._arrays()), json.loads(json.dumps(native._full_header()))
+    if data.draw(st.booleans()):
+        name = data.draw(st.sampled_from(sorted(arrays)))
+        array = np.array(arrays[name])
+        kind = data.draw(st.sampled_from(["value", "type", "shape", "drop"]))
+        if kind == "drop":
+            del arrays[name]
+        elif kind == "type":
+            arrays[name] = array.astype(data.draw(st.sampled_from([np.uint8, np.uint16, np.int64, np.float16, np.bool_])))
+        elif kind == "shape":
+            arrays[name] = array[..., None] if data.draw(st.booleans()) else array[:-1]
+        else:
+            where = data.draw(st.integers(0, array.size - 1))
+            array.reshape(-1)[where] = data.draw(st.sampled_from([0, 1, 5, 100]))
+            arrays[name] = array
+    else:
+        place, key = header, data.draw(st.sampled_from(sorted(header)))
+        if key == "signals" and data.draw(st.booleans()):
+            place = header["signals"]["gate_next1"]
+            key = data.draw(st.sampled_from(sorted(place)))
+        place[key] = data.draw(VALUES)
+    path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
+    write_container(path, arrays, {**header, "sha256": checksums(arrays)})
+    readable(path)
+
+
+def readable(path: Path) -> None:
+    """It is a valid trace, or one line says why not; and little memory is taken to find out."""
+    tracemalloc.start()
+    try:
+        try:
+            found = Trace.read(path)
+        except TraceError as caught:
+            said = str(caught)
+        else:
+            found.check()
+            assert found.requests.n_decode.sum() <= found.n_rows
+            said = str(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in said
+    assert str(path) in said
+    assert peak < MEMORY
+
+
+def test_an_invalid_signal_is_not_written(native: Trace, tmp_path: Path) -> None:
+    good = native.signals["gate_next1"]
+    bad = Signal("s", good.rows, good.scores, lookahead=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="lookahead"):
+        replace(native, signals={"s": bad}).write(tmp_path / "t.safetensors")
+    assert not list(tmp_path.iterdir())
