@@ -28,7 +28,7 @@ def plot(
         str | None, typer.Option("--x", metavar="NAME", help="Setting on the x axis, in a heat map also an option.")
     ] = None,
     y: Annotated[str | None, typer.Option("--y", metavar="NAME", help="Setting or option on the y axis of a heat map.")] = None,
-    metric: Annotated[str | None, typer.Option(help="A number of the rows, as docs/metrics.md names it.")] = None,
+    metric: Annotated[str | None, typer.Option(help="A number of the rows, as docs/reference/metrics.md names it.")] = None,
     where: Annotated[
         list[str], typer.Option("--where", metavar="KEY=VALUE", help="Only rows with this value, such as batch_size=4.")
     ] = [],  # noqa: B006  (typer copies it)

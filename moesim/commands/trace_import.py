@@ -71,7 +71,7 @@ def trace_import(
     """Make a trace from routing recorded by vLLM, SGLang, llama.cpp or BigMoeOnEdge, or in JSON Lines, NPZ, CSV or Parquet.
 
     What a source does not record stays absent, unless it is asked for: tables counted from held-back requests (--calibrate),
-    uniform weights. docs/importing.md describes the formats.
+    uniform weights. docs/guide/importing.md describes the formats.
 
     Example: moesim trace import routes/ --model qwen3-30b-a3b --calibrate 0.25 --out theirs.safetensors
     """

@@ -202,7 +202,7 @@ def _check(work: Work) -> None:
     except InputError as error:
         raise RefusedError(
             f"{who}: {error}; all workers must see the traces, the result folder and modules of policies under the same paths, "
-            "see docs/cluster.md; run the same command again to go on"
+            "see docs/guide/cluster.md; run the same command again to go on"
         ) from None
     if source != work.policy_source:
         raise RefusedError(

@@ -1,4 +1,4 @@
-"""Times that no exact policy can beat on a machine, whatever it decides and whatever it knows: `docs/bounds.md`.
+"""Times that no exact policy can beat on a machine, whatever it decides and whatever it knows: `docs/background/bounds.md`.
 
 Two bounds on the makespan of a run, from the work that its routing asks for; each leaves out what the other counts. Both are of
 the ``oracle`` kind: nobody need be able to reach them.
@@ -210,7 +210,7 @@ def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, in
     Returns
     -------
     hits, lookups : int
-        Of Belady's rule, with the best content at the start; a lookup is a layer visit and an expert, as in `docs/metrics.md`.
+        Of Belady's rule, with the best content at the start; a lookup is a layer visit and an expert, as in `docs/reference/metrics.md`.
         A cache that fetches ahead can have more hits; fetches it can only save as many.
     """
     visits = [[(layer, e) for e in loads] for step in workload.steps for layer, loads in enumerate(_loads(step))]

@@ -4,7 +4,7 @@ The run is cut into windows: one for each visit of a layer, and one for each gap
 and leading layers before, the LM head after). In each window a walk goes backwards from its end. At
 every moment it stands at the start of something and asks what that waited for: something that ended at
 exactly this nanosecond. The time between is charged to the cause of what was waited for, clipped to the
-window. `docs/metrics.md` has the rules in full.
+window. `docs/reference/metrics.md` has the rules in full.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
         Of `IDENTITY` what the run's row has; ``step``, ``layer``, ``phase``, ``token``; ``begin`` and ``end`` (ns);
         ``n_active`` and ``n_hits`` (of all micro-batches, each by itself), ``lookups`` and ``hits`` (an expert once a visit);
         ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts on GPUs (``gpu``) and CPUs (``cpu``),
-        ``link_busy_ns``, as `docs/metrics.md` defines them; and ``time_<cause>_ns``.
+        ``link_busy_ns``, as `docs/reference/metrics.md` defines them; and ``time_<cause>_ns``.
     """
     records, split = _kept(outcome)
     visits = [(window, ns) for window, ns in zip(split.windows, split.ns, strict=True) if window.layer >= 0]

@@ -102,7 +102,7 @@ def _share(flags: NDArray[np.bool_], chosen: NDArray[np.bool_], weight: Flat | N
 
 
 def hit_rates(records: Records, kinds: Mapping[str, str], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
-    """Hit rates of a run, by the conventions of `docs/metrics.md`.
+    """Hit rates of a run, by the conventions of `docs/reference/metrics.md`.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def latency(records: Records, last_chunks: Collection[int] | None = None) -> dic
     Returns
     -------
     dict of str to float, int or None
-        The keys of the section "Latency and throughput" of `docs/metrics.md`; None where a phase does not
+        The keys of the section "Latency and throughput" of `docs/reference/metrics.md`; None where a phase does not
         occur.
     """
     ttft, between = token_times(records, last_chunks)

@@ -1,4 +1,4 @@
-"""Metrics of a run: pure functions over its records. `docs/metrics.md` defines each of them in symbols."""
+"""Metrics of a run: pure functions over its records. `docs/reference/metrics.md` defines each of them in symbols."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def summarise(
     Returns
     -------
     dict of str to float, int, str or None
-        Keys as listed in `docs/metrics.md`, always all of them for one machine; None where a metric has
+        Keys as listed in `docs/reference/metrics.md`, always all of them for one machine; None where a metric has
         no meaning in this run.
 
     Raises

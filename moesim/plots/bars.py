@@ -101,7 +101,9 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
     done, lost, each = frame[~failing(frame)], frame[failing(frame)], [*by, "policy"]
     data = with_failed(with_ends(summarised(done, each, metric), done, each, metric), lost, each)
     if data.empty:
-        raise ConfigError(f"plot {what}: expected a run with a value of {metric}, got none; docs/metrics.md says which have one")
+        raise ConfigError(
+            f"plot {what}: expected a run with a value of {metric}, got none; docs/reference/metrics.md says which have one"
+        )
     orders = [{group_name(value): i for i, value in enumerate(levels(frame, name))} for name in by]
     places = [[order[group_name(value)] for value in data[name]] for name, order in zip(by, orders, strict=True)]
     policies = policies_of(frame)
@@ -253,7 +255,7 @@ def _energy(frame: pd.DataFrame, x: str | None) -> Means:
     if joules[~failing(frame)].isna().all() and not failing(frame).all():
         raise ConfigError(
             "plot energy: expected runs on hardware whose profile has idle and busy power of every device, got none; "
-            "docs/metrics.md says what a profile needs"
+            "docs/reference/metrics.md says what a profile needs"
         )
     frame = frame.assign(tokens_per_kj=1000 / joules)
     ends = [f"energy_j_per_token_{end}" for end in ("most", "least")]  # the most energy gives the least tokens

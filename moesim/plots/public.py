@@ -52,7 +52,9 @@ def public(frame: pd.DataFrame) -> Figure:
     _ratios(ratios, frame)
     legend_beside(ratios, [words for *_, words in _LOOK])
     labels = [str(label) for label in frame["label"] if label]
-    add_corner(figure, f"simulated, weakest source: {weakest(labels)}", ["names are checks of docs/validation-public.md"])
+    add_corner(
+        figure, f"simulated, weakest source: {weakest(labels)}", ["names are checks of docs/background/validation-public.md"]
+    )
     return figure
 
 

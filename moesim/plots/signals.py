@@ -87,7 +87,7 @@ def signal_accuracy_data(
         With recorded signals.
     metric : str
         ``"activated"``: share of a token's experts among the signal's k best; ``"workload"``: share of the `top` busiest experts
-        of a batch among the `top` that the signal expects to be busiest. Both as in `docs/statistics.md`.
+        of a batch among the `top` that the signal expects to be busiest. Both as in `docs/reference/statistics.md`.
     top, batch : int
         Of ``"workload"`` only: how many experts, and how many requests decode together (None: what all signals cover,
         at most 8).

@@ -143,7 +143,7 @@ METRICS: Final = (
     _metric("link busy %", "pcie_share", "busy share of the links to and from GPUs", 100, 1),
     _metric("J/token", "energy_j_per_token", "energy for each generated token"),
 )
-"""Columns of metrics; docs/metrics.md defines them."""
+"""Columns of metrics; docs/reference/metrics.md defines them."""
 
 _CACHE: Final = (
     Column("cache ratio", "cache_ratio: share of all experts that the GPU cache holds", _scaled("cache_ratio", 1), short=True),

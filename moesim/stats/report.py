@@ -1,6 +1,6 @@
 """All statistics of a trace, by the question that they answer. What the trace cannot tell is None, with the reason.
 
-The keys are defined in ``docs/statistics.md``.
+The keys are defined in ``docs/reference/statistics.md``.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _MEASURES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 def balance(context: Context) -> dict[str, Any]:
     """Compute the figures of balance.
 
-    See ``docs/statistics.md``.
+    See ``docs/reference/statistics.md``.
     """
     context.begin("balance", 1)
     sample = context.sample

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def batching(context: Context) -> dict[str, Any]:
     """Compute the distinct experts of a layer by batch size.
 
-    See ``docs/statistics.md``.
+    See ``docs/reference/statistics.md``.
     """
     context.begin("batching", 1)
     sample = context.sample

@@ -30,7 +30,7 @@ _NULL_ROWS, _NULL_LAYERS = 2048, 4
 def caches(context: Context) -> dict[str, Any]:
     """Compute hit rates by cache size.
 
-    See ``docs/statistics.md``.
+    See ``docs/reference/statistics.md``.
     """
     context.begin("LRU, LFU, Belady", 4)
     sample = context.sample

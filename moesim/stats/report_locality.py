@@ -35,7 +35,7 @@ _NO_BOTH = "no request has both prefill and decode rows"
 def locality(context: Context) -> dict[str, Any]:
     """Compute the figures of locality.
 
-    See ``docs/statistics.md``.
+    See ``docs/reference/statistics.md``.
     """
     context.begin("reuse", 1)
     sample = context.sample

@@ -23,7 +23,7 @@ TOP_COUNTS = (1, 2, 4)
 def prediction(context: Context) -> dict[str, Any]:
     """Compute the figures of prediction.
 
-    See ``docs/statistics.md``.
+    See ``docs/reference/statistics.md``.
     """
     context.begin("signals", 2)
     sample = context.sample

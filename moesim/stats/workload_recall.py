@@ -52,7 +52,7 @@ def workload_recall(
     """Compute how well a signal names the busiest experts of batches of different requests.
 
     DALI (2026) prints the top 1 and 2 (Table 2); PreScope's accuracy is another, see
-    `docs/predictors.md`. The rows that the signal covers are composed
+    `docs/reference/predictors.md`. The rows that the signal covers are composed
     into batches (see `moesim.stats.batches.compose`); its top_k of every row are counted like the routed experts.
     """
     wanted = np.flatnonzero(np.isin(signal.rows, rows))

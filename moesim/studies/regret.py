@@ -4,7 +4,7 @@ The decisions of a run are given to their oracles one after the other, first to 
 true routing, its replacement and its assignment to whatever the policy names in ``oracles``, and the links to ones that take no
 time. Nothing else changes; the requests are those of the experiment. What an oracle saves depends on what others have saved
 before, hence the two orders; and it may save less than nothing, because a run is a schedule, and schedules have anomalies
-(`docs/bounds.md`).
+(`docs/background/bounds.md`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ N_CALIBRATION, CALIBRATION_PROMPT, CALIBRATION_DECODE = 16, 64, 128
 
 _NOTE = (
     "Synthetic: no model was run. Routing follows from topics, context and a state that turns from layer to layer, with "
-    "parameters fitted to statistics of the model's routing where they are known; see docs/synthesis.md."
+    "parameters fitted to statistics of the model's routing where they are known; see docs/guide/synthesis.md."
 )
 
 

@@ -242,7 +242,7 @@ def read_parameters(name_or_path: str) -> ParameterSet:
 def mapping(value: Any, place: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
     """Check that a YAML value is a mapping with the right keys."""
     if not isinstance(value, dict):
-        raise ConfigError(f"{place}: expected a mapping, got {value!r}; see docs/synthesis.md")
+        raise ConfigError(f"{place}: expected a mapping, got {value!r}; see docs/guide/synthesis.md")
     for key in needed:
         if key not in value:
             raise ConfigError(f"{place}: expected the key '{key}', got {sorted(map(str, value))}; add it")

@@ -17,5 +17,5 @@ module              what is decided there
 ``oracle_general``  libCacheSim's ``oracleGeneral``
 ==================  ========================================================================================
 
-A new format is one module with a `Format`, and its entry in ``detect.FORMATS``; ``docs/importing.md`` shows how.
+A new format is one module with a `Format`, and its entry in ``detect.FORMATS``; ``docs/guide/importing.md`` shows how.
 """

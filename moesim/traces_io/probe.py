@@ -15,7 +15,7 @@ ROUTED = "that is (tokens, layers, top_k)"
 """Axes of an array of expert ids."""
 TEXT_REMEDY = (
     "the log of an engine holds no routing: vLLM and SGLang return it with an answer, llama.cpp writes it as CSV; or write lines "
-    "of layer,position,expert (docs/importing.md)"
+    "of layer,position,expert (docs/guide/importing.md)"
 )
 """What to do with text that is no table."""
 

@@ -1,6 +1,6 @@
 """What each choice behind the profiles of public machines is worth: predictions again, with one of them the other way.
 
-``python -m moesim.validation.choices`` prints the table of ``docs/validation-public.md``. Its choices are those of
+``python -m moesim.validation.choices`` prints the table of ``docs/background/validation-public.md``. Its choices are those of
 ``experiments/validation/_choices.yaml``.
 """
 

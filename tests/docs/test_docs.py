@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_the_grid_of_the_page_on_sweeps(tmp_path: Path):
     """4 bits on one machine and 8 on the other; lru without batch 16, dali's w_size 2 on one machine only."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "sweeps.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "guide" / "sweeps.md").read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "common").mkdir()
     (tmp_path / "common" / "machine.yaml").write_text(yaml.safe_dump({"extrapolate": True}))
     (tmp_path / "page.yaml").write_text(block)

@@ -22,9 +22,9 @@ from moesim.testing import check_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-START = (ROOT / "docs" / "start.md").read_text()
-OWN = (ROOT / "docs" / "own-policy.md").read_text()
-SPEED = (ROOT / "docs" / "speed.md").read_text()
+START = (ROOT / "docs" / "guide" / "start.md").read_text()
+OWN = (ROOT / "docs" / "guide" / "own-policy.md").read_text()
+SPEED = (ROOT / "docs" / "background" / "speed.md").read_text()
 
 
 def usable_cores() -> list[int]:
@@ -142,7 +142,7 @@ def test_a_command_of_the_readme_runs(
         assert ("replayed on this machine" in capsys.readouterr().out) == (command[0] == "replay")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name)
 def test_links_exist(page: Path):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith("http"):

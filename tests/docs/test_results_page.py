@@ -16,9 +16,9 @@ from moesim.studies.published import PUBLISHED, paper_folder, read_published
 from moesim.studies.three_ways import KINDS, Summary, orders, published, read_results, summaries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-FRAME = read_results(DOCS / "results.csv")
-CONSTANTS = pd.read_csv(DOCS / "constants.csv", keep_default_na=False, na_values={"sigma": [""]})
-PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
+FRAME = read_results(DOCS / "background" / "results.csv")
+CONSTANTS = pd.read_csv(DOCS / "background" / "constants.csv", keep_default_na=False, na_values={"sigma": [""]})
+PAGE = (DOCS / "background" / "results.md").read_text(encoding="utf-8")
 NAMES = {"dali": "DALI", "hybrimoe": "HybriMoE", "prescope": "PreScope", "daop": "DAOP", "odmoe": "OD-MoE"}
 AGAIN = "results.csv has changed or the page has; write what the table says, as here"
 
@@ -240,7 +240,7 @@ def test_a_number_that_is_not_in_the_table_fails():
 
 
 def test_the_tables_are_as_the_command_writes_them():
-    text = (DOCS / "results.csv").read_text(encoding="utf-8")
+    text = (DOCS / "background" / "results.csv").read_text(encoding="utf-8")
     rows = list(csv.reader(io.StringIO(text)))
     assert {len(row) for row in rows} == {len(rows[0])}
     assert set(CONSTANTS["plan"]) == set(NAMES)

@@ -713,7 +713,7 @@ def test_summary_has_the_same_keys_for_any_run():
 
 
 def test_every_key_is_on_the_page_of_metrics():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9_.<>-]+)`", page))
     for key in summarise(Records(), MACHINE):
         general = re.sub(r"\.(gpu0->cpu0|cpu0->gpu0)$", ".<link>", key)

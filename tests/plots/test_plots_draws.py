@@ -165,7 +165,7 @@ def test_a_tornado_shows_no_more_than_its_bars_and_their_texts(changes):
 
 # ---------------------------------------------------------------------------------------------------------------------- energy
 def test_the_example_of_energy_in_the_docs_works():
-    text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8").partition("## Energy")[2]
+    text = (ROOT / "docs" / "guide" / "figures.md").read_text(encoding="utf-8").partition("## Energy")[2]
     found = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
 
     def frame(experiment):

@@ -158,9 +158,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 ELSEWHERE = {
     ("lfu", "ties"),  # tests/policies/test_composed.py: needs equal counts
     ("lru", "use_order"),  # tests/engine/test_engine_caches.py: needs one row a step
-    *(
-        (name, "victims") for name in ("lfu", "belady")
-    ),  # tests/engine/test_engine_caches.py: need copies longer than Runs
+    *((name, "victims") for name in ("lfu", "belady")),  # tests/engine/test_engine_caches.py: need copies longer than Runs
     ("greedy", "shared_in_plan"),  # tests/policies/test_parts_more.py: needs a model with shared experts
     ("arc", "variant"),  # tests/policies/test_parts_more.py: needs a longer run
     ("activation-aware", "capacity"),  # tests/policies/test_parts_more.py: needs requests that are over

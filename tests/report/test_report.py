@@ -543,7 +543,7 @@ def test_a_file_is_no_folder(folder: Path):
 
 
 def test_the_documentation_names_the_limits():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "report.md").read_text(encoding="utf-8")
     assert f"{MAX_SLICES:,}".replace(",", " ") in text
     assert f"{figures.MAX_BYTES / 1e6:g} MB" in text
     assert f"first {figures.MOST_OF_A_KIND} of each kind" in text

@@ -667,7 +667,7 @@ def test_figure() -> None:
 
 def test_the_page_shows_the_shipped_results() -> None:
     root = Path(__file__).resolve().parents[2]
-    page = (root / "docs" / "fidelity.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "background" / "fidelity.md").read_text(encoding="utf-8")
     shipped = sorted((root / "experiments" / "research" / "results").glob("*.csv"))
     assert shipped
     for path in shipped:

@@ -89,7 +89,7 @@ def test_a_trace_that_has_all_leaves_nothing_out(found: Json):
 
 
 def test_every_key_is_on_the_page_of_statistics(found: Json):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "statistics.md").read_text(encoding="utf-8")
     rows = [row for row in page.splitlines() if row.startswith("| `")]
     names = [set(re.findall(r"`([a-z0-9_.@-]+)`", row)) for row in rows]
     free = {"gate_next1", "residual", "coactivation", "mean", "low", "high"}  # names of signals; parts of `null`

@@ -28,7 +28,7 @@ from moesim.validation.public_sweeps import read_sweeps, sweeps_file
 SHIPPED = read_choices(shipped_table(CHOICES, "choices"))
 SWEEPS = {one.check: one for one in read_sweeps(sweeps_file())}
 CHECKS = {one.check: one for one in read_checks(checks_file())}
-PAGE = (Path(__file__).parents[2] / "docs" / "validation-public.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "background" / "validation-public.md").read_text(encoding="utf-8")
 
 
 def choice(name: str, known: bool = True, **numbers: Any) -> Choice:

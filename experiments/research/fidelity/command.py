@@ -4,7 +4,7 @@ Usage::
 
     python experiments/research/measure_fidelity.py build/mini-mixtral --out build/fidelity
 
-`docs/fidelity.md` says what is run and what came out.
+`docs/background/fidelity.md` says what is run and what came out.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Outcome:
 
 
 def cases(calibration: Calibration, ratios: Sequence[float] = RATIOS, first: int = FIRST_PREDICTED) -> list[Case]:
-    """List the interventions, see `docs/fidelity.md`.
+    """List the interventions, see `docs/background/fidelity.md`.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def batches(windows: Tensor) -> Iterator[Tensor]:
 def rows(
     listed: Sequence[Case], exact: Mapping[str, list[float]], outcomes: Mapping[str, Sequence[Outcome]], seed: int
 ) -> list[dict[str, Any]]:
-    """One row a case and kind of text, and one for all text; `docs/fidelity.md` has the columns."""
+    """One row a case and kind of text, and one for all text; `docs/background/fidelity.md` has the columns."""
     found = []
     for number, case in enumerate(listed):
         for kind in (*exact, ALL):
