@@ -210,7 +210,7 @@ def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, in
     Returns
     -------
     hits, lookups : int
-        Of Belady's rule, with the best content at the start; a lookup is a layer visit and an expert, as in `docs/reference/metrics.md`.
+        Of Belady's rule, with the best content at the start; a lookup is a layer visit and an expert.
         A cache that fetches ahead can have more hits; fetches it can only save as many.
     """
     visits = [[(layer, e) for e in loads] for step in workload.steps for layer, loads in enumerate(_loads(step))]

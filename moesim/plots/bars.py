@@ -102,7 +102,7 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
     data = with_failed(with_ends(summarised(done, each, metric), done, each, metric), lost, each)
     if data.empty:
         raise ConfigError(
-            f"plot {what}: expected a run with a value of {metric}, got none; docs/reference/metrics.md says which have one"
+            f"plot {what}: expected a run with a value of {metric}, got none; docs/reference/metrics.md says which runs have one"
         )
     orders = [{group_name(value): i for i, value in enumerate(levels(frame, name))} for name in by]
     places = [[order[group_name(value)] for value in data[name]] for name, order in zip(by, orders, strict=True)]
