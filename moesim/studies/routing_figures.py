@@ -138,6 +138,6 @@ FIGURES: dict[str, tuple[Callable[[Trace, Arguments], float], tuple[str, ...]]] 
     "hit_rate": (_hit_rate, ("policy", "share")),
 }
 """Name -> how it is computed, and its arguments. Of decode rows, in per cent, and defined in ``docs/reference/statistics.md``:
-busiest n experts of a batch that a signal names; activated experts that it names; cosine of a request's prefill and decode. Of the first
-tokens of a prompt: experts of a layer that they activate; per cent of layers and prompts where these are all. And the share of
-hits of a layer's cache."""
+busiest n experts of a batch that a signal names; activated experts that it names; cosine of a request's prefill and decode.
+Of the first tokens of a prompt: experts of a layer that they activate; per cent of layers and prompts where these are all.
+And the share of hits of a layer's cache."""
