@@ -63,7 +63,7 @@ def test_same_hits_and_bytes_where_no_clock_decides(policy: str, tmp_path: Path)
 
 def test_empty_actions_are_ignored(tmp_path: Path) -> None:
     def happened(empty: bool) -> tuple[tuple[Any, ...], dict[int, Any]]:
-        simulated, live, outputs = carried_out(tmp_path, {"name": "live_kit:Divided", "empty": empty})
+        simulated, live, outputs = carried_out(tmp_path, {"name": "tests.live.live_kit:Divided", "empty": empty})
         assert simulated.records is not None
         assert live.records is not None
         ran = sorted((t.device, t.kind, t.step, t.layer, t.expert, t.rows) for t in live.records.tasks)
