@@ -1,13 +1,14 @@
 """What each choice behind the profiles of public machines is worth: predictions again, with one of them the other way.
 
-``python -m moesim.validation.choices`` prints the table of ``docs/background/validation-public.md``. Its choices are those of
-``experiments/validation/_choices.yaml``.
+``python -m moesim.validation.choices`` prints the table, with ``csv`` behind it the numbers unrounded, as in
+``docs/background/public_choices.csv``. Its choices are those of ``experiments/validation/_choices.yaml``.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moesim.errors import ConfigError, MoesimError
 from moesim.progress import Progress
-from moesim.table import Format, render
+from moesim.table import Format, render, render_records
 from moesim.text import say
 from moesim.validation.public_checks import Check, checks_file, read_checks
 from moesim.validation.public_predict import predict
@@ -146,6 +147,8 @@ _HEADINGS: Final = (
 
 def choice_table(frame: pd.DataFrame, form: Format = Format.MD) -> str:
     """Write what each choice is worth."""
+    if form.for_programs:
+        return render_records([{str(key): value for key, value in row.items()} for row in frame.to_dict("records")], form)
     cells = []
     for record in frame.to_dict("records"):
         percent = {key: f"{100 * record[key]:.1f} %" for key in ("median", "p90", "median_without", "p90_without")}
@@ -160,15 +163,18 @@ def choice_table(frame: pd.DataFrame, form: Format = Format.MD) -> str:
     return render(_HEADINGS, cells, form, _HEADINGS[4:])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of the shipped choices."""
+    parser = ArgumentParser(prog="python -m moesim.validation.choices", description=main.__doc__)
+    parser.add_argument("format", nargs="?", choices=[Format.MD.value, Format.CSV.value], default=Format.MD.value)
+    form = Format(parser.parse_args(arguments).format)
     try:
         choices = read_choices(shipped_table(CHOICES, "choices behind profiles of public machines"))
         found = run_choices([*choices, together(choices)], read_sweeps(sweeps_file()), read_checks(checks_file()))
     except MoesimError as error:
         say(f"moesim: {error}")
         return 2
-    sys.stdout.write(choice_table(found))
+    sys.stdout.write(choice_table(found, form))
     return 0
 
 
