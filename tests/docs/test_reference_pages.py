@@ -1,0 +1,120 @@
+"""The pages of commands, keys and rules say what the program says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moesim.cli import _app
+from moesim.experiment.config import json_schema, parse_config
+from moesim.experiment.sweep import expand
+from moesim.policy import Copy, Fetch, Routed, Run
+from tests.engine.engine_kit import Script, crossings, link, machine, play, tasks, transfers, workload
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines]
+
+
+# ---------------------------------------------------------------------------------------------------------------- YAML
+
+
+def keys() -> dict[str, dict[str, Any]]:
+    """Give all keys of an experiment file with their schema, those of sections as ``section.key``."""
+    schema = json.loads(json_schema())
+    found: dict[str, dict[str, Any]] = {}
+    for name, one in schema["properties"].items():
+        (section, *_) = [*re.findall(r"#/\$defs/(\w+Config)", json.dumps(one)), None]
+        if section is None or name == "timeline":
+            found[name] = one
+        if section is not None:
+            found |= {f"{name}.{key}": inner for key, inner in schema["$defs"][section]["properties"].items()}
+    return found
+
+
+KEYS = keys()
+ON_PAGE = {row[0].strip("`"): row for row in rows(page("yaml")) if row[0].startswith("`")}
+
+
+def test_the_page_has_every_key_of_the_schema_and_no_other():
+    assert set(ON_PAGE) == set(KEYS)
+    assert len(KEYS) > 30
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_a_key_has_its_default_and_says_if_it_is_swept(key: str):
+    _, kind, default, meaning = ON_PAGE[key]
+    schema = KEYS[key]
+    assert meaning
+    if "default" in schema and key != "timeline":
+        assert yaml.safe_load(default.strip("`")) == schema["default"]
+    assert ("sweep" in kind) == ("oneOf" in json.dumps(schema)), "a list of values is a oneOf of one and many"
+
+
+def test_the_example_of_the_page_is_valid():
+    (block,) = re.findall(r"```yaml\n(.*?)```", page("yaml"), flags=re.DOTALL)
+    raw = yaml.safe_load(block)
+    assert raw.pop("include") == []
+    points = expand(parse_config(raw, "yaml.md"), "yaml.md")
+    assert len(points) == 2 * 2 * 3 - 2
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def test_the_site_gets_every_command_with_its_options():
+    spec = importlib.util.spec_from_file_location("docs_commands", DOCS / "commands.py")
+    assert spec is not None and spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    text = hook.on_page_markdown(page("cli"), None, None, None)
+    assert hook.MARK not in text
+    names = [one.name or one.callback.__name__.replace("_", "-") for one in _app.registered_commands if one.callback]
+    names += [str(group.name) for group in _app.registered_groups]
+    assert len(names) > 15
+    for name in [*names, "trace record"]:
+        assert f"`moesim {name}`\n" in text, name
+    assert "`--set KEY=VALUE`" in text
+
+
+# ---------------------------------------------------------------------------------------------------------------- rules
+
+
+def test_the_timeline_of_the_page_is_the_engine_s():
+    (block,) = re.findall(r"```python\n(.*?)```", page("engine"), flags=re.DOTALL)
+
+    def split(event: Routed, view: Any) -> Any:
+        return eval(block)
+
+    def on_gpu(event: Routed, view: Any) -> list[Any]:
+        return [Run(event.layer, event.active, "gpu0")]
+
+    two = workload([[[[0, 1], [2, 3]]], [[[1, 2], [2, 3]]]])
+    copies = [Copy(0, [0], "gpu0"), Copy(1, range(4), "gpu0")]
+    toy = machine(links={"cpu0->gpu0": link(5), "gpu0->cpu0": link()})
+    records = play(Script({("Routed", 0, 0, 0): split}, copies=copies, routed=on_gpu), two, toy)
+    assert records.layers[0].end == 540
+    assert {Fetch, Run} <= {type(action) for action in split(None, None)}  # type: ignore[arg-type]
+    happened = sorted(one[:3] for one in [*tasks(records), *transfers(records), *crossings(records)] if one[0] < 540)
+    told = [(int(row[0]), int(row[1]), row[2].strip("`")) for row in rows(page("engine")) if row[0].isdigit() and len(row) == 5]
+    assert sorted(told) == happened
+
+
+def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str]):
+    (block,) = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
+    exec(block, {})
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in said] == ["lru", "fiddler"]
