@@ -45,7 +45,7 @@ LEVELS: list[dict[str, str]] = [
 ]
 
 ONLY = {  # who may import what
-    "simpy": ["engine.*"],
+    "simpy": ["engine.*", "bench"],
     "torch": ["recorder.*", "kernels.*"],
     "transformers": ["recorder.*"],
     "tokenizers": ["recorder.*"],
