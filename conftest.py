@@ -41,7 +41,7 @@ def _remember(place: str, array: Any, fact: object, types: Any) -> Any:
 packed._restore = _remember
 
 # Doctests import the modules.
-_NEED_TORCH = ["moesim/recorder/*", "moesim/kernels/*", "moesim/live/*", "moesim/profiler/*"]
+_NEED_TORCH = ["moesim/recorder/*", "moesim/live/kernels/*", "moesim/live/*", "moesim/live/profiler/*"]
 collect_ignore_glob = [] if find_spec("torch") else _NEED_TORCH
 
 

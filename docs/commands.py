@@ -14,7 +14,7 @@ MARK = "<!-- commands -->"
 
 def commands() -> str:
     """Return what Typer's own generator says of the program, in the tree that this file is in."""
-    call = [sys.executable, "-m", "typer", "--app", "_app", "moesim/cli.py", "utils", "docs", "--name", "moesim"]
+    call = [sys.executable, "-m", "typer", "--app", "_app", "moesim/cli/main.py", "utils", "docs", "--name", "moesim"]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"typer: expected the reference of all commands, got: {done.stderr.strip().splitlines()[-1:]}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moesim.core.units import format_bytes
 from moesim.errors import CapacityError
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.policy import Placement
-from moesim.units import format_bytes
 
 
 def required_bytes(

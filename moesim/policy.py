@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.costs import CostModel
+    from moesim.hardware.costs import CostModel
     from moesim.model import ModelSpec
 
 # Urgency classes of a Fetch, which also name its cause in the bytes moved. Any class above 2 counts as an update too.

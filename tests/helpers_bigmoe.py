@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from moesim.traces_io import bigmoe
+from moesim.trace.formats import bigmoe
 
 
 class Lookup(NamedTuple):

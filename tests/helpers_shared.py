@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from moesim.trace import Trace
-from moesim.traces_io.contract import Options
-from moesim.traces_io.importing import import_trace
+from moesim.trace.formats.contract import Options
+from moesim.trace.formats.importing import import_trace
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

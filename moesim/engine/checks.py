@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from moesim.core.units import format_ns
 from moesim.engine.machine import DeviceState
 from moesim.engine.memory import PoolState
 from moesim.engine.state import State
 from moesim.errors import PolicyError, unknown_name
-from moesim.units import format_ns
 
 
 def fail(state: State, what: str, remedy: str) -> NoReturn:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moesim.costs import CostModel
 from moesim.engine.loop import run
 from moesim.engine.setup import make_state, place
 from moesim.engine.simulated import Simulated
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
 from moesim.records import Records
-from moesim.workload import Workload
+from moesim.trace.workload import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.predictors import Predictor
+    from moesim.trace.predictors import Predictor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from moesim import collector
+from moesim.core import collector
 from moesim.engine import completion, delivery, lanes, links, steps
 from moesim.engine.state import State
 from moesim.engine.stuck import explain

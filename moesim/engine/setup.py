@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moesim.capacity import check_capacity, required_bytes
-from moesim.costs import CostModel
 from moesim.engine.machine import DeviceState, LinkState, Medium
 from moesim.engine.memory import DeviceMemory, PoolState
 from moesim.engine.state import HostThread, State
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError, unknown_name
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Placement, Policy
-from moesim.workload import Workload
+from moesim.trace.workload import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.predictors import Predictor
+    from moesim.trace.predictors import Predictor
 
 LAYER_PARTS = ("attention", "dense", "shared")
 STEP_PARTS = ("embedding", "leading", "head")

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moesim.costs import CostModel
 from moesim.engine.machine import DeviceState, Group, Lane, LinkState, Medium, Task, Transfer
 from moesim.engine.visit import Visit
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
 from moesim.records import Records
-from moesim.workload import MicroBatch, Step, Workload
+from moesim.trace.workload import MicroBatch, Step, Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.predictors import Predictor
+    from moesim.trace.predictors import Predictor
 
 
 class Carrier(Protocol):

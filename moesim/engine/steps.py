@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from moesim.core.limits import RUN_NS
 from moesim.engine.actions import tell
 from moesim.engine.crossing import cross
 from moesim.engine.lanes import submit
@@ -12,10 +13,9 @@ from moesim.engine.machine import DeviceState
 from moesim.engine.state import State, new_task
 from moesim.engine.visit import Visit
 from moesim.errors import HardwareError, PolicyError
-from moesim.limits import RUN_NS
 from moesim.policy import LayerBegin, LayerEnd, StepBegin, StepEnd
 from moesim.records import LayerRecord, StepRecord
-from moesim.workload import MicroBatch
+from moesim.trace.workload import MicroBatch
 
 _new: Any = tuple.__new__
 

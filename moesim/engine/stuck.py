@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from moesim.core.units import format_bytes, format_ns
 from moesim.engine.state import State
-from moesim.units import format_bytes, format_ns
 
 
 def explain(state: State) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moesim.costs import CostModel
 from moesim.engine.checks import fail
 from moesim.engine.links import remaining_ns
 from moesim.engine.state import State
 from moesim.engine.steps import dense_ns
 from moesim.errors import unknown_name
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from moesim.core.manifest import read_verified
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.keys import run_keys
@@ -15,11 +16,10 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
 from moesim.experiment.runner import run_one
 from moesim.experiment.store import Store
-from moesim.manifest import read_verified
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
+from moesim.metrics.naming import LIVE
 from moesim.metrics.outcome import Outcome
-from moesim.naming import LIVE
 from moesim.records import Records
 
 RESOLVED = "config.resolved.yaml"

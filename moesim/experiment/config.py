@@ -23,12 +23,12 @@ from pydantic import (
     model_validator,
 )
 
+from moesim.core.limits import CACHE_RATIO, COUNT, TIME_US
+from moesim.core.units import parse_bytes
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.config_errors import first_problem
 from moesim.experiment.include import read_merged
-from moesim.limits import CACHE_RATIO, COUNT, TIME_US
-from moesim.units import parse_bytes
-from moesim.yaml_reader import read_yaml_value
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class _Strict(BaseModel):
 
 
 class WorkloadConfig(_Strict):
-    """What to run; the meaning of each key is that of `moesim.workload.WorkloadSpec`."""
+    """What to run; the meaning of each key is that of `moesim.trace.workload.WorkloadSpec`."""
 
     batch_size: Sweep[Positive] = 1
     prompt_tokens: Sweep[Natural | None] = None

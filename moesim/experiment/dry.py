@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from moesim.core.units import format_bytes
 from moesim.experiment.estimate import chunks, seconds, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
 from moesim.experiment.runner import settings
 from moesim.experiment.store import Store
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.imports import WouldImport
-from moesim.units import format_bytes
 
 
 def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None, cores: int) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from moesim.costs.links import most_chunks
+from moesim.core.units import ceil_div
 from moesim.errors import MoesimError, WorkloadError
 from moesim.experiment.runner import run_one
-from moesim.units import ceil_div
+from moesim.hardware.costs.links import most_chunks
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment

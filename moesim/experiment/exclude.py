@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.point import KEYS, PLAIN, Point
-from moesim.naming import policy_label
-from moesim.units import parse_bytes
+from moesim.metrics.naming import policy_label
 
 _ONE = {KEYS[name]: name for name in ("ratio", "budget_bytes", *PLAIN, "repeat")}
 _NAMED = {"model": "base", "hardware": "base", "trace": "synthesize", "policies": "name"}

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
-from moesim.yaml_reader import read_yaml_value
 
 INCLUDE = "include"
 MAX_DEPTH = 20

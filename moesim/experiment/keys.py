@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.experiment.runner import drawn
-from moesim.naming import fingerprint
+from moesim.metrics.naming import fingerprint
 from moesim.policies.imports import code_names
 from moesim.policies.sources import sources_digest
 

@@ -11,8 +11,8 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.policies.parts import source_needs
 from moesim.policies.registry import make_policy
 from moesim.policy import Predicted
-from moesim.predictors.chosen import stand_in
 from moesim.trace import SUFFIX
+from moesim.trace.predictors.chosen import stand_in
 
 if TYPE_CHECKING:
     from moesim.trace import Trace

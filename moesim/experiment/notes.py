@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moesim.costs import NO_CURVE
 from moesim.experiment.intervals import NOT_VARIED
+from moesim.hardware.costs import NO_CURVE
 
 _OF_COSTS = (NO_CURVE, NOT_VARIED)
 

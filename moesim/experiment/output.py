@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from moesim import __version__, collector
+from moesim import __version__
+from moesim.core import collector
+from moesim.core.output_folder import OutputFolder, check_own_folder
+from moesim.core.text import say
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.figures import check_plots, draw, needs_records
 from moesim.experiment.repeats import aggregate, repeated
 from moesim.experiment.result import DATASET, GROWING, OWNER, RECORDS, SUMMARY
 from moesim.experiment.store import Store
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
-from moesim.naming import fingerprint
-from moesim.output_folder import OutputFolder, check_own_folder
-from moesim.text import say
-from moesim.timeline import Event, timeline_events, timeline_json
+from moesim.metrics.naming import fingerprint
+from moesim.metrics.timeline import Event, timeline_events, timeline_json
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment

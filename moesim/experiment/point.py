@@ -15,7 +15,7 @@ class Point:
     model: Any
     hardware: Any
     trace: Any  # name or path, or how to synthesize it
-    workload: Mapping[str, Any]  # keyword arguments of `moesim.workload.WorkloadSpec`
+    workload: Mapping[str, Any]  # keyword arguments of `moesim.trace.workload.WorkloadSpec`
     ratio: float | None  # share of all experts that each GPU may cache
     budget_bytes: int | None  # or the memory of each GPU that everything must fit into
     curve: str  # transfer curve

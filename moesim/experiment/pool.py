@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from moesim.core.text import say
 from moesim.errors import ConfigError, SimulationError, describe_exception
-from moesim.text import say
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 Row = Mapping[str, Any]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moesim.core.table import Format, render, render_records
+from moesim.core.units import NS_PER_MS, NS_PER_S, format_bytes
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.repeats import CI, aggregate, repeated
 from moesim.metrics import Value
-from moesim.naming import LIVE
-from moesim.table import Format, render, render_records
-from moesim.units import NS_PER_MS, NS_PER_S, format_bytes
+from moesim.metrics.naming import LIVE
 
 Row = Mapping[str, Value]
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from moesim.costs.links import check_chunk
+from moesim.core.progress import Progress
+from moesim.core.units import us_to_ns
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
@@ -21,16 +22,15 @@ from moesim.experiment.sweep import expand
 from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
+from moesim.hardware.costs.links import check_chunk
+from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
-from moesim.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.policies.imports import WouldImport, code_names, would_import
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
-from moesim.predictors.chosen import ALWAYS
-from moesim.progress import Progress
-from moesim.units import us_to_ns
-from moesim.workload import Workload, WorkloadSpec, compose
-from moesim.workload.selection import select
+from moesim.trace.predictors.chosen import ALWAYS
+from moesim.trace.workload import Workload, WorkloadSpec, compose
+from moesim.trace.workload.selection import select
 
 if TYPE_CHECKING:
     from moesim.experiment.config import Config

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from moesim.core.manifest import read_verified
 from moesim.errors import ConfigError, InputError
-from moesim.manifest import read_verified
 
 OWNER: Final = "run"
 """The command whose result it is; `compare` and `replay` write the same."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moesim.core.progress import Progress
+from moesim.core.units import format_bytes
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.keys import group_of, run_keys
@@ -20,8 +22,6 @@ from moesim.experiment.work import work_of
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
-from moesim.progress import Progress
-from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from moesim.metrics import Value

@@ -7,33 +7,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moesim import collector
-from moesim.budget import initial_placement, slots_used, slots_within
-from moesim.costs import CostModel
+from moesim.core import collector
+from moesim.core.units import format_bytes
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import MoesimError, PolicyError, describe_exception
+from moesim.experiment.budget import initial_placement, slots_used, slots_within
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
 from moesim.experiment.needs import SCORES
 from moesim.experiment.traces import trace_label
 from moesim.hardware import LABELS, weakest
+from moesim.hardware.costs import CostModel
 from moesim.metrics import Value, summarise
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
+from moesim.metrics.naming import hardware_label, model_label
 from moesim.metrics.outcome import Outcome
-from moesim.naming import hardware_label, model_label
 from moesim.policies.registry import make_policy
-from moesim.predictors.chosen import PredictorSet
-from moesim.predictors.future import FutureUse
 from moesim.records import Records, activities
-from moesim.units import format_bytes
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors.future import FutureUse
 
 if TYPE_CHECKING:
     from moesim.experiment.spec import RunSpec
     from moesim.hardware import HardwareProfile
     from moesim.policy import Placement
     from moesim.trace import Trace
-    from moesim.workload import Workload
+    from moesim.trace.workload import Workload
 
 
 class Inputs(Protocol):

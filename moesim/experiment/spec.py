@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
 from moesim.experiment.point import Point
-from moesim.workload import WorkloadSpec
+from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile

@@ -18,13 +18,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moesim.core.output_folder import OutputFolder
+from moesim.core.text import say
 from moesim.errors import InputError
 from moesim.experiment.records_file import read_records, records_bytes
 from moesim.experiment.result import DATASET, OWNER, RECORDS
 from moesim.metrics.columns import columns_of
-from moesim.output_folder import OutputFolder
 from moesim.records import Records
-from moesim.text import say
 
 _KEY, _JSON = "key", "row_json"  # the row once more, exactly: a table's columns have one type each
 _ONE, _MANY = "run-", "part-"  # beginnings of file names

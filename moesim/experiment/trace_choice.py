@@ -58,7 +58,7 @@ def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
 
 def parameters_of_shape(model: ModelSpec) -> str | None:
     """Name the shipped parameters that make routing up of a model's shape, its own first; None if there are none."""
-    from moesim.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
+    from moesim.trace.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
 
     for name in sorted(parameter_names(), key=lambda name: (name != model.name, name)):
         parameters = read_parameters(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from moesim.core.progress import Progress
 from moesim.errors import ConfigError, TraceError, unknown_name
-from moesim.progress import Progress
 from moesim.trace import Trace, find_trace
 
 MADE = "synthesize"  # the key that tells synthetic routing from a file
@@ -36,7 +36,7 @@ def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
         except TraceError as error:
             raise TraceError(f"{place}: trace: {error}") from None
         return Trace.read(path)
-    from moesim.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
 
     counts = _counts(written, place)
     try:

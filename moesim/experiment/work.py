@@ -14,17 +14,17 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from moesim import collector
+from moesim.core import collector
+from moesim.core.output_folder import OutputFolder
 from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
 from moesim.experiment.result import DATASET, OWNER
 from moesim.experiment.runner import run_one
 from moesim.metrics.outcome import Outcome
-from moesim.output_folder import OutputFolder
 from moesim.policies.imports import code_names
 from moesim.policies.sources import sources_digest
 from moesim.trace import Trace, find_trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment

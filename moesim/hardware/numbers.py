@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from moesim.core.limits import BYTES, COUNT, FLOPS, LAUNCHES, POWER_W, RATE, RATE_SHARE, TIME_US, TOKENS
+from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError
-from moesim.limits import BYTES, COUNT, FLOPS, LAUNCHES, POWER_W, RATE, RATE_SHARE, TIME_US, TOKENS
-from moesim.units import parse_bytes
 
 _PROOF = {
     "measured": ("date", "method", "repeats", "spread"),

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware.schema import ProfileFile, is_number, keys_at
-from moesim.yaml_reader import read_yaml_value
 
 # ------------------------------------------------------------------------------------------------------------ reading
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
+from moesim.core.limits import BITS, CORES, TOKENS, WIDTH
 from moesim.errors import unknown_name
 from moesim.hardware.numbers import (
     BytePoints,
@@ -29,7 +30,6 @@ from moesim.hardware.numbers import (
     Time,
     Tokens,
 )
-from moesim.limits import BITS, CORES, TOKENS, WIDTH
 
 PARTS = ("embedding", "leading", "attention", "dense", "shared", "expert", "predict", "head")
 """Parts of the work of a step whose kernel launches a device may state."""
@@ -125,7 +125,7 @@ class PartCurve(Curve):
 
 
 class ExpertCostFile(Strict):
-    """Time of an expert of any shape, linear in its rows; see `moesim.costs.experts`."""
+    """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.experts`."""
 
     per_expert_us: Time | None = None
     per_row_us: Time | None = None

@@ -72,7 +72,7 @@ class CostCurve:
 
 @dataclass(frozen=True)
 class ExpertCost:
-    """Time of an expert of any shape, linear in its rows; see `moesim.costs.experts`."""
+    """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.experts`."""
 
     per_expert_us: Fraction  # what an expert takes whatever its rows and size
     per_row_us: Fraction  # what each row after the first takes whatever its size
@@ -112,7 +112,7 @@ class Device:
     # (computes from host memory; a CPU likewise) or `"storage"` (a disk; computes nothing)
     role: str = "accelerator"
     expert_cost: ExpertCost | None = None  # time of experts of which no curve is
-    # engine whose operations are counted from the model (`moesim.costs.operations`), instead of launches; empty: none
+    # engine whose operations are counted from the model (`moesim.hardware.costs.operations`), instead of launches; empty: none
     operations: str = ""
     # operation_us, token_us, latent_attention_us: what one operation takes beside reading; fixed work of the host a step, charged
     # to the head; what latent attention takes a layer besides, where the engine leaves it to the host

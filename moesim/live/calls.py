@@ -15,7 +15,7 @@ from moesim.engine.machine import DeviceState, Group, LinkState, Task, Transfer
 from moesim.engine.state import State
 from moesim.engine.visit import Visit
 from moesim.errors import LiveError
-from moesim.kernels.serve import serve
+from moesim.live.kernels.serve import serve
 from moesim.live.machine import LiveMachine
 from moesim.live.memory import Slots
 

@@ -10,20 +10,20 @@ from moesim.engine.entry import EngineOptions
 from moesim.engine.loop import run
 from moesim.engine.setup import make_state, place
 from moesim.errors import InputError
-from moesim.kernels.affinity import pinned
-from moesim.kernels.workers import one_thread
 from moesim.live.carrier import Live
+from moesim.live.kernels.affinity import pinned
+from moesim.live.kernels.workers import one_thread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.costs import CostModel
+    from moesim.hardware.costs import CostModel
     from moesim.live.machine import LiveMachine
     from moesim.model import ModelSpec
     from moesim.policy import Policy
-    from moesim.predictors import Predictor
     from moesim.records import Records
-    from moesim.workload import Workload
+    from moesim.trace.predictors import Predictor
+    from moesim.trace.workload import Workload
 
 
 _SWITCH_S = 1e-5

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.units import format_bytes
 from moesim.errors import CapacityError, HardwareError, InputError
-from moesim.kernels.affinity import usable_cores
-from moesim.kernels.buffers import Buffers
-from moesim.kernels.copies import copy, copy_in_chunks
-from moesim.kernels.files import FileExperts
-from moesim.kernels.machine import available_memory_bytes, empty_gpu_caches
-from moesim.kernels.streams import CudaStreamWorker
-from moesim.kernels.tensors import Tensors
-from moesim.kernels.workers import Done, Worker
+from moesim.live.kernels.affinity import usable_cores
+from moesim.live.kernels.buffers import Buffers
+from moesim.live.kernels.copies import copy, copy_in_chunks
+from moesim.live.kernels.files import FileExperts
+from moesim.live.kernels.machine import available_memory_bytes, empty_gpu_caches
+from moesim.live.kernels.streams import CudaStreamWorker
+from moesim.live.kernels.tensors import Tensors
+from moesim.live.kernels.workers import Done, Worker
 from moesim.live.weights import WeightStore
-from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
     from moesim.model import ModelSpec
-    from moesim.workload import Workload
+    from moesim.trace.workload import Workload
 
 BACKENDS = ("cpu", "cuda")
 _CHUNKS = 3  # streams of a chunked copy, as it is measured

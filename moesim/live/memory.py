@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from moesim.core.units import format_bytes
 from moesim.errors import CapacityError
-from moesim.units import format_bytes
 
 if TYPE_CHECKING:
     from moesim.engine.machine import DeviceState

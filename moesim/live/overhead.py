@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.costs import CostModel
+from moesim.hardware.costs import CostModel
 from moesim.live.entry import replay
 from moesim.model import ModelSpec
 from moesim.policy import Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 from moesim.trace import Trace
-from moesim.workload import WorkloadSpec, compose
+from moesim.trace.workload import WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moesim.errors import InputError
-from moesim.kernels.buffers import Buffers
-from moesim.kernels.copies import copy
-from moesim.kernels.dense import DenseKernel
-from moesim.kernels.expert import ExpertKernel, ExpertShape
-from moesim.kernels.files import FileExperts
-from moesim.kernels.machine import available_gpu_bytes
+from moesim.live.kernels.buffers import Buffers
+from moesim.live.kernels.copies import copy
+from moesim.live.kernels.dense import DenseKernel
+from moesim.live.kernels.expert import ExpertKernel, ExpertShape
+from moesim.live.kernels.files import FileExperts
+from moesim.live.kernels.machine import available_gpu_bytes
 from moesim.live.memory import share_out
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
-from moesim.costs.curves import copy_ns
+from moesim.core.units import ceil_div
 from moesim.errors import HardwareError
-from moesim.stats.cache_replay import replay_belady
-from moesim.units import ceil_div
+from moesim.hardware.costs.curves import copy_ns
+from moesim.trace.stats.cache_replay import replay_belady
 
 if TYPE_CHECKING:
-    from moesim.costs import CostModel
+    from moesim.hardware.costs import CostModel
     from moesim.model import ModelSpec
-    from moesim.workload import MicroBatch, Step, Workload
+    from moesim.trace.workload import MicroBatch, Step, Workload
 
 _Work = tuple[int, int]  # ns of one piece of work on a GPU, and on a CPU
 _NEVER = 10**18  # ns on a GPU, of what no GPU does

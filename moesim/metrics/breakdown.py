@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moesim.core.units import format_ns
 from moesim.errors import SimulationError
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.critical_path import Walk, Window
 from moesim.records import Records
-from moesim.units import format_ns
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
+from moesim.core.units import NS_PER_S
 from moesim.records import Records, StepRecord
-from moesim.units import NS_PER_S
 
 Sample = tuple[int, int]
 """A time (ns) and how many sequences had it."""

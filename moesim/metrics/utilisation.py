@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moesim.core.units import NS_PER_S
 from moesim.records import Records
-from moesim.units import NS_PER_S
 
 Intervals = NDArray[np.int64]
 

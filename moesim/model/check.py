@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from moesim.limits import BITS, BYTES, EXPERTS, LAYERS, UNITS, WIDTH
+from moesim.core.limits import BITS, BYTES, EXPERTS, LAYERS, UNITS, WIDTH
 
 _POSITIVE = (
     "n_layers", "n_experts", "hidden", "expert_intermediate", "n_heads", "n_kv_heads", "head_dim", "vocab",

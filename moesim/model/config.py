@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from moesim.core.limits import LAYERS, WIDTH
 from moesim.errors import ModelError, unknown_name
-from moesim.limits import LAYERS, WIDTH
 from moesim.model.check import find_problem, is_int
 from moesim.model.spec import DEFAULTS, MXFP4_BITS, ModelSpec
 

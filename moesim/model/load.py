@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from moesim.core.units import parse_bytes
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, ModelError, unknown_name
 from moesim.model.check import find_problem
 from moesim.model.config import read_config
 from moesim.model.spec import DEFAULTS, FIELDS, MXFP4_BITS, ModelSpec, bits_to_bytes
 from moesim.model.zoo import BUILTIN
-from moesim.units import parse_bytes
-from moesim.yaml_reader import read_yaml_value
 
 __all__ = ["MXFP4_BITS", "ModelSpec", "bits_to_bytes", "builtin_models", "load_model"]
 

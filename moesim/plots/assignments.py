@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from moesim.colours import BLACK, SERIES
+from moesim.core.colours import BLACK, SERIES
 from moesim.plots.style import add_corner, need, styled
 
 _MARKERS: Final = "osD^vP"

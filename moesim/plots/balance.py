@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK
+from moesim.core.colours import BLACK
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label

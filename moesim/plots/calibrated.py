@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from moesim.colours import BLACK, BLUE, GREY, ORANGE, SKY
+from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY
 from moesim.plots.identified import LOOK
 from moesim.plots.style import TEXT, add_corner, legend_above, need, short, styled
 
@@ -25,7 +25,7 @@ _MARGIN: Final = 1.5  # of the axis, in layers, so that no marker is cut
 
 @styled
 def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) -> Figure:
-    """Draw `points` (`COLUMNS`, as `moesim.advice.curve.curve_records` gives them), a panel for each context.
+    """Draw `points` (`COLUMNS`, as `moesim.studies.advice.curve.curve_records` gives them), a panel for each context.
 
     Each row of `measured` (`MEASURED`) stands in the panel of its context. Lines are predicted, bands hold 90 %; shades end where
     settings begin to fit, one for each ``-ub``, and stars mark the fastest that fits at the least ``-ub``.

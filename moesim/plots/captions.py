@@ -8,7 +8,7 @@ from typing import Final
 import pandas as pd
 
 from moesim.hardware import weakest
-from moesim.naming import LIVE
+from moesim.metrics.naming import LIVE
 from moesim.plots.draws import DRAW, over_draws
 from moesim.plots.ends import OVER
 from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying

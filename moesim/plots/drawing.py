@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from moesim.core.table import frame_csv
 from moesim.errors import ConfigError
 from moesim.metrics.outcome import Outcome
 from moesim.plots.captions import corner_label
@@ -18,7 +19,6 @@ from moesim.plots.options import parse_option
 from moesim.plots.rows import first_setting
 from moesim.plots.sources import chosen, read_frames
 from moesim.plots.style import Medium, drawn_for, rendered
-from moesim.table import frame_csv
 from moesim.trace import Trace, find_trace
 
 OPTIONS: Final = ("baseline", "x", "y", "metric")

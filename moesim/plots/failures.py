@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 _RUN: Final = ("policy", *SETTINGS, *CACHE_SETTINGS, "repeat")
 _NUMBER: Final = re.compile(r"\d[\d.,]*")

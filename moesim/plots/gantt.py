@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from moesim.colours import BLACK, FILL, HATCH, LABEL, text_on
+from moesim.core.colours import BLACK, FILL, HATCH, LABEL, text_on
+from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.metrics.causes import CAUSES
@@ -22,7 +23,6 @@ from moesim.plots.chart import Chart, chart
 from moesim.plots.rows import fresh_mark
 from moesim.plots.style import CONDITIONED, SMALL, TEXT, add_corner, legend_above, styled, text_width
 from moesim.records import Records
-from moesim.units import NS_PER_MS
 
 # On a lane, a transfer is not yet known to be exposed or late.
 _GANTT_LABEL: Final = {

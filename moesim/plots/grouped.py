@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 
-from moesim.colours import BLACK, GREY, WHITE
+from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import Look, looks_of
 from moesim.plots.style import COLUMN, SMALL, TEXT, legend_above, text_width
 

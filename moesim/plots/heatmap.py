@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from moesim.colours import BLACK, WHITE, text_on
+from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import AXES
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats

@@ -9,7 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, BLUE, SKY, VERMILION, WHITE
+from moesim.core.colours import BLACK, BLUE, SKY, VERMILION, WHITE
 from moesim.plots.style import add_corner, need, styled
 
 COLUMNS: Final = ("panel", "unit", "x", "setting", "observed", "predicted", "low", "high", "status")

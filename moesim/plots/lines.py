@@ -8,7 +8,7 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, GREY
+from moesim.core.colours import BLACK, GREY
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.looks import looks_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from moesim.colours import BLACK, SERIES
+from moesim.core.colours import BLACK, SERIES
 from moesim.errors import ConfigError
 from moesim.plots.style import OPTIMUM
 

@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from moesim.colours import BLACK, GREY, WHITE
+from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullLocator
 
-from moesim.colours import BLACK, GREY, WHITE
+from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import look
 from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, need, styled
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from moesim.colours import BLACK, BLUE, GREY, VERMILION
+from moesim.core.colours import BLACK, BLUE, GREY, VERMILION
 from moesim.hardware import weakest
 from moesim.plots.style import add_corner, legend_beside, need, short, styled
 
@@ -34,7 +34,7 @@ def public(frame: pd.DataFrame) -> Figure:
     Parameters
     ----------
     frame : DataFrame
-        Rows of `moesim.validation.public.PublicResult`; those without a prediction are left out.
+        Rows of `moesim.studies.validation.public.PublicResult`; those without a prediction are left out.
 
     Returns
     -------

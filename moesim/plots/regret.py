@@ -7,12 +7,12 @@ from typing import Final
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, BLUE, GREEN, ORANGE, VERMILION
+from moesim.core.colours import BLACK, BLUE, GREEN, ORANGE, VERMILION
+from moesim.core.units import NS_PER_S
 from moesim.plots.captions import caption, corner_label
 from moesim.plots.memo import once
 from moesim.plots.rows import policies_of
 from moesim.plots.style import SMALL, TEXT, add_corner, legend_beside, need, new_figure, short, styled, title
-from moesim.units import NS_PER_S
 
 _COLOUR: Final = {"prediction": ORANGE, "replacement": GREEN, "assignment": BLUE, "bandwidth": VERMILION}
 _HATCH: Final = {"prediction": "", "replacement": "....", "assignment": "\\\\\\\\", "bandwidth": "----"}

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from moesim.core.units import format_bytes
 from moesim.errors import ConfigError
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.plots.draws import interval, over_draws, with_draws
 from moesim.plots.failures import failing, without_retried
 from moesim.plots.memo import once
 from moesim.plots.style import need
-from moesim.units import format_bytes
 
 REPEATS: Final = ("repeat", "seed")
 """Columns in which rows differ that repeat one setting."""

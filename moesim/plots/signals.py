@@ -14,11 +14,11 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
 from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, new_figure, styled
 from moesim.plots.trace_kit import level, line, phase_of, signal_numbers, trace_corner, trace_words, whole_numbers
-from moesim.stats.batches import compose, workloads
-from moesim.stats.prediction import recall, signal_recall_by_layer, top_ids
-from moesim.stats.sample import phase_rows, spans
-from moesim.stats.workload_recall import busiest_found, workload_recall
 from moesim.trace import Signal, Trace
+from moesim.trace.stats.batches import compose, workloads
+from moesim.trace.stats.prediction import recall, signal_recall_by_layer, top_ids
+from moesim.trace.stats.sample import phase_rows, spans
+from moesim.trace.stats.workload_recall import busiest_found, workload_recall
 
 METRICS: Final = ("activated", "workload")
 _CELLS: Final = {"activated": 32, "workload": 16}  # columns of a heat map, about: a step says less than its tokens

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pandas as pd
 
+from moesim.core.manifest import read_verified
+from moesim.core.text import uncell
 from moesim.errors import ConfigError, unknown_name
-from moesim.manifest import read_verified
 from moesim.plots.rows import REPEATS, group_name, settings_in
-from moesim.text import uncell
 
 FILES: Final = {
     "rows": "runs.parquet",

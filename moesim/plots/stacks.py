@@ -10,7 +10,8 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from moesim.colours import BLACK, FILL, HATCH, LABEL
+from moesim.core.colours import BLACK, FILL, HATCH, LABEL
+from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
@@ -30,7 +31,6 @@ from moesim.plots.style import (
     styled,
     text_width,
 )
-from moesim.units import NS_PER_MS
 
 METRICS: Final = ("time", "decode_time")
 _VISIBLE: Final = 0.0005  # of a bar; less is 0.0%, and has no entry in the legend

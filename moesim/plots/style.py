@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from moesim.atomic import write_bytes
+from moesim.core.atomic import write_bytes
 from moesim.errors import ConfigError
 
 STYLE: Final[Any] = {

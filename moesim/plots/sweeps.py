@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from moesim.colours import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
+from moesim.core.colours import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILION
 from moesim.hardware import weakest
 from moesim.plots.style import add_corner, need, styled
 
@@ -33,7 +33,7 @@ def sweeps(frame: pd.DataFrame) -> Figure:
     Parameters
     ----------
     frame : DataFrame
-        As of `moesim.validation.sweep_report.run_sweeps`; machines with fewer than three predictions are left out.
+        As of `moesim.studies.validation.sweep_report.run_sweeps`; machines with fewer than three predictions are left out.
 
     Returns
     -------

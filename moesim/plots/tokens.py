@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, GREY
+from moesim.core.colours import BLACK, GREY
 from moesim.errors import ConfigError
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label

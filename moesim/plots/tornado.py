@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
-from moesim.colours import BLACK, BLUE, GREY, ORANGE
+from moesim.core.colours import BLACK, BLUE, GREY, ORANGE
 from moesim.hardware import weakest
 from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, policies_of, qualified

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, BLUE, GREY
+from moesim.core.colours import BLACK, BLUE, GREY
 from moesim.plots.style import new_figure
 from moesim.plots.trace_kit import drawn, line, source, whole_numbers
 

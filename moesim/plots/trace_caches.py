@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, GREY
+from moesim.core.colours import BLACK, GREY
 from moesim.plots.style import OPTIMUM, legend_beside, new_figure
 from moesim.plots.trace_kit import doubling_axis, drawn, line, source
 

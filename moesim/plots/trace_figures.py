@@ -35,7 +35,7 @@ def draw(report: Mapping[str, Any]) -> dict[str, bytes]:
     Parameters
     ----------
     report : mapping
-        As by `moesim.stats.report.report`, with the name of the ``trace``.
+        As by `moesim.trace.stats.report.report`, with the name of the ``trace``.
 
     Returns
     -------
@@ -52,7 +52,7 @@ def left_out(report: Mapping[str, Any]) -> dict[str, str]:
     Parameters
     ----------
     report : mapping
-        As by `moesim.stats.report.report`.
+        As by `moesim.trace.stats.report.report`.
 
     Returns
     -------

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from moesim.colours import BLACK, GREY, SERIES
+from moesim.core.colours import BLACK, GREY, SERIES
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.style import add_corner, styled
-from moesim.stats.sample import PHASES, main_phase, phase_rows
 from moesim.trace import Trace
+from moesim.trace.stats.sample import PHASES, main_phase, phase_rows
 
 _MARKERS: Final = "osD^vPX<>"
 _DASHES: Final = ("-", "--", "-.", ":")

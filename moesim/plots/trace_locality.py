@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK
+from moesim.core.colours import BLACK
 from moesim.plots.style import legend_beside, new_figure
 from moesim.plots.trace_kit import doubling_axis, drawn, level, line, source, whole_numbers
 

@@ -14,10 +14,10 @@ from moesim.errors import ConfigError
 from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
 from moesim.plots.style import COLUMN, TEXT, add_corner, styled
 from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
-from moesim.stats.locality import by_score, membership, reuse_baseline, reuse_by_lag, reuse_by_rank
-from moesim.stats.prediction import pair_counts
-from moesim.stats.sample import Sample, select
 from moesim.trace import Trace
+from moesim.trace.stats.locality import by_score, membership, reuse_baseline, reuse_by_lag, reuse_by_rank
+from moesim.trace.stats.prediction import pair_counts
+from moesim.trace.stats.sample import Sample, select
 
 _PAIRS: Final = 3  # pairs of layers that are drawn unless they are named
 _RANKS: Final = 4  # ranks that are drawn, in multiples of k

@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from moesim.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
+from moesim.core.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
+from moesim.core.units import NS_PER_MS
 from moesim.hardware import weakest
 from moesim.plots.looks import look
 from moesim.plots.memo import once
 from moesim.plots.rows import mean, policies_of
 from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, legend_beside, need, new_figure, styled, title
-from moesim.units import NS_PER_MS
 
 _SIDES: Final = {"predicted": "simulated_ms", "measured": "measured_ms", "low": "low_ms", "high": "high_ms"}
 _BAND: Final = 0.1
@@ -40,7 +40,7 @@ def validation_data(frame: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     frame : DataFrame
-        Rows of ``results.csv`` of a validation: of `moesim.validation.compare.Compared`.
+        Rows of ``results.csv`` of a validation: of `moesim.studies.validation.compare.Compared`.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
     Parameters
     ----------
     frame : DataFrame
-        Rows of `moesim.validation.report.Report.residuals`.
+        Rows of `moesim.studies.validation.report.Report.residuals`.
     corner : str
         What the figure is about.
 

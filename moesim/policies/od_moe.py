@@ -39,8 +39,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from moesim.costs.model import SHADOW_BITS
 from moesim.errors import ConfigError, HardwareError
+from moesim.hardware.costs.model import SHADOW_BITS
 from moesim.model.spec import ModelSpec, bits_to_bytes
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due

@@ -48,6 +48,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
+from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
@@ -89,7 +90,6 @@ from moesim.policy import (
     StepBegin,
     View,
 )
-from moesim.units import ceil_div
 
 LEARNED = "signal:learned"
 PREDICTOR_BYTES = 2_800_000  # a layer, the largest that is printed

@@ -18,7 +18,7 @@ from moesim.policies.prefetching import Over
 from moesim.policies.replacement import LRU
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
-from moesim.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
+from moesim.trace.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
 
 SCORES = frozenset({"scores-or-weights"})
 ALL_ZERO = MootIf(alpha=0)

@@ -13,8 +13,8 @@ from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.hooks import Wanted
 from moesim.recorder.recording import Plan, Recorder
-from moesim.stats.calibration import Counts
 from moesim.trace import shards
+from moesim.trace.stats.calibration import Counts
 
 
 @dataclass(frozen=True)

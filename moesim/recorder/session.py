@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from moesim.core.progress import Progress
 from moesim.errors import InputError, MoesimError
-from moesim.progress import Progress
 from moesim.recorder import loading
 from moesim.recorder.assemble import model_facts, request_entry, resolved_options, to_trace, trace_header
 from moesim.recorder.calibration import CalibrationFile, calibrate_batch, counts_of
@@ -21,8 +21,8 @@ from moesim.recorder.predictors.shadow import ShadowObserver
 from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
 from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
-from moesim.stats.calibration import RESIDUAL
 from moesim.trace import shards
+from moesim.trace.stats.calibration import RESIDUAL
 from moesim.trace.trace import MANIFEST
 
 #: Streams of random numbers: what calibration samples does not depend on the trace, nor the other way round.

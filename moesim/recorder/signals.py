@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moesim.recorder.architectures import Gate
-from moesim.stats.calibration import RESIDUAL
+from moesim.trace.stats.calibration import RESIDUAL
 
 #: A signal is stored as scores of all experts if there are no more than this many.
 DENSE_EXPERTS = 16

@@ -11,9 +11,9 @@ from typing import Final
 
 import pandas as pd
 
+from moesim.core.manifest import Manifest, listing, read_verified
+from moesim.core.progress import Progress
 from moesim.errors import ConfigError
-from moesim.manifest import Manifest, listing, read_verified
-from moesim.progress import Progress
 from moesim.report.data_uris import csv_uri, data_uri
 from moesim.report.folder import ResultFolder
 

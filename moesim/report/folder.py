@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from moesim.core.manifest import read_verified
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.result import SUMMARY, read_summary
-from moesim.manifest import read_verified
-from moesim.yaml_reader import read_yaml_value
 
 RUNS = "runs.parquet"
 RESOLVED = "config.resolved.yaml"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moesim.core.units import NS_PER_MS
 from moesim.experiment.repeats import CI, aggregate, repeated
-from moesim.naming import CACHE_SETTINGS, SETTINGS
-from moesim.units import NS_PER_MS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 Row = Mapping[str, Any]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from moesim.colours import FILL, GREY, LABEL, text_on
+from moesim.core.colours import FILL, GREY, LABEL, text_on
+from moesim.core.units import NS_PER_US
 from moesim.errors import ConfigError
-from moesim.units import NS_PER_US
 
 MAX_SLICES: Final = 120_000
 """Slices in a page; about 5 MB. Of a longer timeline each policy shows the beginning."""

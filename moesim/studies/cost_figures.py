@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from moesim.costs import CostModel
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.yaml_reader import read_yaml_value
 
 _CONTEXT = 256  # tokens that the attention of a block looks back on; it is a small part of the block
 _NS_PER_MS = 1e6

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from moesim.bench import Clocked
+from moesim.core.progress import Progress
 from moesim.engine import simulate
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import Execution, run_one
 from moesim.policy import Policy
-from moesim.progress import Progress
 from moesim.records import Records
+from moesim.studies.bench import Clocked
 
 COLUMN = "decision_cpu_ns"
 NOTE = "decisions measured on this machine, in Python"

@@ -13,7 +13,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.again import outcome_of
 from moesim.experiment.result import read_summary
 from moesim.metrics.causes import CAUSES
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 if TYPE_CHECKING:
     from moesim.metrics import Value

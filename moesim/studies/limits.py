@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from moesim.costs import CostModel
+from moesim.hardware.costs import CostModel
 from moesim.metrics.causes import CAUSES, task_cause
 from moesim.records import TaskRecord
 from moesim.studies.scaling import ONE, faster_device

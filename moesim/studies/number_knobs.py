@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from moesim.core.units import format_bytes, parse_bytes
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, unknown_name
 from moesim.experiment.config import Config
 from moesim.hardware.schema import is_number, type_at
 from moesim.studies.overrides import Told, changed_number
 from moesim.studies.settings import Base, Changed, Knob, Setting, shown
-from moesim.units import format_bytes, parse_bytes
-from moesim.yaml_reader import read_yaml_value
 
 
 def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool = False, most: int | None = None) -> Knob:

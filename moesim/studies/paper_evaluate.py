@@ -13,7 +13,7 @@ from moesim.experiment.config import Config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.spec import RunSpec
 from moesim.hardware import HardwareProfile
-from moesim.identify.constants import Machine
+from moesim.studies.identify.constants import Machine
 from moesim.studies.paper_plan import Plan
 from moesim.studies.paper_response import Point
 from moesim.studies.papers import Compared, compare, select, sides

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.studies.published import Published
-from moesim.yaml_reader import read_yaml_value
 
 NAME = "_identify.yaml"
 

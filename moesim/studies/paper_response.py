@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.identify.constants import Constant, Priors
+from moesim.studies.identify.constants import Constant, Priors
 
 _STEP: Final = 0.7
 """The engine is asked this far from the base, of a constant's logarithm, or two standard deviations if that is less."""

@@ -11,7 +11,7 @@ from statistics import fmean, geometric_mean
 from typing import Any
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.studies.cost_figures import machine_cost
 from moesim.studies.decision_time import decision_share
 from moesim.studies.published import BOUNDS, RATIOS, RUNS, Published

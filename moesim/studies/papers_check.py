@@ -8,8 +8,8 @@ from typing import Any
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import Config
 from moesim.experiment.sweep import expand
+from moesim.metrics.naming import policy_label
 from moesim.model import load_model
-from moesim.naming import policy_label
 from moesim.studies.cost_figures import check_cost
 from moesim.studies.papers import select, sides
 from moesim.studies.published import Published

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from moesim.core.table import Format, render, render_records
 from moesim.policies.registry import policy_info
 from moesim.studies.paper_figures import Figure
 from moesim.studies.papers import Compared, Variant
 from moesim.studies.published import BOUNDS, Published
 from moesim.studies.rank_agreement import Agreement
-from moesim.table import Format, render, render_records
 
 if TYPE_CHECKING:
     from moesim.studies.paper_identify import Answer, Identified

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from moesim.csv_reader import read_lines
-from moesim.data import data_dirs
+from moesim.core.csv_reader import read_lines
+from moesim.core.data import data_dirs
 from moesim.errors import ConfigError, unknown_name
 
 FOLDER = "papers"  # below experiments

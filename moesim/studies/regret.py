@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moesim.budget import initial_placement
-from moesim.costs import CostModel
+from moesim.core.progress import Progress
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.budget import initial_placement
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.pool import make_pool, usable_cores
 from moesim.experiment.resolve import Experiment
@@ -23,13 +23,13 @@ from moesim.experiment.runner import run_one, settings, transfer_of
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
+from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
-from moesim.predictors.future import FutureUse
-from moesim.progress import Progress
 from moesim.studies.oracles import DECISIONS, NONE, Decisions, combinations, derive, replaceable
+from moesim.trace.predictors.future import FutureUse
 
 if TYPE_CHECKING:
     from moesim.metrics import Value

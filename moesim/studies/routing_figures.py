@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, unknown_name
 from moesim.experiment.traces import read_trace
-from moesim.stats.batches import distinct_experts
-from moesim.stats.layer_caches import layer_hit_rates
-from moesim.stats.prediction import signal_recall
-from moesim.stats.sample import phase_rows, select, spans
-from moesim.stats.score_caches import mrs_hits, mrs_scores
-from moesim.stats.similarity import phase_similarity
-from moesim.stats.workload_recall import workload_recall
-from moesim.yaml_reader import read_yaml_value
+from moesim.trace.stats.batches import distinct_experts
+from moesim.trace.stats.layer_caches import layer_hit_rates
+from moesim.trace.stats.prediction import signal_recall
+from moesim.trace.stats.sample import phase_rows, select, spans
+from moesim.trace.stats.score_caches import mrs_hits, mrs_scores
+from moesim.trace.stats.similarity import phase_similarity
+from moesim.trace.stats.workload_recall import workload_recall
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,13 +10,13 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, apply_override
 from moesim.experiment.point import KEYS
 from moesim.experiment.sweep import expand
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
-from moesim.units import parse_bytes
 
 JOINED = " & "
 _SCALE = re.compile(r"[x×]\s*([0-9.]+(?:[eE][+-]?\d+)?)(?:/([0-9.]+))?")

@@ -10,13 +10,13 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from moesim.core.progress import Progress
 from moesim.errors import MoesimError, SimulationError
 from moesim.experiment.config import parse_config
 from moesim.experiment.pool import Processes, usable_cores
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import run_one
-from moesim.naming import CACHE_SETTINGS, SETTINGS
-from moesim.progress import Progress
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.studies.limits import Limits, limits_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.studies.crossing import REACH, Crossing, search_all
 from moesim.studies.knobs import change, knob_of
 from moesim.studies.limits import RESOURCES

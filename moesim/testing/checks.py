@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from moesim.budget import initial_placement
+from moesim.experiment.budget import initial_placement
 from moesim.hardware import HardwareProfile
 from moesim.policies.declare import option_parameters
 from moesim.policy import Event
 from moesim.records import Records
 from moesim.testing.runs import run_inputs
-from moesim.workload import Workload
+from moesim.trace.workload import Workload
 
 if TYPE_CHECKING:
     from moesim.trace import Trace

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.costs import CostModel
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Placement, Pool, Routed
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
-from moesim.predictors.chosen import PredictorSet
-from moesim.predictors.future import FutureUse
+from moesim.hardware.costs import CostModel
 from moesim.records import Records
 from moesim.testing.fakes import tiny_machine, tiny_model
 from moesim.testing.traces import synthetic_trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors.future import FutureUse
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.trace import Trace

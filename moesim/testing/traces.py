@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.stats.prediction import coactivation
 from moesim.trace import Signal, Trace
+from moesim.trace.stats.prediction import coactivation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.limits import EXPERTS
+from moesim.core.text import steering
 from moesim.errors import TraceError
-from moesim.limits import EXPERTS
-from moesim.text import steering
 from moesim.trace.additions import check_additions
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION
 

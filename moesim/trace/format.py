@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from moesim import atomic
+from moesim.core import atomic
 from moesim.errors import TraceError
 from moesim.trace.packed import PACKED_KEY, pack, unpack
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim import atomic
-from moesim.checked_lines import checked_line, read_checked_line
+from moesim.core import atomic
+from moesim.core.checked_lines import checked_line, read_checked_line
 from moesim.errors import TraceError
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
 from moesim.trace.parts import GateInputs, Signal, header_object
@@ -38,7 +38,7 @@ _JOINED = "joined.safetensors"
 _REMOVING = "manifest.removing.json"  # the manifest's name while the folder is removed
 _DIGITS = 8
 _OURS = re.compile(rf"calibration\.safetensors|joined\.safetensors|\d{{{_DIGITS}}}-\d{{{_DIGITS}}}\.safetensors")
-_HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.atomic.writing`
+_HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.core.atomic.writing`
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.data import data_dirs
+from moesim.core.data import data_dirs
 from moesim.errors import TraceError, unknown_name
 from moesim.trace.additions import made_up, remarks
 from moesim.trace.check import check_trace

@@ -19,7 +19,7 @@ LISTED = [
     for name in re.findall(r"`(\w+)`", names)
 ]
 SECTION = re.compile(r"^ *(Parameters|Returns|Yields|Raises|Attributes)\n *-{3,}$", re.M)
-NEED_TORCH = ("moesim.recorder", "moesim.live", "moesim.profiler")
+NEED_TORCH = ("moesim.recorder", "moesim.live", "moesim.live.profiler")
 NOT_YET = ("live/", "policies/", "identify/", "plots/", "advice/", "studies/paper_")
 """Here docstrings of internal names may have sections."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from moesim.table import Format, render
+from moesim.core.table import Format, render
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "background" / "fidelity.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.sweep import policies_of
 from moesim.policies.composed import Composed

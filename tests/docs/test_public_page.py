@@ -7,14 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from moesim.table import Format, render
-from moesim.validation.choices import NOW, TOGETHER, WITHOUT, read_choices
-from moesim.validation.public import run_public
-from moesim.validation.public_checks import checks_file, read_checks
-from moesim.validation.public_rows import shipped_table
-from moesim.validation.public_sweeps import read_sweeps, sweeps_file
-from moesim.validation.sweep_identified import identified_groups
-from moesim.validation.sweep_report import groups
+from moesim.core.table import Format, render
+from moesim.studies.validation.choices import NOW, TOGETHER, WITHOUT, read_choices
+from moesim.studies.validation.public import run_public
+from moesim.studies.validation.public_checks import checks_file, read_checks
+from moesim.studies.validation.public_rows import shipped_table
+from moesim.studies.validation.public_sweeps import read_sweeps, sweeps_file
+from moesim.studies.validation.sweep_identified import identified_groups
+from moesim.studies.validation.sweep_report import groups
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "background"
 PAGE = (FOLDER / "validation-public.md").read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import yaml
 
-from moesim.cli import main
-from moesim.data import data_dirs
+from moesim.cli.main import main
+from moesim.core.data import data_dirs
 from moesim.experiment.config import parse_config
 from moesim.experiment.sweep import expand
 from moesim.policies.registry import make_policy

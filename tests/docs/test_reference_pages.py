@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim.cli import _app
+from moesim.cli.main import _app
 from moesim.experiment.config import json_schema, parse_config
 from moesim.experiment.sweep import expand
 from moesim.policy import Copy, Fetch, Routed, Run

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec, load_model
 from moesim.policy import (
     Copy,
@@ -42,7 +42,7 @@ from moesim.policy import (
 )
 from moesim.records import Records
 from moesim.trace import Trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 EXPERT_BYTES = 1000
 WEIGHTS = (0.75, 0.25)  # of the two slots of a row; exact in float16

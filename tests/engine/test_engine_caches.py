@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from moesim.costs import CostModel
 from moesim.engine import simulate
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.algorithms.caching import deal_slots
 from moesim.policies.registry import make_policy
-from moesim.predictors.future import FutureUse
 from moesim.records import Records
-from moesim.stats.cache_replay import replay_belady, replay_lfu, replay_lru
-from moesim.stats.layer_caches import layer_hit_rates
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace, find_trace
-from moesim.traces_io.contract import Options
-from moesim.traces_io.importing import import_trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.formats.contract import Options
+from moesim.trace.formats.importing import import_trace
+from moesim.trace.predictors.future import FutureUse
+from moesim.trace.stats.cache_replay import replay_belady, replay_lfu, replay_lru
+from moesim.trace.stats.layer_caches import layer_hit_rates
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 from tests.helpers_shared import gpt_oss, shared_file
 
 RULES = ("lru", "lfu", "belady")

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.budget import slots_used
-from moesim.cli import main
+from moesim.cli.main import main
+from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
+from moesim.experiment.budget import slots_used
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
@@ -25,7 +26,6 @@ from moesim.policies.algorithms.caching import deal_slots
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.policy import Copy, Placement, Pool
-from moesim.table import Format
 from moesim.testing import FakeView, run_tiny, tiny_model, tiny_workload
 
 SPLIT = sorted(name for name in POLICIES if "slots_split" in option_parameters(policy_class(name)))

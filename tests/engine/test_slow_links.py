@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.costs import CostModel
 from moesim.engine import simulate
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.registry import make_policy
-from moesim.predictors.chosen import PredictorSet
 from moesim.trace import Trace, find_trace
-from moesim.workload import WorkloadSpec, compose
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.workload import WorkloadSpec, compose
 
 
 @pytest.mark.parametrize("slots", [32, 64, 128])

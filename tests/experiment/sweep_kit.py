@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import moesim.experiment.run
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.experiment.runner import run_one
 from moesim.metrics.outcome import Outcome
 from tests.experiment.experiment_kit import small

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import SimulationError
 from moesim.experiment import pool, run_experiment
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from moesim.budget import initial_placement, slots_within
 from moesim.capacity import required_bytes
+from moesim.core.table import Format
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
+from moesim.experiment.budget import initial_placement, slots_within
 from moesim.experiment.report import result_table
 from moesim.experiment.runner import notes_of, run_one
 from moesim.policies.registry import make_policy
-from moesim.predictors.future import NEVER, FutureUse
-from moesim.table import Format
+from moesim.trace.predictors.future import NEVER, FutureUse
 from tests.experiment.experiment_kit import resolve, write_trace
 
 
@@ -69,7 +69,7 @@ def test_a_budget_gives_the_largest_cache_that_fits(tmp_path: Path):
 
 
 def _costs(spec):
-    from moesim.costs import CostModel
+    from moesim.hardware.costs import CostModel
 
     return CostModel(spec.model, spec.hardware)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment

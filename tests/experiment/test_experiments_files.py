@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from moesim.cli import main
-from moesim.data import data_dirs
+from moesim.cli.main import main
+from moesim.core.data import data_dirs
 from moesim.experiment.config import load_config, parse_config
 from moesim.trace import trace_names
 from tests.experiment.experiment_kit import write_trace

@@ -9,16 +9,17 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from moesim import cli, limits
-from moesim.cli import main
-from moesim.costs import CostModel
-from moesim.costs.links import check_chunk, most_chunks
+from moesim.cli.main import main
+from moesim.cli.main import main as cli
+from moesim.core import limits
+from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
 from moesim.experiment.dry import describe_grid
 from moesim.experiment.estimate import chunks, lookups, seconds
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
+from moesim.hardware.costs.links import check_chunk, most_chunks
 from moesim.model import load_model
-from moesim.units import parse_bytes
 from tests.experiment.experiment_kit import resolve, write_trace, write_yaml
 
 

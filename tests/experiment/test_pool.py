@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import SimulationError
 from moesim.experiment.pool import Processes, _Working, make_pool
 from moesim.experiment.resolve import Experiment

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from moesim.core.manifest import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.output import Output, describe
 from moesim.experiment.result import DATASET, RECORDS, read_summary
-from moesim.manifest import FILE
-from moesim.timeline.check import check_timeline
+from moesim.metrics.timeline.check import check_timeline
 from tests.experiment.experiment_kit import resolve
 
 EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "frames": True, "cache": {"ratio": [0.25, 0.5]}}

@@ -17,11 +17,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from moesim.cli import main
+from moesim.cli.main import main
+from moesim.core.manifest import FILE, Manifest
+from moesim.core.output_folder import OutputFolder
 from moesim.errors import WriteError
 from moesim.experiment.store import Store
-from moesim.manifest import FILE, Manifest
-from moesim.output_folder import OutputFolder
 from tests.experiment.sweep_kit import BARE, Counted, _context, content, lines, same, start, start_and_kill, write
 
 GRID: dict[str, Any] = {"cache": {"ratio": [0.25, 0.375, 0.5]}, "policies": ["on-demand", "lru"]}  # six runs
@@ -390,7 +390,7 @@ def test_a_disk_that_fails_at_the_nth_file(
 
     capsys.readouterr()
     with monkeypatch.context() as patched:
-        patched.setattr("moesim.atomic.os.fdopen", fdopen)
+        patched.setattr("moesim.core.atomic.os.fdopen", fdopen)
         assert run(file, out) == (1 if n < 11 else 0)
     said = [line for line in lines(capsys) if line.startswith("moesim: ")]
     if n < 11:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import ConfigError, InputError
 from moesim.experiment import estimate, run_experiment
 from moesim.experiment.again import outcome_of

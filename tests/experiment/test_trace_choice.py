@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import moesim.experiment.trace_choice as choice
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import ConfigError, TraceError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import InputError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
 from moesim.experiment.needs import SCORES, explain, lacking

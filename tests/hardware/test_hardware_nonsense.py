@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moesim.costs import CostModel
 from moesim.errors import HardwareError
 from moesim.hardware import HardwareProfile, build_profile
+from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 
 FILE = "hardware_profiles/mine.yaml"

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import moesim.live.machine as live_machine
-from moesim.commands.replay import live_execution
+from moesim.cli.replay import live_execution
 from moesim.errors import CapacityError, InputError
 from moesim.experiment.runner import Execution, run_one
 from moesim.live import LiveMachine, replay

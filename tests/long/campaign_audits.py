@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from moesim.budget import initial_placement
-from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import CapacityError
+from moesim.experiment.budget import initial_placement
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import run_bounds
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.predictors.chosen import PredictorSet
-from moesim.predictors.future import FutureUse
 from moesim.studies.regret import pool_slots
 from moesim.testing.checks import CheckError, check_slots
 from moesim.trace import Trace, find_trace
-from moesim.workload import WorkloadSpec, compose
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors.future import FutureUse
+from moesim.trace.workload import WorkloadSpec, compose
 from tests.long.audit import faults
 from tests.long.kit import Tally
 from tests.policies.golden_kit import COMPOSITIONS, MACHINES, MODELS, NODES, ONE_GPU, OPTIONS

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from moesim.core.manifest import FILE
 from moesim.errors import InputError
-from moesim.manifest import FILE
 from tests.experiment.experiment_kit import write_trace
 from tests.experiment.sweep_kit import content
 from tests.long.kit import TINY, Called, Tally, call, complaint, flipped, in_child, shared_out
@@ -127,8 +127,8 @@ def studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 
 def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give measurements of a validation, by a stand-in for the machine."""
-    from moesim.commands import validate
-    from tests.validation.test_validation import stand_in
+    from moesim.cli import validate
+    from tests.studies.test_validation import stand_in
 
     monkeypatch.setattr(validate, "live_machine", lambda *_: nullcontext())
     monkeypatch.setattr(validate, "live_execution", lambda _: stand_in(link=1.2))
@@ -146,8 +146,8 @@ def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
 
 def measurements(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give a measurement of a machine that was broken off, on a bench whose times are known."""
-    from moesim.profiler.measure import measure
-    from tests.profiler import profiler_kit as kit
+    from moesim.live.profiler.measure import measure
+    from tests.live import profiler_kit as kit
 
     kit.shrink(monkeypatch.setattr, 4)
     place = folder / "profile"

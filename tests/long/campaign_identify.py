@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from moesim.identify.identify import identify
-from tests.identify.identify_kit import ROOMY, Truth
+from moesim.studies.identify.identify import identify
 from tests.long.kit import Tally
+from tests.studies.identify_kit import ROOMY, Truth
 
 LEAST = 0.85
 """Share of the intervals of 90 % that must hold the truth, of identified constants of all machines together."""

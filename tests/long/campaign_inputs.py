@@ -15,16 +15,16 @@ import pytest
 import typer
 import yaml
 
-from moesim.cli import _app
+from moesim.cli.main import _app
+from moesim.core.manifest import FILE
 from moesim.experiment.estimate import Estimate
-from moesim.manifest import FILE
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy
-from tests.commands.test_mutated_yaml import SEEDS, mutant, remembered
+from tests.cli.test_mutated_yaml import SEEDS, mutant, remembered
 from tests.experiment.experiment_kit import write_trace
 from tests.long.kit import ROOT, TINY, Tally, bounded_memory, call, complaint, look, shared_out
 from tests.long.mutations import TEXTS, VALUES, as_bytes, as_json, as_lines, as_safetensors, as_yaml, spoilt
-from tests.traces_io.import_kit import SOURCES
+from tests.trace.import_kit import SOURCES
 
 WEIGHTS = {
     "experiment": 600, "hardware": 450, "model": 250, "trace": 400, "import": 400, "gguf": 150, "command line": 400,
@@ -53,7 +53,7 @@ class Bench:
         self.sources = {name: (folder / name / source.file).read_bytes() for name, source in SOURCES.items()}
         self.profiles = sorted((ROOT / "hardware_profiles").glob("*.yaml"))
         self.configs = sorted((ROOT / "tests" / "model" / "configs").glob("*.json"))
-        self.parameters = yaml.safe_load((ROOT / "moesim/synthesis/parameters/mixtral-8x7b.yaml").read_text())
+        self.parameters = yaml.safe_load((ROOT / "moesim/trace/synthesis/parameters/mixtral-8x7b.yaml").read_text())
         self.parameters["shape"]["n_layers"] = 4
         self.gguf = b""
         if find_spec("gguf"):
@@ -249,9 +249,9 @@ def test_mutated_inputs(
     for name in ("read_trace", "load_hardware", "load_model"):
         monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered_unless_mutant(name))
     monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
-    monkeypatch.setattr("moesim.commands.recommend.search", looked_up)
-    monkeypatch.setattr("moesim.commands.recommend.output", lambda advice, form: "")
-    monkeypatch.setattr("moesim.commands.recommend.write_folder", lambda advice, out: None)
+    monkeypatch.setattr("moesim.cli.recommend.search", looked_up)
+    monkeypatch.setattr("moesim.cli.recommend.output", lambda advice, form: "")
+    monkeypatch.setattr("moesim.cli.recommend.write_folder", lambda advice, out: None)
     tally = Tally("mutated inputs", request.config.getoption("--campaign-log"))
     with bounded_memory():
         for kind, n in shared_out(request.config.getoption("--inputs"), WEIGHTS).items():
@@ -298,7 +298,7 @@ def remembered_unless_mutant(name: str) -> Callable[[Any, str], Any]:
 
 def looked_up(asked: Any, **_: Any) -> Any:
     """Read what was asked for, without the search."""
-    from moesim.advice.setting import look_up
+    from moesim.studies.advice.setting import look_up
 
     with tempfile.TemporaryDirectory() as folder:
         return look_up(asked, Path(folder))

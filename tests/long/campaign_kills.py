@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim.manifest import Manifest
+from moesim.core.manifest import Manifest
 from tests.experiment.experiment_kit import write_trace
 from tests.experiment.sweep_kit import Command, content, main, start_and_kill
 from tests.long.kit import TINY, Tally, call, in_child, shared_out
@@ -42,8 +42,8 @@ class Killed:
 
 def measured(arguments: list[str]) -> int:
     """Measure a machine whose times are known."""
-    from moesim.profiler.measure import measure
-    from tests.profiler import profiler_kit as kit
+    from moesim.live.profiler.measure import measure
+    from tests.live import profiler_kit as kit
 
     kit.shrink(setattr, 4)
     measure(kit.prepared(Path(arguments[arguments.index("--out") + 1]), overwrite=True), bench=kit.FakeBench(), progress=False)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60  # of computing for one command; most take a tenth of a second

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from moesim.costs import CostModel
 from moesim.errors import CapacityError
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import most_hits, run_bounds
 from moesim.model import ModelSpec
 from moesim.policies.registry import POLICIES, make_policy

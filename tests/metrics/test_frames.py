@@ -18,8 +18,8 @@ from moesim.metrics.breakdown import breakdown
 from moesim.metrics.critical_path import Window
 from moesim.metrics.frames import IDENTITY, _link_busy, frame_bytes, layer_frame, step_frame
 from moesim.metrics.machine import Machine
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.metrics.outcome import Outcome
-from moesim.naming import CACHE_SETTINGS, SETTINGS
 from moesim.records import LayerRecord, LookupRecord, Records, StepRecord, TaskRecord, TransferRecord
 from tests.effort import lines_run
 from tests.experiment.experiment_kit import resolve

@@ -17,6 +17,7 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.hits import default_warm_up, hit_rates
 from moesim.metrics.latency import mean, percentile, token_times
 from moesim.metrics.machine import Machine
+from moesim.metrics.timeline import check_timeline, timeline_events
 from moesim.metrics.utilisation import busy, common_ns, energy_j, union, utilisation
 from moesim.policies.registry import make_policy
 from moesim.records import (
@@ -31,7 +32,6 @@ from moesim.records import (
     TransferRecord,
 )
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
-from moesim.timeline import check_timeline, timeline_events
 from tests.effort import lines_run
 
 KINDS = {"gpu0": "gpu", "cpu0": "cpu"}

@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from moesim import plots
-from moesim.colours import BLACK, FILL, LABEL, SERIES, text_on
+from moesim.core.colours import BLACK, FILL, LABEL, SERIES, text_on
 from moesim.errors import ConfigError
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine
-from moesim.naming import SETTINGS
+from moesim.metrics.naming import SETTINGS
 from moesim.plots.catalogue import figures_of
 from moesim.plots.chart import chart
 from moesim.plots.style import add_corner

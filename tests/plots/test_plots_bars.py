@@ -11,7 +11,7 @@ import pytest
 import yaml
 from matplotlib.patches import Rectangle
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_data, energy, energy_caption, energy_data
 from moesim.plots.catalogue import figures_of
 from moesim.plots.grouped import ENDS

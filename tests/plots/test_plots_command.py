@@ -13,11 +13,11 @@ import pytest
 import typer
 from matplotlib.text import Text
 
-from moesim.commands.plot import plot, split_names
+from moesim.cli.plot import plot, split_names
+from moesim.core.manifest import FILE
 from moesim.errors import ConfigError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.figures import check_plots, draw
-from moesim.manifest import FILE
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.plots import decode_speed, save
 from moesim.plots.catalogue import FRAME_KINDS, KINDS, SOURCES, figures_of, options_of

@@ -27,11 +27,11 @@ from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for, styled
 from moesim.plots.tokens import hit_rate_by_token, hit_rate_by_token_caption, hit_rate_by_token_data
 from moesim.plots.trace_maps import coactivation_caption, coactivation_data, coactivation_ranks_data, reuse_map_data
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
-from moesim.stats.locality import reuse
-from moesim.stats.prediction import signal_recall_by_layer
-from moesim.stats.sample import select
-from moesim.stats.workload_recall import workload_recall
 from moesim.trace import Signal, Trace, find_trace
+from moesim.trace.stats.locality import reuse
+from moesim.trace.stats.prediction import signal_recall_by_layer
+from moesim.trace.stats.sample import select
+from moesim.trace.stats.workload_recall import workload_recall
 from tests.experiment.experiment_kit import resolve
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.predictors.chosen import PredictorSet
-from moesim.predictors.future import FutureUse
 from moesim.records import Records
 from moesim.trace import Trace, find_trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors.future import FutureUse
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 
 @dataclass(frozen=True)

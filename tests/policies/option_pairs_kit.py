@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, MoesimError
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policies.declare import Range, option_hints, option_parameters
 from moesim.policies.moot import moot_in_parts, moot_options
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES, make_policy, policy_class
-from moesim.predictors.chosen import PredictorSet
-from moesim.predictors.future import FutureUse
 from moesim.records import Records
 from moesim.testing import tiny_model
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors.future import FutureUse
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 
 Options = dict[str, Any]
 

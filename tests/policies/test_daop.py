@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.core.table import Format
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
@@ -28,9 +29,8 @@ from moesim.policies.placement import FrequencyGlobal, FrequencyPerLayer
 from moesim.policies.registry import make_policy, without_moot
 from moesim.policy import Predict, Predicted, Run, StepBegin
 from moesim.records import InexactRecord, Records
-from moesim.table import Format
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
-from moesim.workload import WorkloadSpec, compose
+from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import Oracle, assert_same, cpu, gpu, machine, play, tasks, transfers, workload
 from tests.engine.engine_kit import tiny_model as toy_model
 from tests.experiment.experiment_kit import resolve, write_trace

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.base import PolicyBase, Range
 from moesim.policies.composed import Composed

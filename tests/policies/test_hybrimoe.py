@@ -23,8 +23,8 @@ from moesim.policies.registry import make_policy
 from moesim.policies.score_parts import Credit, RecentScores
 from moesim.policy import Fetch, Predicted, Routed, StepBegin
 from moesim.records import Records
-from moesim.stats.score_caches import keep_top, mrs_update
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_workload
+from moesim.trace.stats.score_caches import keep_top, mrs_update
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, transfers, workload
 
 A, B, C, D, E = range(5)
@@ -373,7 +373,7 @@ def test_the_victim_has_the_smallest_score_and_ties_go_to_the_least_recently_use
 
 
 def test_the_cache_keeps_what_the_reference_scores_highest() -> None:
-    """Random rows of one layer with 3 of 8 places, against `moesim.stats`: scores move, then misses evict one by one."""
+    """Random rows of one layer with 3 of 8 places, against `moesim.trace.stats`: scores move, then misses evict one by one."""
     draw = np.random.default_rng(5)
     view = FakeView()
     part = start(make_part("replacement", "mrs"), view, 3, [[0, 1, 2]])

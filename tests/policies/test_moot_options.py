@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.resolve import Experiment
 from moesim.policies.declare import Range, option_parameters

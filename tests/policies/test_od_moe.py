@@ -21,9 +21,9 @@ from moesim.policies.base import PolicyBase
 from moesim.policies.od_moe import OdMoE
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
-from moesim.predictors.chosen import PredictorSet
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, run_tiny, tiny_workload
+from moesim.trace.predictors.chosen import PredictorSet
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
 
 EXPERTS = list(range(8))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.costs import CostModel
 from moesim.errors import ConfigError
+from moesim.hardware.costs import CostModel
 from moesim.policies.activation_aware import ActivationAware
 from moesim.policies.adaptive import ArcVictim
 from moesim.policies.algorithms.activations import remaining_priority, shares
@@ -32,7 +32,7 @@ from moesim.policy import DEMAND, PREFETCH, Fetch, Run, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_model, tiny_workload
 from moesim.testing.traces import synthetic_trace
-from moesim.workload import Workload, WorkloadSpec, compose
+from moesim.trace.workload import Workload, WorkloadSpec, compose
 from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, transfers
 from tests.engine.engine_kit import workload as toy_workload
 

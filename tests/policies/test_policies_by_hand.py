@@ -107,7 +107,7 @@ def test_dali() -> None:
 
 @pytest.mark.parametrize(("lane", "side"), [("main", set()), ("side", {"gpu0.side"})])
 def test_activities_name_the_lanes_that_were_used(lane: str, side: set[str]) -> None:
-    """`moesim.costs.CostModel.labels` counts a pair of contention only if both of its activities are among these."""
+    """`moesim.hardware.costs.CostModel.labels` counts a pair of contention only if both of its activities are among these."""
     policy = {"name": "dali", "placement": "lowest-ids", "w_size": 2, "u_size": 1, "prefetch_source": "told", "lane": lane}
     toy = machine(TOY_DEVICES, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
     records = play(make_policy(policy), workload([TOKENS]), toy, slots={"gpu0": 4}, predictors={"told": Oracle()})

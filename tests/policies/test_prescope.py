@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.costs import CostModel
 from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, HardwareError, PolicyError
+from moesim.hardware.costs import CostModel
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import (
     Timing,
@@ -34,7 +34,7 @@ from moesim.policies.registry import make_policy, without_moot
 from moesim.policy import Predict, Predicted, StepBegin
 from moesim.records import Records
 from moesim.testing import FakeView, check_policy, routed, run_tiny, tiny_machine, tiny_model, tiny_workload
-from moesim.workload import WorkloadSpec, compose
+from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine import engine_kit as kit
 
 # ------------------------------------------------------------------------------------------------------------ the plan

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from moesim.commands.trace_record import trace_record
+from moesim.cli.trace_record import trace_record
 from moesim.trace import Trace
 
 LAYERS, EXPERTS, HIDDEN, VOCABULARY = 3, 8, 32, 64

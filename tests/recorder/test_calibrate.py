@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import moesim.trace.subset
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import InputError, TraceError
 from moesim.experiment import run_experiment
-from moesim.stats.calibration import Counts
-from moesim.stats.report import report
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace
+from moesim.trace.formats.calibrating import Additions, extend
+from moesim.trace.formats.tabular_export import export_csv
+from moesim.trace.stats.calibration import Counts
+from moesim.trace.stats.report import report
 from moesim.trace.subset import subset
-from moesim.traces_io.calibrating import Additions, extend
-from moesim.traces_io.tabular_export import export_csv
 from tests.experiment.experiment_kit import resolve, write_trace
 from tests.helpers_shared import gpt_oss, shared_file
-from tests.traces_io import import_kit as kit
+from tests.trace import import_kit as kit
 
 LAYERS, EXPERTS = 3, 6
 PAIRS = np.ones((LAYERS, EXPERTS, EXPERTS), np.float32)

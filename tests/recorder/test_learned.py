@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="learned predictor tests need transfo
 
 import torch
 
-from moesim.commands.trace_learn import trace_learn
+from moesim.cli.trace_learn import trace_learn
 from moesim.errors import ConfigError
 from moesim.recorder.errors import RecordError
 from moesim.recorder.predictors.learned import (
@@ -38,8 +38,8 @@ from moesim.recorder.predictors.learned_trace import (
     hot_accuracy,
     learned_signal,
 )
-from moesim.stats.prediction import recall, top_ids
 from moesim.trace import GateInputs, Signal, Trace
+from moesim.trace.stats.prediction import recall, top_ids
 
 LAYERS, EXPERTS, TOP_K, HIDDEN = 4, 8, 2, 8
 QUICK = LearnedOptions(width=64, epochs=10, warmup_epochs=2, batch_tokens=50, rate_outer=1e-2, rate_middle=1e-2)

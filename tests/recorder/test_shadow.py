@@ -23,7 +23,6 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from moesim.predictors import RecordedSignal
 from moesim.recorder.caches import KeyValues, whole_cache
 from moesim.recorder.detect import routers_of
 from moesim.recorder.errors import RecordError
@@ -39,8 +38,9 @@ from moesim.recorder.predictors.quantise import (
 )
 from moesim.recorder.predictors.shadow import Alignment, Shadow, ShadowObserver, ShadowRouting, recall_by_token
 from moesim.recorder.recording import Plan, record_requests
-from moesim.stats.prediction import recall, signal_recall, top_ids
 from moesim.trace import Signal, Trace
+from moesim.trace.predictors import RecordedSignal
+from moesim.trace.stats.prediction import recall, signal_recall, top_ids
 
 PROMPT = [5, 17, 3, 99, 42, 7, 250]
 N_DECODE = 8

@@ -17,14 +17,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from moesim.cli import main
+from moesim.cli.main import main
+from moesim.core.table import Format, render_records
 from moesim.errors import ConfigError
 from moesim.plots.catalogue import KINDS
 from moesim.report import figures, read_folder, report_page
 from moesim.report.data_uris import MAX_PLAIN
 from moesim.report.tables import result_table
 from moesim.report.timeline import FIELDS, MAX_SLICES, page_timeline
-from moesim.table import Format, render_records
 from tests.experiment.experiment_kit import write_yaml
 from tests.report.report_kit import POLICIES, SHA, events_of, failed, png, resolved, row, rows_of, write_folder
 

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from moesim.advice.engines import Command
-from moesim.cli import main
+from moesim.cli.main import main
+from moesim.core.table import Format, frame_csv, render, render_records
+from moesim.core.text import cell, shown, steering, uncell
 from moesim.errors import ModelError
 from moesim.model import load_model
 from moesim.plots.style import new_figure, save, styled, title
-from moesim.table import Format, frame_csv, render, render_records
-from moesim.text import cell, shown, steering, uncell
+from moesim.studies.advice.engines import Command
 from tests.experiment.experiment_kit import small, write_yaml
 from tests.experiment.pool_kit import ROOT
 from tests.hardware.test_hardware_nonsense import good

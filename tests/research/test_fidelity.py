@@ -29,11 +29,11 @@ from fidelity.measure import Case, cases, measure, paired_bootstrap, rows
 from fidelity.settlement import Ledger, settle
 from miniature import corpus as corpora
 from miniature.command import save_checkpoint
+from moesim.core.manifest import FILE
+from moesim.core.progress import Progress
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit
 from moesim.errors import InputError
-from moesim.manifest import FILE
 from moesim.metrics import fidelity
-from moesim.progress import Progress
 from moesim.records import Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.commands.diff import diff as command
-from moesim.commands.diff import text_of
+from moesim.cli.diff import diff as command
+from moesim.cli.diff import text_of
+from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
@@ -24,7 +25,6 @@ from moesim.metrics.critical_path import Window
 from moesim.metrics.outcome import Outcome
 from moesim.records import Records, StepRecord
 from moesim.studies.diff import OUTSIDE, PHASES, Diff, find_run, most_different
-from moesim.table import Format
 from tests.experiment.experiment_kit import resolve, small, write_trace
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moesim.errors import ConfigError
-from moesim.identify.constants import Constant
+from moesim.studies.identify.constants import Constant
 from moesim.studies.paper_evaluate import stretched
 from moesim.studies.paper_identify import Identified, identify_paper
 from moesim.studies.paper_plan import Plan, read_plans
@@ -158,7 +158,7 @@ def test_totals_of_a_shortened_run_grow_with_its_tokens():
 
 def test_shipped_plans_name_figures_and_numbers_that_there_are():
     from moesim.hardware import override, read_profile
-    from moesim.identify.constants import Machine
+    from moesim.studies.identify.constants import Machine
     from moesim.studies.published import PUBLISHED, read_published
 
     folder = paper_folder()

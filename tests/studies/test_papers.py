@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from moesim.cli import main
+from moesim.cli.main import main
+from moesim.core.table import Format
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import Config, load_config
 from moesim.experiment.run import run_experiment
 from moesim.experiment.sweep import expand
-from moesim.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
 from moesim.studies.cost_figures import machine_cost
 from moesim.studies.decision_time import COLUMN, decision_share, run_clocked
@@ -26,7 +27,6 @@ from moesim.studies.papers_report import report
 from moesim.studies.published import COLUMNS, PUBLISHED, Published, paper_folder, read_published
 from moesim.studies.rank_agreement import Agreement, agreements
 from moesim.studies.routing_figures import routing_figure
-from moesim.table import Format
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from tests.experiment.experiment_kit import resolve, small

@@ -13,13 +13,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from moesim.commands.assignments import assignments
-from moesim.commands.assignments import table as assignment_table
-from moesim.commands.regret import regret
-from moesim.commands.regret import table as regret_table
-from moesim.costs import CostModel
+from moesim.cli.assignments import assignments
+from moesim.cli.assignments import table as assignment_table
+from moesim.cli.regret import regret
+from moesim.cli.regret import table as regret_table
+from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
+from moesim.hardware.costs import CostModel
 from moesim.plots.assignments import assignment_ratios
 from moesim.plots.regret import regret_caption, regret_data, regret_waterfall
 from moesim.policies.algorithms.schedule import optimal_schedule
@@ -28,7 +29,6 @@ from moesim.policies.registry import POLICIES, make_policy
 from moesim.studies.assignments import LOADS, REGIMES, RULES, SIZES, Result, draw, study
 from moesim.studies.oracles import DECISIONS, combinations, derive, instant_links, replaceable
 from moesim.studies.regret import ORDERS, Regret, regrets
-from moesim.table import Format
 from tests.experiment.experiment_kit import resolve, write_yaml
 
 # --------------------------------------------------------------------------------------------- assignment rules on layers

@@ -15,8 +15,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from moesim.commands.whatif import knob_table, table
-from moesim.commands.whatif import whatif as command
+from moesim.cli.whatif import knob_table, table
+from moesim.cli.whatif import whatif as command
+from moesim.core.table import Format
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.runner import run_one
@@ -31,7 +32,6 @@ from moesim.studies.limits import RESOURCES, Limits, limits_of
 from moesim.studies.settings import Base, parse_vary, single
 from moesim.studies.shots import Runs, Shot
 from moesim.studies.whatif import Line, records, variations_of, whatif
-from moesim.table import Format
 from tests.experiment.experiment_kit import resolve, small, write_yaml
 
 MODEL = load_model({"base": "mixtral-8x7b", "expert_bits": 4})

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moesim.costs import CostModel
 from moesim.errors import InputError
 from moesim.experiment.config import parse_config
 from moesim.hardware import HardwareProfile, load_hardware
+from moesim.hardware.costs import CostModel
 from moesim.hardware.types import CostCurve, Transfer
 from moesim.model import load_model
 from moesim.studies.knobs import KNOBS, change, knob_of

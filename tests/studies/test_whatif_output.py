@@ -12,15 +12,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from moesim.commands.whatif import table
-from moesim.commands.whatif import whatif as command
+from moesim.cli.whatif import table
+from moesim.cli.whatif import whatif as command
+from moesim.core.table import Format
 from moesim.errors import InputError
 from moesim.experiment.config import parse_config
 from moesim.hardware import load_hardware
 from moesim.studies.knobs import change
 from moesim.studies.settings import Base, Changed, parse_vary, single
 from moesim.studies.whatif import Line, records, whatif
-from moesim.table import Format
 from tests.experiment.experiment_kit import small, write_yaml
 
 LINK = "links.cpu0->gpu0.pinned.bytes_per_s"

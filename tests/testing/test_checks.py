@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from moesim import bench
-from moesim.cli import main
+from moesim.cli.main import main
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.base import PolicyBase
 from moesim.policies.caches import LRU
@@ -19,6 +18,7 @@ from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import POLICIES
 from moesim.policy import Action, Fetch, Placement, Pool, Routed, Run, Skip, View
 from moesim.records import EvictionRecord, InexactRecord
+from moesim.studies import bench
 from moesim.testing import CheckError, check_policy, examine_policy, run_tiny, tiny_machine, tiny_workload
 from moesim.testing.checks import check_slots, check_weights
 
@@ -292,7 +292,7 @@ def test_bench_measures_decisions_beside_dalis(monkeypatch: pytest.MonkeyPatch, 
         assert (row.evict_ns > 0) == (row.policy in ("lru", "belady")) or row.policy in ("dali", "daop-paper")
     assert [row.ratio for row in rows[:5]] == sorted(row.ratio for row in rows[:5])
 
-    monkeypatch.setattr("moesim.commands.bench.run_deciding", lambda repeats, tokens: rows[: repeats + tokens])
+    monkeypatch.setattr("moesim.cli.bench.run_deciding", lambda repeats, tokens: rows[: repeats + tokens])
     assert main(["bench", "--policies", "--repeats", "2", "--tokens", "3", "-o", "json"]) == 0
     assert [row["policy"] for row in json.loads(capsys.readouterr().out)] == [row.policy for row in rows[:5]]
     assert main(["bench", "--policies", "--repeats", "1", "--tokens", "1"]) == 0

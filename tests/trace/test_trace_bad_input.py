@@ -21,10 +21,10 @@ from moesim.errors import InputError, TraceError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.trace.format import METADATA_KEY, checksums, write_container
-from moesim.traces_io.contract import Options
-from moesim.traces_io.importing import import_trace
-from tests.traces_io import import_kit as kit
-from tests.traces_io.import_kit import SOURCES, Source
+from moesim.trace.formats.contract import Options
+from moesim.trace.formats.importing import import_trace
+from tests.trace import import_kit as kit
+from tests.trace.import_kit import SOURCES, Source
 
 FUZZ = settings(max_examples=40, derandomize=True, database=None)
 MEMORY = 2**28  # far more than a file of some kilobytes may take

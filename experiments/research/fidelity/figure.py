@@ -7,7 +7,7 @@ from typing import Final
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moesim.colours import BLACK, SERIES
+from moesim.core.colours import BLACK, SERIES
 from moesim.plots.style import add_corner, legend_beside, need, styled
 
 _MARKERS: Final = "osD^vPX*<>"

@@ -16,7 +16,7 @@ from fidelity.calibration import Calibration
 from fidelity.intervened import Intervened, RoutingHooks
 from fidelity.interventions import Daop, Defer, Intervention, Skip
 from fidelity.settlement import Ledger
-from moesim.progress import Progress
+from moesim.core.progress import Progress
 
 RATIOS = (0.25, 0.375, 0.5, 0.75)
 SKIPPED = (0.1, 0.25, 0.5, 0.75, 1.0)

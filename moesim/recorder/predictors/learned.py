@@ -44,7 +44,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from moesim import atomic
+from moesim.core import atomic
 from moesim.recorder.errors import RecordError
 from moesim.recorder.predictors.learned_model import Features, LearnedOptions, eighths, network
 

@@ -14,9 +14,9 @@ from moesim.recorder.packing import pack
 from moesim.recorder.predictors.learned import Predictors, predict, train_predictors
 from moesim.recorder.predictors.learned_model import GROUPS, LearnedOptions, eighths, fitted_groups
 from moesim.recorder.signals import DENSE_EXPERTS
-from moesim.stats.batches import workloads
-from moesim.stats.prediction import recall, top_ids
 from moesim.trace import GateInputs, Signal, Trace
+from moesim.trace.stats.batches import workloads
+from moesim.trace.stats.prediction import recall, top_ids
 
 NAME = "learned"
 #: Predictors that it is compared with, where the trace has them.

@@ -1,0 +1,5 @@
+"""The command line: one file a verb; each command is a thin layer over a function."""
+
+from moesim.cli.main import app
+
+__all__ = ["app"]

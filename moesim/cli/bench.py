@@ -1,0 +1,88 @@
+"""``moesim bench``: how fast the simulator itself is, and what policies take to decide."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from moesim.core.limits import REPEATS, TOKENS
+from moesim.core.table import Format, render, render_records
+from moesim.errors import ConfigError
+from moesim.experiment.pool import usable_cores
+from moesim.studies.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_deciding
+from moesim.studies.bench_sweeps import measure_sweep
+
+SWEEP_RUNS = 64
+
+
+def bench(
+    repeats: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Repeats; minimum and median are told.")] = 5,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, max=TOKENS.most, help="Decode tokens of each run.", show_default="64; 16 with --policies")
+    ] = None,
+    policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
+    sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,
+    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Measure simulated expert runs per second beside bare SimPy timeouts per second, in turns in this process.
+
+    A figure of one machine says nothing about another; the ratio does. The routing is made up. With --policies instead: the
+    time in `decide` and `evict` of each policy for an expert run, beside that of dali, whose split is greedy. With --sweeps: the
+    time that a sweep takes for each run beside simulating it, and how much faster all cores are than one.
+
+    Example: moesim bench --repeats 1 --tokens 2
+    """
+    if policies and sweeps:
+        raise ConfigError("bench: expected --policies or --sweeps, got both")
+    if sweeps:
+        _sweeping(repeats, tokens or 64, form)
+        return
+    if policies:
+        _deciding(repeats, tokens or 16, form)
+        return
+    rows = [run_case(case, repeats, tokens or 64) for case in CASES]
+    if form.for_programs:
+        sys.stdout.write(render_records([row.record() for row in rows], form))
+        return
+    columns = [
+        "case",
+        "expert runs",
+        "runs/s best",
+        "median",
+        "timeouts/s best",
+        "timeouts a run best",
+        "median",
+        "simulated/wall",
+    ]
+    sys.stdout.write(render(columns, [row.cells() for row in rows], form, columns[1:]))
+    sys.stdout.write("\nrouting: synthetic; batch 1, half of the experts cached\n")
+
+
+def _sweeping(repeats: int, tokens: int, form: Format) -> None:
+    cost = measure_sweep(SWEEP_RUNS, usable_cores(), repeats, tokens)
+    if form.for_programs:
+        sys.stdout.write(render_records([cost.record()], form))
+        return
+    columns = ["runs", "one run", "one process", f"{cost.processes} processes", "speed-up", "overhead a run"]
+    cells = [
+        str(cost.n_runs),
+        f"{cost.run_s * 1e3:.0f} ms",
+        f"{cost.one_s:.1f} s",
+        f"{cost.several_s:.1f} s",
+        f"{cost.speedup:.2f}",
+        f"{cost.overhead_ms:.1f} ms",
+    ]
+    sys.stdout.write(render(columns, [cells], form, columns))
+    sys.stdout.write("\nrouting: synthetic; starting the processes included\n")
+
+
+def _deciding(repeats: int, tokens: int, form: Format) -> None:
+    rows = run_deciding(repeats, tokens)
+    if form.for_programs:
+        sys.stdout.write(render_records([row.record() for row in rows], form))
+        return
+    columns = ["policy", "batch", "expert runs", "decide, ns a run", "evict, ns a run", f"both / {YARDSTICK}'s"]
+    sys.stdout.write(render(columns, [row.cells() for row in rows], form, columns[1:]))
+    sys.stdout.write(f"\nrouting: synthetic, of the shape of {DECIDING_MODEL}; half of the experts cached\n")

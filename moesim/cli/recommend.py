@@ -1,0 +1,136 @@
+"""``moesim recommend``: which placement suits a machine, how sure that is, and what to type."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from moesim.cli.runs import Jobs
+from moesim.core.atomic import write_bytes
+from moesim.core.limits import BITS, TOKENS
+from moesim.core.output_folder import check_own_folder
+from moesim.core.progress import telling
+from moesim.core.table import Format, render_records
+from moesim.core.text import say
+from moesim.core.yaml_reader import read_yaml_value
+from moesim.studies.advice.folder import write_folder
+from moesim.studies.advice.recommend import recommend as search
+from moesim.studies.advice.setting import Asked, look_up
+from moesim.studies.advice.show import output
+
+
+def recommend(
+    hardware: Annotated[str, typer.Option(help="Name or path of a profile, or {base: NAME, key: value}.")],
+    model: Annotated[str | None, typer.Option(help="Name, path of a config.json, or {base: NAME, field: value}.")] = None,
+    vram: Annotated[str | None, typer.Option(help="Memory of the GPU, such as 12GiB. [default: the profile's]")] = None,
+    ram: Annotated[str | None, typer.Option(help="Memory of the host, such as 64GiB. [default: the profile's]")] = None,
+    bits: Annotated[
+        float | None,
+        typer.Option(min=0, max=BITS.most, help="Bits per weight. [default: 4.5 for models given with 16, else the model's]"),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Requests at once.")] = 1,
+    prompt: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Prompt tokens.")] = 512,
+    decode: Annotated[int, typer.Option(min=1, max=TOKENS.most, help="Tokens to decode.")] = 128,
+    context: Annotated[
+        int | None, typer.Option(min=1, max=TOKENS.most, help="Tokens of a request in the KV cache. [default: prompt and decode]")
+    ] = None,
+    trace: Annotated[str | None, typer.Option(help="Name or path of a trace. [default: one that fits]")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="Instead of --model: a GGUF file says shapes and bytes.")] = None,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Observed speeds, as of 'moesim calibrate': identifies the machine first.")
+    ] = None,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Policies that change what the model computes as well.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
+    jobs: Jobs = None,
+    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the advice.")] = Format.TABLE,
+) -> int:
+    """Find the best placement of a model's experts on a machine, with an interval, runners-up and flags to type.
+
+    Example: moesim recommend --model mixtral-8x7b --hardware rtx3090-epyc7532 --vram 20GiB --ram 64GiB --decode 16
+    """
+    if out is not None:
+        check_own_folder(out, "recommend")
+    base = _value(hardware, "--hardware")
+    if calibrate is not None:
+        return _identified(
+            calibrate, base, model, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy, out, jobs, form
+        )
+    asked = Asked(
+        _value(model, "--model"),
+        base,
+        vram,
+        ram,
+        bits,
+        batch,
+        prompt,
+        decode,
+        context,
+        trace,
+        gguf,
+        lossy,
+    )
+    advice = search(asked, jobs=jobs, progress=True)
+    sys.stdout.write(output(advice, form))
+    if out is not None:
+        write_folder(advice, out)
+        say(f"wrote {out}")
+    return 0
+
+
+def _identified(
+    file: Path, base: Any, model: str | None, vram: str | None, ram: str | None, bits: float | None, batch: int, prompt: int,
+    decode: int, context: int | None, trace: str | None, gguf: Path | None, lossy: bool, out: Path | None, jobs: int | None,
+    form: Format,
+) -> int:  # fmt: skip
+    """Identify the machine, search on it, and add the curve over its settings."""
+    from moesim.studies.advice.curve import check_machine, curve, curve_pictures, curve_records, curve_text, with_buffers
+    from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
+    from moesim.studies.identify.reading import read_observations
+    from moesim.studies.identify.report import remarks
+
+    rows = read_observations(file, [model] if model is not None and gguf is None and not model.startswith("{") else [])
+    with telling() as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+        found = identify(base, rows, leave_out=False, tell=tell)
+        profile = write_bytes(Path(folder) / "identified.yaml", _dumped(found.raw))
+        asked = Asked(
+            _value(model, "--model"), str(profile), vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy
+        )  # fmt: skip
+        tell("placements")
+        setting = look_up(asked, Path(folder))
+        check_machine(setting)
+        contents = _dumped(with_buffers(found.raw, setting))
+        write_bytes(profile, contents)
+        advice = search(asked, jobs=jobs, progress=False)
+        tell("settings of llama.cpp")
+        points = curve(setting, found)
+    text = output(advice, form).replace(str(profile), profile.name)  # the folder is gone when it is read
+    added = {"identified": remarks(found, []), "curve": curve_records(points)}
+    if form is Format.JSON:
+        text = json.dumps({**json.loads(text), **added}, indent=2) + "\n"
+    elif not form.for_programs:
+        between = "\n\n" if form is Format.MD else "\n"
+        text += between.join(["", *remarks(found, [])]) + "\n\n" + curve_text(points, setting, form)
+    sys.stdout.write(text)
+    if out is not None:
+        more = {"identified.yaml": contents, "curve.csv": render_records(curve_records(points), Format.CSV).encode()}
+        more |= curve_pictures(points, setting, found)
+        image = "![speed over --n-cpu-moe by context](curve.png)"
+        page = "\n\n".join(["", *remarks(found, []), image, curve_text(points, setting, Format.MD)])
+        write_folder(advice, out, more, added=added, page=page)
+        say(f"wrote {out}")
+    return 0
+
+
+def _dumped(raw: Any) -> bytes:
+    return yaml.safe_dump(raw, sort_keys=False, width=120).encode()
+
+
+def _value(text: str | None, option: str) -> Any:
+    """Read a mapping in braces; everything else is a name or a path."""
+    return read_yaml_value(text, f"recommend: {option}") if text is not None and text.lstrip().startswith("{") else text

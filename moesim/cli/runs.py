@@ -1,0 +1,181 @@
+"""``moesim run`` and ``moesim compare``: the same experiments, from a file or from options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moesim.core.limits import PROCESSES, REPEATS
+from moesim.core.table import Format
+from moesim.core.text import say, shown_lines
+from moesim.core.yaml_reader import read_yaml_value
+from moesim.errors import InterruptError
+from moesim.experiment import Results, run_experiment
+from moesim.experiment.config import Config, apply_override, load_config, parse_config
+from moesim.experiment.dry import describe_grid
+from moesim.experiment.output import Output
+from moesim.experiment.pool import usable_cores
+from moesim.experiment.quick import quick
+from moesim.experiment.report import result_table
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.trace_choice import choose_traces
+
+Set = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes. [default: all cores, if that is worth while]"),
+]
+Scheduler = Annotated[
+    str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
+]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the grid, what would be imported, sizes and the estimated time; run nothing.")
+]
+As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment.")],
+    overrides: Set = [],  # noqa: B006  (typer copies it)
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: results/NAME.")] = None,
+    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
+    dry: DryRun = False,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    fail_fast: FailFast = False,
+    form: As = Format.TABLE,
+) -> int:
+    """Run an experiment file, print a table and write the results into a folder.
+
+    Runs that the folder holds are not repeated: an interrupted or extended sweep goes on where it was.
+
+    Example: moesim run experiments/quickstart.yaml --quick --out results/quick
+    """
+    config = load_config(file, overrides)
+    if small:
+        config = quick(config, str(file), imports=not dry)
+    folder = out or Path(config.output or f"results/{config.name or file.stem}")
+    return _execute(config, str(file), folder, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
+
+
+def compare(
+    policies: Annotated[str, typer.Option(help="Names, or {name: ..., option: ...}, separated by commas.")],
+    model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4.5}",
+    hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
+    trace: Annotated[
+        str | None,
+        typer.Option(help="Name or path of a trace; default: one that fits the model, else routing made up."),
+    ] = None,
+    cache: Annotated[
+        str, typer.Option(help="Shares of all experts that a GPU caches, or sizes of its memory, such as 0.1,0.25,4GiB.")
+    ] = "0.25,0.5",
+    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1",
+    prompt: Annotated[str, typer.Option(help="Prompt tokens.")] = "64",
+    decode: Annotated[str, typer.Option(help="Decode tokens.")] = "64",
+    n_batches: Annotated[str, typer.Option(help="Batches, one after another.")] = "1",
+    seed: Annotated[str, typer.Option(help="Seed of the choice of requests.")] = "0",
+    transfer: Annotated[str, typer.Option(help="pinned, pageable or chunked.")] = "pinned",
+    overrides: Set = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: nothing is written.")] = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, max=REPEATS.most, help="Seeds, from --seed on; the table has means and 95 % intervals.")
+    ] = 1,
+    small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,
+    dry: DryRun = False,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    fail_fast: FailFast = False,
+    form: As = Format.TABLE,
+) -> int:
+    """Compare policies without a file; lists separated by commas are swept.
+
+    Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.125,0.25,12GiB --batch 1,8
+    """
+    workload = {
+        "batch_size": batch,
+        "prompt_tokens": prompt,
+        "decode_tokens": decode,
+        "n_batches": n_batches,
+        "seed": seed,
+    }
+    raw: dict[str, Any] = {
+        "model": _values("model", model),
+        "hardware": _values("hardware", hardware),
+        "workload": {key: _values(key, text) for key, text in workload.items()},
+        "cache": _sizes(cache),
+        "repeat": repeat,
+        "policies": read_yaml_value(f"[{policies}]", "compare: --policies"),
+        "transfer": {"curve": _values("transfer", transfer)},
+    }
+    if trace is not None:
+        raw["trace"] = _values("trace", trace)
+    for override in overrides:
+        apply_override(raw, override)
+    if "trace" not in raw:
+        for line in choose_traces(raw, "compare", imports=not dry):
+            say(line)
+    config = parse_config(raw, "compare")
+    if small:
+        config = quick(config, "compare", imports=not dry)
+    return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
+
+
+def _values(option: str, text: str) -> Any:
+    """Read ``"a,b"`` as a list to sweep, and ``"a"`` as one value."""
+    values = read_yaml_value(f"[{text}]", f"compare: --{option}")
+    return values[0] if len(values) == 1 else values
+
+
+def _sizes(text: str) -> dict[str, list[Any]]:
+    """Tell shares of all experts from sizes of memory."""
+    values = read_yaml_value(f"[{text}]", "compare: --cache")
+    shares = [value for value in values if not isinstance(value, str)]
+    sizes = [value for value in values if isinstance(value, str)]
+    return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
+
+
+def _execute(
+    config: Config, place: str, folder: Path | None, jobs: int | None, form: Format, *, dry: bool, scheduler: str | None,
+    fail_fast: bool,
+) -> int:  # fmt: skip
+    experiment = Experiment(config, place, imports=not dry)
+    output = Output(experiment, folder) if folder is not None else None
+    if dry:
+        sys.stdout.write(shown_lines(describe_grid(experiment, folder, jobs, usable_cores())))
+        return 0
+    try:
+        results = run_experiment(
+            experiment,
+            jobs=jobs,
+            keep=(lambda index: index in output.kept) if output else (lambda index: False),
+            progress=True,
+            folder=folder,
+            scheduler=scheduler,
+            fail_fast=fail_fast,
+        )
+    except KeyboardInterrupt:
+        kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
+        raise InterruptError(f"interrupted; {kept}") from None
+    sys.stdout.write(result_table(results.rows, form))
+    if results.n_found:
+        say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
+    if not results.complete:
+        say(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done")
+    elif output is not None:
+        output.write(results)
+        say(f"wrote {output.folder}")
+    return report_failures(results)
+
+
+def report_failures(results: Results) -> int:
+    """Print a line for each run that failed, and give the exit code."""
+    for line in results.failures:
+        say(f"moesim: {line}")
+    return 1 if results.failures else 0

@@ -1,0 +1,127 @@
+"""``moesim trace import``: routing that another program recorded becomes a trace."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
+from moesim.cli.outputs import check_out, note_written
+from moesim.core.limits import EXPERTS, LAYERS
+from moesim.core.text import say
+from moesim.errors import InputError
+from moesim.trace import SUFFIX
+from moesim.trace.formats.contract import Options
+from moesim.trace.formats.importing import LABELS, import_trace
+from moesim.trace.formats.model_file import SUFFIX as MODEL_SUFFIX
+from moesim.trace.formats.model_file import write_model_file
+
+Phase = StrEnum("Phase", ["decode", "prefill", "both"])
+Incomplete = StrEnum("Incomplete", ["tokens", "layers"])
+
+
+def trace_import(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SRC...", help="Files of one format, or folders of npy and npz files.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The trace to write, NAME.safetensors.")],
+    form: Annotated[str | None, typer.Option("--format", help="Of the sources; by content if not given.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose routing it is. A built-in name or a config.json also gives its shape."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help=f"{' or '.join(LABELS)}: where neither the format nor the file says what the routing is.")
+    ] = None,
+    n_experts: Annotated[int | None, typer.Option(min=1, max=EXPERTS.most, help="Routed experts of a layer.")] = None,
+    n_layers: Annotated[
+        int | None, typer.Option(min=1, max=LAYERS.most, help="Layers of an array without a shape, dense ones included.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=1, max=EXPERTS.most, help="Experts of a token in a layer, where the source does not say.")
+    ] = None,
+    first_layer: Annotated[
+        int | None, typer.Option(min=0, max=LAYERS.most, help="Layers before this one are dense and are left out.")
+    ] = None,
+    phase: Annotated[Phase | None, typer.Option(help="Of all rows, or both: the prompt first, then decode.")] = None,
+    n_prompt: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Prompt tokens of all requests, or of each, separated by commas.")
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(metavar="OURS=THEIRS", help="Name of a column or an array in the source; repeat it.")
+    ] = None,
+    incomplete: Annotated[
+        Incomplete, typer.Option(help="What is left out where first tokens of a request lack a layer.")
+    ] = Incomplete.tokens,
+    calibrate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Part of the requests to count calibration tables from; they are left out of the trace."
+        ),
+    ] = None,
+    hold_back: HeldBack = None,
+    seed: Seed = None,
+    weights: Weights = None,
+    scores: Scores = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+) -> None:
+    """Make a trace from routing recorded by vLLM, SGLang, llama.cpp or BigMoeOnEdge, or in JSON Lines, NPZ, CSV or Parquet.
+
+    What a source does not record stays absent, unless it is asked for: tables counted from held-back requests (--calibrate),
+    uniform weights. docs/guide/importing.md describes the formats.
+
+    Example: moesim trace import routes/ --model qwen3-30b-a3b --calibrate 0.25 --out theirs.safetensors
+    """
+    wanted = additions(calibrate, "--calibrate", seed, hold_back, weights, scores)
+    check_out(out, suffix=SUFFIX, overwrite=overwrite)
+    if model is not None:
+        check_out(out.with_name(out.stem + MODEL_SUFFIX), overwrite=overwrite)  # it may be written, too
+    options = Options(
+        model=model,
+        n_experts=n_experts,
+        n_layers=n_layers,
+        top_k=top_k,
+        first_layer=first_layer,
+        phase=None if phase is None else phase.value,
+        n_prompt=None if n_prompt is None else _numbers(n_prompt),
+        columns=_columns(column or []),
+        incomplete=incomplete.value,
+    )
+    imported = import_trace(sources, out, options, form=form, label=label, additions=wanted)
+    trace = imported.trace
+    shape = f"{trace.n_layers} layers x {trace.n_experts} experts, top-{trace.top_k}, {trace.label}"
+    say(f"wrote {out} from {imported.format}: {shape}, {describe(trace)}")
+    say(f"absent: {', '.join(trace.header['absent'])}")
+    for note in imported.notes:
+        say(note)
+    written = write_model_file(imported)
+    if written is not None:
+        note_written([written], "trace import")
+        say(f"wrote {written}, for `model: {written}` of an experiment")
+    elif "expert_bytes_by_layer" in trace.header:
+        say("the bytes of experts are in the header only: give --model a built-in name or a config.json")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = (-1,)
+    if not all(0 <= number < 2**31 for number in numbers):
+        raise InputError(f"--n-prompt {text}: expected numbers of tokens separated by commas, got '{text}'; correct it")
+    return numbers
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for text in given:
+        ours, equals, theirs = text.partition("=")
+        if not equals or not ours or not theirs or ours in columns:
+            raise InputError(
+                f"--column {text}: expected OURS=THEIRS, each of ours once, got '{text}'; for example expert=topk_ids"
+            )
+        columns[ours] = theirs
+    return columns

@@ -1,0 +1,106 @@
+"""``moesim validate``: the runs of an experiment simulated and replayed on this machine, side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moesim.cli.replay import Backend, Disk, Memory, live_execution, live_machine
+from moesim.cli.runs import As, Set
+from moesim.core.limits import REPEATS
+from moesim.core.output_folder import check_own_folder
+from moesim.core.table import Format
+from moesim.core.text import say
+from moesim.errors import ConfigError
+from moesim.experiment.config import load_config
+from moesim.experiment.quick import quick
+from moesim.experiment.resolve import Experiment
+
+
+def validate(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.yaml]", help="The experiment.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder of the measurements, tables and figures.")] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=REPEATS.most, help="Replays of each run, interleaved.")] = 3,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Keep the measurements that are in the folder.")] = True,
+    only_compare: Annotated[
+        bool, typer.Option("--only-compare", help="Replay nothing: compare the simulator with the measurements in the folder.")
+    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="Compare with published measurements instead.")] = False,
+    identified: Annotated[
+        bool, typer.Option("--identified", help="With --public: also identify machines from two rows, and predict their others.")
+    ] = False,
+    overrides: Set = [],  # noqa: B006  (typer copies it)
+    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    backend: Backend = "cpu",
+    memory: Memory = None,
+    disk: Disk = None,
+    form: As = Format.TABLE,
+) -> int:
+    """Simulate and replay every run of an experiment, and say how far the times are apart, and why.
+
+    Hits and bytes must be the same wherever no clock has a say in a policy's decisions; if they are not, the exit code is 1. A
+    missed goal is only reported.
+
+    Example: moesim validate --public
+    """
+    if public:
+        _check_options(context, "public", ("public", "identified", "out", "form"))
+        return _public(out, form, identified)
+    if identified:
+        raise ConfigError("validate: expected --identified with --public only, got it alone; add --public or leave it out")
+    if out is None:
+        raise ConfigError("validate: expected --out FOLDER, got nothing; name one for measurements, tables and figures")
+    check_own_folder(out, "validate")
+    if only_compare:
+        _check_options(context, "only-compare", ("only_compare", "out", "file", "overrides", "small", "form"))
+    if file is None:
+        raise ConfigError("validate: expected an experiment, got nothing; name a file, or compare with --public")
+    from moesim.studies.validation.report import Report  # Matplotlib takes most of a second to import
+    from moesim.studies.validation.run import validate as run_both
+
+    config = load_config(file, overrides)
+    experiment = Experiment(quick(config, str(file)) if small else config, str(file))
+    if only_compare:
+        found = run_both(experiment, out, None, progress=True)
+    else:
+        how = {"backend": backend, "memory": memory}
+        with live_machine(experiment, backend, memory, disk) as machine:
+            execution = live_execution(machine)
+            found = run_both(experiment, out, execution, repeats=repeats, resume=resume, how=how, progress=True)
+    report = Report(found)
+    sys.stdout.write(report.table(form))
+    for path in report.write(out):
+        say(f"wrote {path}")
+    for line in report.problems:
+        say(f"moesim: {line}")
+    return 1 if report.problems else 0
+
+
+def _public(out: Path | None, form: Format, identified: bool) -> int:
+    from moesim.studies.validation.public import run_public, table
+    from moesim.studies.validation.sweep_identified import identified_table
+    from moesim.studies.validation.sweep_report import group_table
+
+    result = run_public(out, progress=True, identified=identified)
+    sys.stdout.write(table(result.frame, form))
+    if not form.for_programs:
+        sys.stdout.write("\n" + group_table(result.sweeps, form))
+        sys.stdout.write("\n" + identified_table(result.identified, form) if identified else "")
+    if form is Format.TABLE:
+        print(result.summary)
+    if out is not None:
+        say(f"wrote {out}")
+    return 0
+
+
+def _check_options(context: typer.Context, mode: str, used: Collection[str]) -> None:
+    """Refuse options that a mode has no use for."""
+    for parameter in context.command.params:
+        name, given = str(parameter.name), context.get_parameter_source(str(parameter.name))
+        if name not in used and given is not None and given.name == "COMMANDLINE":
+            raise ConfigError(f"validate --{mode}: expected no {parameter.opts[0]}, which changes nothing here; leave it out")

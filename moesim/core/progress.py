@@ -1,0 +1,84 @@
+"""A progress bar for what takes longer than two seconds, and a line for what has no end in sight; on a terminal only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from moesim.core.text import shown
+
+_DELAY_S = 2.0
+_EVERY_S = 0.1
+
+
+class Progress:
+    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit."""
+
+    def __init__(self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "") -> None:
+        self.done = done
+        self._total = total
+        self._enabled = enabled and sys.stderr.isatty()
+        self._text = shown(text)
+        self._unit = unit
+        self._drawn = time.monotonic()
+        self._from = self._drawn + (0 if unit else _DELAY_S)
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Progress:
+        if self._enabled and self._unit:
+            self._draw()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def describe(self, text: str) -> None:
+        """Say what is being done."""
+        self._text = shown(text)
+
+    def advance(self, steps: int) -> None:
+        """Count steps."""
+        self.done += steps
+        now = time.monotonic()
+        if self._enabled and now >= self._from and now - self._drawn >= _EVERY_S:
+            self._drawn = now
+            self._draw()
+
+    def leave_out(self, steps: int) -> None:
+        """Take steps off the total that are not needed after all."""
+        self._total -= steps
+
+    def _draw(self) -> None:
+        if self._bar is None:
+            count = f"{{task.completed}}/{{task.total}} {self._unit}, {{task.fields[speed]}} {self._unit}/s"
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn(count if self._unit else "{task.percentage:>3.0f} %"),
+                TimeRemainingColumn(),
+            )
+            self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._text, total=self._total, completed=self.done, speed="-")
+            self._bar.start()
+        (task,) = self._bar.tasks
+        speed = "-" if task.speed is None else f"{task.speed:.1f}"
+        self._bar.update(task.id, completed=self.done, total=self._total, description=self._text, speed=speed)
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Show what is being done, which may never end; on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(shown(text)))

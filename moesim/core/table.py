@@ -1,0 +1,90 @@
+"""Tables for people and for other programs: rich on a terminal, Markdown, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from moesim.core.text import cell, shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_WIDE = 1000  # columns; what is piped to a file is not cut
+
+
+class Format(StrEnum):
+    """How to print a table."""
+
+    TABLE = "table"
+    MD = "md"
+    CSV = "csv"
+    JSON = "json"
+    JSONL = "jsonl"
+
+    @property
+    def for_programs(self) -> bool:
+        """Whether it holds every value unrounded, for `render_records`."""
+        return self in (Format.CSV, Format.JSON, Format.JSONL)
+
+
+def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()) -> str:
+    """Write a table of texts.
+
+    >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
+    | policy | hits |
+    |---|---:|
+    | lru | 41 % |
+    """
+    if form is Format.CSV:
+        return _csv(columns, rows)
+    columns, rows, right = [shown(c) for c in columns], [[shown(c) for c in row] for row in rows], [shown(c) for c in right]
+    if form is Format.MD:
+        head = "|" + "|".join("---:" if column in right else "---" for column in columns) + "|"
+        lines = ["| " + " | ".join(one.replace("|", "\\|") for one in row) + " |" for row in (columns, *rows)]
+        return "\n".join([lines[0], head, *lines[1:]]) + "\n"
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    terminal = sys.stdout.isatty()
+    console = Console(file=text, force_terminal=terminal, width=None if terminal else _WIDE, highlight=False, markup=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def render_records(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
+    """Write rows with all their keys, for other programs."""
+    if form is Format.JSON:
+        return json.dumps(list(rows), indent=2) + "\n"
+    if form is Format.JSONL:
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return _csv(columns, [["" if (v := row.get(key)) is None else v for key in columns] for row in rows])
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([cell(column) for column in columns])
+    writer.writerows([cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def frame_csv(frame: DataFrame, **options: Any) -> bytes:
+    """Write a frame as CSV, its texts as `moesim.core.text.cell` does; options of ``DataFrame.to_csv``."""
+    guarded = frame.rename(columns=cell)
+    for name in guarded.select_dtypes(exclude="number").columns:
+        guarded[name] = guarded[name].map(cell)
+    written: str = guarded.to_csv(index=False, lineterminator="\n", **options)
+    return written.encode()

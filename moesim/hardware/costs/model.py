@@ -1,0 +1,381 @@
+"""What things cost: (part, device, rows) -> whole nanoseconds, for one model on one machine.
+
+Every answer is a plain int, computed in exact arithmetic and remembered; the engine asks on its hot path. Where the
+profile has a curve for the model's shape, that is the cost; otherwise a roofline from the device's rates, labelled
+``derived``. The model remembers which numbers it used, so that a result can carry the weakest of their labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.core.units import NS_PER_S, ceil_div
+from moesim.hardware.costs.choice import PartCosts
+from moesim.hardware.costs.experts import linear_ns
+from moesim.hardware.costs.fitting import expert_curves
+from moesim.hardware.costs.parts import Roofline, within_a_day
+from moesim.hardware.types import Device, ExpertCost, HardwareProfile, weakest
+from moesim.model import ModelSpec, bits_to_bytes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
+"""Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
+
+SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
+
+
+class CostModel(PartCosts):
+    """Costs of one model on one machine.
+
+    Parameters
+    ----------
+    model : ModelSpec
+        Shapes and precisions.
+    hardware : HardwareProfile
+        Devices, links, curves.
+    transfer : {"pinned", "pageable", "chunked"}
+        Which curve of the links weights travel by: a property of the software, not of the link.
+    chunk_bytes : int or None, bytes
+        Largest piece of a transfer; every piece pays the link's latency. None: one piece.
+    extrapolate : bool
+        Continue curves outside the range they hold for, and label that ``extrapolated``, instead of an error.
+
+    Raises
+    ------
+    HardwareError
+        If ``transfer`` or ``chunk_bytes`` is impossible. Costs raise it where the profile lacks what they need.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        hardware: HardwareProfile,
+        *,
+        transfer: str = "pinned",
+        chunk_bytes: int | None = None,
+        extrapolate: bool = False,
+    ) -> None:
+        super().__init__(model, hardware, transfer=transfer, chunk_bytes=chunk_bytes, extrapolate=extrapolate)
+        self._memo: dict[tuple[Any, ...], int] = {}
+        self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in hardware.devices}
+        self._tables: dict[str, list[int]] = {name: [0] for name in hardware.devices}
+        self._arrays: dict[str, NDArray[np.int64]] = {}
+        self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
+
+    # ---- experts
+
+    def expert_ns(self, device: str, n_rows: int) -> int:
+        """Time of one routed expert.
+
+        Parameters
+        ----------
+        device : str
+            Name of the device.
+        n_rows : int
+            Token rows; 0 costs nothing.
+
+        Returns
+        -------
+        int, ns
+
+        Raises
+        ------
+        HardwareError
+            If the rows are outside the range of the profile's curve for this shape.
+        """
+        known = self._expert[device]
+        if n_rows not in known:
+            known[n_rows] = self._compute_expert(self.hardware.devices[device], n_rows)
+        return known[n_rows]
+
+    def expert_table(self, device: str, max_rows: int) -> list[int]:
+        """Times of one expert for 0 to at least ``max_rows`` rows, a plain list in ns; do not change it."""
+        table = self._tables[device]
+        for n_rows in range(len(table), max_rows + 1):
+            table.append(self.expert_ns(device, n_rows))
+        return table
+
+    def expert_array(self, device: str, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """Times of experts with these rows.
+
+        Parameters
+        ----------
+        device : str
+            Name of the device.
+        rows : ndarray of int, any shape
+            Rows of each expert.
+
+        Returns
+        -------
+        ndarray of int64, same shape, ns
+        """
+        largest = int(rows.max(initial=0))
+        array = self._arrays.get(device)
+        if array is None or len(array) <= largest:
+            array = np.asarray(self.expert_table(device, largest), dtype=np.int64)
+            self._arrays[device] = array
+        found: NDArray[np.int64] = array[rows]
+        return found
+
+    def first_extra_ns(self, device: str) -> int:
+        """Extra time of the first expert of a group on a device, ns."""
+        key = ("first", device)
+        if key not in self._memo:
+            found = self.hardware.devices[device]
+            extra, where = found.first_extra_us, f"devices.{device}.first_extra_us"
+            for curve in expert_curves(self.model, found):
+                if curve.first_extra_us is not None:
+                    extra, where = curve.first_extra_us, f"{curve.key}.first_extra_us"
+                    break
+            if extra is None and found.operations:
+                extra, where = found.operation_us * self._operations(found, "experts"), f"devices.{device}.operation_us"
+            self._memo[key] = 0 if extra is None else round(extra * 1000)
+            if extra is not None:
+                self._ledger.note(f"first extra @{device}", "constant", where)
+        return self._memo[key]
+
+    def _compute_expert(self, device: Device, n_rows: int) -> int:
+        if n_rows < 0:
+            raise ValueError(f"n_rows: expected at least 0, got {n_rows}")
+        model, curves = self.model, expert_curves(self.model, device)
+        if not curves:
+            self._unfitting.expert(device)
+            by_layer = model.expert_bytes_by_layer
+            n_bytes = model.expert_bytes(0) if by_layer is None else ceil_div(sum(by_layer), len(by_layer))
+            if device.expert_cost is not None:
+                return self._linear(device, device.expert_cost, n_bytes, n_rows)
+            return self._roofline(device, "expert").ns(n_bytes, 2 * n_rows * model.expert_params)
+        what = f"expert curve for {model.hidden}x{model.expert_intermediate} {model.expert_bits:g}-bit"
+        return self._from_curves(device, "expert", curves, n_rows, what)
+
+    def _linear(self, device: Device, cost: ExpertCost, n_bytes: int, n_rows: int) -> int:
+        if n_rows == 0:
+            return 0
+        key = f"devices.{device.name}"
+        names = {"expert_cost.per_expert_us", "expert_cost.read_bytes_per_s"}
+        operations = 2 * self.model.expert_params
+        if operations * cost.read_bytes_per_s > n_bytes * device.flops:  # unpacking takes longer than reading
+            names |= {"flops"}
+        names |= {"expert_cost.per_row_us", "expert_cost.few_row_flops"} if n_rows > 1 else set()
+        if f"{key}.expert_cost.read_bytes_per_s" not in self.hardware.numbers:
+            names |= {"memory_bytes_per_s"}
+        if cost.crossover_rows and n_rows > cost.crossover_rows:
+            names |= {"expert_cost.many_row_flops", "expert_cost.crossover_rows"}
+        self._ledger.add(f"expert @{device.name}", "linear in rows", *(f"{key}.{name}" for name in sorted(names)))
+        return within_a_day(linear_ns(cost, n_bytes, operations, n_rows, device.flops), self._place(device, "expert"))
+
+    def host_expert_ns(self) -> int:
+        """Time of the submitting thread for each expert, ns."""
+        if self.hardware.host_expert_us:
+            self._ledger.note("submission", "constant", "host_expert_us")
+        return round(self.hardware.host_expert_us * 1000)
+
+    def host_shared(self) -> bool:
+        """Tell whether the thread that submits experts also computes the host's."""
+        if self.hardware.host_shared:
+            self._ledger.note("host thread", "switch", "host_shared")
+        return self.hardware.host_shared
+
+    # ---- everything else on a device
+
+    def attention_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None) -> int:
+        """Time of one layer's attention.
+
+        Parameters
+        ----------
+        device : str
+            Name of the device.
+        n_rows : int
+            Token rows of the micro-batch.
+        work2 : int
+            Sum over its sequences of n (2 context + n), twice the pairs of a query and a key.
+        n_requests : int, optional
+            Sequences among the rows; the rows of one share a reading of its keys and values. Without it, every row
+            reads its own: right for decode, an upper bound for prefill.
+
+        Returns
+        -------
+        int, ns
+
+        Notes
+        -----
+        Bytes: weights, and the visible keys and values. Operations: 2 params n, and 2 per query-key pair for each
+        element of a key and of a value. A causal mask is used, as ``work2`` implies. With a curve ``attention`` of the
+        profile (by rows) what its keys and values take is added: by the curve ``context`` (by tokens whose keys and
+        values are read) if there is one, else by the memory's rate, and never less than the operations take.
+        """
+        if device not in self._attention:
+            self._attention[device] = self._attention_constants(device)
+        roofline, per_row, weights, kv_bytes, per_work2, has_curve = self._attention[device]
+        if n_rows == 0:
+            return 0
+        seen = work2 if n_requests is None else ceil_div(work2 * n_requests, n_rows)
+        n_bytes, operations = ceil_div(kv_bytes * seen, 2), per_work2 * work2
+        if has_curve:
+            computing = ceil_div(operations * NS_PER_S, roofline.flops)
+            if self._part_curves(device, "context"):
+                context = self._part_ns(device, "context", ceil_div(seen, 2), 0, 0)
+            else:
+                context = ceil_div(n_bytes * NS_PER_S, roofline.rate)
+            ns = self._part_ns(device, "attention", n_rows, 0, 0) + max(context, computing)
+            return within_a_day(ns, roofline.place)
+        return roofline.ns(weights + n_bytes, per_row * n_rows + operations) + self._left_to_host_ns(device)
+
+    def _left_to_host_ns(self, device: str) -> int:
+        """What latent attention takes besides, where the engine has no kernel for it and its host computes it."""
+        found = self.hardware.devices[device]
+        if not self.model.kv_lora_rank or not found.latent_attention_us:
+            return 0
+        self._ledger.note(f"latent attention @{device}", "constant", f"devices.{device}.latent_attention_us")
+        return round(found.latent_attention_us * 1000)
+
+    def _attention_constants(self, device: str) -> tuple[Roofline, int, int, int, int, bool]:
+        model = self.model
+        roofline = self._roofline(self.hardware.devices[device], "attention")
+        if model.kv_lora_rank:
+            per_work2 = model.n_heads * (model.nope_head_dim + model.rope_head_dim + model.v_head_dim)
+        else:
+            per_work2 = 2 * model.n_heads * model.head_dim
+        kv_bytes = model.kv_bytes_per_token_per_layer
+        has_curve = bool(self._part_curves(device, "attention"))
+        return roofline, 2 * model.attention_params, model.attention_bytes, kv_bytes, per_work2, has_curve
+
+    def dense_ns(self, device: str, n_rows: int) -> int:
+        """Time of the rest of a layer's dense part: norms, router, and the router's result reaching the host."""
+        key = ("dense", device, n_rows)
+        if key not in self._memo:
+            model, found = self.model, self.hardware.devices[device]
+            ns = self._part_ns(device, "dense", n_rows, model.dense_bytes(0), 2 * n_rows * model.dense_params)
+            if found.router_us and n_rows:
+                ns += round(found.router_us * 1000)
+                self._ledger.note(f"router @{device}", "constant", f"devices.{device}.router_us")
+            self._memo[key] = ns
+        return self._memo[key]
+
+    def shared_ns(self, device: str, n_rows: int) -> int:
+        """Time of all shared experts of a layer, ns; 0 if the model has none."""
+        key = ("shared", device, n_rows)
+        if key not in self._memo:
+            model = self.model
+            operations = 2 * n_rows * model.shared_params
+            self._memo[key] = self._part_ns(device, "shared", n_rows, model.shared_bytes, operations) if operations else 0
+        return self._memo[key]
+
+    def embedding_ns(self, device: str, n_rows: int) -> int:
+        """Time to look up ``n_rows`` embeddings (read and written once), ns."""
+        n_bytes = 2 * bits_to_bytes(n_rows * self.model.hidden, self.model.other_bits)
+        return self._part_ns(device, "embedding", n_rows, n_bytes, 0)
+
+    def leading_ns(self, device: str, n_rows: int, work2: int, n_requests: int | None = None) -> int:
+        """Time of all leading dense layers together, attention included, ns; see `attention_ns`."""
+        model = self.model
+        if not model.n_dense_layers:
+            return 0
+        params = model.n_mats * model.hidden * model.dense_intermediate
+        n_bytes = bits_to_bytes(params, model.other_bits)
+        each = self._part_ns(device, "leading", n_rows, n_bytes, 2 * n_rows * params)
+        return model.n_dense_layers * (each + self.attention_ns(device, n_rows, work2, n_requests))
+
+    def head_ns(self, device: str, n_sequences: int) -> int:
+        """Time of the last norm and the LM head for ``n_sequences`` rows, and of the host's fixed work a step, ns."""
+        model, found = self.model, self.hardware.devices[device]
+        ns = self._part_ns(device, "head", n_sequences, model.head_bytes, 2 * n_sequences * model.head_params)
+        if found.token_us and n_sequences:
+            ns += round(found.token_us * 1000)
+            self._ledger.note(f"step @{device}", "constant", f"devices.{device}.token_us")
+        return ns
+
+    def predict_ns(self, device: str, n_rows: int, source: str) -> int:
+        """Time of a prediction about one layer.
+
+        Parameters
+        ----------
+        device : str
+            Where it is computed.
+        n_rows : int
+            Token rows.
+        source : str
+            Name of the predictor, with or without ``"signal:"``. `FREE_PREDICTORS` (by prefix) cost nothing; a name for
+            which the device has a ``predict`` curve (longest prefix) costs that; ``shadow-int8`` and the like cost one
+            layer of the model at that precision, all its activated experts included; anything else one product with a
+            router.
+
+        Returns
+        -------
+        int, ns
+        """
+        source = source.removeprefix("signal:")
+        key = ("predict", device, n_rows, source)
+        if key not in self._memo:
+            self._memo[key] = self._compute_predict(self.hardware.devices[device], n_rows, source)
+        return self._memo[key]
+
+    def _compute_predict(self, device: Device, n_rows: int, source: str) -> int:
+        if n_rows == 0 or source.startswith(FREE_PREDICTORS):
+            return 0
+        fits = [name for name in device.predict if source.startswith(name)]
+        if fits:
+            curve = device.predict[max(fits, key=len)]
+            return self._from_curves(device, f"predict {source}", [curve], n_rows, f"predictor curve '{source}'")
+        model = self.model
+        if source.startswith("shadow"):
+            name = source.removeprefix("shadow").removeprefix("-").split(":")[0]
+            bits = SHADOW_BITS.get(name, model.other_bits)
+            active = min(model.n_experts, n_rows * model.top_k)
+            fixed = model.attention_params + model.dense_params + model.shared_params
+            n_bytes = bits_to_bytes(fixed + active * model.expert_params, bits)
+            operations = 2 * n_rows * (fixed + model.top_k * model.expert_params)
+            return self._shadow_roofline(device, active).ns(n_bytes, operations)
+        params = model.n_experts * model.hidden
+        return self._roofline(device, "predict").ns(bits_to_bytes(params, model.other_bits), 2 * n_rows * params)
+
+    def _shadow_roofline(self, device: Device, active: int) -> Roofline:
+        """One whole layer: the launches of all its parts, and of each activated expert."""
+        self._roofline(device, "predict")  # notes the device's rates
+        parts = ("attention", "dense", "shared") if self.model.shared_params else ("attention", "dense")
+        if device.operations:
+            chain = device.operation_us * sum(self._operations(device, part) for part in (*parts, "experts"))
+            return Roofline(device, 0, self._place(device, "shadow"), chain)
+        launches = sum(device.launches.get(part, 1) for part in parts)
+        return Roofline(device, launches + active * device.launches.get("expert", 1), self._place(device, "shadow"))
+
+    # ---- provenance
+
+    def labels(self, activities: Collection[str] | None = None) -> tuple[str, ...]:
+        """Distinct source labels of all numbers used so far, strongest first, contention included.
+
+        Parameters
+        ----------
+        activities : collection of str, optional
+            What went on in the run, as `moesim.records.activities` says: a pair of contention counts only if both of
+            its activities are among them. Without it, every pair counts whose lanes may have been used.
+        """
+        return self._ledger.labels(activities)
+
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Intervals of the numbers used so far that have one, by dotted key."""
+        return self._ledger.intervals()
+
+    def notes(self) -> list[str]:
+        """Name, for costs asked for so far, curves of the profile that fit neither model nor precision: a roofline stood in."""
+        return self._unfitting.notes(self.hardware.name)
+
+    def label(self, activities: Collection[str] | None = None) -> str:
+        """Weakest of `labels`."""
+        return weakest(self.labels(activities))
+
+    def provenance(self) -> dict[str, dict[str, Any]]:
+        """Where each cost used so far comes from.
+
+        Returns
+        -------
+        dict of str to dict
+            For every cost: ``form``, ``source`` (weakest label), ``ref`` (the words beside the numbers, joined), and
+            ``numbers``: dotted key to ``{"value", "source", "ref"}``.
+        """
+        return self._ledger.provenance()

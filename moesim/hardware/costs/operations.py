@@ -1,0 +1,101 @@
+"""Operations of one decode step of llama.cpp, counted from the fields of a model.
+
+An engine's graph is a chain: each operation waits for the one before, so that what operations take beside reading adds up and
+hides behind nothing. What differs between models is how many there are.
+
+Counted in llama.cpp's sources (``src/models/*.cpp``, ``build_moe_ffn`` and ``build_attn`` of ``src/llama-graph.cpp``,
+``ggml_cuda_try_fuse`` of ``ggml-cuda.cu``) for one row and flash attention, views left out. On a GPU (``llama.cpp``) one kernel
+are:
+
+* a norm and its scale; with them the rotation of queries or keys, and the write of keys to the cache;
+* a product and its bias or the residual that is added to it; gate, up, their biases and the activation;
+* softmax, choice and weights of the router, if the number of experts is a power of two;
+* up to eight sums in a row: of the experts' outputs, and of the residual.
+
+Each product of quantised weights quantises its input in a kernel of its own; the router's has no quantised weights. Attention
+takes two: one on parts of the context, one that puts these together. On GPUs before Volta (``llama.cpp-unfused``) products are
+alone.
+
+On a CPU the unit is a wait of all threads for each other: two for a product (its input, then the rows) and for attention, one for
+anything else; only a norm and its scale are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from moesim.core.units import ceil_div
+from moesim.model import ModelSpec
+
+_SUMS: Final = 8
+"""Sums in a row that are one kernel."""
+_ROUTERS: Final = frozenset({288, 576} | {2**n for n in range(10)})
+"""Numbers of experts for which a GPU has one kernel that chooses."""
+_CHOICE: Final = 6
+"""Softmax, sort, look-up of the weights, their sum, its limit, division."""
+
+
+def operations(engine: str, kind: str, model: ModelSpec) -> Mapping[str, int]:
+    """Count the operations of each part of a model at one row.
+
+    Gives ``attention``, ``dense`` (norm and router), ``shared``, ``experts`` (all of a layer together), ``leading`` (one dense
+    layer without its attention), ``embedding``, ``head``.
+
+    >>> from moesim.model import load_model
+    >>> operations("llama.cpp", "gpu", load_model("qwen3-30b-a3b"))["attention"]
+    14
+    """
+    if kind == "cpu":
+        return _on_cpu(model)
+    return _on_gpu(model, fused=engine == "llama.cpp")
+
+
+def _on_gpu(model: ModelSpec, *, fused: bool) -> dict[str, int]:
+    product, alone = 2, 0 if fused else 1  # with the kernel that quantises its input; what is added to it if nothing is fused
+    added = product + alone
+    if model.kv_lora_rank:
+        # norm; the latent, its norm, two rotations, absorbed product, two puttings together, write, attention, values, copy
+        attention = 1 + product + 1 + 2 + product + 2 + 1 + 2 + product + 1
+        attention += (product + 1 + product) if model.q_lora_rank else product
+    else:
+        norms = 2 * (model.qk_norm == "full")  # those of whole rows are not one kernel with the rotation
+        attention = (
+            1 + 3 * (product + alone * model.qkv_bias) + norms + 2 + 1 + 2
+        )  # norm, queries keys values, rotations, write, attention
+    attention += added + model.out_bias  # beside a bias, the residual is a kernel of its own
+    gated = model.n_mats == 3
+    feed = product + (0 if fused else product * gated + 1)  # gate, up and activation
+    feed += 0 if gated or not fused else 1
+    biases = model.n_mats * model.expert_bias * alone
+    sums = max(0, model.top_k - 1) + (0 if model.shared_params else 1)
+    return {
+        "attention": attention,
+        "dense": 2 + alone * model.router_bias + (1 if model.n_experts in _ROUTERS else _CHOICE),
+        "experts": feed + product + biases + 1 + ceil_div(sums, _SUMS),
+        # the gate is a product without quantised weights, and its sigmoid times the output a kernel; then the sum is one as well
+        "shared": feed + added + 1 + 3 * model.shared_gate if model.shared_params else 0,
+        "leading": 1 + feed + added,
+        "embedding": 1,
+        "head": 2 + 1 + product,  # rows that are asked for, of two; norm; product
+    }  # fmt: skip
+
+
+def _on_cpu(model: ModelSpec) -> dict[str, int]:
+    product = 2
+    if model.kv_lora_rank:
+        attention = 1 + product + 1 + 2 + product + 2 + 1 + 2 + product + 1
+        attention += (product + 1 + product) if model.q_lora_rank else product
+    else:
+        attention = 1 + 3 * (product + model.qkv_bias) + 2 * (model.qk_norm != "none") + 2 + 2 + 2
+    attention += product + model.out_bias + 1
+    feed = (model.n_mats - 1) * product + 1
+    return {
+        "attention": attention,
+        "dense": 1 + product + model.router_bias + _CHOICE + 1,
+        "experts": feed + product + model.n_mats * model.expert_bias + 1 + max(0, model.top_k - 1),
+        "shared": feed + product + 1 + (product + 2) * model.shared_gate if model.shared_params else 0,
+        "leading": 1 + feed + product + 1,
+        "embedding": 1,
+        "head": 1 + product,
+    }

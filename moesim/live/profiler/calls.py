@@ -1,0 +1,215 @@
+"""What a probe is in real life: calls over tensors, the same that a replay makes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moesim.live.kernels.copies import copy, copy_in_chunks
+from moesim.live.kernels.dense import DenseKernel
+from moesim.live.kernels.serve import serve
+from moesim.live.profiler.files import TiledFile
+from moesim.live.profiler.machine import Arena, Machine, Ring
+from moesim.live.profiler.needs import CONTEXT, RING, DenseNeed, cache_bytes
+from moesim.live.profiler.probes import sequences_of
+
+Call = Callable[[], object]
+
+BEFORE_FIRST_S = 5e-3
+"""Something else goes on for so long before the first expert of a group."""
+
+CHUNKS = 3
+
+
+class Timed(NamedTuple):
+    """A call whose time is taken, and calls right before it whose time is not."""
+
+    call: Call
+    before: tuple[Call, ...] = ()
+
+
+Maker = Callable[[], Timed]
+"""Makes the next execution of a probe, on buffers whose turn it is."""
+
+
+def flusher(machine: Machine, place: str, seed: int) -> Call:
+    """Make a call that fills a place's cache with other things."""
+    n_bytes = cache_bytes(place)
+    arena = machine.arena(n_bytes, place, seed)
+    return partial(copy, arena.part(0, n_bytes), arena.part(1, n_bytes))
+
+
+def expert_maker(machine: Machine, ring: Ring, place: str, rows: int, before: tuple[Call, ...] = ()) -> Maker:
+    """Serve rows by the experts of a ring, one after the other."""
+    kernel, hidden = ring.kernel, ring.kernel.shape.hidden
+    where = machine.at(place)
+    x, sums = (machine.tensors.zeros(where, rows, hidden, kernel.act_dtype) for _ in range(2))
+    x.normal_()
+    index = machine.tensors.index(where, np.arange(rows, dtype=np.int64))
+    gates = machine.tensors.values(where, [0.5] * rows, kernel.act_dtype)
+    return lambda: Timed(partial(serve, kernel, ring.next(), x, index, gates, sums), before)
+
+
+class DenseCalls:
+    """Parts of a model's dense computation on a device, on weights that are not in the cache."""
+
+    def __init__(self, machine: Machine, need: DenseNeed, kernel: DenseKernel, flush: Call, seed: int) -> None:
+        self._machine, self._need, self._kernel, self._flush = machine, need, kernel, flush
+        self._ids = np.random.default_rng(seed)
+        self._layer = 0
+        self._kept: deque[Any] = deque(maxlen=8)
+
+    def _state(self, rows: int) -> tuple[Any, Any, Any]:
+        where = self._machine.at(self._need.place)
+        made = tuple(
+            self._machine.tensors.zeros(where, rows, self._need.model.hidden, self._kernel.dtype).normal_() for _ in range(3)
+        )
+        return made[0], made[1], made[2]
+
+    def _next_layer(self) -> int:
+        self._layer = (self._layer + 1) % self._need.model.n_layers
+        return self._layer
+
+    def maker(self, kind: str, size: int, unit: str) -> Maker:
+        """Make the executions of a part of the model, for rows or for tokens in the cache."""
+        rows = size if unit == "rows" else 1
+        sequences = sequences_of(rows) if unit == "rows" else [(1, size - 1)]
+        state = self._state(rows)
+        make = getattr(self, f"_{kind}")
+        before = () if self._leaves_cache(kind) else (self._flush, state[0].clone)  # the rows themselves are warm in reality
+        return lambda: Timed(make(*state, sequences), before)
+
+    def _leaves_cache(self, kind: str) -> bool:
+        """Tell whether the weights of a part, in as many layers as there are, are more than caches hold."""
+        model = self._need.model
+        n_bytes = {
+            "attention": model.attention_bytes, "context": model.attention_bytes, "shared": model.shared_bytes,
+            "leading": model.leading_bytes // max(1, model.n_dense_layers),
+        }.get(kind, 0) * self._need.distinct_layers  # fmt: skip
+        if kind == "leading":
+            n_bytes = model.leading_bytes
+        if kind == "head":
+            n_bytes = model.head_bytes
+        return n_bytes >= RING * cache_bytes(self._need.place)
+
+    def _attention(self, hidden: Any, _: Any, sums: Any, sequences: list[tuple[int, int]]) -> Call:
+        kernel, layer = self._kernel, self._next_layer()
+
+        def call() -> None:  # with the outputs of the layer before added to the residual stream
+            hidden.add_(sums)
+            sums.zero_()
+            hidden[:] = kernel.attention(layer, hidden, sequences)
+
+        return call
+
+    _context = _attention
+
+    def _dense(self, hidden: Any, normed: Any, _: Any, __: Any) -> Call:
+        kernel, layer = self._kernel, self._next_layer()
+
+        def call() -> None:
+            normed[:], _ = kernel.router(layer, hidden)
+
+        return call
+
+    def _shared(self, _: Any, normed: Any, sums: Any, __: Any) -> Call:
+        kernel, layer = self._kernel, self._next_layer()
+        return lambda: sums.add_(kernel.shared(layer, normed))
+
+    def _leading(self, hidden: Any, _: Any, __: Any, sequences: list[tuple[int, int]]) -> Call:
+        kernel, layer = self._kernel, self._next_layer() % self._need.model.n_dense_layers
+
+        def call() -> None:
+            hidden[:] = kernel.leading(layer, hidden, sequences)
+
+        return call
+
+    def _embedding(self, hidden: Any, _: Any, __: Any, ___: Any) -> Call:
+        kernel = self._kernel
+        some = self._ids.integers(0, self._need.model.vocab, len(hidden))
+        ids = self._machine.tensors.index(self._machine.at(self._need.place), some)
+        self._kept.append(ids)  # a GPU may read it after the call has returned
+
+        def call() -> None:
+            hidden[:] = kernel.embed(ids)
+
+        return call
+
+    def _head(self, hidden: Any, _: Any, __: Any, ___: Any) -> Call:
+        return partial(self._kernel.head, hidden)
+
+    def _predict(self, _: Any, normed: Any, __: Any, ___: Any) -> Call:
+        return partial(self._kernel.predict, self._next_layer(), normed)
+
+    def both(self) -> Maker:
+        """Make the executions of attention and router of one row, layer by layer: the dense part of a step at batch 1."""
+        state = self._state(1)
+
+        def make() -> Timed:
+            attention, router = self._attention(*state, [(1, CONTEXT - 1)]), self._dense(*state, [])
+
+            def call() -> None:
+                attention()
+                router()
+
+            return Timed(call)
+
+        return make
+
+    def busy(self) -> Call:
+        """Make a call that goes on with dense parts for `BEFORE_FIRST_S`."""
+        make = self.both()
+
+        def call() -> None:
+            until = time.perf_counter() + BEFORE_FIRST_S
+            while time.perf_counter() < until:
+                make().call()
+
+        return call
+
+
+def copy_maker(origin: Arena, target: Arena, size: int, streams: list[Any] | None = None) -> Maker:
+    """Copy pieces of a size from one arena to another; with streams (maybe none) in `CHUNKS` chunks."""
+    turn = iter(range(1, 2**62))
+
+    def make() -> Timed:
+        now = next(turn)
+        dst, src = target.part(now, size), origin.part(now, size)
+        if streams is not None:
+            return Timed(partial(copy_in_chunks, dst, src, CHUNKS, streams))
+        return Timed(partial(copy, dst, src, non_blocking=True))
+
+    return make
+
+
+def file_maker(file: TiledFile, arena: Arena, size: int, kind: str, variant: str, flush: Call) -> Maker:
+    """Read or write pieces of a size of a file; of the page cache only what has just been brought there."""
+    turn = iter(range(1, 2**62))
+
+    def make() -> Timed:
+        now = next(turn)
+        part = arena.part(now, size)
+        if variant == "page cache":
+            read = partial(file.read_cached, now, part)
+            return Timed(read, (read, flush))
+        return Timed(partial(file.read if kind == "disk_read" else file.write, now, part))
+
+    return make
+
+
+def crossing_maker(machine: Machine, src: str, dst: str, rows: int, hidden: int, dtype: Any) -> Maker:
+    """Copy rows to another device, and as many results back, as a group of Runs does."""
+    tensors = machine.tensors
+    here, there = machine.at(src), machine.at(dst)
+    origin, target = tensors.zeros(here, rows, hidden, dtype), tensors.zeros(there, rows, hidden, dtype)
+
+    def call() -> None:
+        tensors.copy_rows(target, origin, range(rows))
+        tensors.bring(here, target)
+
+    return lambda: Timed(call)

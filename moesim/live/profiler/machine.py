@@ -1,0 +1,152 @@
+"""The machine as the bench uses it: workers, buffers and kernels in the places of a layout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from moesim.live.kernels.affinity import usable_cores
+from moesim.live.kernels.buffers import Buffers
+from moesim.live.kernels.dense import DenseKernel
+from moesim.live.kernels.expert import ExpertKernel, ExpertShape
+from moesim.live.kernels.fill import byte_block, generator, tile
+from moesim.live.kernels.machine import (
+    available_gpu_bytes,
+    available_memory_bytes,
+    gpu_power_w,
+    gpu_total_bytes,
+    joules_between,
+    package_energy_uj,
+)
+from moesim.live.kernels.streams import CudaStreamWorker
+from moesim.live.kernels.tensors import Tensors
+from moesim.live.kernels.workers import Done, Worker
+from moesim.live.profiler.layout import Device
+from moesim.live.profiler.needs import DenseNeed, arena_bytes, ring_length
+
+_POWER_S = 1.0  # over which power is taken
+
+
+class Ring:
+    """Experts of one shape in buffers that take turns, so that their weights have left the cache when they come again."""
+
+    def __init__(self, shape: ExpertShape, place: str, seed: int) -> None:
+        self.kernel = ExpertKernel(shape, place)
+        self._buffers = Buffers(ring_length(shape.n_bytes, "cpu" if place == "cpu" else "gpu"), shape.n_bytes, place)
+        for i in range(len(self._buffers)):
+            self.kernel.fill(self._buffers[i], seed + i)
+        self._turn = 0
+
+    def next(self) -> Any:
+        """Bind the expert whose turn it is."""
+        self._turn = (self._turn + 1) % len(self._buffers)
+        return self.kernel.bind(self._buffers[self._turn])
+
+
+class Arena:
+    """One large buffer of which copies of any size take turns."""
+
+    def __init__(self, size: int, place: str, seed: int, *, pinned: bool = False) -> None:
+        self.n_bytes = arena_bytes(size, "cpu" if place == "cpu" else "gpu")
+        self._flat = Buffers(1, self.n_bytes, place, pinned=pinned)[0]
+        tile(self._flat, byte_block(generator(seed)))  # pages that were never written are all the same one
+
+    def part(self, turn: int, n_bytes: int) -> Any:
+        """Give the next piece of so many bytes, on a page of its own."""
+        stride = -(-n_bytes // 4096) * 4096
+        start = turn % max(1, self.n_bytes // stride) * stride
+        return self._flat[start : start + n_bytes]
+
+
+class Machine:
+    """The real machine. Nothing here changes any of its settings."""
+
+    def __init__(self) -> None:
+        self.tensors = Tensors({})
+
+    def at(self, place: str) -> str:
+        """Tell what PyTorch calls a place of the layout."""
+        return place
+
+    def free_bytes(self, place: str, disk: Path | None = None) -> int | None:
+        """Tell what is free now of a place's memory, or of the disk with a folder; None if the system does not say."""
+        if place == "disk":
+            return shutil.disk_usage(disk or Path()).free
+        return available_memory_bytes() if place == "cpu" else available_gpu_bytes(place)
+
+    def capacity_bytes(self, place: str, disk: Path | None = None) -> int:
+        """Tell how much a device can hold: the whole memory of a host or GPU, what is free of a disk."""
+        if place == "cpu":
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if place.startswith("cuda"):
+            return gpu_total_bytes(place) or 0
+        return self.free_bytes(place, disk) or 0
+
+    def worker(self, name: str, done: SimpleQueue[Done], place: str, cores: Sequence[int], threads: int) -> Any:
+        """Make a worker: threads on cores (none given: on any), or a stream of a GPU."""
+        if place.startswith("cuda"):
+            return CudaStreamWorker(name, done, place)
+        return Worker(name, done, cores or usable_cores(), threads)
+
+    def streams(self, place: str, n: int) -> list[Any]:
+        """Make further streams of a GPU."""
+        return list(self.tensors.streams(n, [self.at(place)]))
+
+    def ring(self, shape: ExpertShape, place: str, seed: int) -> Ring:
+        """Fill a ring of experts."""
+        return Ring(shape, self.at(place), seed)
+
+    def act_dtype(self, shape: ExpertShape) -> Any:
+        """Tell the type of the hidden states beside experts of a shape."""
+        return ExpertKernel(shape).act_dtype
+
+    def arena(self, size: int, place: str, seed: int, *, pinned: bool = False) -> Arena:
+        """Fill an arena of copies."""
+        return Arena(size, self.at(place), seed, pinned=pinned)
+
+    def dense(self, need: DenseNeed, seed: int) -> DenseKernel:
+        """Make the dense part of a model."""
+        return DenseKernel(need.model, self.at(need.place), seed=seed, **need.options)  # type: ignore[arg-type]
+
+    def power_w(self, device: Device, during: Callable[[float], None]) -> float | None:
+        """Read the power of a device while something is done for the seconds that it is told; None where it cannot be read."""
+        if device.kind == "gpu":
+            with ThreadPoolExecutor(1) as beside:  # it is read while something goes on, not after it
+                reading = beside.submit(_read_power, _index(device), _POWER_S)
+                during(_POWER_S)
+                known = sorted(watts for watts in reading.result() if watts is not None)
+            return known[len(known) // 2] if known else None
+        before, began = package_energy_uj(), time.monotonic()
+        during(_POWER_S)
+        after, seconds = package_energy_uj(), time.monotonic() - began
+        return joules_between(before, after) / seconds if before and after else None
+
+    def powered(self, devices: Sequence[Device]) -> list[str]:
+        """Name the devices whose power can be read: a GPU, and a processor of which one device has all cores."""
+        found = []
+        for device in devices:
+            if device.kind == "gpu":
+                told = gpu_power_w(_index(device)) is not None
+            else:
+                told = device.all_cores and package_energy_uj() is not None
+            found += [device.name] if told else []
+        return found
+
+
+def _read_power(index: int, seconds: float) -> list[float | None]:
+    """Read a GPU's power a few times, evenly spread over some seconds, without the first fifth."""
+    readings = []
+    for _ in range(3):
+        time.sleep(seconds / 5)
+        readings.append(gpu_power_w(index))
+    return readings
+
+
+def _index(device: Device) -> int:
+    return int(device.place.partition(":")[2] or 0)

@@ -1,0 +1,126 @@
+"""Measure a machine: from a request to profiles on the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from moesim import __version__
+from moesim.core.progress import Progress
+from moesim.errors import InputError
+from moesim.live.profiler.bench import RealBench
+from moesim.live.profiler.profile_of import Facts, profiles_of
+from moesim.live.profiler.request import Prepared
+from moesim.live.profiler.sampling import Bench, sample
+from moesim.live.profiler.store import Store
+from moesim.live.profiler.write import write_all
+
+DRIFT = 0.1
+"""By how much sentinels may differ before a warning."""
+
+
+def measure(
+    prepared: Prepared, *, bench: Bench | None = None, progress: bool = True,
+    warn: Callable[[str], None] = lambda text: None,
+) -> list[Path]:  # fmt: skip
+    """Measure what has been prepared, and write profiles and samples.
+
+    Parameters
+    ----------
+    prepared : Prepared
+        From `prepare`.
+    bench : Bench, optional
+        What carries out the probes; by default the machine that it has been prepared for.
+    progress : bool
+        Show a bar on a terminal.
+    warn : callable
+        Told what the reader of the profile must know.
+
+    Returns
+    -------
+    list of Path
+        The profiles.
+
+    Raises
+    ------
+    InputError
+        If files cannot be written, or an unfinished measurement is of another machine or plan. What was measured until
+        then is kept, and the same command goes on.
+    """
+    request, plan = prepared.request, prepared.plan
+    store = Store(request.out / request.name, plan, prepared.words, resume=request.resume)
+    carrier: Bench = bench or RealBench(plan, prepared.machine)
+    try:
+        with Progress(plan.repeats * len(plan.probes), enabled=progress) as bar:
+
+            def tell(text: str, steps: int) -> None:
+                bar.describe(text)
+                bar.advance(steps)
+
+            seconds = sample(plan, carrier, store, tell)
+    except OSError as error:
+        raise InputError(f"profile measure: expected disk and workers to work, got: {error}; the same command goes on") from None
+    finally:
+        carrier.close()
+    samples = store.frame()
+    drift = sentinel_drift(samples, plan.repeats)
+    for what, found in drift.items():
+        if abs(found["drift"]) > DRIFT:
+            warn(
+                f"the sentinel '{what}' took {found['low_us']:.4g} to {found['high_us']:.4g} us in the course of the measurement "
+                f"({100 * found['drift']:.0f} %): something throttled or disturbed this machine; measure again when it is quiet"
+            )
+    for text in plan.notes:
+        warn(text)
+    report = _report(prepared, store, drift, seconds, carrier.disk_mode)
+    places = {device.place for device in plan.layout.devices.values()}
+    capacities = {place: prepared.machine.capacity_bytes(place, plan.layout.disk) for place in places}
+    facts = Facts(request.name, report["date"], prepared.words, capacities, plan.notes)
+    paths = write_all(request.out, request.name, profiles_of(samples, plan.layout, plan.wanted, facts), samples, report)
+    store.remove()
+    return paths
+
+
+def sentinel_drift(samples: pd.DataFrame, repeats: int) -> dict[str, dict[str, Any]]:
+    """Compare the sentinels that were measured in the course of a measurement.
+
+    For each sentinel: ``first_us`` and ``last_us`` (medians), ``low_us``, ``high_us`` (of all sessions), ``drift`` (high / low
+    - 1).
+    """
+    found = {}
+    for subject, rows in samples[samples["kind"] == "sentinel"].groupby("subject", sort=True):
+        groups = rows.groupby([rows["variant"], rows["repeat"] // repeats])
+        times = groups.agg(us=("time_us", "median"), order=("order", "min")).sort_values("order")["us"]
+        low, high = float(times.min()), float(times.max())
+        found[str(subject)] = {
+            "first_us": float(times.iloc[0]), "last_us": float(times.iloc[-1]), "low_us": low, "high_us": high,
+            "drift": high / low - 1,
+        }  # fmt: skip
+    return found
+
+
+def _report(prepared: Prepared, store: Store, drift: dict[str, Any], seconds: float, disk_mode: str) -> dict[str, Any]:
+    request, plan = prepared.request, prepared.plan
+    return {
+        "name": request.name,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "command": request.command,
+        "moesim": __version__,
+        "machine": prepared.words,
+        "mode": plan.mode,
+        "seed": plan.seed,
+        "repeats": plan.repeats,
+        "models": [each.model.name for each in plan.wanted],
+        "memory_budget_bytes": prepared.budgets["cpu"],
+        "seconds": round(seconds, 1),
+        "sessions": store.sessions,
+        "probes": len(plan.probes),
+        "skipped": store.skipped,
+        "disk": disk_mode,
+        "sentinels": drift,
+        "notes": list(plan.notes),
+    }

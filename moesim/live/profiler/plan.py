@@ -1,0 +1,242 @@
+"""The plan of a measurement: which probes, in which blocks, with how much memory and about how much time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from moesim.core.units import format_bytes
+from moesim.errors import CapacityError, ConfigError
+from moesim.live.kernels.expert import ExpertShape
+from moesim.live.profiler import probes as grid
+from moesim.live.profiler.layout import Device, Layout, Tier
+from moesim.live.profiler.needs import FILE_BLOCK, SENTINEL_COPY, Needs, Wanted, needs_of, subject_of
+from moesim.live.profiler.probes import PARTS, Probe
+from moesim.live.profiler.runtime import variants_of
+
+MODES: Final = {"quick": 5, "full": 7}
+"""Modes, and how often each measures by default."""
+
+FEWEST_REPEATS: Final = 5
+
+
+@dataclass(frozen=True)
+class Block:
+    """Probes that are measured in turn, with the same things in memory."""
+
+    name: str
+    probes: tuple[Probe, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is to be measured."""
+
+    layout: Layout  # what the machine is measured as
+    wanted: tuple[Wanted, ...]  # models and shapes
+    mode: str  # one of "quick", "full": how fine the grids are
+    seed: int  # of the order and of all random contents
+    repeats: int  # times that each probe is measured
+    blocks: tuple[Block, ...]  # in the order in which they are measured
+    sentinels: tuple[Probe, ...]  # measured before everything else and after it
+    file_bytes: int  # of the file on the disk; 0 without one
+    notes: tuple[str, ...]  # what is not as might be expected, a sentence each
+
+    @property
+    def probes(self) -> list[Probe]:
+        """All probes but the sentinels."""
+        return [probe for block in self.blocks for probe in block.probes]
+
+    @property
+    def digest(self) -> str:
+        """Text that is the same for equal plans only."""
+        content = [self.mode, self.seed, self.repeats, self.file_bytes, [probe.id for probe in (*self.sentinels, *self.probes)]]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def order(self, block: Block, repeat: int) -> list[Probe]:
+        """Shuffle the probes of a block, for each repeat in another way."""
+        found = list(block.probes)
+        random.Random(f"{self.seed}/{block.name}/{repeat}").shuffle(found)
+        return found
+
+    def needs(self, probes: Sequence[Probe]) -> Needs:
+        """Find what some of the probes need of memory."""
+        return needs_of(probes, self.layout, self.wanted, self.file_bytes)
+
+    def required_bytes(self) -> dict[str, tuple[int, str]]:
+        """Tell for each place the most bytes that any block needs there, and which block does."""
+        most: dict[str, tuple[int, str]] = {}
+        for name, probes in [("sentinel", self.sentinels), *((block.name, block.probes) for block in self.blocks)]:
+            for place, n_bytes in self.needs(probes).required_bytes(self.layout).items():
+                most[place] = max(most.get(place, (0, "")), (n_bytes, name))
+        return most
+
+    def check_memory(self, budgets: dict[str, int]) -> None:
+        """Refuse a plan that does not fit, before anything is allocated."""
+        options = {"cpu": "--memory", "disk": "--disk: free space"}
+        for place, (n_bytes, block) in self.required_bytes().items():
+            if place in budgets and n_bytes > budgets[place]:
+                raise CapacityError(
+                    f"{options.get(place, f'memory of {place}')}: expected at least {format_bytes(n_bytes)} ({block}), got "
+                    f"{format_bytes(budgets[place])}; give more, or measure fewer or smaller models"
+                )
+
+
+def pair_runs(mode: str) -> int:
+    """Tell how many executions of each activity of a pair are counted in one repeat."""
+    return 20 if mode == "full" else 8
+
+
+def make_plan(
+    layout: Layout, wanted: Sequence[Wanted], *, mode: str = "full", seed: int = 0, repeats: int | None = None,
+    budgets: dict[str, int] | None = None, powered: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """Make the plan of a measurement."""
+    if mode not in MODES:
+        raise ConfigError(f"--mode: expected {' or '.join(MODES)}, got {mode!r}")
+    repeats = MODES[mode] if repeats is None else repeats
+    if repeats < FEWEST_REPEATS:
+        raise ConfigError(f"--repeats: expected at least {FEWEST_REPEATS}, so that there is a spread, got {repeats}")
+    if not wanted:
+        raise ConfigError("--model: expected at least one model, got none")
+    notes = [each.note for each in wanted if each.note]
+    largest = grid.LARGEST_COPY
+    room = (budgets or {}).get("cpu")
+    while room is not None and largest > grid.SMALLEST_COPY and _copies_need(largest, layout, wanted)["cpu"] > room:
+        largest //= 2
+    if largest < grid.LARGEST_COPY:
+        notes.append(f"copies go up to {format_bytes(largest)}: larger ones do not fit into --memory")
+    file_bytes = _file_bytes(mode, largest, budgets or {}) if layout.disk is not None else 0
+    blocks = [*_model_blocks(layout, wanted, mode), *_copy_blocks(layout, wanted, mode, largest)]
+    blocks.append(Block("latencies", tuple(_latencies(layout, wanted, mode))))
+    in_memory = [tier for tier in layout.tiers if not _has_disk(tier)]
+    blocks += [Block("pairs", _pairs(tier)) for tier in in_memory]
+    if powered:
+        both = [Probe("power", name, variant=variant, unit="watts") for name in powered for variant in ("idle", "busy")]
+        blocks.append(Block("power", tuple(both)))
+    random.Random(seed).shuffle(blocks)
+    return Plan(layout, tuple(wanted), mode, seed, repeats, tuple(blocks), _sentinels(layout), file_bytes, tuple(notes))
+
+
+def _copies_need(largest: int, layout: Layout, wanted: Sequence[Wanted]) -> dict[str, int]:
+    link = next(iter(layout.tiers[0].links))
+    probe = Probe("copy", link.name, size=largest, unit="bytes")
+    return needs_of([probe], layout, tuple(wanted), 0).required_bytes(layout)
+
+
+def _file_bytes(mode: str, largest: int, budgets: dict[str, int]) -> int:
+    """Size of the file: a power of two, which copies of all sizes tile, and more than caches on the way hold if it may be."""
+    most = 2**33 if mode == "full" else 2**31
+    room = min(budgets.get("disk", most), budgets.get("cpu", most))
+    size = max(largest, FILE_BLOCK)
+    while 2 * size <= min(most, room):
+        size *= 2
+    return size
+
+
+def _model_blocks(layout: Layout, wanted: Sequence[Wanted], mode: str) -> list[Block]:
+    rows = grid.rows_up_to(grid.QUICK_ROWS if mode == "quick" else grid.FULL_ROWS)
+    known: set[tuple[str, float]] = set()
+    blocks = []
+    for each in wanted:
+        found: list[Probe] = []
+        for shape in each.shapes:
+            key = (subject_of(shape), shape.bits)
+            if key not in known:
+                known.add(key)
+                for device in layout.devices.values():
+                    found += _experts(device, shape, rows)
+        for device in layout.computing:
+            found += _parts(device, each, mode)
+        blocks.append(Block(f"model {each.model.name}", tuple(found)))
+    return blocks
+
+
+def _experts(device: Device, shape: ExpertShape, rows: Sequence[int]) -> list[Probe]:
+    if device.place == "disk":
+        return []
+    found = []
+    for threads in (device.threads, *device.fewer):
+        which = {"device": device.name, "subject": subject_of(shape), "bits": shape.bits, "threads": threads, "unit": "rows"}
+        found += [Probe("expert", size=n, **which) for n in rows]  # type: ignore[arg-type]
+        found.append(Probe("expert_first", size=1, **which))  # type: ignore[arg-type]
+    return found
+
+
+def _parts(device: Device, wanted: Wanted, mode: str) -> list[Probe]:
+    model, quick = wanted.model, mode == "quick"
+    rows = grid.part_rows_up_to(grid.QUICK_ROWS if quick else grid.FULL_ROWS)
+    tokens = grid.tokens_up_to(grid.QUICK_TOKENS if quick else grid.FULL_TOKENS)
+    sizes = dict.fromkeys(PARTS, rows) | {"context": tokens, "head": [n for n in rows if n <= grid.QUICK_ROWS]}
+    if not model.shared_params:
+        del sizes["shared"]
+    if not model.n_dense_layers:
+        del sizes["leading"]
+    return [
+        Probe(kind, device.name, model.name, None, device.threads, "", n, "tokens" if kind == "context" else "rows")
+        for kind, some in sizes.items()
+        for n in some
+    ]
+
+
+def _copy_blocks(layout: Layout, wanted: Sequence[Wanted], mode: str, largest: int) -> list[Block]:
+    step = 4 if mode == "quick" else 2
+    experts = [shape.n_bytes for each in wanted for shape in each.shapes]
+    blocks = []
+    for tier in layout.tiers:
+        to_disk = _has_disk(tier)
+        found: list[Probe] = []
+        variants: tuple[str, ...]
+        for link in tier.links:
+            if to_disk:  # files are tiled by powers of two
+                read = link.ends[0] == tier.backing
+                kind, variants = ("disk_read", ("direct", "page cache")) if read else ("disk_write", ("direct",))
+                sizes = grid.byte_sizes(largest, step)
+            else:
+                kind, variants = "copy", transfers(tier)
+                sizes = grid.byte_sizes(largest, step, experts)
+            found += [Probe(kind, link.name, variant=variant, size=n, unit="bytes") for variant in variants for n in sizes]
+        found += _pairs(tier) if to_disk else ()  # while there is a file
+        blocks.append(Block("disk" if to_disk else "copies", tuple(found)))
+    return blocks
+
+
+def _has_disk(tier: Tier) -> bool:
+    return any(device.place == "disk" for device in tier.devices)
+
+
+def _pairs(tier: Tier) -> tuple[Probe, ...]:
+    return tuple(Probe("pair", a, b, unit="runs") for a, b in tier.pairs)
+
+
+def transfers(tier: Tier) -> tuple[str, ...]:
+    """Name the kinds of transfer between the memories of a tier; one without a name where there is no difference."""
+    return ("pinned", "pageable", "chunked") if any(device.kind == "gpu" for device in tier.devices) else ("",)
+
+
+def _latencies(layout: Layout, wanted: Sequence[Wanted], mode: str) -> list[Probe]:
+    """Empty calls, and small copies of hidden states there and back."""
+    found = [Probe("runtime", tier.compute, variant=variant) for tier in layout.tiers for variant in variants_of(tier)]
+    sizes = {each.model.activation_bytes(n) for each in wanted for n in (1, 2, 4, 8, 16, 64, 256, 1024, 4096)}
+    if mode == "quick":
+        sizes = {each.model.activation_bytes(n) for each in wanted for n in (1, 8, 64, 512)}
+    for tier in layout.tiers:
+        if not _has_disk(tier):
+            link = tier.links[0].name
+            found += [Probe("activation", link, variant="round trip", size=n, unit="bytes") for n in sorted(sizes)]
+    return found
+
+
+def _sentinels(layout: Layout) -> tuple[Probe, ...]:
+    """One copy and one expert that are measured first and last."""
+    tier = layout.tiers[0]
+    device = next(device for device in tier.devices if device.place == "cpu")
+    found = [Probe("sentinel", device.name, "expert", threads=device.threads)]
+    for link in tier.links[:1]:
+        if "disk" not in {layout.devices[end].place for end in link.ends}:
+            found.append(Probe("sentinel", link.name, "copy", size=SENTINEL_COPY, unit="bytes"))
+    return tuple(found)

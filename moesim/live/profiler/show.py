@@ -1,0 +1,234 @@
+"""A hardware profile as a page for a reader: what the machine is, what things cost on it, and how well that is founded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+from moesim.core.table import Format, render
+from moesim.core.units import format_bytes, parse_bytes
+from moesim.hardware import LABELS, HardwareProfile, weakest
+from moesim.hardware.costs.curves import covers, curve_ns, points_ns
+from moesim.hardware.types import CostCurve, Device, Link, Number, Transfer
+from moesim.model import ModelSpec, builtin_models
+
+MODELS: Final = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b")
+"""Models whose experts are shown on their way over links, unless others are named."""
+
+_ROWS: Final = (1, 16, 256)
+_SIZES: Final = {"64 KB": 64_000, "16 MB": 16_000_000}
+_WEAK: Final = 4  # keys of the weakest numbers that are named
+_FORM_KEYS: Final = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points", "first_extra_us")
+_TRANSFER_KEYS: Final = ("latency_us", "bytes_per_s", "points")
+_UNITS: Final = (("bytes_per_s", "bytes/s"), ("_bytes", "bytes"), ("flops", "operations/s"), ("_us", "us"), ("_w", "W"))
+
+
+def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[str, Any]:
+    """Collect what a profile says, with the source of every number, as plain values.
+
+    Gives ``name``, ``path``, ``description``, ``corrections``, ``machine``, ``compute``, ``backing``, ``platform_w``; lists of
+    ``devices``, ``curves``, ``links`` and ``contention`` with times in us (None outside the range that was measured), rates,
+    ``source`` (the weakest label of the numbers used) and ``measured`` (date, repeats and spread); ``labels``, how many numbers
+    have each label; ``weakest``, its ``label`` and ``keys``; and all ``numbers`` by their dotted keys.
+    """
+    models = models or [builtin_models()[name] for name in MODELS]
+    counts = Counter(number.source for number in profile.numbers.values())
+    label = weakest(counts)
+    return {
+        "name": profile.name,
+        "path": profile.path,
+        "description": profile.description,
+        "corrections": list(profile.corrections),
+        "machine": dict(profile.machine),
+        "compute": profile.compute,
+        "backing": list(profile.backing),
+        "platform_w": profile.platform_w,
+        "host": _host(profile),
+        "devices": [_device(profile, device) for device in profile.devices.values()],
+        "curves": [row for device in profile.devices.values() for row in _curves(profile, device)],
+        "links": [row for link in profile.links for row in _transfers(profile, link, models)],
+        "contention": list(_contention(profile)),
+        "labels": {name: counts[name] for name in LABELS if name in counts},
+        "weakest": {"label": label, "keys": [key for key, number in profile.numbers.items() if number.source == label]},
+        "numbers": {key: {"value": n.value, "source": n.source, "ref": n.ref} for key, n in profile.numbers.items()},
+    }
+
+
+def _told(profile: HardwareProfile, keys: Sequence[str]) -> dict[str, Any]:
+    """Say how well numbers are founded: the weakest label, a single one's interval, what stands beside the measured ones."""
+    found = [profile.numbers[key] for key in keys if key in profile.numbers]
+    measured = dict.fromkeys(_measured(number) for number in found if number.source == "measured")
+    interval = found[0].interval if len(found) == 1 else None
+    return {"source": weakest(number.source for number in found), "measured": " | ".join(measured), "interval": interval}
+
+
+def _measured(number: Number) -> str:
+    date = re.search(r"\d{4}-\d{2}(-\d{2})?", number.ref)
+    *_, spread, repeats = number.ref.split("; ")  # the last that the format writes
+    return ", ".join([*([date[0]] if date else []), repeats, spread])
+
+
+def _unit(key: str) -> str:
+    return next((unit for end, unit in _UNITS if key.endswith(end)), "")
+
+
+def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
+    prefix, rows = f"devices.{device.name}.", []
+    scalar = {key.removeprefix(prefix): number for key, number in profile.numbers.items() if key.startswith(prefix)}
+    for name, number in scalar.items():
+        if "." not in name:
+            rows.append({"quantity": name, "value": number.value, "unit": _unit(name)} | _told(profile, [prefix + name]))
+    rows += [
+        {"quantity": name.replace("expert_cost.", "expert "), "value": number.value, "unit": _unit(name)}
+        | _told(profile, [prefix + name])
+        for name, number in scalar.items()
+        if name.startswith("expert_cost.")
+    ]
+    if device.operations:
+        rows.append(
+            {"quantity": "operations", "value": f"counted from the model, {device.operations}", "unit": ""}
+            | _told(profile, [f"{prefix}operation_us"])
+        )
+    launches = [name for name in scalar if name.startswith("launches.")]
+    for label in dict.fromkeys(scalar[name].source for name in launches):
+        some = [name for name in launches if scalar[name].source == label]
+        value = ", ".join(f"{name.removeprefix('launches.')} {scalar[name].value}" for name in some)
+        rows.append({"quantity": "launches", "value": value, "unit": ""} | _told(profile, [prefix + name for name in some]))
+    return {
+        "device": device.name, "kind": device.kind, "role": device.role, "host": device.host, "cores": list(device.cores),
+        "numbers": rows,
+    }  # fmt: skip
+
+
+def _host(profile: HardwareProfile) -> list[dict[str, Any]]:
+    """What the thread that submits experts takes; nothing if the profile says nothing of it."""
+    words = {"host_expert_us": ("submission of an expert", "us"), "host_shared": ("thread computes the host's experts too", "")}
+    return [
+        {"quantity": what, "value": profile.numbers[key].value, "unit": unit} | _told(profile, [key])
+        for key, (what, unit) in words.items()
+        if key in profile.numbers
+    ]
+
+
+def _curves(profile: HardwareProfile, device: Device) -> Iterator[dict[str, Any]]:
+    named: list[tuple[str, CostCurve]] = []
+    for curve in device.experts:
+        hidden, intermediate, bits = curve.shape or (0, 0, 0.0)
+        named.append((f"expert {hidden}x{intermediate}, {bits:g} bits", curve))
+    named += [(f"{curve.part} of {curve.model}", curve) for curve in device.parts]
+    named += [(f"prediction {name}", curve) for name, curve in device.predict.items()]
+    for what, curve in named:
+        times = {f"us_at_{n}": curve_ns(curve, n) / 1000 if covers(curve, n) else None for n in _ROWS}
+        keys = [f"{curve.key}.{name}" for name in _FORM_KEYS]
+        row = {"device": device.name, "curve": what, "form": curve.form, "range": [curve.first, curve.last], **times}
+        yield row | _told(profile, keys)
+
+
+def _transfers(profile: HardwareProfile, link: Link, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
+    sizes = {**_SIZES, **{f"{model.name} expert": model.expert_bytes(0) for model in models}}
+    curves = {curve.key: curve for curve in link.curves.values()}  # "any" is of every kind
+    for curve in [*curves.values(), *([link.activation] if link.activation else [])]:
+        times = {head: _copy_us(curve, n_bytes) for head, n_bytes in sizes.items()}
+        rate = float(curve.bytes_per_s) or float(curve.points[-1][0] / curve.points[-1][1] * 10**6)
+        row = {"link": link.name, "transfer": curve.key.rpartition(".")[2], "us": times, "bytes_per_s": rate}
+        yield row | _told(profile, [f"{curve.key}.{name}" for name in _TRANSFER_KEYS])
+
+
+def _copy_us(curve: Transfer, n_bytes: int) -> float | None:
+    """Time of a copy; None for a size beyond those measured."""
+    if not curve.points:
+        return float(curve.latency_us + Fraction(n_bytes * 10**6, curve.bytes_per_s))
+    return points_ns(curve.points, n_bytes) / 1000 if curve.points[0][0] <= n_bytes <= curve.points[-1][0] else None
+
+
+def _contention(profile: HardwareProfile) -> Iterator[dict[str, Any]]:
+    for index, pair in enumerate(profile.contention):
+        for one, other, ppm, key in ((pair.a, pair.b, pair.a_rate_ppm, "a_rate"), (pair.b, pair.a, pair.b_rate_ppm, "b_rate")):
+            yield {"activity": one, "beside": other, "rate": ppm / 1e6} | _told(profile, [f"contention.{index}.{key}"])
+
+
+# --------------------------------------------------------------------------------------------------------------- page
+
+
+def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
+    """Write what `facts` collects for a terminal, what is alike told once."""
+    found = facts(profile, models)
+    lines = [f"{found['name']}: {found['description']}"]
+    lines += [f"  {key}: {value}" for key, value in found["machine"].items()]
+    lines += [f"  departs from what was printed: {text}" for text in found["corrections"]]
+    lines += [f"dense parts on {found['compute']}; all experts on {', '.join(found['backing'])}", ""]
+    for names, device in _alike(found["devices"], "device"):
+        cores = [f"cores {', '.join(map(str, device['cores']))}"] if device["cores"] else []
+        heads = [f"{names} ({', '.join([device['kind'], device['role'], *cores])})", "value", "source"]
+        rows = [[row["quantity"], _value(row["value"], row["unit"]), _source(row, row["unit"])] for row in device["numbers"]]
+        lines.append(render(heads, rows, Format.TABLE, ["value"]))
+    lines += [f"{row['quantity']}: {_value(row['value'], row['unit'])}, {_source(row, row['unit'])}" for row in found["host"]]
+    if found["platform_w"] is not None:
+        lines += [f"the rest of the machine: {found['platform_w']:g} W, {_source(_told(profile, ['platform_w']))}", ""]
+    if found["curves"]:
+        heads = ["curves", "on", "form", "rows", *(f"{n} row{'s' if n > 1 else ''}, us" for n in _ROWS), "source"]
+        rows = [
+            [
+                row["curve"],
+                names,
+                row["form"],
+                "{}..{}".format(*row["range"]),
+                *(_us(row[f"us_at_{n}"]) for n in _ROWS),
+                _source(row),
+            ]
+            for names, row in _alike(found["curves"], "device")
+        ]
+        lines.append(render(heads, rows, Format.TABLE, heads[4:7]))
+    if found["links"]:
+        sizes = list(found["links"][0]["us"])
+        heads = ["links", "transfer", *(f"{size}, us" for size in sizes), "GB/s", "source"]
+        rows = [
+            [names, row["transfer"], *(_us(row["us"][size]) for size in sizes), f"{row['bytes_per_s'] / 1e9:.3g}", _source(row)]
+            for names, row in _alike(found["links"], "link")
+        ]
+        lines.append(render(heads, rows, Format.TABLE, heads[2:-1]))
+    if found["contention"]:
+        rows = [[row["activity"], row["beside"], f"{100 * row['rate']:.3g} %", _source(row)] for row in found["contention"]]
+        lines.append(render(["contention", "beside", "speed kept", "source"], rows, Format.TABLE, ["speed kept"]))
+    return "\n".join([*lines, _last_line(found)]) + "\n"
+
+
+def _last_line(found: Mapping[str, Any]) -> str:
+    keys = found["weakest"]["keys"]
+    counts = ", ".join(f"{count} {label}" for label, count in found["labels"].items())
+    named = ", ".join(keys[:_WEAK]) + (f" and {len(keys) - _WEAK} more" if len(keys) > _WEAK else "")
+    return f"{len(found['numbers'])} numbers: {counts}; the weakest are {found['weakest']['label']}: {named}"
+
+
+def _alike(rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Put together what differs in its name only."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(repr({key: value for key, value in row.items() if key not in (name, "host")}), []).append(row)
+    for group in groups.values():
+        names = [str(row[name]) for row in group]
+        yield ", ".join(names) if len(names) < 3 else f"{names[0]} and {len(names) - 1} like it", group[0]
+
+
+def _source(row: Mapping[str, Any], unit: str = "") -> str:
+    interval = " to ".join(_value(end, unit) for end in row["interval"]) if row["interval"] else ""
+    words = ", ".join(filter(None, (interval, row["measured"])))
+    return f"{row['source']} ({words})" if words else str(row["source"])
+
+
+def _value(value: Any, unit: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit == "bytes":
+        return format_bytes(parse_bytes(value) if isinstance(value, str) else value)
+    for scale, large in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if unit.endswith("/s") and value >= scale:
+            return f"{value / scale:.4g} {large}{unit.replace('bytes', 'B').replace('operations', ' operations')}"
+    return f"{value:g} {unit}".strip() if isinstance(value, (int, float)) else str(value)
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

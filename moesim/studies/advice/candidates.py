@@ -1,0 +1,269 @@
+"""What there is to choose from: placements of engines that exist, with one number to vary, and policies of papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from moesim.capacity import required_bytes
+from moesim.errors import InputError
+from moesim.experiment.budget import initial_placement, slots_within
+from moesim.hardware.costs import CostModel
+from moesim.policies.registry import make_policy
+from moesim.studies.advice.routing import Routing
+from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
+from moesim.trace.workload import Workload, WorkloadSpec, compose
+
+if TYPE_CHECKING:
+    from moesim.policy import Placement
+
+STATIC: Final = "moesim.studies.advice.static_sets:StaticSet"
+
+PAPERS: Final = ("fiddler", "lru", "dali", "hybrimoe-paper", "prescope")
+LOSSY: Final = ("daop-paper", "daop-code")
+"""Policies that change what the model computes."""
+
+STAND_INS: Final = {"learned": "residual"}
+"""Who answers for a predictor where the routing has no recording of it."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Placements that differ in one number.
+
+    Attributes
+    ----------
+    name : str
+        In results.
+    policy : callable
+        Number -> policy with its options, as in an experiment.
+    low, high : int
+        Range of the number.
+    more : {1, -1}
+        Whether a larger number puts more on the GPU, or less.
+    frees : bool
+        What is on the GPU takes no host memory.
+    """
+
+    name: str
+    policy: Callable[[int], Mapping[str, Any]]
+    low: int
+    high: int
+    more: int
+    frees: bool
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A placement that does not fit: on which side, and why."""
+
+    gpu: bool
+    why: str
+
+
+@dataclass(frozen=True, eq=False)  # a space makes each once, so identity tells them apart
+class Candidate:
+    """One placement or policy that fits.
+
+    Attributes
+    ----------
+    family : str
+        An engine's way of placing, or the name of a paper's policy.
+    number : int or None
+        The family's number.
+    policy : mapping
+        As in an experiment.
+    runnable : bool
+        An engine of the table can do this.
+    gpu_experts : int
+        Experts of all layers that are on the GPU at the start.
+    gpu_bytes, host_bytes : int, bytes
+        What it needs, with a KV cache for the whole context.
+    note : str
+        What a reader must know; may be empty.
+    """
+
+    family: str
+    number: int | None
+    policy: Mapping[str, Any]
+    runnable: bool
+    gpu_experts: int
+    gpu_bytes: int
+    host_bytes: int
+    note: str = ""
+
+
+class Space:
+    """All candidates of a setting, and whether they fit.
+
+    Parameters
+    ----------
+    setting : Setting
+        Model, machine, lengths.
+    routing : Routing
+        Requests.
+    """
+
+    def __init__(self, setting: Setting, routing: Routing) -> None:
+        self.setting = setting
+        self.routing = routing
+        self._workload = compose(routing.groups[0], self.workload_spec(setting.asked.decode))
+        self._known: dict[tuple[str, int], Candidate | Misfit] = {}
+
+    def workload_spec(self, decode: int) -> WorkloadSpec:
+        """Describe the requests of a group."""
+        asked = self.setting.asked
+        return WorkloadSpec(batch_size=asked.batch, prompt_tokens=asked.prompt, decode_tokens=decode, prefill_chunk=PREFILL_CHUNK)
+
+    @property
+    def families(self) -> list[Family]:
+        """Ways of placing that engines have; whether they fit is another question."""
+        model = self.setting.model
+        n_layers = model.n_dense_layers + model.n_layers
+        families = [Family("all-gpu", lambda number: {"name": "all-gpu"}, 0, 0, 1, True)]
+        if not self.setting.host_computes:  # no processor beside the accelerator
+            return families
+        families += [
+            Family("expert-layers", lambda n: {"name": "llama-cpp", "n_cpu_moe": n}, model.n_dense_layers, n_layers, -1, True),
+            Family("whole-layers", lambda n: {"name": "llama-cpp", "n_gpu_layers": n}, 0, n_layers + 1, 1, True),
+            Family("expert-set", lambda n: {"name": STATIC, "gpu_experts": n}, 0, model.n_experts, 1, False),
+        ]
+        if self.routing.has(frozenset({"table:activation_frequency"})) is None:
+            by_count = {"name": STATIC, "choice": "frequency"}
+            families.append(Family("frequent-expert-set", lambda n: by_count | {"gpu_experts": n}, 0, model.n_experts, 1, False))
+        return families
+
+    def candidate(self, family: Family, number: int) -> Candidate | Misfit:
+        """Give one placement, or say why it does not fit."""
+        key = (family.name, number)
+        if key not in self._known:
+            self._known[key] = self._placed(family, number)
+        return self._known[key]
+
+    def feasible(self, family: Family) -> range:
+        """Give the numbers of a family with which it fits: what it needs on either side grows or shrinks with the number."""
+        numbers = range(family.low, family.high + 1)[:: family.more]  # from the least on the GPU to the most
+
+        def first(answer: Callable[[Candidate | Misfit], bool]) -> int:
+            """First place from which on the answer is yes."""
+            low, high = 0, len(numbers)
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if answer(self.candidate(family, numbers[middle])) else (middle + 1, high)
+            return low
+
+        end = first(lambda one: isinstance(one, Misfit) and one.gpu)
+        begin = first(lambda one: not (isinstance(one, Misfit) and not one.gpu))
+        return numbers[begin:end]
+
+    def misfit(self, family: Family) -> str:
+        """Say why no placement of a family fits: what the one nearest to fitting lacks."""
+        least, most = (family.low, family.high)[:: family.more]
+        for number in (least, most):
+            one = self.candidate(family, number)
+            if isinstance(one, Misfit):
+                return one.why
+        return ""
+
+    def papers(self) -> tuple[list[Candidate], dict[str, str]]:
+        """Give the policies of papers that fit, each with as large a cache as does, and why others are left out."""
+        found, left_out = [], {}
+        for name in (*PAPERS, *(LOSSY if self.setting.asked.lossy else ())):
+            made: Any = make_policy(name)
+            lacking, note = self.routing.has(made.needs), ""
+            if lacking == "signal:learned" and self.routing.has(frozenset({"signal:residual"})) is None:
+                lacking, note = None, "its learned predictor is answered by the signal 'residual'"
+            if lacking is not None:
+                left_out[name] = f"needs {lacking}, which the routing has not for every request; give another with --trace"
+                continue
+            one = self._paper(name, note)
+            if isinstance(one, Misfit):
+                left_out[name] = one.why
+            else:
+                found.append(one)
+        return found, left_out
+
+    def _paper(self, name: str, note: str) -> Candidate | Misfit:
+        setting = self.setting
+        policy: Any = make_policy(name)
+        if lacking := _lacking_transfer(policy, setting):
+            return Misfit(True, lacking)
+        try:
+            slots = slots_within(
+                setting.vram_bytes - setting.spare_kv_bytes, setting.model, self._costs(policy), self._workload, policy,
+                self._tables(policy), name,
+            )  # fmt: skip
+        except InputError as error:  # too large, or the machine lacks what the policy needs
+            return Misfit(True, _short(error))
+        return self._check(name, None, {"name": name}, False, slots, False, note)
+
+    def _placed(self, family: Family, number: int) -> Candidate | Misfit:
+        units = self.setting.model.n_layers * self.setting.model.n_experts
+        return self._check(family.name, number, family.policy(number), True, units, family.frees)
+
+    def _check(
+        self, name: str, number: int | None, written: Mapping[str, Any], runnable: bool, slots: int, frees: bool, note: str = ""
+    ) -> Candidate | Misfit:
+        setting = self.setting
+        policy: Any = make_policy(written)
+        try:
+            placement = initial_placement(
+                setting.model, self._costs(policy), self._workload, policy, {setting.gpu: slots}, self._tables(policy)
+            )
+        except InputError as error:
+            return Misfit(True, _short(error))
+        gpu, host = self._needs(placement, frees)
+        for what, need, have in ((setting.host, host, setting.ram_bytes), (setting.gpu, gpu, setting.vram_bytes)):
+            if need > have:
+                return Misfit(what == setting.gpu, f"needs {gib(need)} on {what}, which has {gib(have)}")
+        on_gpu = sum(len(copy.experts) for copy in placement.copies if copy.device == setting.gpu)
+        return Candidate(name, number, written, runnable, on_gpu, gpu, host, note)
+
+    def _needs(self, placement: Placement, frees: bool) -> tuple[int, int]:
+        """Bytes on the GPU and on the host, with a KV cache for the whole context."""
+        setting, model = self.setting, self.setting.model
+        need = required_bytes(model, setting.hardware, setting.kv_tokens, placement)
+        gpu, host = sum(need[setting.gpu].values()), sum(need[setting.host].values())
+        if frees:
+            host -= sum(len(copy.experts) * model.expert_bytes(copy.layer) for copy in placement.copies)
+        return gpu, host
+
+    def _costs(self, policy: Any) -> CostModel:
+        own = policy.transfer(self.setting.model) if hasattr(policy, "transfer") else None
+        curve, chunk = own or ("pinned", None)
+        return CostModel(self.setting.model, self.setting.hardware, transfer=curve, chunk_bytes=chunk)
+
+    def _tables(self, policy: Any) -> dict[str, Any]:
+        tables = self.routing.groups[0].tables
+        return {name: table for name, table in tables.items() if f"table:{name}" in policy.needs}
+
+    @property
+    def workload(self) -> Workload:
+        """The requests of the first group."""
+        return self._workload
+
+
+def gib(n_bytes: float) -> str:
+    """Write a size the way --vram and --ram are given.
+
+    >>> gib(12 * 2**30)
+    '12 GiB'
+    """
+    return f"{n_bytes / 2**30:.3g} GiB"
+
+
+def _lacking_transfer(policy: Any, setting: Setting) -> str:
+    """Say which curve of the link the policy's own transfers need and the profile has not; empty if it lacks none."""
+    own = policy.transfer(setting.model) if hasattr(policy, "transfer") else None
+    link = next((one for one in setting.hardware.links if (one.src, one.dst) == (setting.host, setting.gpu)), None)
+    if own is None or link is None or own[0] in link.curves:
+        return ""
+    return (
+        f"it copies experts as '{own[0]}', and the profile has no such curve for {link.name} (it has "
+        f"{', '.join(link.curves)}); 'moesim profile measure' measures one"
+    )
+
+
+def _short(error: InputError) -> str:
+    return " ".join(str(error).split()).partition(" [policy=")[0]

@@ -1,0 +1,207 @@
+"""What to type: placements as flags of engines that exist. Every flag comes from ``engine_flags.yaml``, or is not printed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from moesim.core.yaml_reader import read_yaml_value
+from moesim.errors import ConfigError
+from moesim.studies.advice.candidates import Candidate
+from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
+
+FILE = "engine_flags.yaml"
+_KEYS = ("checked", "date", "program", "expresses", "cannot", "flags")
+_FLAG_KEYS = ("short", "values", "meaning", "source")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine of the table.
+
+    Attributes
+    ----------
+    name, checked, date : str
+        Name, and the version that was read and when.
+    program : str
+        What is called.
+    expresses : tuple of str
+        Families of placements that its flags can say.
+    cannot : str
+        What they cannot.
+    flags : mapping of str to mapping
+        ``short``, ``values``, ``meaning``, ``source`` of each.
+    """
+
+    name: str
+    checked: str
+    date: str
+    program: str
+    expresses: tuple[str, ...]
+    cannot: str
+    flags: Mapping[str, Mapping[str, Any]]
+
+    def flag(self, name: str, *values: object) -> list[str]:
+        """Give the words of a flag; it must be in the table.
+
+        Raises
+        ------
+        ConfigError
+            If the engine has no such flag.
+        """
+        if name not in self.flags:
+            raise ConfigError(f"{FILE}: {self.name}: expected a flag of the table, got {name}; add it with its source")
+        return [name, *map(str, values)]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line for a placement.
+
+    Attributes
+    ----------
+    engine : str
+        Name.
+    checked : str
+        Version its flags were read in.
+    words : tuple of str
+        The command; words in capitals are to be filled in.
+    remark : str
+        What must hold for it to be the placement that was simulated; may be empty.
+    """
+
+    engine: str
+    checked: str
+    words: tuple[str, ...]
+    remark: str = ""
+
+    def __str__(self) -> str:
+        return shlex.join(self.words)
+
+
+def engines() -> list[Engine]:
+    """Read the table.
+
+    Raises
+    ------
+    ConfigError
+        If it lacks a key.
+    """
+    text = resources.files("moesim.studies.advice").joinpath(FILE).read_text(encoding="utf-8")
+    found = []
+    for name, entry in read_yaml_value(text, FILE)["engines"].items():
+        lacking = [key for key in _KEYS if not entry.get(key)]
+        lacking += [f"{flag}.{key}" for flag, facts in entry.get("flags", {}).items() for key in _FLAG_KEYS if key not in facts]
+        if lacking:
+            raise ConfigError(f"{FILE}: {name}: expected the key {lacking[0]}, got nothing; add it")
+        cannot = " ".join(entry["cannot"].split())
+        one = Engine(
+            name, entry["checked"], str(entry["date"]), entry["program"], tuple(entry["expresses"]), cannot, entry["flags"]
+        )
+        found.append(one)
+    return found
+
+
+def commands(candidate: Candidate, setting: Setting) -> list[Command]:
+    """Say what to type for a placement; nothing if no engine of the table can express it.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        The placement.
+    setting : Setting
+        Model and lengths.
+    """
+    if not candidate.runnable:
+        return []
+    makers = {"llama.cpp": _llama_cpp, "ktransformers": _ktransformers, "sglang": _all_gpu, "vllm": _all_gpu}
+    return [makers[one.name](one, candidate, setting) for one in engines() if candidate.family in one.expresses]
+
+
+def _llama_cpp(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
+    model, number = setting.model, candidate.number or 0
+    n_layers = model.n_dense_layers + model.n_layers
+    file = setting.asked.gguf.name if setting.asked.gguf else "MODEL.gguf"
+    words = [engine.program, *engine.flag("--model", file)]
+    remark = ""
+    if candidate.family == "whole-layers":
+        words += engine.flag("--n-gpu-layers", "all" if number > n_layers else number)
+    else:
+        words += engine.flag("--n-gpu-layers", "all")
+        if number >= n_layers:
+            words += engine.flag("--cpu-moe")
+        elif number > model.n_dense_layers:
+            words += engine.flag("--n-cpu-moe", number)
+            remark = f"the same by names of tensors: {' '.join(engine.flag('--override-tensor'))} '{_tensors(range(number))}=CPU'"
+    words += engine.flag("--ctx-size", setting.kv_tokens) + engine.flag("--parallel", setting.asked.batch)
+    words += engine.flag("--ubatch-size", PREFILL_CHUNK)
+    return Command(engine.name, engine.checked, tuple(words), remark)
+
+
+def _tensors(layers: Sequence[int]) -> str:
+    r"""Write a regular expression for the expert tensors of some layers.
+
+    >>> print(_tensors([0, 1]))
+    blk\.(0|1)\.ffn_(up|down|gate|gate_up)_exps
+    """
+    return rf"blk\.({'|'.join(map(str, layers))})\.ffn_(up|down|gate|gate_up)_exps"
+
+
+def _ktransformers(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
+    model = setting.model
+    whole = model.expert_bytes_by_layer is None and model.expert_bits == 16
+    words = [*engine.program.split(), *engine.flag("--model-path", "MODEL"), *engine.flag("--kt-weight-path", "WEIGHTS")]
+    words += engine.flag("--kt-method", "BF16" if whole else "LLAMAFILE")
+    words += engine.flag("--kt-cpuinfer", "CORES") + engine.flag("--kt-threadpool-count", "NUMA_NODES")
+    words += engine.flag("--kt-num-gpu-experts", candidate.number or 0)
+    remarks = []
+    if candidate.family == "frequent-expert-set":
+        words += engine.flag("--kt-expert-placement-strategy", "frequency") + engine.flag("--init-expert-location", "COUNTS.pt")
+        remarks.append("COUNTS.pt must hold counts recorded on texts like yours")
+    else:
+        words += engine.flag("--kt-expert-placement-strategy", "uniform")
+    words += engine.flag("--kt-max-deferred-experts-per-token", 0)
+    words += engine.flag("--context-length", setting.context) + engine.flag("--max-running-requests", setting.asked.batch)
+    if not whole and candidate.number:
+        remarks.append("experts on the GPU take the precision of MODEL, not of WEIGHTS: it holds for a MODEL of as many bits")
+    return Command(engine.name, engine.checked, tuple(words), "; ".join(remarks))
+
+
+def _all_gpu(engine: Engine, candidate: Candidate, setting: Setting) -> Command:
+    asked = setting.asked
+    bits = "" if setting.model.expert_bits == 16 else "for a MODEL quantised to as many bits"
+    if engine.name == "vllm":
+        words = [*engine.program.split(), "MODEL", *engine.flag("--max-model-len", setting.context)]
+        words += engine.flag("--max-num-seqs", asked.batch)
+    else:
+        words = [*engine.program.split(), *engine.flag("--model-path", "MODEL")]
+    return Command(engine.name, engine.checked, tuple(words), bits)
+
+
+def describe(candidate: Candidate, setting: Setting) -> str:
+    """Say in words where experts are."""
+    model, number = setting.model, candidate.number or 0
+    n_layers = model.n_dense_layers + model.n_layers
+    if candidate.family == "all-gpu":
+        return "everything on the GPU"
+    if candidate.family == "expert-layers":
+        if number >= n_layers:
+            return "all experts on the CPU, the rest on the GPU"
+        return (
+            f"experts of the first {number} of {n_layers} layers on the CPU, the rest on the GPU"
+            if number
+            else "all experts on the GPU"
+        )
+    if candidate.family == "whole-layers":
+        if number < 2:
+            return "the output on the GPU, everything else on the CPU" if number else "everything on the CPU"
+        return f"the last {number - 1} of {n_layers} layers and the output on the GPU, the rest on the CPU"
+    if candidate.family == "expert-set":
+        which = f"{number} of the {model.n_experts} experts of each layer"
+        return f"{which} on the GPU, the others on the CPU" if number else "all experts on the CPU, the rest on the GPU"
+    if candidate.family == "frequent-expert-set":
+        return f"the {candidate.gpu_experts} most frequent experts on the GPU, the others on the CPU"
+    return f"policy {candidate.family}, {candidate.gpu_experts} experts on the GPU at the start"

@@ -1,0 +1,62 @@
+"""The folder that an advice leaves behind: the advice, its runs, and the best placement as an experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moesim import __version__
+from moesim.core.output_folder import OutputFolder
+from moesim.core.table import Format, render_records
+from moesim.experiment.result import SUMMARY
+from moesim.studies.advice.candidates import STAND_INS
+from moesim.studies.advice.recommend import Advice
+from moesim.studies.advice.setting import model_yaml
+from moesim.studies.advice.show import document, rows_of, text
+from moesim.studies.advice.written import experiment_of
+
+
+def write_folder(
+    advice: Advice, out: Path, more: Mapping[str, bytes] | None = None, *, added: Mapping[str, Any] | None = None, page: str = ""
+) -> None:
+    """Write an advice; an earlier result in the folder is replaced at the end.
+
+    Parameters
+    ----------
+    advice : Advice
+        The answer.
+    out : Path
+        Gets ``recommendation.json``, ``recommendation.md``, ``runs.csv`` and ``summary.json`` (the runs of the finalists),
+        ``best.yaml`` (the best as an experiment) and, with a GGUF file, ``model.yaml``.
+    more : mapping of str to bytes, optional
+        Other files; the machine is ``identified.yaml``, if that is among them.
+    added : mapping of str to object, optional
+        What ``recommendation.json`` also holds.
+    page : str
+        What ``recommendation.md`` also says.
+    """
+    rows = rows_of(advice)
+    raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
+    raw.pop("timeline")
+    raw["workload"]["n_batches"] = len(advice.routing.groups)
+    if advice.best.candidate.note:
+        raw["predictors"] = dict(STAND_INS)
+    files = dict(more or {})
+    if "identified.yaml" in files:
+        raw["hardware"] = {**raw["hardware"], "base": str(out / "identified.yaml")}
+    if advice.setting.asked.gguf is not None:
+        files["model.yaml"] = model_yaml(advice.setting.model).encode()
+        raw["model"] = str(out / "model.yaml")
+    files["best.yaml"] = yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode()
+    files["recommendation.json"] = (json.dumps(document(advice) | dict(added or {}), indent=2) + "\n").encode()
+    files["recommendation.md"] = (text(advice, Format.MD) + page).encode()
+    files["runs.csv"] = render_records(rows, Format.CSV).encode()
+    files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
+    if more and "identified.yaml" in more:  # where the machine was while it was simulated is of no use to a reader
+        path = advice.setting.hardware.path.encode()
+        files = {name: content.replace(path, b"identified.yaml") for name, content in files.items()}
+    OutputFolder(out, "recommend").replace(files, last=SUMMARY)

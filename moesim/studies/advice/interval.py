@@ -1,0 +1,203 @@
+"""How far the truth may lie from a simulated speed: from figures that were measured, and from the requests that were simulated.
+
+What comes from the costs are order statistics of measured over simulated speeds (`residuals`). With n figures like the one that
+is predicted, the next lies between the k-th smallest and the k-th largest with a probability of at least 1 - 2 k / (n + 1),
+whatever their distribution (split conformal prediction); k is the largest that keeps the level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from moesim.studies.advice.residuals import Residual
+
+LEVEL: Final = 0.8
+"""Of intervals of speeds. The table has some ten figures of a kind: more than 0.8 cannot be had from so few."""
+
+SAME_LEVEL: Final = 0.95
+"""At which two placements are told apart."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What measured speeds say about simulated ones of a kind.
+
+    Attributes
+    ----------
+    low, high : float
+        Measured over simulated speed, between which figures of this kind lie.
+    n : int
+        Figures that this rests on.
+    what : str
+        Which these are.
+    level : float
+        Probability that another figure of the kind lies in between, at least; smaller than `LEVEL` if there are too few.
+    """
+
+    low: float
+    high: float
+    n: int
+    what: str
+    level: float
+
+
+_WORDS: Final = {
+    ("derived", "cpu"): "published decode speeds with experts on the processor",
+    ("derived", "gpu"): "published decode speeds with no expert on the processor",
+    ("measured", "any"): "replays on two measured machines, which have no GPU",
+}
+
+
+def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evidence:
+    """Find between which ratios measured over simulated speeds of a kind lie.
+
+    Parameters
+    ----------
+    residuals : sequence of Residual
+        All.
+    profile : {"derived", "measured"}
+        Of which profiles.
+    experts : {"cpu", "gpu"}
+        Where experts are computed; for measured profiles all figures count.
+
+    Returns
+    -------
+    Evidence
+
+    Examples
+    --------
+    >>> ten = [Residual(str(i), "derived", "cpu", 0.7 + 0.05 * i) for i in range(10)]
+    >>> found = evidence(ten, "derived", "cpu")
+    >>> round(found.low, 2), round(found.high, 2), found.n, round(found.level, 2)
+    (0.7, 1.15, 10, 0.82)
+    """
+    kind = "any" if profile == "measured" else experts
+    ratios = sorted(one.ratio for one in residuals if one.profile == profile and one.experts == kind)
+    if not ratios:
+        raise ValueError(f"expected residuals of {profile} profiles with experts on {kind}, got none")
+    n = len(ratios)
+    beyond = max(1, math.floor((n + 1) * (1 - LEVEL) / 2 + 1e-9))
+    return Evidence(ratios[beyond - 1], ratios[n - beyond], n, _WORDS[profile, kind], 1 - 2 * beyond / (n + 1))
+
+
+def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
+    """Combine the evidence for a placement that works on both sides.
+
+    Parameters
+    ----------
+    cpu, gpu : Evidence
+        Of the two kinds.
+    gpu_share : float
+        Of the time that the processor and the GPU take, experts or not, how much is not the processor's.
+
+    Returns
+    -------
+    low, high : float
+        Of measured over simulated speed. Times add up, so their errors are weighted by their shares, as if both sides were
+        wrong the same way, which is the wider reading.
+
+    Examples
+    --------
+    >>> side = dict(n=9, what="", level=0.8)
+    >>> mixed(Evidence(0.8, 1.0, **side), Evidence(0.4, 1.0, **side), 0.5)
+    (0.5333333333333333, 1.0)
+    """
+    low = 1 / ((1 - gpu_share) / cpu.low + gpu_share / gpu.low)
+    high = 1 / ((1 - gpu_share) / cpu.high + gpu_share / gpu.high)
+    return low, high
+
+
+def student_t(level: float, n: int) -> float:
+    """Give the factor by which a standard error is multiplied for a two-sided interval of the mean of n values; n >= 2."""
+    from scipy.special import stdtrit  # SciPy takes a while to import
+
+    return float(stdtrit(n - 1, (1 + level) / 2))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A geometric mean of speeds, or of ratios, over requests.
+
+    Attributes
+    ----------
+    value : float
+        The mean.
+    factor : float
+        The interval goes from value / factor to value * factor; 1 if there is one request only, and nothing is known.
+    n : int
+        Requests, or groups of them.
+    """
+
+    value: float
+    factor: float
+    n: int
+
+
+def mean(values: Sequence[float], level: float = LEVEL) -> Mean:
+    """Average positive numbers, on the scale of their logarithms.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Speeds, or ratios of two speeds on the same requests.
+    level : float
+        Of the interval of the mean (Student t).
+
+    Examples
+    --------
+    >>> one = mean([10.0, 10.0, 10.0])
+    >>> round(one.value, 6), one.factor, one.n
+    (10.0, 1.0, 3)
+    """
+    logs = [math.log(value) for value in values]
+    n = len(logs)
+    middle = sum(logs) / n
+    if n < 2:
+        return Mean(math.exp(middle), 1.0, n)
+    variance = sum((one - middle) ** 2 for one in logs) / (n - 1)
+    return Mean(math.exp(middle), math.exp(student_t(level, n) * math.sqrt(variance / n)), n)
+
+
+def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
+    """Put all that is known to be uncertain into one interval.
+
+    Parameters
+    ----------
+    speed : Mean
+        Over requests.
+    costs : (float, float)
+        Measured over simulated speed, low and high.
+    routing : float
+        Speed on other routing of the same model over that on this one; 1 if there is none.
+
+    Returns
+    -------
+    low, high : float
+        Independent errors: half widths on the logarithmic scale add up as squares. The costs' half widths are about their own
+        middle, for simulated speeds are too high more often than too low.
+
+    Examples
+    --------
+    >>> low, high = interval(Mean(20.0, 1.0, 5), (0.5, 1.0))
+    >>> round(low, 6), round(high, 6)
+    (10.0, 20.0)
+    """
+    middle = math.sqrt(costs[0] * costs[1])
+    half = math.hypot(math.log(costs[1] / middle), math.log(speed.factor), math.log(routing))
+    return speed.value * middle / math.exp(half), speed.value * middle * math.exp(half)
+
+
+def indistinguishable(best: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two placements differ by no more than their ratio varies between requests; not known of a single request.
+
+    Parameters
+    ----------
+    best, other : sequence of float
+        Speeds on the same requests, in the same order. Where both spend their time alike, what is wrong with the costs is
+        much the same for both, and the ratio is better known than either; of requests alone is spoken here.
+    """
+    ratio = mean([b / a for a, b in zip(best, other, strict=True)], SAME_LEVEL)
+    return ratio.n > 1 and abs(math.log(ratio.value)) <= math.log(ratio.factor)

@@ -1,0 +1,172 @@
+"""Which routing an advice rests on: a trace that is given, a shipped one of the model's shape, or synthetic by its parameters.
+
+The requests are cut into groups, one trace each, so that every candidate sees the same requests, group by group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from moesim.errors import TraceError
+from moesim.experiment.needs import lacking
+from moesim.experiment.trace_choice import fits, flatters, how_to_get, parameters_of_shape, shape_of, traces_of_shape
+from moesim.model import ModelSpec
+from moesim.trace import Trace, find_trace
+from moesim.trace.subset import subset
+from moesim.trace.workload import WorkloadSpec, compose
+
+GROUPS: Final = 5
+"""Groups of requests that are simulated one by one, for the spread between them."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Routing for an advice.
+
+    Attributes
+    ----------
+    label : str
+        Name in results.
+    origin : str
+        ``recorded``, ``miniature`` or ``synthetic``.
+    groups : tuple of Trace
+        One for each group of requests, of one batch each.
+    written : str or mapping
+        What to write into an experiment file for routing like this.
+    why : str
+        Why this one, if it is not the first choice; else empty.
+    """
+
+    label: str
+    origin: str
+    groups: tuple[Trace, ...]
+    written: str | Mapping[str, Any]
+    why: str = ""
+
+    def has(self, needs: frozenset[str]) -> str | None:
+        """Name the first thing that a policy needs and this routing has not for every request; None if it has all."""
+        for need in sorted(needs):
+            name = need.removeprefix("signal:")
+            for trace in self.groups:
+                if lacking(trace, [need]) or (name != need and not all(name in names for names in trace.requests.signals)):
+                    return need
+        return None
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write one trace a group into a folder."""
+        return [trace.write(folder / f"group{number}.safetensors") for number, trace in enumerate(self.groups)]
+
+
+def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str) -> Routing:
+    """Choose routing for a model.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    trace : str or None
+        Name or path, or None to choose.
+    batch, prompt, decode : int
+        Requests at once, and tokens of each.
+    place : str
+        For messages.
+
+    Returns
+    -------
+    Routing
+        Of `GROUPS` groups; fewer if a trace was given that has fewer requests.
+
+    Raises
+    ------
+    InputError
+        If the trace has another shape or no request that is long enough, or if there is none for the model.
+    """
+    if trace is not None:
+        return _given(model, trace, batch, prompt, decode, place)
+    short: list[str] = []
+    for name, found in traces_of_shape(model):
+        if flatters(found, model):
+            short.append(f"{name} flatters caches")
+            break  # what comes after it is no better
+        chosen = _long_enough(found, prompt, decode)
+        if len(chosen) >= GROUPS * batch:
+            return Routing(name, found.origin, _split(found, chosen, batch), name)
+        short.append(
+            f"{name} has {len(chosen)} of the {GROUPS * batch} requests of {prompt} + {decode} tokens that are simulated"
+        )
+    made = synthetic(model, batch, prompt, decode)
+    if made is not None:
+        return replace(made, why="; ".join(short))
+    got = f"none that is long enough: {'; '.join(short)}" if short else "none"
+    raise TraceError(f"{place}: expected routing of {model.name} ({shape_of(model)}), got {got}, and {how_to_get(model)}")
+
+
+def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing | None:
+    """Make routing up by the parameters of a model of this shape, its own first; None if there are none."""
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+
+    name = parameters_of_shape(model)
+    if name is None:
+        return None
+    n_requests = GROUPS * batch
+    trace = synthesize(read_parameters(name), n_requests=n_requests, n_prompt=prompt, n_decode=decode, scores=True)
+    written = {"synthesize": name, "requests": n_requests, "prompt": prompt, "decode": decode}
+    return Routing(f"synthetic {name}", "synthetic", _split(trace, list(range(n_requests)), batch), written)
+
+
+def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int) -> Routing | None:
+    """Find other routing of the same shape, to see how much hangs on it; prompts may be shorter.
+
+    Parameters
+    ----------
+    model, routing : ModelSpec, Routing
+        What is being advised on, and the routing that is used; for a recording of the model itself there is no need.
+    batch, prompt, decode : int
+        As for `find_routing`.
+    """
+    if routing.origin == "recorded":
+        return None
+    if routing.origin == "miniature":
+        return synthetic(model, batch, prompt, decode)
+    for name, found in traces_of_shape(model):
+        if found.origin != "synthetic":
+            chosen = _long_enough(found, 1, decode)
+            if len(chosen) >= GROUPS * batch:
+                return Routing(name, found.origin, _split(found, chosen, batch), name)
+    return None
+
+
+def shortest_prompt(trace: Trace) -> int:
+    """Give the tokens of the shortest prompt of a trace."""
+    return int((trace.requests.n_prompt + trace.requests.prompt_offset).min())
+
+
+def _given(model: ModelSpec, name: str, batch: int, prompt: int, decode: int, place: str) -> Routing:
+    found = Trace.read(find_trace(name))
+    if not fits(found, model):
+        raise TraceError(
+            f"{place}: --trace {name}: expected {shape_of(model)}, as {model.name} has, got {shape_of(found)}; leave --trace "
+            "out or give another"
+        )
+    chosen = _long_enough(found, prompt, decode)[: GROUPS * batch]
+    if len(chosen) < batch:
+        compose(found, WorkloadSpec(batch_size=batch, prompt_tokens=prompt, decode_tokens=decode))  # says what is lacking
+        raise TraceError(f"{place}: --trace {name}: expected {batch} requests of {prompt} + {decode} tokens, got {len(chosen)}")
+    return Routing(name, found.origin, _split(found, chosen, batch), name)
+
+
+def _long_enough(trace: Trace, prompt: int, decode: int) -> list[int]:
+    """List requests that will do: those with more signals first, then those whose prompt is not cut, then by number."""
+    requests = trace.requests
+    length = requests.n_prompt + requests.prompt_offset
+    will_do = np.flatnonzero((length >= prompt) & (requests.n_decode >= decode)).tolist()
+    return sorted(will_do, key=lambda r: (-len(requests.signals[r]), int(length[r]) != prompt, r))
+
+
+def _split(trace: Trace, chosen: list[int], batch: int) -> tuple[Trace, ...]:
+    n_groups = min(GROUPS, len(chosen) // batch)
+    return tuple(subset(trace, sorted(chosen[group * batch : (group + 1) * batch])) for group in range(n_groups))

@@ -1,0 +1,319 @@
+"""Search: a coarse grid over each family, refinement around the best ones, then all requests for those that are left.
+
+Deterministic: the same question gives the same simulations in the same order, whatever the number of processes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from moesim.core.progress import Progress
+from moesim.errors import CapacityError
+from moesim.experiment import run_experiment
+from moesim.experiment.config import parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.policies.registry import make_policy
+from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space
+from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
+from moesim.studies.advice.routing import Routing, shortest_prompt
+from moesim.studies.advice.setting import PLACE, Setting
+from moesim.studies.advice.written import experiment_of, title
+from moesim.studies.limits import Limits, limits_of
+
+COARSE: Final = 5
+"""Points of a family's coarse grid."""
+REFINED: Final = 2
+"""Families that are refined: the best of the coarse grid."""
+SCREEN_TOKENS: Final = 32
+"""Most tokens that are decoded while the grid is searched."""
+FINALISTS: Final = 4
+"""Runnable placements that all requests are simulated for."""
+PAPER_FINALISTS: Final = 2
+"""Policies of papers that all requests are simulated for."""
+CROSS_GROUPS: Final = 2
+"""Groups of requests on which the finalists are compared with other routing of the same model."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Found:
+    """What the search has found.
+
+    Attributes
+    ----------
+    screened : dict of Candidate to row
+        Every candidate on the first group of requests, with fewer tokens.
+    final : dict of Candidate to list of rows
+        The finalists on every group, in their order.
+    no_fit : dict of str to str
+        Families and policies that were left out, and why.
+    failed : dict of str to str
+        Candidates whose simulation failed, and why.
+    n_simulations : int
+        How many were carried out.
+    crossed : dict of Candidate to float
+        Speed of the finalists on other routing over that on this one.
+    limits : dict of Candidate to Limits
+        What limits each finalist, on the first group of requests.
+    fewer : Fewer or None
+        Runnable placements once more with fewer launches, if launches are a large share of any finalist's steps.
+    """
+
+    screened: dict[Candidate, Row] = field(default_factory=dict)
+    final: dict[Candidate, list[Row]] = field(default_factory=dict)
+    no_fit: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    n_simulations: int = 0
+    crossed: dict[Candidate, float] = field(default_factory=dict)
+    limits: dict[Candidate, Limits] = field(default_factory=dict)
+    fewer: Fewer | None = None
+
+    def ranked(self, runnable: bool) -> list[Candidate]:
+        """Sort the finalists of a class, fastest first over all requests; of equals the one with less on the GPU."""
+        chosen = [one for one in self.final if one.runnable == runnable]
+        return sorted(chosen, key=lambda one: (-_mean_speed(self.final[one]), one.gpu_bytes, one.family))
+
+
+def speed(row: Row) -> float:
+    """Tokens per second of the whole batch while decoding."""
+    return float(str(row["decode_tokens_per_s"]))
+
+
+def _mean_speed(rows: Sequence[Row]) -> float:
+    product = 1.0
+    for row in rows:
+        product *= speed(row)
+    return float(product ** (1 / len(rows)))
+
+
+class Search:
+    """A search over the candidates of a setting.
+
+    Parameters
+    ----------
+    space : Space
+        What there is to choose from.
+    jobs : int or None
+        Processes; None: all cores where that is worth while.
+    other : Routing, optional
+        Other routing of the same model, on which the finalists are tried as well.
+    progress : bool
+        Show a bar on a terminal.
+    """
+
+    def __init__(self, space: Space, *, other: Routing | None = None, jobs: int | None = 1, progress: bool = False) -> None:
+        self.space = space
+        self._other = other
+        self.found = Found()
+        self._jobs = jobs
+        self._enabled = progress
+        self._bar = Progress(0, enabled=False)
+        self._traces: list[Path] = []
+
+    def run(self) -> Found:
+        """Search.
+
+        Raises
+        ------
+        CapacityError
+            If nothing fits; one line that says what lacks least.
+        """
+        families = {family.name: family for family in self.space.families}
+        fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
+        papers, self.found.no_fit = self.space.papers()
+        self.found.no_fit |= {name: self.space.misfit(family) for name, family in families.items() if name not in fit}
+        if not fit and not papers:
+            # Families ask for no more than policies of papers; the one with all experts on the host asks least of the GPU.
+            why = [
+                self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
+            ]
+            raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
+        coarse = [self._one(families[name], n) for name, numbers in fit.items() for n in _coarse(numbers)]
+        finalists = FINALISTS + PAPER_FINALISTS
+        n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
+        # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
+        total = len(coarse) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
+        with tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled) as bar:
+            self._bar, folder = bar, Path(name)
+            self._traces = self.space.routing.write(folder)
+            bar.describe("coarse grid")
+            self._screen([*coarse, *papers])
+            bar.describe("refinement")
+            self._refine([families[name] for name in fit], fit)
+            bar.describe("all requests")
+            self._finish()
+            bar.describe("other routing")
+            self._cross(folder)
+            bar.describe("limits")
+            self._limit()
+            self._launch_less()
+        return self.found
+
+    def _one(self, family: Family, number: int) -> Candidate:
+        one = self.space.candidate(family, number)
+        assert isinstance(one, Candidate), one
+        return one
+
+    def _screen(self, candidates: Iterable[Candidate]) -> None:
+        new = [one for one in dict.fromkeys(candidates) if one not in self.found.screened]
+        tokens = min(self.space.setting.asked.decode, SCREEN_TOKENS)
+        for one, rows in self._simulate(new, self._traces[:1], tokens).items():
+            self.found.screened[one] = rows[0]
+
+    def _refine(self, families: Sequence[Family], fit: Mapping[str, range]) -> None:
+        def best(family: Family) -> float:
+            return max((speed(row) for one, row in self.found.screened.items() if one.family == family.name), default=0.0)
+
+        for family in sorted(families, key=lambda one: (-best(one), one.name))[:REFINED]:
+            numbers = fit[family.name]
+            while between := _halves(numbers, self._speeds(family)):
+                self._screen(self._one(family, number) for number in between)
+                if not all(number in self._speeds(family) for number in between):
+                    break  # a simulation failed: its place would be asked for again and again
+
+    def _speeds(self, family: Family) -> dict[int, float]:
+        return {
+            one.number: speed(row)
+            for one, row in self.found.screened.items()
+            if one.family == family.name and one.number is not None
+        }
+
+    def _finish(self) -> None:
+        chosen: list[Candidate] = []
+        for runnable in (True, False):
+            ranked = sorted(
+                (one for one in self.found.screened if one.runnable == runnable),
+                key=lambda one: (-speed(self.found.screened[one]), one.gpu_bytes, one.family),
+            )
+            # A placement that is faster without liberties must not be crowded out by some that take them.
+            exact = [one for one in ranked if one.family not in LOSSY]
+            chosen += _varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
+        self.found.final = self._simulate(chosen, self._traces, self.space.setting.asked.decode)
+
+    def _cross(self, folder: Path) -> None:
+        """Compare the finalists on this routing with other routing, both cut to the same lengths."""
+        if self._other is None:
+            return
+        traces = [trace.write(folder / f"other{n}.safetensors") for n, trace in enumerate(self._other.groups[:CROSS_GROUPS])]
+        prompt = min(self.space.setting.asked.prompt, *(shortest_prompt(trace) for trace in self._other.groups[:CROSS_GROUPS]))
+        decode = min(self.space.setting.asked.decode, SCREEN_TOKENS)
+        chosen = [one for one in self.found.final if self._other.has(make_policy(one.policy).needs - _learned(one)) is None]
+        both = self._simulate(chosen, [*self._traces[: len(traces)], *traces], decode, prompt)
+        for one, rows in both.items():
+            self.found.crossed[one] = _mean_speed(rows[len(traces) :]) / _mean_speed(rows[: len(traces)])
+
+    def _limit(self) -> None:
+        """Find what limits the finalists, from the records of one more run each, one after the other: records are large."""
+        for one in (*self.found.ranked(True), *self.found.ranked(False)):
+            raw = self._raw([one], self._traces[:1], self.space.setting.asked.decode, None)
+            experiment = Experiment(parse_config(raw, PLACE), PLACE)
+            outcome = run_experiment(experiment, keep=lambda index: True).outcomes[0]
+            self.found.n_simulations += 1
+            self._bar.advance(1)
+            self.found.limits[one] = limits_of(experiment, experiment.specs[0], outcome)
+
+    def _launch_less(self) -> None:
+        """Simulate runnable placements with fewer launches where these decide: the finalists, and the most that fits the GPU.
+
+        An engine with fewer launches wants more on the GPU, so the finalists alone would be those of the profile's engine.
+        """
+        setting, finalists, screened = self.space.setting, self.found.ranked(True), self.found.screened
+        shares = {one: launch_share(self.found.limits[one]) for one in finalists}
+        other = with_fewer(setting)
+        if other is None or max(shares.values(), default=0.0) < LARGE_SHARE:
+            return
+        by_room = sorted((one for one in screened if one.runnable), key=lambda one: one.gpu_experts)
+        fullest = {one.family: one for one in by_room}
+        chosen = list(dict.fromkeys([*finalists, *fullest.values()]))
+        done = self._simulate(chosen, self._traces[:1], min(setting.asked.decode, SCREEN_TOKENS), setting=other)
+        speeds = {one: (speed(screened[one]), speed(rows[0])) for one, rows in done.items()}
+        self.found.fewer = Fewer(layer_us(setting), shares, speeds) if speeds else None
+
+    def _simulate(
+        self,
+        candidates: Sequence[Candidate],
+        traces: Sequence[Path],
+        decode: int,
+        prompt: int | None = None,
+        setting: Setting | None = None,
+    ) -> dict[Candidate, list[Row]]:
+        """Simulate candidates on groups of requests; one row a group for each that has not failed."""
+        done: dict[Candidate, list[Row]] = {}
+        for runnable in (True, False):
+            some = [one for one in candidates if one.runnable == runnable]
+            if not some:
+                continue
+            experiment = Experiment(parse_config(self._raw(some, traces, decode, prompt, setting), PLACE), PLACE)
+            results = run_experiment(experiment, jobs=self._jobs)
+            self.found.n_simulations += len(results.rows)
+            self._bar.advance(len(results.rows))
+            # Traces vary slowest, policies fastest.
+            for place, outcome in enumerate(results.outcomes):
+                one = some[place % len(some)]
+                if outcome.failure is not None:
+                    self.found.failed[title(one)] = " ".join(str(outcome.failure).split())
+                else:
+                    row = dict(outcome.row) | {"trace": self.space.routing.label, "group": place // len(some)}
+                    costs = outcome.provenance
+                    row["costs_measured"] = costs is not None and all(cost["source"] == "measured" for cost in costs.values())
+                    done.setdefault(one, []).append(row)
+        return {one: rows for one in candidates if len(rows := done.get(one, [])) == len(traces)}
+
+    def _raw(
+        self,
+        candidates: Sequence[Candidate],
+        traces: Sequence[Path],
+        decode: int,
+        prompt: int | None,
+        setting: Setting | None = None,
+    ) -> dict[str, Any]:
+        raw = experiment_of(setting or self.space.setting, [str(path) for path in traces], candidates, decode)
+        if prompt is not None:
+            raw["workload"]["prompt_tokens"] = prompt
+        lacking = {name: other for name, other in STAND_INS.items() if self.space.routing.has(frozenset({f"signal:{name}"}))}
+        if any(one.note for one in candidates) and lacking:
+            raw["predictors"] = lacking
+        return raw
+
+
+def _learned(candidate: Candidate) -> frozenset[str]:
+    return frozenset({"signal:learned"}) if candidate.note else frozenset()
+
+
+def _coarse(numbers: Sequence[int]) -> list[int]:
+    """Spread points evenly over a range, both ends among them."""
+    last = len(numbers) - 1
+    if last < COARSE:
+        return list(numbers)
+    return [numbers[round(last * point / (COARSE - 1))] for point in range(COARSE)]
+
+
+def _halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
+    """Give the middle of the gaps on both sides of the fastest number; nothing if its neighbours are known."""
+    known = [place for place, number in enumerate(numbers) if number in speeds]
+    if not known:
+        return []
+    best = max(range(len(known)), key=lambda at: (speeds[numbers[known[at]]], -at))
+    around: Callable[[int, int], list[int]] = lambda a, b: [numbers[(a + b) // 2]] if b - a > 1 else []  # noqa: E731
+    below = around(known[best - 1], known[best]) if best > 0 else []
+    above = around(known[best], known[best + 1]) if best + 1 < len(known) else []
+    return below + above
+
+
+def _varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
+    """Take the first of each family, then the rest in order: runners-up of other engines are worth more than neighbours."""
+    firsts = list({one.family: one for one in reversed(ranked)}.values())
+    order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
+    kept = {ranked[0], *order[:n]} if ranked else set()
+    return [one for one in ranked if one in kept]
+
+
+def _nothing_fits(setting: Setting, why: str) -> str:
+    remedy = "raise --vram or --ram, lower --bits, --context or --batch"
+    disk = "" if not setting.host_computes else ", or give a profile whose experts lie on a disk (backing: [disk0])"
+    return f"expected a placement of {setting.model.name} that fits {setting.hardware.name}, got none: {why}; {remedy}{disk}"

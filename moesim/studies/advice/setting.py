@@ -1,0 +1,226 @@
+"""What an advice is asked for, looked up: model, machine with the memory that is there, and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from moesim.core.atomic import write_bytes
+from moesim.core.limits import BITS
+from moesim.core.units import format_bytes, parse_bytes
+from moesim.errors import CapacityError, ConfigError
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.model import ModelSpec, load_model
+from moesim.studies.advice.gguf import read_gguf
+
+PLACE: Final = "recommend"
+DEFAULT_BITS: Final = 4.5
+"""Bits per weight of a model whose weights are given with 16: those of llama.cpp's Q4_K blocks."""
+PREFILL_CHUNK: Final = 512
+"""Tokens of a prefill step: llama.cpp's default of ``--ubatch-size``."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asks for; the options of ``moesim recommend``.
+
+    Attributes
+    ----------
+    model, hardware : str or mapping or None
+        As in an experiment; the model is None if `gguf` is given.
+    vram, ram : str or None
+        Memory of the GPU and of the host, such as ``"12GiB"``; None: what the profile says.
+    bits : float or None
+        Of all weights; None: the model's own, or `DEFAULT_BITS` if it has 16.
+    batch, prompt, decode : int
+        Requests at once, and tokens of each.
+    context : int or None
+        Tokens of a request for which there must be room in the KV cache; None: prompt and decode.
+    trace : str or None
+        Routing; None: chosen.
+    gguf : Path or None
+        A file that says shapes and bytes.
+    lossy : bool
+        Policies that change what the model computes as well.
+    """
+
+    model: Any
+    hardware: Any
+    vram: str | None = None
+    ram: str | None = None
+    bits: float | None = None
+    batch: int = 1
+    prompt: int = 512
+    decode: int = 128
+    context: int | None = None
+    trace: str | None = None
+    gguf: Path | None = None
+    lossy: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was asked for, looked up.
+
+    Attributes
+    ----------
+    asked : Asked
+        As asked.
+    model : ModelSpec
+        With the bits that are used.
+    hardware : HardwareProfile
+        With the memory that is used.
+    model_ref, hardware_ref : str or mapping
+        For an experiment.
+    gpu, host : str
+        The device whose memory bounds the cache, and the one that backs all experts.
+    host_computes : bool
+        The host is a processor and not a disk.
+    vram_bytes, ram_bytes : int, bytes
+        Their memory.
+    context : int
+        Tokens of a request in the KV cache.
+    profile_vram_bytes : int, bytes
+        Memory of the GPU in the profile as it is.
+    """
+
+    asked: Asked
+    model: ModelSpec
+    hardware: HardwareProfile
+    model_ref: Any
+    hardware_ref: Any
+    gpu: str
+    host: str
+    host_computes: bool
+    vram_bytes: int
+    ram_bytes: int
+    context: int
+    profile_vram_bytes: int
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens for which the KV cache must have room, over all requests."""
+        return self.context * self.asked.batch
+
+    @property
+    def spare_kv_bytes(self) -> int:
+        """Room in the KV cache beyond what the simulated requests fill."""
+        asked = self.asked
+        return (self.context - asked.prompt - asked.decode) * asked.batch * self.model.kv_bytes_per_token
+
+
+def look_up(asked: Asked, folder: Path) -> Setting:
+    """Look everything up but the routing.
+
+    Parameters
+    ----------
+    asked : Asked
+        What is asked for.
+    folder : Path
+        For the specification of a model that is read from a GGUF file.
+
+    Returns
+    -------
+    Setting
+
+    Raises
+    ------
+    InputError
+        If a name, a file or a size is wrong, or the machine is of a kind that no advice can be given for.
+    """
+    context = asked.context if asked.context is not None else asked.prompt + asked.decode
+    if context < asked.prompt + asked.decode:
+        raise ConfigError(
+            f"{PLACE}: --context: expected at least --prompt and --decode together, {asked.prompt + asked.decode}, got {context}"
+        )
+    model, model_ref = _model(asked, folder)
+    plain = load_hardware(asked.hardware, f"{PLACE}: --hardware")
+    gpu, host, computes = _devices(plain)
+    vram = _memory(asked.vram, "--vram", plain.devices[gpu].memory_bytes)
+    if not computes and asked.ram is not None:
+        raise ConfigError(f"{PLACE}: --ram: {plain.name} keeps all experts on {host}, not in memory; leave --ram out")
+    ram = _memory(asked.ram, "--ram", plain.devices[host].memory_bytes)
+    if vram <= plain.devices[gpu].workspace_bytes:
+        taken = format_bytes(plain.devices[gpu].workspace_bytes)
+        got = format_bytes(vram)
+        raise CapacityError(
+            f"{PLACE}: --vram: expected more than the {taken} that software takes on {gpu} of {plain.name}, got {got}"
+        )
+    # Engines that keep experts on the GPU only need less host memory than the simulator holds ready: what a placement needs there
+    # is checked against --ram by `candidates`, so the simulator gets enough for any.
+    simulated = max(plain.devices[host].memory_bytes, _most(model, context * asked.batch, plain, host))
+    base = dict(asked.hardware) if isinstance(asked.hardware, Mapping) else {"base": str(asked.hardware)}
+    ref = base | {f"devices.{gpu}.memory_bytes": vram, f"devices.{host}.memory_bytes": simulated}
+    hardware = load_hardware(ref, f"{PLACE}: --hardware")
+    return Setting(
+        asked, model, hardware, model_ref, ref, gpu, host, computes, vram, ram, context, plain.devices[gpu].memory_bytes
+    )
+
+
+def _most(model: ModelSpec, kv_tokens: int, hardware: HardwareProfile, host: str) -> int:
+    kv = kv_tokens * model.kv_bytes_per_token
+    return (
+        model.experts_bytes_total + model.non_expert_bytes + model.embedding_bytes + kv + hardware.devices[host].workspace_bytes
+    )
+
+
+def _memory(given: str | None, option: str, own: int) -> int:
+    n_bytes = own if given is None else parse_bytes(given, f"{PLACE}: {option}")
+    if n_bytes < 1:
+        raise ConfigError(f"{PLACE}: {option}: expected a size of at least 1 byte, got {given!r}")
+    return n_bytes
+
+
+def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
+    if asked.bits is not None and not BITS.hold(asked.bits):
+        raise ConfigError(f"{PLACE}: --bits: expected a number of bits {BITS}, got {asked.bits:g}")
+    if asked.gguf is not None:
+        if asked.model is not None:
+            raise ConfigError(f"{PLACE}: expected --model or --gguf, got both; the file says what the model is")
+        if asked.bits is not None:
+            raise ConfigError(f"{PLACE}: expected --bits or --gguf, got both; the file says how many bits its weights have")
+        model = read_gguf(asked.gguf)
+        path = folder / "model.yaml"
+        write_bytes(path, model_yaml(model).encode())
+        return model, str(path)
+    if asked.model is None:
+        raise ConfigError(f"{PLACE}: expected --model or --gguf, got neither; see 'moesim list models'")
+    plain = load_model(asked.model, f"{PLACE}: --model")
+    bits = asked.bits
+    if bits is None and plain.expert_bits == 16 and plain.other_bits == 16 and plain.expert_bytes_by_layer is None:
+        bits = DEFAULT_BITS
+    if bits is None:
+        return plain, asked.model
+    if plain.expert_bytes_by_layer is not None:
+        raise ConfigError(f"{PLACE}: --bits: {plain.name} says how many bytes an expert has; leave --bits out")
+    base = dict(asked.model) if isinstance(asked.model, Mapping) else {"base": str(asked.model)}
+    ref = base | {"expert_bits": bits, "other_bits": bits}
+    return load_model(ref, f"{PLACE}: --model"), ref
+
+
+def model_yaml(model: ModelSpec) -> str:
+    """Write a specification as a file that an experiment can name."""
+    values = {key: value for key, value in asdict(model).items() if key != "labels" and value is not None}
+    if "expert_bytes_by_layer" in values:
+        values["expert_bytes_by_layer"] = list(values["expert_bytes_by_layer"])
+        values.pop("expert_bits")
+    return yaml.safe_dump(values, sort_keys=False)
+
+
+def _devices(hardware: HardwareProfile) -> tuple[str, str, bool]:
+    """Name the accelerator and the host; there must be one of each."""
+    gpus = [name for name, device in hardware.devices.items() if device.role == "accelerator"]
+    if len(gpus) != 1 or len(hardware.backing) != 1:
+        what = f"{len(gpus)} GPUs ({', '.join(gpus)})" if gpus else "none"
+        if len(gpus) == 1:
+            what = f"one GPU and {len(hardware.backing)} hosts"
+        raise ConfigError(
+            f"{PLACE}: --hardware {hardware.name}: expected a machine with one GPU and one host, got {what}; "
+            "compare placements on such a machine with 'moesim compare'"
+        )
+    host = hardware.backing[0]
+    return gpus[0], host, hardware.devices[host].role == "host"

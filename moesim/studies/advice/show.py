@@ -1,0 +1,304 @@
+"""An advice as text for people, and as plain values for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from moesim import __version__
+from moesim.core.table import Format, render, render_records
+from moesim.experiment.intervals import NOT_VARIED
+from moesim.experiment.notes import split_notes
+from moesim.metrics.naming import model_label
+from moesim.policies.registry import describe_policy
+from moesim.studies.advice.candidates import Candidate, gib
+from moesim.studies.advice.engines import describe, engines
+from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
+from moesim.studies.advice.recommend import Advice, Judged
+from moesim.studies.advice.search import speed
+from moesim.studies.advice.show_launches import fewer_table, fewer_values, unlike
+from moesim.studies.advice.written import title
+
+_BAR: Final = 40  # characters of the longest bar
+_HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s", "tok/s", "interval", "x best")
+
+
+def output(advice: Advice, form: Format) -> str:
+    """Write an advice.
+
+    Parameters
+    ----------
+    advice : Advice
+        The answer.
+    form : Format
+        JSON holds everything; CSV and JSON lines one line a finalist; the others are for people.
+    """
+    if form is Format.JSON:
+        return json.dumps(document(advice), indent=2) + "\n"
+    if form in (Format.TABLE, Format.MD):
+        return text(advice, form)
+    rows = [_flat(advice, one) for one in (*advice.runnable, *advice.papers)]
+    if form is Format.CSV:
+        rows = [row | {"commands": " | ".join(row["commands"])} for row in rows]
+    return render_records(rows, form)
+
+
+def document(advice: Advice) -> dict[str, Any]:
+    """Give an advice as plain values, complete."""
+    setting, found, limits = advice.setting, advice.found, advice.found.limits[advice.best.candidate]
+    asked = {key: str(value) if key == "gguf" and value else value for key, value in asdict(setting.asked).items()}
+    return {
+        "moesim": __version__,
+        "asked": asked,
+        "model": {"name": model_label(setting.model), "source": setting.model.source, "bytes": _model_bytes(advice)},
+        "hardware": {
+            "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpu": setting.gpu, "host": setting.host,
+            "vram_bytes": setting.vram_bytes, "ram_bytes": setting.ram_bytes,
+        },
+        "context": setting.context,
+        "routing": {
+            "name": advice.routing.label, "origin": advice.routing.origin, "groups": len(advice.routing.groups),
+            "why": advice.routing.why, "other": advice.other.label if advice.other else None,
+        },
+        "level": LEVEL,
+        "evidence": [asdict(one) for one in advice.evidence],
+        "best": _flat(advice, advice.best),
+        "runnable": [_flat(advice, one) for one in advice.runnable],
+        "papers": [_flat(advice, one) for one in advice.papers],
+        "limit": {"largest": limits.limit, "shares": dict(limits.shares)},
+        "curve": [
+            {
+                "placement": title(one), "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
+                "decode_tokens_per_s": speed(row), "decode_tokens": row["decode_tokens"],
+            }
+            for one, row in found.screened.items()
+        ],
+        "engines": [
+            {"name": one.name, "checked": one.checked, "date": one.date, "expresses": list(one.expresses), "cannot": one.cannot}
+            for one in engines()
+        ],
+        "left_out": found.no_fit,
+        "failed": found.failed,
+        "n_simulations": found.n_simulations,
+        "caution": advice.caution,
+        "fewer_launches": fewer_values(advice),
+        "warnings": advice.warnings,
+    }  # fmt: skip
+
+
+def _model_bytes(advice: Advice) -> int:
+    model = advice.setting.model
+    return model.experts_bytes_total + model.non_expert_bytes
+
+
+def _flat(advice: Advice, one: Judged) -> dict[str, Any]:
+    candidate = one.candidate
+    return {
+        "placement": title(candidate), "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
+        "policy": json.dumps(dict(candidate.policy), sort_keys=True), "gpu_experts": candidate.gpu_experts,
+        "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
+        "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "requests_factor": one.speed.factor,
+        "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
+        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
+        "other_routing_ratio": one.crossed, "label": one.label,
+        "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
+    }  # fmt: skip
+
+
+# ---- for people
+
+
+def text(advice: Advice, form: Format) -> str:
+    """Write an advice for people: as plain text, or as Markdown."""
+    mark = "## " if form is Format.MD else ""
+    sections = [
+        ("", _question(advice)),
+        ("You can run this now", _runnable(advice, form)),
+        ("What to type", _typed(advice, form)),
+        ("Speed against experts on the GPU", _fenced(plot(advice), form)),
+        ("No released engine does this", _papers(advice, form)),
+        ("How sure", _sure(advice)),
+    ]
+    return "\n".join(f"{mark}{name}\n\n{body}" if name else body for name, body in sections if body)
+
+
+def _question(advice: Advice) -> str:
+    setting, asked, routing = advice.setting, advice.setting.asked, advice.routing
+    room = gib(setting.kv_tokens * setting.model.kv_bytes_per_token)
+    host = f"{gib(setting.ram_bytes)} of RAM" if setting.host_computes else f"experts on {setting.host}"
+    lines = [
+        f"{model_label(setting.model)}, {gib(_model_bytes(advice))}, on {setting.hardware.name} with {gib(setting.vram_bytes)} "
+        f"on {setting.gpu} and {host}",
+        f"batch {asked.batch}, prompt {asked.prompt}, decode {asked.decode}, KV cache for {setting.kv_tokens} tokens ({room})",
+        f"routing: {routing.label}, {len(routing.groups)} x {asked.batch} requests"
+        + (f" ({routing.why})" if routing.why else ""),
+        f"{advice.found.n_simulations} simulations",
+    ]
+    if setting.vram_bytes > setting.profile_vram_bytes:
+        lines.append(f"{setting.gpu} of the profile has {gib(setting.profile_vram_bytes)}: its speed with more is a what-if")
+    return "\n".join(lines) + "\n"
+
+
+def _runnable(advice: Advice, form: Format) -> str:
+    if not advice.runnable:
+        return "nothing fits: " + "; ".join(f"{name}: {why}" for name, why in advice.found.no_fit.items()) + "\n"
+    best = advice.best
+    lines = [
+        f"Best: {describe(best.candidate, advice.setting)}. Simulated: {_number(best.speed.value)} tokens/s while decoding. "
+        f"To be expected, by how such figures have compared with machines: {_number(best.low)} to {_number(best.high)} "
+        f"({100 * LEVEL:.0f} % interval)."
+    ]
+    limits = advice.found.limits[best.candidate]
+    lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
+    if advice.caution:
+        lines.append(f"Caution: {advice.caution}.")
+    if same := [title(one.candidate) for one in advice.runnable if one.same]:
+        lines.append(f"Not to be told apart from it on these requests: {', '.join(same)}.")
+    table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
+    left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _FAMILIES]
+    out = "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
+    return f"{out}\n{fewer}" if (fewer := fewer_table(advice, form)) else out
+
+
+_FAMILIES: Final = ("all-gpu", "expert-layers", "whole-layers", "expert-set", "frequent-expert-set")
+
+
+def _cells(one: Judged, advice: Advice) -> list[str]:
+    candidate, model = one.candidate, advice.setting.model
+    share = candidate.gpu_experts / (model.n_layers * model.n_experts)
+    return [
+        title(candidate), f"{candidate.gpu_experts} ({100 * share:.0f} %)", gib(candidate.gpu_bytes), gib(candidate.host_bytes),
+        f"{one.ttft_s:.2g}", _number(one.speed.value), f"{_number(one.low)} to {_number(one.high)}",
+        f"{one.ratio:.2f}" + ("~" if one.same else ""),
+    ]  # fmt: skip
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _typed(advice: Advice, form: Format) -> str:
+    """Write for each engine its fastest placement, or why it has none."""
+    lines: list[str] = []
+    setting = advice.setting
+    for engine in engines():
+        mine = [one for one in advice.runnable if one.candidate.family in engine.expresses]
+        head = f"{engine.name} ({engine.checked})"
+        if not mine:
+            missing = [advice.found.no_fit[name] for name in engine.expresses if name in advice.found.no_fit]
+            lines.append(f"{head}: {'; '.join(missing) or 'its placements are slower than the finalists'}; {engine.cannot}")
+            continue
+        one = mine[0]
+        everything = setting.model.n_layers * setting.model.n_experts
+        best = one is advice.best or one.candidate.gpu_experts == advice.best.candidate.gpu_experts == everything
+        why = "" if best else f" ({engine.cannot})"
+        place = "the best" if best else f"cannot express the best{why}; its own best is {_number(one.speed.value)} tokens/s"
+        lines.append(f"{head}: {place}, {title(one.candidate)}: {describe(one.candidate, advice.setting)}")
+        for command in one.commands:
+            if command.engine == engine.name:
+                lines.append(_fenced(f"  {command}\n", form).rstrip("\n"))
+                if command.remark:
+                    lines.append(f"  {command.remark}")
+    separator = "\n\n" if form is Format.MD else "\n"
+    return separator.join(lines) + "\n"
+
+
+def plot(advice: Advice) -> str:
+    """Draw the speed of the best family, and of layers of experts, against experts on the GPU, with bars of characters."""
+    shown = dict.fromkeys([advice.best.candidate.family, "expert-layers"]) if advice.runnable else {}
+    screened = advice.found.screened
+    chosen = [one for one in screened if one.family in shown and one.number is not None]
+    if not chosen:
+        return ""
+    top = max(speed(screened[one]) for one in chosen)
+    lines = []
+    for family in shown:
+        rows = sorted((one for one in chosen if one.family == family), key=lambda one: (one.gpu_experts, one.number))
+        lines += [f"{family}"] if rows else []
+        lines += [_bar(one, speed(screened[one]), top, one is advice.best.candidate) for one in rows]
+    tokens = next(iter(screened.values()))["decode_tokens"]
+    lines.append(f"tokens/s of the first request, {tokens} tokens decoded; < the best")
+    return "\n".join(lines) + "\n"
+
+
+def _bar(one: Candidate, value: float, top: float, best: bool) -> str:
+    eighths = round(8 * _BAR * value / top)
+    bar = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+    return f"{one.gpu_experts:7d} {bar} {_number(value)}" + (" <" if best else "")
+
+
+def _papers(advice: Advice, form: Format) -> str:
+    names = [name for name in advice.found.no_fit if name not in _FAMILIES]
+    left = "".join(f"left out: {name}: {advice.found.no_fit[name]}\n" for name in names)
+    left += "".join(f"{name} failed: {why}\n" for name, why in advice.found.failed.items())
+    if not advice.papers:
+        return left
+    lossy = any(one.fresh is not None for one in advice.papers)
+    headings = (*_HEADINGS, *(("fresh %",) if lossy else ()), "whose")
+    rows = []
+    for one in advice.papers:
+        fresh = [] if not lossy else ["100" if one.fresh is None else f"{100 * one.fresh:.1f}*"]
+        whose = describe_policy(one.candidate.family).paper or "a baseline, no system"
+        rows.append([*_cells(one, advice), *fresh, "; ".join(part for part in (whose, one.candidate.note) if part)])
+    table = render(headings, rows, form, headings[1:-1])
+    if lossy:
+        table += "\n* not exact: this share of the gate weight is served as routed; never read its speed without it\n"
+    others = [
+        f"{title(one)} {_number(speed(row))}"
+        for one, row in advice.found.screened.items()
+        if not one.runnable and one not in advice.found.final
+    ]
+    slower = f"slower on the first request, tokens/s: {', '.join(others)}\n" if others else ""
+    return table + ("\n" if slower or left else "") + slower + left
+
+
+def _sure(advice: Advice) -> str:
+    best = advice.best
+    lines = [_evidence(one) for one in advice.evidence]
+    if len(advice.evidence) > 1:
+        lines.append(
+            f"of the time of processor and GPU with the best, {100 * best.gpu_share:.0f} % is not the processor's: weighted so, "
+            "each placement by its own"
+        )
+    if best.speed.n > 1:
+        lines.append(f"over {best.speed.n} groups of requests its mean holds to x{best.speed.factor:.2f} (Student t)")
+    if best.crossed is not None and advice.other is not None:
+        lines.append(f"on other routing of this shape ({advice.other.label}) it is x{best.crossed:.2f} as fast")
+    ratios = "x best: ratios of placements that spend their time alike are better known than speeds"
+    if names := unlike(advice):
+        ratios += f", but not that of {', '.join(names)}: launches on the GPU are another share of its steps"
+    lines.append(f"{ratios}; ~: differs by less than requests do ({100 * SAME_LEVEL:.0f} %)")
+    notes, of_costs = split_notes({"notes": best.notes})
+    lines.append("; ".join([f"weakest source of its numbers: {best.label}", *notes]))
+    lines += [_ranges(note) for note in of_costs]
+    return "".join(f"- {line}\n" for line in [*lines, *advice.warnings])
+
+
+def _ranges(note: str) -> str:
+    """Say which numbers are known within ranges only, and what to do about it; other notes about costs stay as they are."""
+    if not note.startswith(NOT_VARIED):
+        return note
+    return (
+        "the profile knows some numbers only within a range, and these speeds take one value of each: "
+        f"{note.removeprefix(NOT_VARIED)}. How far each range moves the speed, 'moesim run DIR/best.yaml --set intervals=true' "
+        "says, where DIR is the folder of --out"
+    )
+
+
+def _evidence(one: Evidence) -> str:
+    return (
+        f"at least {100 * one.level:.0f} % of figures like these: {one.n} {one.what} were x{one.low:.2f} to x{one.high:.2f} "
+        "of what was simulated"
+    )
+
+
+def _fenced(body: str, form: Format) -> str:
+    return f"```\n{body}```\n" if form is Format.MD and body else body
+
+
+def rows_of(advice: Advice) -> list[Mapping[str, Any]]:
+    """List the rows of all finalists' runs, for a result folder."""
+    runs: Sequence[Mapping[str, Any]] = [row for rows in advice.found.final.values() for row in rows]
+    return [{**row, "run": number} for number, row in enumerate(runs)]

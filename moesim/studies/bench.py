@@ -1,0 +1,244 @@
+"""How fast the simulator is, beside bare SimPy in the same process at the same time; and what each policy's decisions take."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from simpy import Environment
+
+from moesim.core import collector
+from moesim.core.units import NS_PER_S
+from moesim.engine import simulate
+from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
+from moesim.model import load_model
+from moesim.policies.registry import POLICIES, make_policy
+from moesim.policy import Action, Fetch, Placement, Policy, View
+from moesim.testing.traces import synthetic_trace
+from moesim.trace import Trace
+from moesim.trace.predictors.chosen import PredictorSet
+from moesim.trace.predictors.future import FutureUse
+from moesim.trace.workload import Workload, WorkloadSpec, compose
+
+N_TIMEOUTS = 100_000
+PROMPT_TOKENS = 16
+HARDWARE = "rtx3090-epyc7532"
+CACHED = 0.5  # share of all experts
+RECALL = 0.8  # of the signals that a policy reads
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure."""
+
+    name: str  # for the table
+    model: str  # a built-in model; its experts are taken as 4 bits wide, so that half of them fit
+    policy: str  # a registered policy
+    contention: bool = False  # keep the profile's contention pairs; else they are left out
+
+
+CASES = (
+    Case("Mixtral 32x8 top-2, lru", "mixtral-8x7b", "lru"),
+    Case("Mixtral 32x8 top-2, dali", "mixtral-8x7b", "dali"),
+    Case("Qwen3 48x128 top-8, lru", "qwen3-30b-a3b", "lru"),
+    Case("Qwen3 48x128 top-8, dali", "qwen3-30b-a3b", "dali"),
+    Case("Mixtral, dali, CPU and link contend", "mixtral-8x7b", "dali", contention=True),
+)
+"""Shapes and policies. DALI computes on the CPU too, so that activations cross; in the last case memory is shared as well."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of one case."""
+
+    case: str  # its name
+    n_runs: int  # expert runs in one simulation
+    simulated_ns: int  # makespan of the simulation
+    # wall_s, timeout_s: wall time of each repeat of the simulation, and of `N_TIMEOUTS` bare timeouts right before it
+    wall_s: tuple[float, ...]
+    timeout_s: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Bare timeouts in the time of one expert run, for each repeat."""
+        return [(wall / self.n_runs) / (bare / N_TIMEOUTS) for wall, bare in zip(self.wall_s, self.timeout_s, strict=True)]
+
+    def record(self) -> dict[str, Any]:
+        """Give all figures by name."""
+        return {
+            **{key: value for key, value in asdict(self).items() if not isinstance(value, tuple)},
+            "runs_per_s_best": self.n_runs / min(self.wall_s),
+            "runs_per_s_median": self.n_runs / median(self.wall_s),
+            "timeouts_per_s_best": N_TIMEOUTS / min(self.timeout_s),
+            "timeouts_per_run_best": min(self.ratios),
+            "timeouts_per_run_median": median(self.ratios),
+            "simulated_over_wall": self.simulated_ns / NS_PER_S / median(self.wall_s),
+        }
+
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        figures = self.record()
+        return [
+            self.case,
+            f"{self.n_runs:,}",
+            f"{figures['runs_per_s_best']:,.0f}",
+            f"{figures['runs_per_s_median']:,.0f}",
+            f"{figures['timeouts_per_s_best']:,.0f}",
+            f"{figures['timeouts_per_run_best']:.2f}",
+            f"{figures['timeouts_per_run_median']:.2f}",
+            f"{figures['simulated_over_wall']:.1f}",
+        ]
+
+
+def bare_timeouts(n: int) -> float:
+    """Time one process, in s, that yields ``timeout(1)`` on an otherwise empty heap: the unit of the table."""
+    env = Environment()
+
+    def process() -> Generator[Any, None, None]:
+        for _ in range(n):
+            yield env.timeout(1)
+
+    env.process(process())
+    began = time.perf_counter()
+    env.run()
+    return time.perf_counter() - began
+
+
+def run_case(case: Case, repeats: int, tokens: int) -> Measured:
+    """Measure one case: simulation and bare timeouts in turns, so that both see the same machine."""
+    model = load_model({"base": case.model, "expert_bits": 4})
+    hardware = load_hardware(HARDWARE)
+    if not case.contention:
+        hardware = replace(hardware, contention=())
+    policy = make_policy(case.policy)
+    signals = sorted(need.removeprefix("signal:") for need in policy.needs if need.startswith("signal:"))
+    trace = synthetic_trace(
+        model.n_layers, model.n_experts, model.top_k, 1, PROMPT_TOKENS, tokens, calibration=True,
+        signals=dict.fromkeys(signals, RECALL),
+    )  # fmt: skip
+    workload = compose(trace, WorkloadSpec(prompt_tokens=PROMPT_TOKENS, decode_tokens=tokens))
+    slots = {"gpu0": int(CACHED * model.n_layers * model.n_experts)}
+
+    def simulation() -> tuple[float, int, int]:
+        costs = CostModel(model, hardware)
+        predictors = PredictorSet(trace, workload, {}, 0)
+        gc.collect()
+        with collector.paused():  # as `moesim run` does
+            began = time.perf_counter()
+            records = simulate(
+                model=model, costs=costs, workload=workload, policy=policy, cache_slots=slots, predictors=predictors,
+                tables=trace.tables, policy_name=case.policy,
+            )  # fmt: skip
+            wall = time.perf_counter() - began
+        return wall, sum(task.expert >= 0 for task in records.tasks), records.makespan_ns
+
+    _, n_runs, simulated = simulation()
+    walls, bare = [], []
+    for _ in range(repeats):
+        bare.append(bare_timeouts(N_TIMEOUTS))
+        walls.append(simulation()[0])
+    return Measured(case.name, n_runs, simulated, tuple(walls), tuple(bare))
+
+
+# ---------------------------------------------------------------------------------------------------------- decisions
+DECIDING_MODEL = "deepseek-v2-lite"  # all its experts fit on one GPU at 4 bits, which all-gpu needs
+DECIDING_BATCHES = (1, 8)
+YARDSTICK = "dali"  # whose greedy rule the others' decisions are measured by
+
+
+class Clocked:
+    """A policy with a clock around its decisions; what it asks of the view counts as its own."""
+
+    def __init__(self, policy: Policy, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._policy, self._clock_ns = policy, clock_ns
+        self.exact = policy.exact
+        self.listens = policy.listens
+        self.needs = policy.needs
+        self.decide_ns = self.evict_ns = 0  # what its decisions took so far
+
+    def place(self, view: View) -> Placement:
+        return self._policy.place(view)
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        began = self._clock_ns()
+        answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
+        self.decide_ns += self._clock_ns() - began
+        return answer
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        began = self._clock_ns()
+        victim = self._policy.evict(fetch, view)
+        self.evict_ns += self._clock_ns() - began
+        return victim
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """What the decisions of one policy take."""
+
+    policy: str  # its registered name
+    batch: int  # requests decoded together
+    n_runs: int  # expert runs of one simulation
+    # decide_ns, evict_ns: time in either call for each expert run; the least of all repeats
+    decide_ns: float
+    evict_ns: float
+    ratio: float  # time in both, over that of `YARDSTICK` in this process
+
+    def record(self) -> dict[str, Any]:
+        """Give all figures by name."""
+        return asdict(self)
+
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        times = [f"{ns:,.0f}" for ns in (self.decide_ns, self.evict_ns)]
+        return [self.policy, str(self.batch), f"{self.n_runs:,}", *times, f"{self.ratio:.2f}"]
+
+
+def run_deciding(repeats: int, tokens: int, names: Iterable[str] = tuple(POLICIES)) -> list[Deciding]:
+    """Measure the time that policies take to decide, all over the same made-up routing, in turns."""
+    names = list(dict.fromkeys([YARDSTICK, *names]))
+    model = load_model({"base": DECIDING_MODEL, "expert_bits": 4})
+    needs = frozenset().union(*(make_policy(name).needs for name in names))
+    signals = sorted(need.removeprefix("signal:") for need in needs if need.startswith("signal:"))
+    trace = synthetic_trace(
+        model.n_layers, model.n_experts, model.top_k, max(DECIDING_BATCHES), PROMPT_TOKENS, tokens, calibration=True, scores=True,
+        signals=dict.fromkeys(signals, RECALL),
+    )  # fmt: skip
+    found = []
+    for batch in DECIDING_BATCHES:
+        workload = compose(trace, WorkloadSpec(batch_size=batch, prompt_tokens=PROMPT_TOKENS, decode_tokens=tokens))
+        _time_deciding(YARDSTICK, model, trace, workload)  # prepares the routing, which all runs over a workload share
+        rounds = [{name: _time_deciding(name, model, trace, workload) for name in names} for _ in range(repeats)]
+        best = {name: min((one[name] for one in rounds), key=lambda times: times[1] + times[2]) for name in names}
+        unit = sum(best[YARDSTICK][1:])
+        rows = [Deciding(name, batch, n, decide, evict, (decide + evict) / unit) for name, (n, decide, evict) in best.items()]
+        found += sorted(rows, key=lambda row: row.ratio)
+    return found
+
+
+def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> tuple[int, float, float]:
+    """Return the expert runs of a simulation, and the time in decide and in evict for each of them."""
+    policy: Any = make_policy(name)
+    if "oracle:routing" in policy.needs:
+        policy.bind_oracle(FutureUse(workload))
+    hardware = load_hardware(getattr(policy, "profile", "") or HARDWARE)
+    slots = int(CACHED * model.n_layers * model.n_experts)
+    timed = Clocked(policy)
+    gc.collect()
+    with collector.paused():
+        records = simulate(
+            model=model, costs=CostModel(model, hardware), workload=workload, policy=timed, tables=_tables(policy, trace),
+            cache_slots={name: slots for name, device in hardware.devices.items() if device.kind == "gpu"},
+            predictors=PredictorSet(trace, workload, {}, 0), policy_name=name,
+        )  # fmt: skip
+    n_runs = sum(task.expert >= 0 for task in records.tasks)
+    return n_runs, timed.decide_ns / n_runs, timed.evict_ns / n_runs
+
+
+def _tables(policy: Policy, trace: Trace) -> Mapping[str, Any]:
+    return {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}

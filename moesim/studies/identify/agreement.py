@@ -1,0 +1,102 @@
+"""Rows that are one setting, however they are written, must agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+from moesim.errors import ConfigError, InputError
+from moesim.hardware import HardwareProfile
+from moesim.studies.identify.cases import Case, decode_workload, placement_of
+from moesim.studies.identify.observations import Observation
+from moesim.studies.identify.quants import read_bits
+
+_AGREE: Final = 0.02
+"""Two rows of one setting may differ by this share, or by three of their spreads, before they contradict each other."""
+
+
+def check_agreement(cases: Sequence[Case], room: HardwareProfile) -> None:
+    """Refuse rows of one setting that contradict each other, unless both are only predicted.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+        Settings are compared by where everything is, not by how they are written.
+    room : HardwareProfile
+        The machine, with room for everything.
+
+    Raises
+    ------
+    ConfigError
+        Naming both rows, and what else llama-bench said of them differently.
+    """
+    for before, one in _pairs(cases, room):
+        if "identification" in (one.role, before.role):
+            _refuse(before, one)
+
+
+def contradictions(cases: Sequence[Case], room: HardwareProfile) -> list[tuple[Observation, Observation]]:
+    """List pairs of checks of one setting that contradict each other: a source may measure a setting twice.
+
+    Parameters
+    ----------
+    cases : sequence of Case
+    room : HardwareProfile
+        As for `check_agreement`.
+    """
+    return [pair for pair in _pairs(cases, room) if all(one.role == "check" for one in pair)]
+
+
+def _pairs(cases: Sequence[Case], room: HardwareProfile) -> Iterator[tuple[Observation, Observation]]:
+    """Give pairs of rows of one setting that differ by more than rows may."""
+    groups: dict[Any, list[Observation]] = {}
+    for case in cases:
+        one = case.observation
+        group = groups.setdefault(setting_key(case, room), [])
+        yield from ((before, one) for before in group if _apart(before, one))
+        group.append(one)
+
+
+def setting_key(case: Case, room: HardwareProfile) -> tuple[Any, ...]:
+    """Give what is the same for rows of one setting, however they are written."""
+    one = case.observation
+    chosen = read_bits(one.bits, one.place)
+    open_bits = json.dumps(chosen) if len(chosen) > 1 else ""
+    model = replace(case.model, name="any", source="", labels=())
+    length = (one.context, one.decode) if one.kind == "decode" else (one.context, one.ubatch)
+    return model, open_bits, _where(case, room), one.kind, one.batch, length, one.of
+
+
+def _where(case: Case, room: HardwareProfile) -> Any:
+    """Say where experts and layers are; the policy with its options, where something moves."""
+    if case.static:
+        try:
+            placement = placement_of(case, room, decode_workload(case))
+        except InputError:
+            pass  # what is wrong is told where the row is predicted
+        else:
+            experts = frozenset((copy.layer, expert, copy.device) for copy in placement.copies for expert in copy.experts)
+            parts = {part: device for part, device in placement.parts.items() if part[0] != "embedding"}  # a few rows a token
+            return experts, frozenset((part, device) for part, device in parts.items() if device != room.compute)
+    return json.dumps([dict(case.setting.policy), dict(case.setting.cache)], sort_keys=True, default=str)
+
+
+def _apart(before: Observation, one: Observation) -> bool:
+    spread = sum((each.spread or 0) / each.value for each in (one, before))
+    return abs(one.log_time - before.log_time) > max(_AGREE, 3 * spread)
+
+
+def _refuse(before: Observation, one: Observation) -> NoReturn:
+    written = "" if one.setting == before.setting else f" (setting '{one.setting}' is '{before.setting}' there)"
+    theirs = dict(before.told)
+    differ = [f"{key} ({theirs[key]}, then {value})" for key, value in one.told if theirs.get(key, value) != value]
+    if differ:
+        why = f"they differ in {', '.join(differ)}, which the model does not know: keep the rows of one"
+    else:
+        why = "remove one" + ("" if one.spread and before.spread else ", or give their spread")
+    raise ConfigError(
+        f"{one.place}: expected rows of one setting to agree, got {one.value:g} {one.unit} after {before.value:g} {before.unit} "
+        f"at {before.place}{written}; {why}"
+    )

@@ -1,0 +1,203 @@
+"""Observations as runs: model, policy, cache and routing of each, looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moesim.core.yaml_reader import read_yaml_value
+from moesim.errors import ConfigError
+from moesim.experiment.budget import initial_placement
+from moesim.hardware import HardwareProfile, override
+from moesim.hardware.costs import CostModel
+from moesim.model import ModelSpec, load_model
+from moesim.policies.registry import make_policy
+from moesim.studies.identify.observations import Observation
+from moesim.studies.identify.quants import read_bits
+from moesim.studies.identify.settings import EngineSetting, read_setting
+from moesim.trace import Trace
+from moesim.trace.workload import Workload, WorkloadSpec, compose
+
+if TYPE_CHECKING:
+    from moesim.policy import Placement
+
+STEPS: Final = 8
+"""Decode steps that are simulated; a steady step is their mean."""
+
+STATIC: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp", "composed"})
+ROOM: Final = 2**46
+"""Memory of each device in a prediction: whether a setting fits is another question than how fast it is."""
+
+_SEED: Final = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """An observation with all that predicts it.
+
+    Attributes
+    ----------
+    observation : Observation
+    model : ModelSpec
+        With its bits.
+    spec : str or mapping
+        The model, as in an experiment.
+    bits : str
+        Words for the bits that were chosen.
+    setting : EngineSetting
+    static : bool
+        Nothing moves in a decode step, so that a closed form predicts it.
+    block : str
+        What is left out together.
+    """
+
+    observation: Observation
+    model: ModelSpec
+    spec: Any
+    bits: str
+    setting: EngineSetting
+    static: bool
+    block: str
+
+    @property
+    def name(self) -> str:
+        """Name of the row."""
+        return self.observation.row
+
+    @property
+    def mean_context(self) -> int:
+        """Tokens in the KV cache of a sequence in the middle of decoding."""
+        return self.observation.context + self.observation.decode // 2
+
+
+def make_cases(rows: Sequence[Observation], bits: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Case]:
+    """Look up models and settings.
+
+    Parameters
+    ----------
+    rows : sequence of Observation
+    bits : mapping, optional
+        What is chosen for (model, bits) of rows whose bits are not known; the first choice, if nothing is said.
+
+    Returns
+    -------
+    list of Case
+
+    Raises
+    ------
+    InputError
+        If a model or a setting is not known, or the model does not have it.
+    """
+    return [_case(one, bits or {}) for one in rows]
+
+
+def choices(rows: Sequence[Observation]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """List what the bits of models may be, for models where there is more than one choice."""
+    found = {}
+    for one in rows:
+        several = read_bits(one.bits, one.place)
+        if len(several) > 1:
+            found[one.model, one.bits] = several
+    return found
+
+
+def _case(one: Observation, bits: Mapping[tuple[str, str], Mapping[str, Any]]) -> Case:
+    chosen = dict(bits.get((one.model, one.bits)) or read_bits(one.bits, one.place)[0])
+    named: Any = read_yaml_value(one.model, f"{one.place}: model") if one.model.startswith("{") else one.model
+    plain = load_model(named, f"{one.place}: model")
+    if plain.expert_bytes_by_layer is not None:
+        chosen.pop("expert_bits", None)
+    elif plain.expert_bits < 8:  # experts that are quantised by their maker stay as they are
+        chosen.pop("expert_bits", None) if "/" not in one.bits and not _number(one.bits) else None
+    base = named if isinstance(named, dict) else {"base": named}
+    spec: Any = {**base, **chosen} if chosen else named
+    model = load_model(spec, f"{one.place}: bits")
+    setting = read_setting(one.setting, model, one.place, alias=one.alias)
+    if one.unit == "s" and one.kind == "decode" and one.decode < 1:
+        raise ConfigError(f"{one.place}: decode: expected the decoded tokens beside a time in s, got none; give them")
+    words = f"{model.expert_bits:g}/{model.other_bits:g}"
+    block = one.block or f"{one.model} {one.bits or words} {setting.family}" + (" prefill" if one.kind == "prefill" else "")
+    return Case(one, model, spec, words, setting, _is_static(one, setting, model), block)
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_static(one: Observation, setting: EngineSetting, model: ModelSpec) -> bool:
+    if one.kind != "decode" or setting.policy["name"] not in STATIC:
+        return False
+    name = setting.policy["name"]
+    if name == "composed":
+        return setting.family == "gpu_experts"
+    if name == "llama-cpp" and one.batch >= int(setting.policy.get("op_offload_min_rows", 32)):
+        return setting.policy.get("op_offload") is False
+    return True
+
+
+def roomy(raw: Mapping[str, Any], hardware: HardwareProfile, place: str) -> dict[str, Any]:
+    """Give the contents of a profile whose devices hold anything."""
+    sure = {"value": ROOM, "source": "assumed", "why": "whether it fits is asked elsewhere"}
+    return override(dict(raw), {f"devices.{name}.memory_bytes": sure for name in hardware.devices}, place)
+
+
+@lru_cache(maxsize=64)
+def routing(shape: tuple[int, int, int], batch: int, prompt: int, decode: int, signals: bool = True) -> Trace:
+    """Make routing of a shape (layers, experts, chosen) up."""
+    from moesim.trace.synthesis import read_parameters, synthesize  # SciPy takes most of a second to import
+
+    n_layers, n_experts, top_k = shape
+    parameters = read_parameters(_parameters(n_experts, top_k)).replace(n_layers=n_layers, n_experts=n_experts, top_k=top_k)
+    more: dict[str, Any] = {} if signals else {"n_signal_requests": 0, "n_calibration": 0}
+    return synthesize(parameters, n_requests=batch, n_prompt=prompt, n_decode=decode, seed=_SEED, **more)
+
+
+@lru_cache(maxsize=64)
+def _later(shape: tuple[int, int, int], batch: int, decode: int, offset: int) -> Trace:
+    """Give decode steps whose contexts begin at `offset` tokens."""
+    made = routing(shape, batch, 0, decode, signals=False)
+    return Trace.build(
+        experts=made.experts,
+        n_prompt=[0] * batch,
+        n_decode=[decode] * batch,
+        n_experts=made.n_experts,
+        model=made.model,
+        label="synthetic",
+        prompt_offset=offset,
+    )
+
+
+def _parameters(n_experts: int, top_k: int) -> str:
+    """Name the parameters whose shape is nearest."""
+    known = {"mixtral-8x7b": (8, 2), "gpt-oss-20b": (32, 4), "deepseek-v2-lite": (64, 6), "qwen3-30b-a3b": (128, 8)}
+    return min(known, key=lambda name: (abs(np.log(known[name][0] / n_experts)) + abs(np.log(known[name][1] / top_k)), name))
+
+
+def shape_of(model: ModelSpec) -> tuple[int, int, int]:
+    """Give layers, experts and chosen of a model."""
+    return model.n_layers, model.n_experts, model.top_k
+
+
+def decode_workload(case: Case) -> Workload:
+    """Compose the decode steps of a case; contexts are those of the middle of its decoding."""
+    one = case.observation
+    steps = min(STEPS, one.decode)
+    first = max(1, case.mean_context - steps // 2)
+    trace = _later(shape_of(case.model), one.batch, steps, first)
+    return compose(trace, WorkloadSpec(batch_size=one.batch, decode_tokens=steps))
+
+
+def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> Placement:
+    """Ask a case's policy where everything is; `hardware` has room for it."""
+    policy: Any = make_policy(case.setting.policy, case.observation.place)
+    slots = round(case.setting.cache.get("ratio", 1.0) * case.model.n_layers * case.model.n_experts)
+    gpus = {name: slots for name, device in hardware.devices.items() if device.role == "accelerator"}
+    return initial_placement(case.model, CostModel(case.model, hardware, extrapolate=True), workload, policy, gpus, {})

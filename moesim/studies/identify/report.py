@@ -1,0 +1,221 @@
+"""What an identification says: a table for the terminal, one page, and files."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import expm1
+from statistics import median
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from moesim import __version__
+from moesim.core.table import Format, render, render_records
+from moesim.experiment.result import SUMMARY
+from moesim.studies.identify.agreement import contradictions
+from moesim.studies.identify.constants import Z90
+from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
+from moesim.studies.identify.next_line import NextLine
+from moesim.studies.identify.observations import NOT_COLUMNS, Observation
+from moesim.studies.identify.results import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
+from moesim.studies.identify.status import with_room
+
+_SCALES = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e9, "GFLOP/s"), "us": (1.0, "us")}
+
+
+def constant_records(found: Identified) -> list[dict[str, Any]]:
+    """Give the constants for programs."""
+    return [
+        {
+            "constant": one.constant.name, "keys": " ".join(one.constant.keys), "unit": one.constant.unit, "value": one.value,
+            "low": one.low, "high": one.high, "base": one.constant.base, "base_label": one.constant.label,
+            "base_low": one.prior_low, "base_high": one.prior_high, "verdict": verdict(one), "beside": one.beside,
+        }
+        for one in found.constants
+    ]  # fmt: skip
+
+
+def verdict(one: Estimate) -> str:
+    """Say what rows tell of a constant."""
+    if not one.moves:
+        return "no row depends on it"
+    return "identified" if one.identified else "not identified"
+
+
+def row_records(found: Identified) -> list[dict[str, Any]]:
+    """Give the rows for programs."""
+    return [
+        {
+            "row": one.case.name, "model": one.case.observation.model, "bits": one.case.bits,
+            "setting": one.case.observation.setting, "batch": one.case.observation.batch,
+            "context": one.case.observation.context, "kind": one.case.observation.kind, "unit": one.case.observation.unit,
+            "observed": one.observed, "predicted": one.predicted, "low": one.low, "high": one.high, "ratio": one.ratio,
+            "z": one.z, "status": one.status, "ratio_left_out": one.left_out, "block": one.case.block,
+            "source": one.case.observation.source,
+        }
+        for one in found.predictions
+    ]  # fmt: skip
+
+
+def constants_table(found: Identified, form: Format) -> str:
+    """Write the constants."""
+    if form.for_programs:
+        return render_records(constant_records(found), form)
+    rows = []
+    for one in found.constants:
+        scale, unit = _SCALES[one.constant.unit]
+        value, low, high, below, above = (
+            f"{number / scale:.3g}" for number in (one.value, one.low, one.high, one.prior_low, one.prior_high)
+        )
+        said = verdict(one) + (f", cannot be told from {one.beside}" if one.beside else "")
+        base = f"{one.constant.base / scale:.3g} ({below} to {above}, {one.constant.label})"
+        rows.append([one.constant.name, value, f"{low} to {high}", unit, base, said])
+    return render(["constant", "value", "90 % interval", "unit", "before", "verdict"], rows, form, ["value"])
+
+
+def rows_table(found: Identified, form: Format) -> str:
+    """Write observed beside predicted."""
+    if form.for_programs:
+        return render_records(row_records(found), form)
+    rows = []
+    for one in found.predictions:
+        o = one.case.observation
+        said = one.status + (" (!)" if abs(one.z) > UNEXPLAINED and one.status in ("used", "check") else "")
+        rows.append(
+            [one.case.name, o.model, one.case.bits, o.setting, f"{one.observed:g}", f"{one.predicted:.4g}",
+             f"{one.low:.3g} to {one.high:.3g}", o.unit, f"{one.ratio:.3f}",
+             "-" if one.left_out is None else f"{one.left_out:.3f}", said]
+        )  # fmt: skip
+    head = ["row", "model", "bits", "setting", "observed", "predicted", "90 % interval", "unit", "ratio", "left out", "status"]
+    return render(head, rows, form, ["observed", "predicted", "ratio", "left out"])
+
+
+def errors(found: Identified) -> list[str]:
+    """Say how near rows are: those used, those left out in turn, and checks."""
+
+    def line(what: str, ratios: list[float]) -> str:
+        apart = sorted(100 * abs(ratio - 1) for ratio in ratios)
+        tenth = apart[min(len(apart) - 1, int(0.9 * len(apart)))]
+        return (
+            f"{what}: {len(apart)} rows, median {median(apart):.1f} %, nine of ten within {tenth:.1f} %, worst {apart[-1]:.1f} %"
+        )
+
+    rows = found.predictions
+    lines = []
+    for what, ratios in (
+        ("used", [one.ratio for one in rows if one.status == "used"]),
+        (f"left out in turn ({found.left_out_by})", [one.left_out for one in rows if one.left_out is not None]),
+        ("checks, never used", [one.ratio for one in rows if one.status == "check"]),
+    ):
+        if ratios:
+            lines.append(line(what, [float(ratio) for ratio in ratios]))
+    return lines
+
+
+def remarks(found: Identified, lines: list[NextLine]) -> list[str]:
+    """Say in sentences what a reader must know."""
+    said = list(errors(found))
+    blocks = block_errors(found)
+    if len(blocks) > 1 and found.left_out_by == "blocks":
+        said += [f"left out: {block}: median {value:.1f} %" for block, value in blocks.items()]
+    if found.engine_difference > 0.01:
+        said.append(f"closed form and engine differed by {100 * found.engine_difference:.1f} %: the engine's values were used")
+    if found.inflation > 1.05:
+        said.append(f"rows scatter {found.inflation:.1f} times as much as their spreads say; intervals are that much wider")
+    odd = [one for one in found.predictions if one.status == "set aside" or (one.status == "used" and abs(one.z) > UNEXPLAINED)]
+    said += [f"no constants explain row {one.case.name}: {_off(one)}" for one in odd]
+    for one in found.predictions:
+        if one.status == "beyond memory":
+            said.append(f"row {one.case.name} needs more than the GPU's memory: it belongs to the cliff and moves no constant")
+    for before, other in contradictions(found.predictor.cases, with_room(found.predictor.machine)):
+        apart = 100 * expm1(abs(before.log_time - other.log_time))
+        said.append(
+            f"checks {before.row} and {other.row} are one setting, observed {apart:.0f} % apart: no prediction meets both"
+        )
+    for (model, bits), table in found.bits.items():
+        best, *others = table
+        near = [name for name, worse in others if worse < Z90**2]
+        rest = f"; {', '.join(near)} cannot be told from it" if near else ""
+        said.append(f"bits of {model} ({bits}): {best[0]} fits best{rest}")
+    weak = [one.constant.name for one in found.constants if one.moves and not one.identified]
+    if weak:
+        said.append(f"not identified: {', '.join(weak)}")
+    said += [
+        f"next, for {line.constant} ({100 * line.narrows:.0f} % of its interval would be left): {line.command}" for line in lines
+    ]
+    return said
+
+
+def _off(one: Prediction) -> str:
+    aside = ", set aside" if one.status == "set aside" else ""
+    return f"{one.observed:g} observed, {one.predicted:.3g} predicted, {abs(one.z):.1f} standard deviations{aside}"
+
+
+def block_errors(found: Identified) -> dict[str, float]:
+    """Give the median error, %, of each block that was left out."""
+    blocks: dict[str, list[float]] = {}
+    for one in found.predictions:
+        if one.left_out is not None:
+            blocks.setdefault(one.case.block, []).append(100 * abs(one.left_out - 1))
+    return {block: median(values) for block, values in blocks.items()}
+
+
+def page(found: Identified, lines: list[NextLine], base: str) -> str:
+    """Write the page in Markdown."""
+    parts = [
+        f"# {found.profile.name}: a machine identified from observed speeds\n",
+        f"Base: {base}. moesim {__version__}. A constant counts as identified if its interval is at most {NARROWS:g} of what it "
+        f"was before. A spread that is not given counts as {100 * UNKNOWN_SPREAD:g} %; to one that is, {100 * MODEL_ERROR:g} % "
+        "of the simulator's own are added in squares. Rows that were used are no predictions.\n",
+        "![measured and predicted](identified.png)\n",
+        "## What is known now\n",
+        constants_table(found, Format.MD),
+        "\n".join(f"* {one}" for one in remarks(found, lines)) + "\n",
+        "## Rows\n",
+        "Ratio: predicted over observed speed. Left out: the same where the row's block had no part in the identification.\n",
+        rows_table(found, Format.MD),
+    ]
+    return "\n".join(parts)
+
+
+def frame(found: Identified) -> pd.DataFrame:
+    """Give what the figure is drawn from."""
+    records: list[dict[str, Any]] = []
+    settings: dict[str, list[float]] = {}
+    for one in found.predictions:
+        o = one.case.observation
+        numbers = re.findall(r"(n_cpu_moe|ncmoe|n-cpu-moe|ngl|gpu_experts|cache)[= ](\d+\.?\d*)", o.setting)
+        kind = one.case.setting.family
+        panel = f"{o.model} {o.bits or one.case.bits} {o.kind}" + (f" x{o.batch}" if o.batch > 1 else "") + f"\n{kind}"
+        x = float(numbers[-1][1]) if numbers else float(len(settings.setdefault(panel, [])))
+        settings.setdefault(panel, []).append(x)
+        x = min(x, one.case.model.n_layers + one.case.model.n_dense_layers + 1) if kind in ("n_cpu_moe", "ngl") else x
+        unit = "speed over another row's" if o.of else o.unit
+        records.append(
+            {"panel": panel, "unit": unit, "x": x, "setting": kind, "observed": one.observed, "predicted": one.predicted,
+             "low": one.low, "high": one.high, "status": one.status}
+        )  # fmt: skip
+    return pd.DataFrame(records)
+
+
+def files(found: Identified, rows: list[Observation], lines: list[NextLine], base: str) -> dict[str, bytes]:
+    """Give all files of the result by name; the last is its summary."""
+    from moesim.plots.identified import identified  # Matplotlib takes a second to import
+    from moesim.plots.style import pictures
+
+    used = [{key: value for key, value in one.model_dump().items() if key not in NOT_COLUMNS} for one in rows]
+    summary = {
+        "moesim": __version__, "base": base, "constants": constant_records(found), "rows": row_records(found),
+        "remarks": remarks(found, lines), "next": [line.command for line in lines],
+    }  # fmt: skip
+    return {
+        f"{found.profile.name}.yaml": yaml.safe_dump(found.raw, sort_keys=False, width=120).encode(),
+        "page.md": page(found, lines, base).encode(),
+        "constants.csv": render_records(constant_records(found), Format.CSV).encode(),
+        "rows.csv": render_records(row_records(found), Format.CSV).encode(),
+        "observations.csv": render_records(used, Format.CSV).encode(),
+        **pictures(identified(frame(found), found.profile.name), "identified"),
+        SUMMARY: (json.dumps(summary, indent=2) + "\n").encode(),
+    }

@@ -1,6 +1,0 @@
-"""Synthetic traces: routing of models too large to record, from causes fitted to what is known of them."""
-
-from moesim.synthesis.generate import synthesize
-from moesim.synthesis.parameter_set import ParameterSet, parameter_names, read_parameters
-
-__all__ = ["ParameterSet", "parameter_names", "read_parameters", "synthesize"]

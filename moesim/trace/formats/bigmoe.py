@@ -1,0 +1,120 @@
+"""BigMoeOnEdge's ``route_trace v1``: CSV with weights, and with what the engine's own cache held.
+
+A preamble of ``#`` lines says the model's shape and, for each layer, the bytes of an expert and of the dense part. Then
+one line for each expert: ``turn,phase,step,layer,slot,expert,weight,residency,expert_bytes``. A turn becomes a request,
+the step its position. The bytes of the preamble go to the header, and become those of a model (`model_file`). The
+engine computes the last layer of a prompt for its final token only; the other tokens lack it, and are left out.
+``residency`` and the ``expert_bytes`` of a line say what that engine's cache did, not what the router chose: `lookups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moesim.trace.formats.contract import Options, Part, wrong
+from moesim.trace.formats.format import Format
+from moesim.trace.formats.probe import Probe
+from moesim.trace.formats.store import Store
+from moesim.trace.formats.tables import Batch, read_csv
+from moesim.trace.formats.visits import Visits
+
+_MAGIC = "# route_trace v1"
+_COLUMNS = ("turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes")
+_NEEDED = ("turn", "phase", "step", "layer", "slot", "expert", "weight")
+
+
+@dataclass(frozen=True)
+class Preamble:
+    """What the first lines of a file say."""
+
+    n_lines: int
+    model: str  # file name of the model, without folder and ending
+    arch: str
+    n_layers: int
+    n_experts: int
+    top_k: int
+    # expert_bytes, dense_bytes: of one expert, and of the dense part, of each layer
+    expert_bytes: tuple[int, ...]
+    dense_bytes: tuple[int, ...]
+
+
+def matches(probe: Probe) -> bool:
+    """Tell whether the first line is that of the format."""
+    return probe.head.startswith(_MAGIC.encode())
+
+
+def read_preamble(path: Path) -> Preamble:
+    """Read the ``#`` lines of a file."""
+    lines = []
+    with path.open("rb") as file:
+        while (line := file.readline(65_536)).startswith(b"#"):
+            lines.append(line.decode("utf-8", "replace").strip())
+            if len(lines) > 10_000:
+                raise wrong(path, "a preamble of a few lines", "more than 10000", "record it again")
+    if not lines or lines[0] != _MAGIC:
+        raise wrong(f"{path}: line 1", _MAGIC, repr(lines[0][:80] if lines else line[:40]), "name another --format")
+    facts = [dict(part.split("=", 1) for part in line[1:].split() if "=" in part) for line in lines]
+    general = next((fact for fact in facts if "n_layer" in fact), {})
+    n_layers, n_experts, top_k = (_number(path, general, key) for key in ("n_layer", "n_expert", "n_expert_used"))
+    layers = [fact for fact in facts if "layer" in fact]
+    if [_number(path, fact, "layer") for fact in layers] != list(range(n_layers)):
+        raise wrong(
+            f"{path}: preamble", f"a line '# layer=' for each of the {n_layers} layers", f"{len(layers)}", "record it again"
+        )
+    model = general.get("model", "").replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    expert_bytes, dense_bytes = (tuple(_number(path, fact, key) for fact in layers) for key in ("expert_bytes", "dense_bytes"))
+    return Preamble(len(lines), model, general.get("arch", ""), n_layers, n_experts, top_k, expert_bytes, dense_bytes)
+
+
+def _number(path: Path, facts: dict[str, str], key: str) -> int:
+    text = facts.get(key, "")
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise wrong(f"{path}: preamble: {key}", "a whole number", repr(text[:40]), "record it again")
+    return int(text)
+
+
+def lookups(path: Path, skip: int) -> Iterator[tuple[int, Batch]]:
+    """Read all columns, some lines at a time, in the order in which the engine looked experts up."""
+    yield from read_csv(path, {name: name for name in _COLUMNS}, skip=skip)
+
+
+def read(path: Path, options: Options, store: Store) -> Part:
+    """Read a file; see `Format`."""
+    preamble = read_preamble(path)
+    with Visits(str(path), store) as visits:
+        for _, batch in read_csv(path, {name: name for name in _NEEDED}, skip=preamble.n_lines):
+            visits.add(
+                batch["expert"],
+                batch["layer"],
+                batch["step"],
+                weights=batch["weight"],
+                request=batch["turn"],
+                rank=batch["slot"],
+                phase=batch["phase"],
+            )
+        part = visits.finish(options.incomplete)
+    _check_shape(path, preamble, part, store)
+    facts: dict[str, Any] = {
+        "arch": preamble.arch,
+        "expert_bytes_by_layer": list(preamble.expert_bytes),
+        "dense_bytes_by_layer": list(preamble.dense_bytes),
+        "not_imported": ["residency", "expert_bytes of each lookup"],
+    }
+    named = preamble.model or None
+    return Part(
+        part.lengths, part.n_prompt, True, part.offset, preamble.n_experts, named, facts=part.facts | facts, notes=part.notes
+    )
+
+
+def _check_shape(path: Path, preamble: Preamble, part: Part, store: Store) -> None:
+    layers = part.facts.get("layers", [])
+    n_layers, top_k = store.shape or (0, 0)
+    if top_k != preamble.top_k or n_layers > preamble.n_layers or (layers and layers[-1] >= preamble.n_layers):
+        expected = f"{preamble.n_layers} layers and {preamble.top_k} experts a token as the preamble says"
+        raise wrong(path, expected, f"{n_layers} and {top_k}", "record it again")
+
+
+FORMAT = Format("bigmoe-route", "route_trace v1 of BigMoeOnEdge: CSV with weights and bytes of experts", matches, read)

@@ -1,0 +1,186 @@
+"""MoE traces of llama.cpp: CSV in two dialects, with or without a line of names.
+
+``pos,layer,id0,..,idk``: one line for each token and layer. Positions below 0 are prefill, others decode. Prefill
+tokens come in the order of the file, which must count evenly up (-3, -2, -1) or down (-1, -2, -3); if all of them are
+-1, the lines of a layer are its tokens in order. Decode follows the prompt: its positions count from 0, or on from
+the prompt's length. Prefill after decode is the next request.
+
+``layer,expert``: one line for each expert; ``--top-k`` says how many make a token. A layer is done for all tokens of a
+batch before the next, so the file falls into passes over the layers. All is one request, and the user says where its
+prompt ends.
+
+The last layer is computed only for tokens whose output is wanted, so in prefill it holds fewer. Where positions tell
+which they are, tokens that lack it are left out; where they do not, the whole of that layer is, in that pass.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.trace.formats.answers import shape_remedy
+from moesim.trace.formats.contract import Options, Part, wrong
+from moesim.trace.formats.format import Format
+from moesim.trace.formats.store import Spool, Store
+from moesim.trace.formats.tables import read_csv
+from moesim.trace.formats.visits import Visits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.formats.probe import Probe
+
+_STEP = 2**18  # entries in memory at once
+
+
+def matches(probe: Probe) -> bool:
+    """Tell whether the first line names one of the dialects, or holds numbers only."""
+    names = probe.csv_names
+    return names == ["layer", "expert"] or _is_positional(names) or (probe.headless and len(names) >= 2)
+
+
+def _is_positional(names: list[str]) -> bool:
+    return len(names) >= 3 and names[:2] == ["pos", "layer"] and names[2:] == [f"id{i}" for i in range(len(names) - 2)]
+
+
+def read(path: Path, options: Options, store: Store) -> Part:
+    """Read a file; see `Format`."""
+    from moesim.trace.formats.probe import Probe
+
+    probe = Probe(path)
+    names = probe.csv_names
+    given = None
+    if probe.headless:
+        names = given = ["layer", "expert"] if len(names) == 2 else ["pos", "layer", *(f"id{i}" for i in range(len(names) - 2))]
+    if names == ["layer", "expert"]:
+        return _read_passes(path, given, options, store)
+    if not _is_positional(names):
+        raise wrong(path, "columns layer,expert or pos,layer,id0,id1,...", ",".join(names)[:200], "name another --format")
+    return _read_positions(path, names, given, options, store)
+
+
+# ------------------------------------------------------------------------------------------- pos,layer,id0..idk
+
+
+def _read_positions(path: Path, names: list[str], given: list[str] | None, options: Options, store: Store) -> Part:
+    with Spool(store.scratch()) as spool:
+        for _, batch in read_csv(path, {name: name for name in names}, names=given):
+            for name in ("pos", "layer"):
+                spool.append(name, batch[name])
+            spool.append("ids", np.stack([batch[name] for name in names[2:]], axis=1))
+        if "pos" not in spool:
+            raise wrong(path, "routing of at least one token", "none", "record it again")
+        pos, layer, ids = (spool.column(name) for name in ("pos", "layer", "ids"))
+        request, token = _tokens(path, pos, layer)
+        with Visits(str(path), store) as visits:
+            for part in (slice(start, start + _STEP) for start in range(0, len(pos), _STEP)):
+                phase = (pos[part] >= 0).astype(np.uint8)
+                visits.add(ids[part], layer[part], token[part], request=request[part], phase=phase)
+            return visits.finish(options.incomplete)
+
+
+def _tokens(path: Path, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Request, and position in it, of each line."""
+    prefill = pos < 0
+    starts = np.flatnonzero(prefill & ~np.concatenate([[False], prefill[:-1]]))
+    # Without any prefill recorded, a request begins where the first position comes again in the first layer.
+    starts = starts if len(starts) else np.flatnonzero((pos == pos[0]) & (layer == layer[0]))
+    if starts[0] != 0:
+        starts = np.concatenate([[0], starts])
+    bounds = np.append(starts, len(pos))
+    request = np.repeat(np.arange(len(starts)), np.diff(bounds))
+    token = np.empty(len(pos), np.int64)
+    for begin, end in pairwise(bounds.tolist()):
+        place = f"{path}: row {begin}"
+        early = int(np.count_nonzero(prefill[begin:end]))
+        middle = begin + early
+        n_prompt = 0
+        if early:
+            token[begin:middle], n_prompt = _prefill(place, pos[begin:middle], layer[begin:middle])
+        later = pos[middle:end]
+        shift = 0
+        if early and end > middle:
+            if later[0] not in (0, n_prompt):
+                raise wrong(place, f"decode from position 0 or {n_prompt}", later[0], "positions must have no gaps")
+            shift = n_prompt - int(later[0])
+        token[middle:end] = later + shift
+    return request, token
+
+
+def _prefill(place: str, pos: NDArray[np.int64], layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Position of each line of a prompt in it, and its length."""
+    first = pos[layer == layer[0]]
+    if (pos == -1).all() and len(first) > 1:
+        return _in_order(layer)
+    if (np.diff(first) == 1).all():
+        return np.asarray(pos - first[0]), len(first)
+    if (np.diff(first) == -1).all():
+        return np.asarray(first[0] - pos), len(first)
+    expected = "positions of the prompt that count evenly up or down, or are all -1"
+    raise wrong(place, expected, first[:6].tolist(), "positions must have no gaps")
+
+
+def _in_order(layer: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """The lines of each layer are its tokens in order; a layer with fewer lines does not say which tokens they are."""
+    token = np.empty(len(layer), np.int64)
+    ids, counts = np.unique(layer, return_counts=True)
+    for number in ids:
+        here = np.flatnonzero(layer == number)
+        token[here] = np.arange(len(here)) + (counts.max() - len(here))
+    return token, int(counts.max())
+
+
+# ------------------------------------------------------------------------------------------------ layer,expert
+
+
+def _read_passes(path: Path, given: list[str] | None, options: Options, store: Store) -> Part:
+    if options.top_k is None:
+        remedy = shape_remedy(options, "give --top-k, or the --model's name")
+        raise wrong(path, "the number of experts of a token", "one expert a line", remedy)
+    with Spool(store.scratch()) as spool:
+        for first, batch in read_csv(path, {"layer": "layer", "expert": "expert"}, names=given):
+            bad = np.flatnonzero((batch["layer"] < 0) | (batch["layer"] >= 2**15))
+            if len(bad):
+                raise wrong(f"{path}: layer of row {first + bad[0]}", "0..32767", batch["layer"][bad[0]])
+            spool.append("layer", batch["layer"].astype(np.int16))
+            spool.append("expert", batch["expert"])
+        if "layer" not in spool:
+            raise wrong(path, "routing of at least one token", "none", "record it again")
+        return _split(path, spool.column("layer"), spool.column("expert"), options, store)
+
+
+def _split(path: Path, layer: NDArray[np.int16], expert: NDArray[Any], options: Options, store: Store) -> Part:
+    """Cut the lines into runs of one layer, and the runs into passes over the layers."""
+    k = options.top_k or 1
+    starts = np.concatenate([[0], np.flatnonzero(layer[1:] != layer[:-1]) + 1])
+    lengths = np.diff(np.append(starts, len(layer)))
+    bad = np.flatnonzero(lengths % k)
+    if len(bad):
+        row = int(starts[bad[0]])
+        got = f"{lengths[bad[0]]} lines of layer {layer[row]} from row {row}"
+        raise wrong(path, f"a multiple of {k} lines, the experts of whole tokens", got, "check --top-k; or it is truncated")
+    run_layer, n_tokens = layer[starts], lengths // k
+    number = np.cumsum(np.concatenate([[False], run_layer[1:] <= run_layer[:-1]]))
+    passes = np.zeros(number[-1] + 1, np.int64)
+    np.maximum.at(passes, number, n_tokens)
+    first_token = np.cumsum(passes) - passes
+    partial = n_tokens < passes[number]  # which of the tokens of the pass these are is not recorded
+    first_visit = np.cumsum(n_tokens) - n_tokens
+    ids = expert.reshape(-1, k)
+    with Visits(str(path), store) as visits:
+        for start in range(0, len(ids), _STEP):
+            visit = np.arange(start, min(start + _STEP, len(ids)))
+            run = np.searchsorted(first_visit, visit, side="right") - 1
+            token = first_token[number[run]] + visit - first_visit[run]
+            known = ~partial[run]
+            visits.add(ids[visit[known]], run_layer[run[known]], token[known])
+        part = visits.finish(options.incomplete)
+    out = int(n_tokens[partial].sum())
+    note = f"{out} entries left out: of a layer computed for some tokens of a pass, it is not recorded for which"
+    return part if not out else Part(part.lengths, offset=part.offset, facts=part.facts, notes=(note, *part.notes))
+
+
+FORMAT = Format("llama-cpp", "MoE traces of llama.cpp: CSV, layer,expert or pos,layer,id0,..,idk", matches, read)

@@ -1,0 +1,21 @@
+"""What can be said about routing in advance, and the routing to come for oracles."""
+
+from moesim.trace.predictors.recorded import (
+    Coactivation,
+    Frequency,
+    Oracle,
+    Predictor,
+    RecordedSignal,
+    Synthetic,
+    make_predictor,
+)
+
+__all__ = [
+    "Coactivation",
+    "Frequency",
+    "Oracle",
+    "Predictor",
+    "RecordedSignal",
+    "Synthetic",
+    "make_predictor",
+]

@@ -1,0 +1,110 @@
+"""What batches of decode rows of different requests need: distinct experts, and how workload moves from step to step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from moesim.trace.stats.balance import activation_frequency
+from moesim.trace.stats.sample import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+HEAT_MAP_STEPS = 32
+FAR = 16
+"""Steps from which two count as far apart, where the workloads of neighbours are compared with those of others."""
+
+
+def compose(request: NDArray[Any], size: int, seed: int = 0) -> list[NDArray[np.int64]]:
+    """Put rows of different requests together, as a server would decode them: a step takes the next row of each.
+
+    Routing of a token does not depend on its batch, so rows recorded one by one may be combined.
+    """
+    first, length = spans(request)
+    order = np.random.default_rng(seed).permutation(len(first))
+    groups = order[: len(order) // size * size].reshape(-1, size)
+    return [first[g] + np.arange(length[g].min(), dtype=np.int64)[:, None] for g in groups]
+
+
+def workloads(ids: NDArray[Any], n_experts: int) -> NDArray[np.int32]:
+    """Count the rows of each step that go to each expert of one layer."""
+    n_steps = len(ids)
+    cells = ids.reshape(n_steps, -1).astype(np.int64) + np.arange(n_steps)[:, None] * n_experts
+    return np.bincount(cells.ravel(), minlength=n_steps * n_experts).reshape(n_steps, n_experts).astype(np.int32)
+
+
+def distinct_experts(experts: NDArray[Any], batches: Sequence[NDArray[np.int64]], n_experts: int) -> NDArray[np.float64]:
+    """Count the experts that a step of a batch needs in each layer."""
+    steps = np.concatenate(batches)
+    found = [(workloads(experts[:, layer][steps], n_experts) > 0).sum(axis=1).mean() for layer in range(experts.shape[1])]
+    return np.array(found)
+
+
+def uniform_distinct(n_experts: int, top_k: int, batch_size: int) -> float:
+    """Compute how many experts a batch needs on average if each row takes top_k at random.
+
+    >>> uniform_distinct(8, 2, 2)  # 8 (1 - (6/8)²)
+    3.5
+    """
+    return float(n_experts * (1 - (1 - top_k / n_experts) ** batch_size))
+
+
+def independent_distinct(experts: NDArray[Any], n_experts: int, batch_size: int) -> float:
+    """Compute how many experts a batch would need if its rows were drawn from the whole trace."""
+    share = activation_frequency(experts, n_experts) * experts.shape[2]
+    return float((1 - (1 - share) ** batch_size).sum(axis=1).mean())
+
+
+class WorkloadCorrelation(NamedTuple):
+    """What `workload_correlation` finds."""
+
+    matrix: NDArray[np.float64]
+    """(T, T): correlation of the workloads of steps i and j, mean over batches and layers."""
+    adjacent: float
+    """Mean of the matrix beside its diagonal; nan with fewer than two steps."""
+    distant: float
+    """Mean of the matrix where the steps are `FAR` or more apart; nan where none are."""
+    kept: float
+    """Share of the top_k experts by workload of a step that are among those of the next one."""
+
+
+def workload_correlation(
+    experts: NDArray[Any], batches: Sequence[NDArray[np.int64]], n_experts: int, n_steps: int = HEAT_MAP_STEPS
+) -> WorkloadCorrelation | None:
+    """Compare the workloads of the steps of a batch: whether experts are busy again that were busy a token before.
+
+    DALI (2026), Fig. 8, in our reading: Pearson's correlation, over the experts of a layer, of the rows that each serves
+    in two steps. Popular experts correlate any two steps; what adjacent ones have beyond distant ones is temporal.
+    """
+    long = [b for b in batches if len(b) > 1]
+    if not long:
+        return None
+    n_layers, top_k = experts.shape[1:]
+    n = min(n_steps, *(len(b) for b in long))
+    total = np.zeros((n, n))
+    kept = []
+    for batch in long:
+        for layer in range(n_layers):
+            load = workloads(experts[:, layer][batch], n_experts)
+            total += _correlation(load[:n].astype(np.float64))
+            busiest = np.argsort(-load, axis=1, kind="stable")[:, :top_k]
+            kept.append((busiest[1:, :, None] == busiest[:-1, None, :]).any(axis=2).mean())
+    matrix = total / (len(long) * n_layers)
+    apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    distant = matrix[apart >= FAR]
+    return WorkloadCorrelation(
+        matrix, float(matrix[apart == 1].mean()), float(distant.mean()) if distant.size else float("nan"), float(np.mean(kept))
+    )
+
+
+def _correlation(load: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Correlate rows with each other; a row that is the same for all experts correlates with none."""
+    centred = load - load.mean(axis=1, keepdims=True)
+    norm = np.linalg.norm(centred, axis=1, keepdims=True)
+    unit = np.divide(centred, norm, out=np.zeros_like(centred), where=norm > 0)
+    return np.asarray(unit @ unit.T)

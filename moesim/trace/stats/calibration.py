@@ -1,0 +1,78 @@
+"""Calibration tables: what policies know of a model's routing from requests that are not simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.trace.stats.prediction import coactivation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+RESIDUAL = "residual"
+"""Name of the table of mean steps between the inputs of routers, and of the signal that is made with it."""
+
+
+class Counts:
+    """What calibration counts, request by request."""
+
+    def __init__(self, n_layers: int, n_experts: int, hidden: int) -> None:
+        self._n_experts = n_experts
+        # `prefill` and `decode` (n_layers, n_experts) int64: rows that used an expert; `pairs` (n_layers, n_experts, n_experts)
+        # int64: rows that used i in l and j in l + 1; `inputs` (n_layers, hidden) float64: sum of the routers' inputs; `rows`
+        # (1,) int64
+        self.arrays: dict[str, NDArray[Any]] = {
+            "prefill": np.zeros((n_layers, n_experts), np.int64),
+            "decode": np.zeros((n_layers, n_experts), np.int64),
+            "pairs": np.zeros((n_layers, n_experts, n_experts), np.int64),
+            "inputs": np.zeros((n_layers, hidden), np.float64),
+            "rows": np.zeros(1, np.int64),
+        }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from counts that were saved."""
+        self.arrays = {name: np.array(arrays[name]) for name in self.arrays}
+
+    def add(self, experts: NDArray[Any], n_prompt: int) -> None:
+        """Count a request, (n_rows, n_layers, top_k), the prompt first."""
+        self.arrays["prefill"] += self._used(experts[:n_prompt])
+        self.arrays["decode"] += self._used(experts[n_prompt:])
+        self.arrays["pairs"] += coactivation(experts, self._n_experts).astype(np.int64)
+        self.arrays["rows"] += len(experts)
+
+    def add_inputs(self, sums: NDArray[np.float64]) -> None:
+        """Add the sum of the routers' inputs over the rows of some requests."""
+        self.arrays["inputs"] += sums
+
+    def _used(self, experts: NDArray[Any]) -> NDArray[np.int64]:
+        n_layers = experts.shape[1]
+        places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * self._n_experts
+        return np.bincount(places.ravel(), minlength=n_layers * self._n_experts).reshape(n_layers, -1)
+
+    def tables(self) -> dict[str, NDArray[Any]]:
+        """Make the tables of a trace.
+
+        Gives ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers, n_experts) float32
+        shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts; ``residual`` (n_layers, hidden) float16: mean
+        step from the input of each router to the next one's, zeros for the last (DALI).
+        """
+        both = self.arrays["prefill"] + self.arrays["decode"]
+        return {
+            "activation_frequency": _shares(both),
+            "activation_frequency_decode": _shares(self.arrays["decode"]),
+            "coactivation": self.arrays["pairs"].astype(np.float32),
+            RESIDUAL: mean_steps(self.arrays["inputs"], int(self.arrays["rows"][0])),
+        }
+
+
+def mean_steps(sums: NDArray[np.float64], n_rows: int) -> NDArray[np.float16]:
+    """Compute the mean step from the input of each router to that of the next."""
+    steps = np.diff(sums, axis=0) / max(1, n_rows)
+    return np.concatenate([steps, np.zeros_like(sums[:1])]).astype(np.float16)
+
+
+def _shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
+    return np.asarray(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), np.float32)

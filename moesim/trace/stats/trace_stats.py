@@ -1,0 +1,107 @@
+"""The reference figures of a trace: what published traces were described by, and a synthetic one must match.
+
+Every figure is of single requests (batch 1), averaged over layers. `moesim.trace.stats.report` has all others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moesim.trace.stats.balance import activation_frequency, normalised_entropy, top_over_uniform
+from moesim.trace.stats.layer_caches import layer_hit_rates
+from moesim.trace.stats.locality import membership, reuse, reuse_baseline
+from moesim.trace.stats.prediction import coactivation_recall, signal_recall
+from moesim.trace.stats.sample import select
+from moesim.trace.stats.similarity import prefill_decode_cosine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moesim.trace import Trace
+
+__all__ = [
+    "CACHE_SHARES",
+    "REUSE_DISTANCES",
+    "activation_frequency",
+    "membership",
+    "normalised_entropy",
+    "prefill_decode_cosine",
+    "reference_figures",
+    "reuse",
+    "reuse_baseline",
+    "stats",
+    "top_over_uniform",
+]
+
+CACHE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+REUSE_DISTANCES = (1, 8)
+_REFERENCE_SHARES = (0.25, 0.5, 0.75)
+
+
+def stats(
+    trace: Trace, phase: str = "decode", *, max_rows: int | None = None, cache_shares: Sequence[float] = CACHE_SHARES
+) -> dict[str, Any]:
+    """Describe the routing of a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+        What was recorded.
+    phase : str
+        ``"decode"`` or ``"prefill"``.
+    max_rows : int or None
+        Stop after the request in which this many rows are reached; None: all rows.
+    cache_shares : sequence of float
+        Sizes of a layer's cache, as shares of its experts.
+
+    Returns
+    -------
+    dict
+        ``shape``, ``n_rows``, ``n_requests``, ``sampled``; ``reuse@n``, ``reuse_baseline``; ``entropy``,
+        ``top_over_uniform``; ``cache_shares`` and ``hit_rate`` (policy -> one rate for each share);
+        ``next_layer_recall`` (source -> recall); ``prefill_decode_cosine`` (None without both phases).
+
+    Raises
+    ------
+    TraceError
+        If the trace has no rows of that phase.
+    """
+    sample = select(trace, phase, max_rows)
+    experts, request, n_experts = sample.experts, sample.request, trace.n_experts
+    frequency = activation_frequency(experts, n_experts)
+    capacities = [round(share * n_experts) for share in cache_shares]
+    rates = layer_hit_rates(experts, n_experts, capacities)
+    recalls = {name: signal_recall(trace, signal, sample.rows) for name, signal in sorted(trace.signals.items())}
+    recalls["coactivation"] = coactivation_recall(experts, request, n_experts)
+    return {
+        "shape": {"n_layers": trace.n_layers, "n_experts": n_experts, "top_k": trace.top_k},
+        "phase": phase,
+        "n_rows": len(sample.rows),
+        "n_requests": sample.n_requests,
+        "sampled": sample.sampled,
+        **{f"reuse@{n}": reuse(experts, request, n, n_experts) for n in REUSE_DISTANCES},
+        "reuse_baseline": reuse_baseline(experts, n_experts),
+        "entropy": normalised_entropy(frequency),
+        "top_over_uniform": top_over_uniform(frequency),
+        "cache_shares": list(cache_shares),
+        "cache_capacities": capacities,
+        "hit_rate": {name: rate.mean(axis=1).tolist() for name, rate in rates.items()},
+        "next_layer_recall": recalls,
+        "prefill_decode_cosine": prefill_decode_cosine(trace),
+    }
+
+
+def reference_figures(trace: Trace, phase: str = "decode") -> dict[str, float]:
+    """Give the figures by which recorded traces are known, flat: what a synthetic trace is fitted to.
+
+    Gives ``reuse@1``, ``reuse@8``, ``reuse_baseline``, ``entropy``, ``top_over_uniform``; ``lru@25``, ``lru@50``, ``lru@75``,
+    ``belady@25`` ... (hit rate by per cent of the experts); ``recall.coactivation`` and ``recall.NAME`` for each signal. What
+    the trace cannot tell is nan.
+    """
+    found = stats(trace, phase, cache_shares=_REFERENCE_SHARES)
+    names = [*(f"reuse@{n}" for n in REUSE_DISTANCES), "reuse_baseline", "entropy", "top_over_uniform"]
+    figures = {name: float(found[name]) for name in names}
+    for policy in ("lru", "belady"):
+        for share, rate in zip(_REFERENCE_SHARES, found["hit_rate"][policy], strict=True):
+            figures[f"{policy}@{100 * share:g}"] = rate
+    return figures | {f"recall.{name}": float(value) for name, value in found["next_layer_recall"].items()}

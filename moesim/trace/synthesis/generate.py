@@ -1,0 +1,251 @@
+"""Make a synthetic trace: request by request, on disk if wanted, labelled as what it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import softmax
+from threadpoolctl import threadpool_limits
+
+from moesim.errors import ConfigError
+from moesim.trace import GateInputs, Signal, Trace
+from moesim.trace.stats.balance import activation_frequency
+from moesim.trace.stats.prediction import coactivation
+from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
+from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, top_ids
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.synthesis.parameter_set import ParameterSet
+
+GENERATOR = "moesim.trace.synthesis 1"
+#: Requests of the calibration tables, with their rows of prompt and of decode. They are none of the trace.
+N_CALIBRATION, CALIBRATION_PROMPT, CALIBRATION_DECODE = 16, 64, 128
+
+_NOTE = (
+    "Synthetic: no model was run. Routing follows from topics, context and a state that turns from layer to layer, with "
+    "parameters fitted to statistics of the model's routing where they are known; see docs/guide/synthesis.md."
+)
+
+
+def synthesize(
+    parameters: ParameterSet,
+    *,
+    n_requests: int,
+    n_prompt: int,
+    n_decode: int,
+    seed: int = 0,
+    n_signal_requests: int | None = None,
+    n_input_requests: int = 0,
+    n_calibration: int = N_CALIBRATION,
+    scores: bool = False,
+    folder: Path | None = None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> Trace:
+    """Make a synthetic trace.
+
+    Request i is the same however many are made, and the routing is the same whatever is kept beside it.
+
+    Parameters
+    ----------
+    parameters : ParameterSet
+    n_requests : int
+    n_prompt, n_decode : int
+        Rows of each request; at least one together.
+    seed : int
+        Of routers, topics and requests.
+    n_signal_requests : int or None
+        So many requests, the first, carry ``gate_next1`` to ``gate_next3`` and ``residual``; None: all.
+    n_input_requests : int
+        So many, the first, carry the gate inputs.
+    n_calibration : int
+        Other requests, from which the calibration tables are counted. 0: no tables and no ``residual``.
+    scores : bool
+        Keep the softmax over all experts.
+    folder : Path or None
+        Where to keep the arrays as files until the trace is written; None: in memory.
+    progress : callable
+        Told how many rows have been made since it was told last.
+
+    Returns
+    -------
+    Trace
+        Labelled ``synthetic``.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to make, or a number is negative.
+    """
+    _check_counts(n_requests, n_prompt, n_decode, n_calibration, seed)
+    n_rows = n_prompt + n_decode
+    with_signals = n_requests if n_signal_requests is None else min(n_signal_requests, n_requests)
+    with threadpool_limits(1, "blas"):  # its threads wait for each other by turning: ten times as slow on a busy machine
+        model = _drawn(parameters, seed)
+        tables = _calibrate(model, n_calibration)
+        n_inputs = min(n_input_requests, n_requests) * n_rows
+        kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
+        for number in range(n_requests):
+            _request(model, number, n_rows, n_prompt, kept, tables.get("residual"))
+            progress(n_rows)
+    return Trace.build(
+        experts=kept.experts,
+        weights=kept.weights,
+        scores=kept.scores,
+        n_prompt=[n_prompt] * n_requests,
+        n_decode=[n_decode] * n_requests,
+        n_experts=parameters.n_experts,
+        model=parameters.model,
+        label="synthetic",
+        inputs=kept.gate_inputs(),
+        signals=kept.signals(),
+        tables=tables,
+        header=_header(parameters, seed, n_requests, n_prompt, n_decode, n_calibration),
+    )
+
+
+@lru_cache(maxsize=32)  # the largest takes 15 MB
+def _drawn(parameters: ParameterSet, seed: int) -> SyntheticModel:
+    """Draw a model, or give back one of the last: several lengths of one model are often made."""
+    return draw_model(parameters, seed)
+
+
+def _check_counts(n_requests: int, n_prompt: int, n_decode: int, n_calibration: int, seed: int) -> None:
+    for name, value, least in (
+        ("requests", n_requests, 1),
+        ("prompt", n_prompt, 0),
+        ("decode", n_decode, 0),
+        ("prompt + decode", n_prompt + n_decode, 1),
+        ("calibration requests", n_calibration, 0),
+        ("seed", seed, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"synthetic trace: {name}: expected at least {least}, got {value}; ask for more")
+
+
+class _Kept:
+    """Arrays of a trace being made, in memory or mapped to files of a folder."""
+
+    def __init__(
+        self, model: SyntheticModel, n_rows: int, n_signal: int, n_inputs: int, scores: bool, folder: Path | None
+    ) -> None:
+        p = model.parameters
+        self._folder = folder
+        self._ids = np.dtype(np.uint8 if p.n_experts <= 256 else np.uint16)
+        self.experts = self._make("experts", (n_rows, p.n_layers, p.top_k), self._ids)
+        self.weights = self._make("weights", (n_rows, p.n_layers, p.top_k))
+        self.scores = self._make("scores", (n_rows, p.n_layers, p.n_experts)) if scores else None
+        self.inputs = self._make("inputs", (n_inputs, p.n_layers, 2 * p.width)) if n_inputs else None
+        self.n_signal = n_signal
+        self.signal_scores: dict[str, NDArray[Any]] = {}
+        self.signal_ids: dict[str, NDArray[Any]] = {}
+
+    def _make(self, name: str, shape: tuple[int, ...], dtype: Any = np.float16) -> NDArray[Any]:
+        if self._folder is None:
+            return np.zeros(shape, dtype)
+        return np.lib.format.open_memmap(self._folder / f"{name}.npy", mode="w+", dtype=np.dtype(dtype), shape=shape)
+
+    def put_signal(self, name: str, first: int, logits: NDArray[np.float32], top_k: int) -> None:
+        """Keep what a signal says about some rows; the layers before its first stay zero."""
+        n_ahead, n, n_experts = logits.shape
+        n_layers = self.experts.shape[1]
+        dense = n_experts <= DENSE_EXPERTS
+        width = n_experts if dense else min(2 * top_k, n_experts)
+        if name not in self.signal_scores:
+            self.signal_scores[name] = self._make(f"{name}.scores", (self.n_signal, n_layers, width))
+            if not dense:
+                self.signal_ids[name] = self._make(f"{name}.ids", (self.n_signal, n_layers, width), self._ids)
+        said = softmax(logits, axis=-1)
+        place = (slice(first, first + n), slice(n_layers - n_ahead, None))
+        if not dense:
+            ids = top_ids(logits, width)
+            said = np.take_along_axis(said, ids, axis=-1)
+            self.signal_ids[name][place] = ids.swapaxes(0, 1)
+        self.signal_scores[name][place] = said.swapaxes(0, 1)
+
+    def signals(self) -> dict[str, Signal]:
+        """Put together what was kept of each signal."""
+        rows = np.arange(self.n_signal, dtype=np.int32)
+        return {
+            name: Signal(name, rows, scores, self.signal_ids.get(name), **signal_facts(name))
+            for name, scores in self.signal_scores.items()
+        }
+
+    def gate_inputs(self) -> GateInputs | None:
+        """Put together what was kept of the gate inputs."""
+        return None if self.inputs is None else GateInputs(np.arange(len(self.inputs), dtype=np.int32), self.inputs)
+
+
+def _request(
+    model: SyntheticModel, number: int, n_rows: int, n_prompt: int, kept: _Kept, residual: NDArray[np.float16] | None
+) -> None:
+    p = model.parameters
+    first = number * n_rows
+    unread = None
+    if kept.inputs is not None and first < len(kept.inputs):
+        unread = unread_parts(model, REQUEST, number, n_rows) + model.mean[:, None, p.width :]
+    done = 0
+    for states in request_states(model, REQUEST, number, n_rows, n_prompt):
+        here = slice(first + done, first + done + states.shape[1])
+        inputs = states + model.mean[:, None, : p.width]
+        logits = read_gates(model, inputs)
+        ids, weights = route(logits, p.top_k, p.renormalise)
+        kept.experts[here], kept.weights[here] = ids.swapaxes(0, 1), weights.swapaxes(0, 1)
+        if kept.scores is not None:
+            kept.scores[here] = softmax(logits, axis=-1).swapaxes(0, 1)
+        if here.start < kept.n_signal:
+            for name, said in signal_logits(model, inputs, residual).items():
+                kept.put_signal(name, here.start, said, p.top_k)
+        if unread is not None and kept.inputs is not None:
+            kept.inputs[here, :, : p.width] = inputs.swapaxes(0, 1)
+            kept.inputs[here, :, p.width :] = unread[:, done : done + states.shape[1]].swapaxes(0, 1)
+        done += states.shape[1]
+
+
+def _calibrate(model: SyntheticModel, n_requests: int) -> dict[str, NDArray[Any]]:
+    """Count calibration tables over requests of their own stream; the same tables as a recording has."""
+    if not n_requests:
+        return {}
+    p, n_rows = model.parameters, CALIBRATION_PROMPT + CALIBRATION_DECODE
+    experts = np.empty((n_requests, n_rows, p.n_layers, p.top_k), np.uint16)
+    step = np.zeros((p.n_layers, 2 * p.width))
+    for number in range(n_requests):
+        own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
+        logits = read_gates(model, own + model.mean[:, None, : p.width])
+        experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
+        whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]
+        step[:-1] += np.diff(whole.mean(axis=1, dtype=np.float64), axis=0) / n_requests
+    rows = experts.reshape(-1, p.n_layers, p.top_k)
+    decode = experts[:, CALIBRATION_PROMPT:].reshape(-1, p.n_layers, p.top_k)
+    return {
+        "activation_frequency": activation_frequency(rows, p.n_experts).astype(np.float32),
+        "activation_frequency_decode": activation_frequency(decode, p.n_experts).astype(np.float32),
+        "coactivation": coactivation(rows, p.n_experts).astype(np.float32),
+        "residual": step.astype(np.float16),
+    }
+
+
+def _header(p: ParameterSet, seed: int, n_requests: int, n_prompt: int, n_decode: int, n_calibration: int) -> dict[str, Any]:
+    def requests(stream: str, n: int, prompt: int, decode: int) -> dict[str, Any]:
+        return {"seed": seed, "stream": stream, "first": 0, "n": n, "n_prompt": prompt, "n_decode": decode}
+
+    return {
+        "note": _NOTE,
+        "recorder": GENERATOR,
+        "seed": seed,
+        "hidden": 2 * p.width,
+        "synthesis": {
+            "fitted_to": p.fitted_to,
+            "parameters": p.stated(),
+            "origin": {name: p.origin[name] for name in p.origin if name in p.stated()},
+            "sha256": hashlib.sha256(p.to_yaml().encode()).hexdigest(),
+        },
+        "trace_requests": requests("request", n_requests, n_prompt, n_decode),
+        "calibration_requests": requests("calibration", n_calibration, CALIBRATION_PROMPT, CALIBRATION_DECODE),
+    }

@@ -1,0 +1,265 @@
+"""The generative model: gates are directions in a space of states, and states have causes.
+
+Of a gate input, all tokens have a part in common, the mean of the layer; no router reads the tokens' own unread part; the
+rest is the state proper, x. Its energy is 1, spread over the dimensions by the spectrum, and it is made of
+
+* what the topic of the token determines: one vector per topic and layer;
+* context, an autoregressive process along the request;
+* what is new with this token.
+
+From layer to layer a share of all three is renewed (`innovation`) and the rest is kept, so that the statistics along the
+request are those of every layer:  x[l + 1] = sqrt(1 - innovation) x[l] + sqrt(innovation) fresh.
+
+The logits are gate . input + bias. Gates are random directions, scaled to the same spread of logits. As training does
+with a load-balancing loss, biases are set so that the loads come out as the popularity says, whatever the directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import expit, logit, ndtri
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.synthesis.parameter_set import ParameterSet
+
+    F32 = NDArray[np.float32]
+
+#: Streams of random numbers: requests of the trace and of the calibration never share any.
+MODEL, REQUEST, CALIBRATION = range(3)
+
+_BLOCK = 1024  # tokens made at once
+_BALANCE_STATES = 2048
+_BALANCE_STEPS = 40
+_BALANCE_GAIN = 0.6  # of an error of the logarithm of a load
+_LAYERS_ALIKE = 0.8  # correlation of neighbouring layers before they are ranked
+_OPENING_LENGTHS = 6  # of what requests begin with, a factor e each, until nothing of it is left
+_LARGEST_LOAD = 0.95  # of all tokens: an expert that is always used is a shared one
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticModel:
+    """Routers and what their inputs are made of; the same for all requests."""
+
+    parameters: ParameterSet
+    seed: int
+    gates: F32  # router weights in the dimensions that they read; they are zero in the others
+    bias: F32
+    mean: F32  # part of the gate input that all tokens have in common. The first half are the dimensions that routers read
+    topics: F32
+    innovation: NDArray[np.float64]  # share of the state that is renewed after each layer
+    spread: F32  # standard deviation of the state along each dimension
+    shares: NDArray[np.float64]  # `topic_share` and `context_share` of each layer
+    opening: F32  # state that all requests share at the first decoded tokens, before it is weighted
+
+
+def draw_model(parameters: ParameterSet, seed: int) -> SyntheticModel:
+    """Draw the routers, means and topics of one synthetic model."""
+    p = parameters
+    steps = np.arange(p.n_layers - 1)
+    innovation = _settling(p.innovation, p.first_innovation, p.settling, steps)
+    variance = np.arange(1, p.width + 1, dtype=np.float64) ** -p.spectrum
+    variance /= variance.sum()
+    spread = np.sqrt(variance).astype(np.float32)
+    # A generator for each part: changing one parameter leaves the random numbers of the other parts as they are.
+    of_gates, of_topics, of_mean, of_loads, of_states, of_layers, of_opening = (
+        _generator(seed, MODEL, part) for part in range(7)
+    )
+
+    gates = of_gates.standard_normal((p.n_layers, p.n_experts, p.width), dtype=np.float32)
+    gates /= np.linalg.norm(gates * spread, axis=2, keepdims=True)
+    topics = _topics(p, of_topics, innovation) * spread
+    mean = _means(p, of_mean, spread, steps)
+    ladder = layer_ladder(p.n_layers, of_layers)
+    shares = layer_shares(p, ladder)
+    loads = expert_loads(p, of_loads, ladder)
+    bias = _balanced_bias(p, gates, topics, spread, loads, shares[:, 0], of_states)
+    bias -= np.einsum("led,ld->le", gates, mean[:, : p.width])  # routers are balanced on what they see, mean included
+    scale = np.float32(p.temperature)
+    shape = (p.n_layers, int(np.ceil(_OPENING_LENGTHS * p.opening)), p.width)
+    opening = carry(of_opening.standard_normal(shape, dtype=np.float32), innovation) * spread
+    return SyntheticModel(p, seed, gates * scale, bias * scale, mean, topics, innovation, spread, shares, opening)
+
+
+def layer_ladder(n_layers: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Give each layer its place among the layers: the quantiles of a normal distribution, neighbours mostly near each other.
+
+    Only the order is drawn. So every seed has the same spread over layers, however few they are.
+    """
+    from scipy.signal import lfilter  # takes a second to import, which every command would pay
+
+    walk = lfilter([1.0], [1.0, -_LAYERS_ALIKE], rng.standard_normal(n_layers))
+    return np.asarray(ndtri((np.argsort(np.argsort(walk)) + 0.5) / n_layers), np.float64)
+
+
+def layer_shares(p: ParameterSet, ladder: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the topic's and the context's share of each layer, (n_layers, 2) float64."""
+    shares = np.asarray([p.topic_share, p.context_share])
+    if not p.locality_spread:
+        return np.tile(shares, (p.n_layers, 1))
+    return np.asarray(expit(logit(shares) + p.locality_spread * ladder[:, None]), np.float64)
+
+
+def _generator(seed: int, *key: int) -> np.random.Generator:
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def _settling(later: float, first: float, layers: float, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.asarray(later + (first - later) * np.exp(-steps / layers), np.float64)
+
+
+def carry(fresh: F32, innovation: NDArray[np.float64]) -> F32:
+    """Keep from layer to layer what is not renewed."""
+    for layer, share in enumerate(innovation, 1):
+        fresh[layer] *= np.float32(np.sqrt(share))
+        fresh[layer] += np.float32(np.sqrt(1 - share)) * fresh[layer - 1]
+    return fresh
+
+
+def _topics(p: ParameterSet, rng: np.random.Generator, innovation: NDArray[np.float64]) -> F32:
+    """Topic vectors of each layer, (n_layers, n_topics, width), whose mean is 0 and whose variance 1 over the topics.
+
+    Exactly so, since topics are few where states are many: their chance would be that of a whole model.
+    """
+    topics = carry(rng.standard_normal((p.n_layers, p.n_topics, p.width), dtype=np.float32), innovation)
+    if p.n_topics > 1:
+        topics -= topics.mean(axis=1, keepdims=True)
+        topics /= topics.std(axis=1, keepdims=True)
+    return topics
+
+
+def _means(p: ParameterSet, rng: np.random.Generator, spread: F32, steps: NDArray[np.int64]) -> F32:
+    """Mean gate input of each layer, (n_layers, 2 * width), in units in which the state proper has energy 1."""
+    turns = _settling(p.mean_turn, p.first_turn, p.settling, steps)
+    means = rng.standard_normal((p.n_layers, 2, p.width), dtype=np.float32) * spread
+    means /= np.linalg.norm(means, axis=2, keepdims=True)
+    for layer, turn in enumerate(turns, 1):  # by that angle exactly, in a random direction
+        aside = means[layer] - (means[layer] * means[layer - 1]).sum(axis=1, keepdims=True) * means[layer - 1]
+        aside /= np.linalg.norm(aside, axis=1, keepdims=True)
+        means[layer] = np.sqrt(1 - turn) * means[layer - 1] + np.sqrt(turn) * aside
+    energy = p.mean_share / (1 - p.mean_share - p.unread_share)
+    parts = np.sqrt(np.asarray([p.mean_read, 1 - p.mean_read]) * energy).astype(np.float32)
+    return np.asarray(means * parts[:, None], np.float32).reshape(p.n_layers, 2 * p.width)
+
+
+def expert_loads(p: ParameterSet, rng: np.random.Generator, ladder: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Draw which share of the activations of its layer each expert gets in the long run."""
+    ladder = np.zeros(p.n_layers) if ladder is None else ladder
+    return np.stack([rng.permutation(_loads(p, p.popularity * np.exp(p.popularity_spread * place))) for place in ladder])
+
+
+def _loads(p: ParameterSet, popularity: float) -> NDArray[np.float64]:
+    """Spread the loads of one layer, most popular last."""
+    normal = ndtri((np.arange(p.n_experts) + 0.5) / p.n_experts)
+    tail = p.popularity_tail
+    shaped = np.expm1(tail * normal) / tail if abs(tail) > 1e-6 else normal
+    load = np.exp(popularity * (shaped - shaped.max()))
+    load /= load.sum()
+    most = _LARGEST_LOAD / p.top_k
+    while load.max() > most * (1 + 1e-9):  # what is above the most goes to the others
+        over = load >= most
+        load = np.where(over, most, load * (1 - most * over.sum()) / load[~over].sum())
+    return np.asarray(load, np.float64)
+
+
+def _balanced_bias(
+    p: ParameterSet,
+    gates: F32,
+    topics: F32,
+    spread: F32,
+    loads: NDArray[np.float64],
+    topic_share: NDArray[np.float64],
+    rng: np.random.Generator,
+) -> F32:
+    """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts).
+
+    A layer at a time, by steps against the error of the logarithm.
+    """
+    bias = np.empty((p.n_layers, p.n_experts), np.float32)
+    for layer in range(p.n_layers):
+        topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
+        own = rng.standard_normal((_BALANCE_STATES, p.width), dtype=np.float32) * spread
+        state = np.float32(np.sqrt(topic_share[layer])) * topic + np.float32(np.sqrt(1 - topic_share[layer])) * own
+        logits = state @ gates[layer].T
+        wanted = np.log(loads[layer])
+        current, error = 0.5 * (wanted - wanted.mean()), np.zeros(p.n_experts)
+        gain = np.full(p.n_experts, _BALANCE_GAIN)
+        for _ in range(_BALANCE_STEPS):
+            shifted = logits + current.astype(np.float32)
+            least = np.partition(shifted, p.n_experts - p.top_k, axis=1)[:, p.n_experts - p.top_k, None]
+            load = np.count_nonzero(shifted >= least, axis=0) / (_BALANCE_STATES * p.top_k)
+            before, error = error, wanted - np.log(load + 0.2 / _BALANCE_STATES)
+            # Gates that point the same way take tokens from each other: an expert whose error changes sign steps less.
+            gain = np.where(error * before < 0, 0.5 * gain, np.minimum(1.1 * gain, _BALANCE_GAIN))
+            current += gain * error
+        bias[layer] = current
+    return bias
+
+
+def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
+    """Make the states of one request, a block of tokens at a time.
+
+    They depend on seed, stream, number and lengths alone, not on other requests.
+    """
+    from scipy.signal import lfilter  # takes a second to import, which every command would pay
+
+    p = model.parameters
+    topic = _topic_path(p, _generator(model.seed, stream, number, 0), n_tokens)
+    rng = _generator(model.seed, stream, number, 1)
+    topic_share, context_share = model.shares.T[:, :, None, None]
+    of_topic = np.sqrt(topic_share).astype(np.float32)
+    of_context = np.sqrt((1 - topic_share) * context_share).astype(np.float32)
+    of_token = np.sqrt((1 - topic_share) * (1 - context_share)).astype(np.float32)
+    keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence**2))
+    one, memory = np.ones(1, np.float32), np.asarray([1, -keep], np.float32)
+    last: F32 | None = None
+    for begin in range(0, n_tokens, _BLOCK):
+        shape = (p.n_layers, min(_BLOCK, n_tokens - begin), p.width)
+        context = rng.standard_normal(shape, dtype=np.float32)
+        context[:, 0 if last is not None else 1 :] *= new
+        before = np.zeros((p.n_layers, 1, p.width), np.float32) if last is None else keep * last
+        context, _ = lfilter(one, memory, context, axis=1, zi=before)
+        last = context[:, -1:].copy()
+        token = rng.standard_normal(shape, dtype=np.float32)
+        if p.locality_spread:  # what is carried on must not depend on the layer, so it is weighted afterwards
+            states = of_context * carry(context, model.innovation) + of_token * carry(token, model.innovation)
+        else:
+            context *= of_context
+            context += of_token * token
+            states = carry(context, model.innovation)
+        states *= model.spread
+        states += of_topic * model.topics[:, topic[begin : begin + shape[1]]]
+        _begin_alike(model, states, begin - n_prompt)
+        yield states
+
+
+def _begin_alike(model: SyntheticModel, states: F32, position: int) -> None:
+    """Put the shared opening into states whose first one is at a position of the decode."""
+    first, last = max(position, 0), min(position + states.shape[1], model.opening.shape[1])
+    if first < last:
+        share = np.exp(-np.arange(first, last) / model.parameters.opening)[:, None]
+        here = slice(first - position, last - position)
+        states[:, here] *= np.sqrt(1 - share).astype(np.float32)
+        states[:, here] += np.sqrt(share).astype(np.float32) * model.opening[:, first:last]
+
+
+def _topic_path(p: ParameterSet, rng: np.random.Generator, n_tokens: int) -> NDArray[np.int64]:
+    """Topic of each token: kept from the token before, or drawn from the request's mixture."""
+    mixture = rng.standard_gamma(p.topic_concentration, size=p.n_topics) + 1e-12
+    drawn = rng.choice(p.n_topics, size=n_tokens, p=mixture / mixture.sum())
+    changes = rng.random(n_tokens) >= p.topic_persistence
+    changes[0] = True
+    return np.asarray(drawn[np.maximum.accumulate(np.where(changes, np.arange(n_tokens), 0))], np.int64)
+
+
+def unread_parts(model: SyntheticModel, stream: int, number: int, n_tokens: int) -> F32:
+    """Make the part of a request's gate inputs that no router reads, (n_layers, n_tokens, width) float32."""
+    p = model.parameters
+    energy = p.unread_share / (1 - p.mean_share - p.unread_share)
+    rng = _generator(model.seed, stream, number, 2)
+    return rng.standard_normal((p.n_layers, n_tokens, p.width), dtype=np.float32) * np.float32(np.sqrt(energy / p.width))

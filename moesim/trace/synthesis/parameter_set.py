@@ -1,0 +1,286 @@
+"""The parameters of the generative model: what each means, its bounds, and the files that hold them.
+
+A parameter file is YAML::
+
+    model: mixtral-8x7b
+    shape: {n_layers: 32, n_experts: 8, top_k: 2, renormalise: true}
+    fitted_to: what the fitted values were fitted to
+    fitted: {popularity: 0.07, ...}
+    assumed: {width: 32, ...}
+    why: {width: wide enough for the spectrum, ...}   # optional, one line each
+
+Every parameter is in exactly one of ``fitted`` and ``assumed``. Those of `OPTIONAL` may be left out: then they are 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from moesim.core import atomic
+from moesim.core.limits import EXPERTS, LAYERS, SYNTHETIC
+from moesim.core.yaml_reader import read_yaml_value
+from moesim.errors import ConfigError, unknown_name
+
+_SHAPE = ("n_layers", "n_experts", "top_k")
+_KEYS = ("model", "shape", "fitted_to", "fitted", "assumed")
+_OPTIONAL = ("why",)
+
+
+def _number(low: float, high: float, scale: str, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a parameter: its bounds, and the scale on which a step of a fit has about the same effect everywhere."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "scale": scale})
+
+
+@dataclass(frozen=True)
+class ParameterSet:
+    """What the routing of one model follows from.
+
+    Attributes
+    ----------
+    model : str
+        Whose routing it is.
+    n_layers, n_experts, top_k : int
+        Its routing shape.
+    renormalise : bool
+        Whether gate weights are a softmax over the top k (which is the same as a softmax over all, renormalised)
+        rather than over all experts.
+    popularity : float
+        Spread of the logarithm of the experts' loads, which training balanced no further than this.
+    popularity_tail : float
+        Its shape: 0 log-normal, above 0 a few very popular experts, below 0 a few hardly used ones.
+    n_topics : int
+        Topics that texts can be about.
+    topic_share : float
+        Share of a token's state, in energy, that its topic determines.
+    topic_persistence : float
+        Probability that a token has the topic of the one before; else it is drawn from the request's mixture.
+    topic_concentration : float
+        Of the Dirichlet distribution of requests' mixtures, per topic: the smaller, the fewer topics a request has.
+    context_share : float
+        Share, of what the topic leaves, that fades from token to token; the rest is new with every token.
+    context_persistence : float
+        Correlation of that part between neighbouring tokens.
+    width : int
+        Dimensions of the state that routers read; as many hold what they do not read.
+    spectrum : float
+        Variance falls along these dimensions as 1 / i ** spectrum: the steeper, the fewer directions matter and the
+        more the experts of a layer tell about those of the next.
+    innovation, first_innovation : float
+        Share of a token's state, in energy, that is new in the next layer: deep in the model, and from the first
+        layer to the second.
+    settling : float
+        Layers over which the first values become the later ones (by a factor e).
+    mean_share : float
+        Share of a gate input's energy that all tokens have in common.
+    mean_read : float
+        Share of that common part, in energy, in the dimensions that routers read.
+    mean_turn, first_turn : float
+        Share of the common part, in energy, that is new in the next layer: what the residual correction removes.
+    unread_share : float
+        Share of a gate input's energy that is a token's own, new in every layer and read by no router.
+    temperature : float
+        Standard deviation of a router's logits for one expert, which the gate weights depend on and the choice does not.
+    locality_spread : float
+        Standard deviation, over layers, of the logit of ``topic_share`` and of ``context_share``. 0: layers are alike.
+    popularity_spread : float
+        Standard deviation, over layers, of the logarithm of ``popularity``.
+    opening : float
+        Decoded tokens over which (by a factor e) requests stop having their states in common: they begin in the same
+        way. 0: they have nothing in common.
+    fitted_to : str
+        One line.
+    origin : mapping of str to str
+        ``fitted`` or ``assumed``, by parameter.
+    why : mapping of str to str
+        Remarks, by parameter.
+    """
+
+    model: str
+    n_layers: int
+    n_experts: int
+    top_k: int
+    renormalise: bool
+    popularity: float = _number(1e-3, 3.0, "log")
+    popularity_tail: float = _number(-4.0, 4.0, "linear")
+    n_topics: int = _number(1, 4096, "linear")
+    topic_share: float = _number(0.0, 0.99, "logit")
+    topic_persistence: float = _number(0.0, 0.9999, "logit")
+    topic_concentration: float = _number(1e-3, 100.0, "log")
+    context_share: float = _number(0.0, 1.0, "logit")
+    context_persistence: float = _number(0.0, 0.999, "logit")
+    width: int = _number(2, 512, "linear")
+    spectrum: float = _number(0.0, 6.0, "linear")
+    innovation: float = _number(0.0, 1.0, "logit")
+    first_innovation: float = _number(0.0, 1.0, "logit")
+    settling: float = _number(0.01, 100.0, "log")
+    mean_share: float = _number(0.0, 0.95, "logit")
+    mean_read: float = _number(0.0, 1.0, "logit")
+    mean_turn: float = _number(0.0, 1.0, "logit")
+    first_turn: float = _number(0.0, 1.0, "logit")
+    unread_share: float = _number(0.0, 0.95, "logit")
+    temperature: float = _number(1e-3, 100.0, "log")
+    locality_spread: float = _number(0.0, 3.0, "linear", 0.0)
+    popularity_spread: float = _number(0.0, 1.0, "linear", 0.0)
+    opening: float = _number(0.0, 64.0, "log1p", 0.0)
+    fitted_to: str = ""
+    origin: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    why: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+
+    def values(self) -> dict[str, float]:
+        """Parameters by name, without the shape."""
+        return {name: getattr(self, name) for name in NUMBERS}
+
+    def stated(self) -> dict[str, float]:
+        """Parameters by name, as a file states them: without the optional ones that are 0."""
+        return {name: value for name, value in self.values().items() if value or name not in OPTIONAL}
+
+    def replace(self, **changed: Any) -> ParameterSet:
+        """Copy, with some attributes changed; bounds are checked again."""
+        new = dataclasses.replace(self, **changed)
+        _check(new.values(), new, f"parameters of {new.model}")
+        return new
+
+    def to_yaml(self) -> str:
+        """Write as a parameter file; the same parameters give the same text."""
+        kinds: dict[str, dict[str, float]] = {"fitted": {}, "assumed": {}}
+        for name, value in self.stated().items():
+            kinds[self.origin[name]][name] = value if isinstance(value, int) else float(f"{value:.4g}")
+        shape = {name: getattr(self, name) for name in (*_SHAPE, "renormalise")}
+        whole: dict[str, Any] = {"model": self.model, "shape": shape, "fitted_to": self.fitted_to, **kinds}
+        if self.why:
+            whole["why"] = dict(self.why)
+        return yaml.safe_dump(whole, sort_keys=False, width=120, allow_unicode=True)
+
+    def write(self, path: str | Path) -> Path:
+        """Write a parameter file, completely or not at all."""
+        return atomic.write_bytes(path, self.to_yaml().encode())
+
+
+#: Bounds and scale of every parameter, by name.
+NUMBERS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in dataclasses.fields(ParameterSet) if f.metadata}
+_INTEGERS = ("n_topics", "width")
+#: Parameters that a file may leave out; then they are 0, which changes nothing.
+OPTIONAL = ("locality_spread", "popularity_spread", "opening")
+
+
+def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
+    """Read a file of the package by name, or any by path."""
+    if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path or "\\" in name_or_path:
+        try:
+            return Path(name_or_path).read_text(encoding="utf-8"), name_or_path
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise ConfigError(f"{name_or_path}: expected a readable YAML file, got: {reason}; check the path") from None
+    known = data_names(kind)
+    if name_or_path not in known:
+        raise ConfigError(unknown_name(f"{kind} file", name_or_path, known))
+    file = resources.files("moesim.trace.synthesis") / kind / f"{name_or_path}.yaml"
+    return file.read_text(encoding="utf-8"), f"{kind}/{name_or_path}.yaml"
+
+
+def data_names(kind: str) -> list[str]:
+    """Names that `data_file` knows, sorted."""
+    folder = resources.files("moesim.trace.synthesis") / kind
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def parameter_names() -> list[str]:
+    """Names of the shipped parameter files, sorted."""
+    return data_names("parameters")
+
+
+def read_parameters(name_or_path: str) -> ParameterSet:
+    """Read a parameter file.
+
+    Parameters
+    ----------
+    name_or_path : str
+        A shipped one by name, or a path.
+
+    Returns
+    -------
+    ParameterSet
+
+    Raises
+    ------
+    ConfigError
+        If it is missing, or something in it is missing, unknown or out of bounds.
+
+    Examples
+    --------
+    >>> read_parameters("mixtral-8x7b").n_experts
+    8
+    """
+    text, place = data_file("parameters", name_or_path)
+    raw = mapping(read_yaml_value(text, place), place, _KEYS, _OPTIONAL)
+    shape = read_shape(raw["shape"], f"{place}: shape")
+    groups = {kind: mapping(raw[kind], f"{place}: {kind}", (), tuple(NUMBERS)) for kind in ("fitted", "assumed")}
+    both = sorted(set(groups["fitted"]) & set(groups["assumed"]))
+    missing = sorted(set(NUMBERS) - set(OPTIONAL) - set(groups["fitted"]) - set(groups["assumed"]))
+    if both:
+        raise ConfigError(f"{place}: expected each parameter once, got '{both[0]}' as fitted and as assumed; remove one")
+    if missing:
+        raise ConfigError(f"{place}: expected all of {', '.join(NUMBERS)}, got no '{missing[0]}'; add it as fitted or assumed")
+    values = groups["fitted"] | groups["assumed"]
+    origin = dict.fromkeys(OPTIONAL, "assumed") | {name: kind for kind, group in groups.items() for name in group}
+    why = mapping(raw.get("why", {}), f"{place}: why", (), tuple(NUMBERS))
+    for key in ("model", "fitted_to"):
+        if not isinstance(raw[key], str) or not raw[key]:
+            raise ConfigError(f"{place}: {key}: expected a text, got {raw[key]!r}; write one")
+    found = ParameterSet(model=raw["model"], fitted_to=raw["fitted_to"], origin=origin, why=why, **shape, **values)
+    _check(found.values(), found, place)
+    return found
+
+
+def mapping(value: Any, place: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Check that a YAML value is a mapping with the right keys."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{place}: expected a mapping, got {value!r}; see docs/guide/synthesis.md")
+    for key in needed:
+        if key not in value:
+            raise ConfigError(f"{place}: expected the key '{key}', got {sorted(map(str, value))}; add it")
+    for key in value:
+        if key not in (*needed, *optional):
+            raise ConfigError(f"{place}: {unknown_name('key', str(key), (*needed, *optional))}")
+    return value
+
+
+def read_shape(value: Any, place: str) -> dict[str, Any]:
+    """Check a routing shape: positive integers, top_k at most n_experts."""
+    shape = mapping(value, place, (*_SHAPE, "renormalise"))
+    for name in _SHAPE:
+        if not isinstance(shape[name], int) or isinstance(shape[name], bool) or shape[name] < 1:
+            raise ConfigError(f"{place}.{name}: expected a positive integer, got {shape[name]!r}; correct it")
+        if shape[name] > (most := LAYERS.most if name == "n_layers" else EXPERTS.most):
+            raise ConfigError(f"{place}.{name}: expected at most {most}, got {shape[name]}; correct it")
+    if shape["top_k"] >= shape["n_experts"]:
+        raise ConfigError(f"{place}.top_k: expected less than n_experts = {shape['n_experts']}, got {shape['top_k']}; correct it")
+    if not isinstance(shape["renormalise"], bool):
+        raise ConfigError(f"{place}.renormalise: expected true or false, got {shape['renormalise']!r}; correct it")
+    return shape
+
+
+def _check(values: Mapping[str, Any], found: ParameterSet, place: str) -> None:
+    for name, bounds in NUMBERS.items():
+        value, low, high = values[name], bounds["low"], bounds["high"]
+        kind = int if name in _INTEGERS else (int, float)
+        what = "an integer" if name in _INTEGERS else "a number"
+        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{place}: {name}: expected {what} from {low:g} to {high:g}, got {value!r}; correct it")
+    numbers = found.n_layers * (found.n_experts + found.n_topics) * found.width
+    if numbers > SYNTHETIC.most:
+        what = "n_layers x (n_experts + n_topics) x width"
+        raise ConfigError(f"{place}: {what}: expected at most {SYNTHETIC.most}, got {numbers}; lower one")
+    shared = found.mean_share + found.unread_share
+    if shared >= 1:
+        raise ConfigError(
+            f"{place}: mean_share + unread_share: expected less than 1, the rest is what routers tell tokens apart by, "
+            f"got {shared:g}; lower one"
+        )

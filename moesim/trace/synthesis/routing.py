@@ -1,0 +1,60 @@
+"""From states to what a recorder sees: ids and weights, and what routers say about layers ahead of theirs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import softmax
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moesim.trace.synthesis.model import SyntheticModel
+
+    F32 = NDArray[np.float32]
+
+#: A signal holds the scores of all experts if there are no more than this many, else its top 2 k.
+DENSE_EXPERTS = 16
+LOOKAHEADS = (1, 2, 3)
+
+
+def top_ids(logits: F32, n: int) -> NDArray[np.int64]:
+    """Find the n largest, best first; (..., n) int64."""
+    if n * 4 >= logits.shape[-1]:
+        return np.argsort(-logits, axis=-1, kind="stable")[..., :n]
+    some = np.argpartition(-logits, n - 1, axis=-1)[..., :n]
+    order = np.argsort(-np.take_along_axis(logits, some, axis=-1), axis=-1, kind="stable")
+    return np.take_along_axis(some, order, axis=-1)
+
+
+def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64], F32]:
+    """Choose experts and weigh them as the architecture does."""
+    ids = top_ids(logits, top_k)
+    if renormalise:
+        return ids, softmax(np.take_along_axis(logits, ids, axis=-1), axis=-1)
+    return ids, np.take_along_axis(softmax(logits, axis=-1), ids, axis=-1)
+
+
+def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
+    """Apply routers to the input of their own or of an earlier layer."""
+    source = inputs[: len(inputs) - lookahead]
+    return np.asarray(source @ model.gates[lookahead:].swapaxes(1, 2) + model.bias[lookahead:, None], np.float32)
+
+
+def signal_logits(model: SyntheticModel, inputs: F32, residual: NDArray[np.float16] | None) -> dict[str, F32]:
+    """Compute what gate reuse and its residual form say, by name; the inputs as for `read_gates`."""
+    ahead = [n for n in LOOKAHEADS if n < len(inputs)]
+    found = {f"gate_next{n}": read_gates(model, inputs, n) for n in ahead}
+    if residual is not None and ahead:
+        step = residual[:, None, : inputs.shape[2]].astype(np.float32)
+        found["residual"] = read_gates(model, inputs + step, 1)
+    return found
+
+
+def signal_facts(name: str) -> dict[str, Any]:
+    """Describe a signal as a trace's header does: lookahead, needs_layer_offset, first_layer, about."""
+    ahead = 1 if name == "residual" else int(name.removeprefix("gate_next"))
+    plus = " plus calibration/residual[l - 1]" if name == "residual" else ""
+    about = f"softmax of synthetic router l applied to the input of router l - {ahead}{plus}"
+    return {"lookahead": ahead, "needs_layer_offset": ahead, "first_layer": ahead, "about": about}

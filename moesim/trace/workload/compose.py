@@ -1,0 +1,113 @@
+"""Requests of a trace -> batched steps: prefill, decode, chunks, micro-batches.
+
+A recorded request is batch-1 data, and the routing of a token does not depend on its batch, so any requests
+can be batched. A step has one phase. Within it the rows of a request are contiguous and in token order.
+
+How requests are chosen and cut:
+
+* A request qualifies if it has at least ``decode_tokens`` decode rows and a prompt of at least
+  ``prompt_tokens``. Prompts of exactly that length come first; of a longer one the *last* ``prompt_tokens``
+  tokens are used, since decode follows them, with contexts counted as if the prompt began there. That is
+  labelled ``prompt-truncated``.
+* A prompt whose routing was not recorded has a length but no rows: such a request starts in decode.
+* ``reuse: shifted`` fills up with copies of the same requests. Copy c of C reads prompt and decode rows
+  rotated by c/C of their number, so copies are as far apart in time as can be. If no request is long enough,
+  rows repeat from the start. Both are labelled ``reuse-shifted``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from moesim.trace.workload.routing import LayerRouting, MicroBatch, RoutingSource
+from moesim.trace.workload.selection import Admitted, select
+from moesim.trace.workload.spec import WorkloadSpec
+from moesim.trace.workload.steps import Step, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from moesim.trace import Trace
+
+__all__ = ["Admitted", "LayerRouting", "MicroBatch", "Step", "Workload", "WorkloadSpec", "compose"]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The steps of a workload, in order.
+
+    Attributes
+    ----------
+    spec : WorkloadSpec
+        What was asked for.
+    steps : list of Step
+        The steps.
+    admitted : tuple of Admitted
+        The requests in the order of their admission; `Step.requests` counts in it.
+    labels : tuple of str
+        What a result must say: ``"prompt-truncated"``, ``"reuse-shifted"``.
+    digest : str
+        sha256 of the specification and the trace.
+    """
+
+    spec: WorkloadSpec
+    steps: list[Step]
+    admitted: tuple[Admitted, ...]
+    labels: tuple[str, ...]
+    digest: str
+
+    @property
+    def requests(self) -> tuple[int, ...]:
+        """Trace request of each admitted one."""
+        return tuple(a.request for a in self.admitted)
+
+    @property
+    def label(self) -> str:
+        """The labels in one string, empty if there are none."""
+        return ", ".join(self.labels)
+
+    @property
+    def max_tokens(self) -> int:
+        """Rows of the largest step."""
+        return max(s.n_tokens for s in self.steps)
+
+    @property
+    def peak_kv_tokens(self) -> int:
+        """Most tokens of KV cache reserved at once."""
+        return max(s.kv_tokens for s in self.steps)
+
+
+def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload:
+    """Compose requests of a trace into batched steps.
+
+    Parameters
+    ----------
+    trace : Trace
+        What was recorded.
+    spec : WorkloadSpec
+        What is asked for.
+    require_signals : collection of str
+        Signals of the trace that must cover every request chosen. A signal that covers no prompt row at all
+        needs to cover the decode rows only.
+
+    Returns
+    -------
+    Workload
+        The steps, whose routing is looked up when first used.
+
+    Raises
+    ------
+    WorkloadError
+        If too few requests qualify; the message tells how many do, and what the trace holds.
+    """
+    admitted, labels = select(trace, spec, require_signals)
+    steps = list(schedule(admitted, spec))
+    source = RoutingSource(trace, sum(s.n_tokens for s in steps), sum(s.n_micro for s in steps))
+    for step in steps:
+        step.source = source
+    asked = {**asdict(spec), "require_signals": sorted(require_signals), "trace": trace.digest}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return Workload(spec, steps, tuple(admitted), labels, digest)

@@ -1,0 +1,103 @@
+"""``--help`` of every command shows an example, and the example works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from moesim.cli.main import _app, main
+from tests.docs.test_readme import HAS_TRACE, ROOT, make_recordings, make_routes, usable_cores
+from tests.docs.test_readme import commands as of_the_readme
+from tests.experiment.experiment_kit import write_yaml
+
+EXAMPLE = re.compile(r"^ *Example: (moesim .+?)\s*$", re.MULTILINE)
+MEASURES = ("replay", "profile measure")  # need PyTorch, and two cores for two devices
+SHORTER = {  # what would take long; the example is the one that helps a reader
+    "compare": ["--prompt", "64", "--decode", "2"],
+    "replay": ["--quick"],
+    "profile measure": ["--no-gpu"],
+    "trace record": ["--max-new-tokens", "4"],
+    "trace learn": ["--epochs", "1"],
+}
+
+
+def _walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, inside in getattr(command, "commands", {}).items():
+        yield " ".join((*path, name)), inside
+        yield from _walk(inside, (*path, name))
+
+
+ALL = dict(_walk(typer.main.get_command(_app)))
+COMMANDS = {name: command for name, command in ALL.items() if not hasattr(command, "commands")}
+
+
+def example(name: str) -> str:
+    found = EXAMPLE.findall(COMMANDS[name].help.split("\f")[0] if COMMANDS[name].help else "")
+    assert len(found) == 1, f"moesim {name}: expected one line 'Example: moesim {name} ...' in its help"
+    return str(found[0])
+
+
+def test_the_walk_finds_commands_and_their_groups():
+    assert {"run", "trace", "trace stats", "profile show"} <= set(ALL)
+    assert "trace" not in COMMANDS
+
+
+@pytest.mark.parametrize("name", ["", *ALL])
+def test_help_is_there(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([*name.split(), "--help"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "" and "Usage: " in captured.out
+    if name in COMMANDS:
+        assert example(name) in captured.out, "the line must not be broken or cut"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_is_of_its_command(name: str):
+    assert shlex.split(example(name))[1:][: len(name.split())] == name.split()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if shlex.split(example(name))[1:] not in of_the_readme()])
+def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Those of the README run in its own test."""
+    words = shlex.split(example(name))[1:]
+    if not HAS_TRACE:
+        pytest.skip("the shipped traces are not here")
+    if name in MEASURES:
+        pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
+        if len(usable_cores()) < 2:
+            pytest.skip("two devices need two cores")
+    monkeypatch.chdir(tmp_path)
+    prepare(name, words, tmp_path)
+    code = main([*words, *SHORTER.get(name, [])])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    assert captured.out or captured.err or any(tmp_path.iterdir()), "it did something"
+
+
+def prepare(name: str, words: list[str], folder: Path) -> None:
+    """Make what an example takes for granted: files of the checkout, a recording, a model, a result."""
+    if name in ("trace record", "trace learn"):
+        make_recordings(folder, record=name == "trace learn")
+    if name in ("trace import", "trace calibrate"):
+        make_routes(folder, imported=name == "trace calibrate")
+    for before, word in pairwise(["", *words]):
+        if word.startswith(("experiments/", "hardware_profiles/")):
+            (folder / word).parent.mkdir(parents=True, exist_ok=True)
+            (folder / word).symlink_to(ROOT / word)
+        elif word.startswith("results/") and before != "--out":
+            make_result(folder, folder / word.partition(":")[0])
+
+
+def make_result(folder: Path, out: Path) -> None:
+    """Make a small result with all that can be shown of one."""
+    if not out.exists():
+        write_yaml(folder, frames=True, policies=["on-demand", "lru", "fiddler"], cache={"ratio": [0.25, 0.5]})
+        assert main(["run", str(folder / "small.yaml"), "--out", str(out)]) == 0

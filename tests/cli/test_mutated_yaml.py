@@ -1,0 +1,296 @@
+"""Five hundred broken experiment files: each runs, or is refused in one line, and with nothing written."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import resource
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from moesim.cli.main import main
+from moesim.experiment.estimate import Estimate
+from tests.waiting import HANG_S
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = sorted((ROOT / "experiments").rglob("*.yaml"))
+N, PARTS = 500, 10
+LIMIT_BYTES = 6 * 2**30  # of address space, beyond what the process has: an explosion is a MemoryError, not a dead machine
+
+VALUES: list[Any] = [
+    None, True, False, 0, -1, -1.5, 1e9, 10**9, 10**18, 10**40, 1e300, float("nan"), float("inf"), "", " ", "nan", "8 G", "12 GX",
+    "-3 GiB", "1e9", "yes", "∞ GiB", "Mixtral-8×7B", "a\tb", "a\0b", "\u202e", "\ud800", "../../..", "/", "~", "lru", "oracle",
+    [], [[]], {}, [None], [1, "x"], {"base": None}, {"name": "dali", "w_size": [1, [2]]}, {"": 1}, {1: 2},
+    list(range(50)), "x" * 5000,
+]  # fmt: skip
+KEYS = ("model", "hardware", "trace", "workload", "cache", "policies", "zip", "exclude", "include", "repeat", "batch_size",
+        "ratio", "budget", "seed", "predictors", "plots", "timeline", "frames", "output", "name", "base", "decision_us", "Cache",
+        "größe", "")  # fmt: skip
+
+ODD_LINES = ("x: &a [*a]\n", "<<: *nothing\n", "? [1]\n: 2\n", "!!python/name:os.system x\n", "---\n", "...\n")
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Name every place in nested lists and mappings."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, v in inside for found in ((*path, key), *places(v, (*path, key)))]
+
+
+def at(value: Any, path: tuple[Any, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
+
+
+def change(raw: dict[str, Any], rng: random.Random) -> None:
+    """Change one place of an experiment."""
+    path = rng.choice(places(raw))
+    holder, key = at(raw, path[:-1]), path[-1]
+    how = rng.randrange(8)
+    if how == 0:
+        del holder[key]
+    elif how == 1 and isinstance(holder, dict):  # another name for the same
+        holder[rng.choice([*KEYS, f"{key}s", str(key)[:-1], str(key).upper(), f" {key}", f"{key}.x"])] = holder.pop(key)
+    elif how == 2:  # what stands elsewhere
+        holder[key] = copy.deepcopy(at(raw, rng.choice(places(raw))))
+    elif how == 3:
+        holder[key] = [copy.deepcopy(holder[key])] * rng.choice([1, 2, 3])
+    elif how == 4:
+        holder[key] = {rng.choice(KEYS): copy.deepcopy(holder[key])}
+    elif how == 5 and isinstance(holder[key], int | float):
+        holder[key] = holder[key] * rng.choice([-1, 0, 0.5, 1e6, 10**12])
+    elif how == 6 and isinstance(holder, dict):
+        holder[rng.choice(KEYS)] = copy.deepcopy(rng.choice(VALUES))
+    else:
+        holder[key] = copy.deepcopy(rng.choice(VALUES))
+
+
+def garble(text: str, rng: random.Random) -> bytes:
+    """Change a file as a text."""
+    lines, how, where = text.splitlines(keepends=True), rng.randrange(9), rng.randrange(len(text))
+    line = rng.randrange(len(lines))
+    if how == 0:
+        return text[:where].encode()
+    if how == 1:  # a repeated line
+        lines.insert(line, lines[line])
+    elif how == 2:
+        lines[line] = "\t" + lines[line]
+    elif how == 3:
+        lines[line] = rng.choice("   -:?&*!|>'\"%@`{}[]#,") + lines[line]
+    elif how == 4:
+        lines[line], lines[-1] = lines[-1], lines[line]
+    elif how == 5:
+        return text[:where].encode() + bytes(rng.choices(range(256), k=rng.choice([1, 4, 40]))) + text[where:].encode()
+    elif how == 6:
+        lines.insert(
+            line, rng.choice(["x: &a [*a]\n", "<<: *nothing\n", "? [1]\n: 2\n", "!!python/name:os.system x\n", "---\n", "...\n"])
+        )
+    elif how == 7:
+        lines[line] = lines[line].replace(":", rng.choice([": &a", ": *a", ":", ": !!float", ": !!bool", ": !!int", ": !!set"]))
+    else:
+        lines[line] = lines[line].translate({ord(a): b for a, b in zip("aeio01", "äеіо١O", strict=True)})
+    return "".join(lines).encode()
+
+
+def mutant(number: int) -> tuple[Path, bytes]:
+    """Make a broken file; the same number gives the same."""
+    rng = random.Random(number)
+    seed = SEEDS[number % len(SEEDS)]
+    text = seed.read_text(encoding="utf-8")
+    if rng.random() < 0.35:
+        return seed, garble(text, rng)
+    raw = yaml.safe_load(text)
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        if places(raw):
+            change(raw, rng)
+    dumped = yaml.safe_dump(raw, sort_keys=False, allow_unicode=True)
+    return seed, dumped.encode("utf-8", "surrogatepass")
+
+
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a copy of the experiments, where broken files can stand beside what they include."""
+    folder = tmp_path_factory.mktemp("mutants") / "experiments"
+    shutil.copytree(ROOT / "experiments", folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _cheap_and_bounded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave out what is the same for all: reading the good inputs again, and the trial runs of an estimate."""
+    for name in ("read_trace", "load_hardware", "load_model"):
+        monkeypatch.setattr(f"moesim.experiment.resolve.{name}", remembered(name))
+    monkeypatch.setattr("moesim.experiment.dry.seconds", lambda experiment, specs: Estimate(1.0, 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if sys.platform == "linux" else 0
+    if used:
+        resource.setrlimit(resource.RLIMIT_AS, (used + LIMIT_BYTES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+_KNOWN: dict[tuple[str, str], Any] = {}
+
+
+def remembered(name: str) -> Callable[[Any, str], Any]:
+    import moesim.experiment.resolve as module
+
+    original = getattr(module, name)
+
+    def read(written: Any, place: str) -> Any:
+        key = (name, json.dumps(written, sort_keys=True, default=str))
+        if key not in _KNOWN:
+            _KNOWN[key] = original(written, place)
+        return _KNOWN[key]
+
+    return read
+
+
+def too_long(*_: Any) -> None:
+    raise AssertionError(f"took longer than {HANG_S:g} s")
+
+
+def run(file: Path, out: Path, capsys: pytest.CaptureFixture[str], *options: str, quick: bool = True) -> tuple[int, str]:
+    """Run the command; give exit code and stderr."""
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(int(HANG_S))  # most take milliseconds
+    try:
+        code = main(["run", str(file), "--out", str(out), *options, *(["--quick"] if quick else [])])
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return code, capsys.readouterr().err
+
+
+def check_refused(error: str, out: Path) -> None:
+    assert error.startswith("moesim: ") and error.count("\n") == 1 and error.endswith("\n"), error
+    assert len(error) < 2000, error
+    assert not out.exists(), "nothing is written if the input is wrong"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_mutated_file_runs_or_is_refused_in_one_line(
+    part: int, experiments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    wrong, codes = [], []
+    for number in range(part, N, PARTS):
+        seed, data = mutant(number)
+        file, out = (experiments / seed.relative_to(ROOT / "experiments")).with_name("mutant.yaml"), tmp_path / "out"
+        file.write_bytes(data)
+        try:
+            code, error = run(file, out, capsys, "--dry-run")
+            codes.append(code)
+            assert code in (0, 2)
+            if code == 2:
+                check_refused(error, out)
+        except BaseException as problem:  # a traceback is what must not be: name all files that give one
+            if isinstance(problem, KeyboardInterrupt):
+                raise
+            wrong.append(f"mutant {number} of {seed.name}: {type(problem).__name__}: {str(problem)[:300]}")
+        finally:
+            file.unlink(missing_ok=True)
+    assert not wrong, "\n".join(wrong)
+    assert codes.count(2) > len(codes) / 2, "most mutations break something"
+
+
+# ---- what a few bytes can ask for
+
+BASE = """
+model: {base: mixtral-8x7b, expert_bits: 4}
+hardware: rtx3090-epyc7532
+trace: {synthesize: mixtral-8x7b, requests: 2, prompt: 4, decode: 4}
+workload: {batch_size: 1, prompt_tokens: 4, decode_tokens: 4}
+cache: {ratio: 0.25}
+policies: [lru]
+"""
+PAIRS = list(zip("abcdefghij", "bcdefghijk", strict=True))
+LAUGHS = "\n".join(["a: &a [x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in PAIRS)])
+MERGES = "\n".join(["a: &a {x: 1}", *(f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in PAIRS)])
+TOO_MANY = "expected at most 100000 combinations, got more; sweep fewer values"
+TOO_DEEP = "expected at most 50 lists and mappings inside each other, got more"
+
+
+def swept(n: int, *names: str) -> str:
+    """Give each of some keys a list of n numbers."""
+    return ", ".join(f"{name}: [{', '.join(str(i) for i in range(1, n + 1))}]" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (f"{LAUGHS}\nname: *k", "expected at most 100000 values, aliases counted each time, got more"),
+        (MERGES, "expected at most 100000 keys, got more by merging"),
+        ("zip: &a [*a]", TOO_DEEP),
+        ("zip: " + "[" * 100 + "]" * 100, TOO_DEEP),
+        ("zip: " + "[" * 100_000, TOO_DEEP),
+        ("name: " + "9" * 5000, "expected valid YAML, got "),
+        ("name: !!float x", "expected valid YAML, got "),
+        ("name: !!bool x", "expected valid YAML, got "),
+        ("name: !!map x", "expected valid YAML, got "),
+        ('name: "\\ud800"', "half a character"),
+        ("workload: {batch_size: 1e9}", "workload.batch_size: expected an integer, got 1000000000.0"),
+        ("workload: {batch_size: 1000000000, decode_tokens: 1}", "expected at most 100000 requests, got 1000000000"),
+        ("workload: {batch_size: 1000000000, reuse: shifted}", "expected at most 100000 requests, got 1000000000"),
+        ("workload: {n_batches: 1000000000000, reuse: shifted}", "expected at most 100000 requests, got 1000000000000"),
+        ("workload: {seed: 10000000000000000000}", "workload.seed: expected an integer of at most 9007199254740992, got 1000"),
+        ("warm_up_steps: 10000000000000000000", "warm_up_steps: expected an integer of at most 9007199254740992, got 1000"),
+        ("decision_us: .inf", "decision_us: expected a finite number, got inf"),
+        ("decision_us: .nan", "decision_us: expected a finite number, got nan"),
+        ("decision_us: 1e300", "decision_us: expected a number of at most 1000000000.0, got 1e+300"),
+        ("cache: {budget: 99999999 TiB}", "cache.budget: expected a size of at most 9007199254740992 bytes (8 PiB), got '99999"),
+        ("repeat: 1000000000000", TOO_MANY),
+        (
+            "trace: {synthesize: mixtral-8x7b, requests: 1000000000, prompt: 4, decode: 4}",
+            "trace: expected at most 100000 tokens",
+        ),
+        (
+            "trace: {synthesize: mixtral-8x7b, requests: 2, prompt: 1000000000}",
+            "trace: expected at most 100000 tokens, got 2000",
+        ),
+        (f"model: {{base: mixtral-8x7b, {swept(20, 'expert_bits', 'top_k', 'hidden', 'n_heads')}}}", TOO_MANY),
+        (
+            f"workload: {{{swept(20, 'batch_size', 'prompt_tokens', 'decode_tokens', 'n_batches')}}}",
+            TOO_MANY,
+        ),
+        (f"{swept(1000, 'decision_us')}\n{swept(1000, 'warm_up_steps')}", TOO_MANY),
+        (f"policies: [{{name: dali, {swept(100, 'w_size', 'u_size', 'prefetch_size')}}}]", TOO_MANY),
+        (
+            "zip: [[decision_us, warm_up_steps], [workload.n_batches, workload.seed]]\n"
+            f"workload: {{{swept(2000, 'n_batches', 'seed')}}}\n{swept(2000, 'decision_us')}\n{swept(2000, 'warm_up_steps')}",
+            TOO_MANY,
+        ),
+        ("description: " + "x" * 100_000 + "\nrepeat: " + "y" * 100_000, "repeat: expected an integer, got 'yyyy"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_what_would_take_all_memory_or_time_is_refused(
+    change: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    keys = {line.partition(":")[0] for line in change.splitlines()}
+    kept = [line for line in BASE.splitlines() if line.partition(":")[0] not in keys]
+    file = tmp_path / "e.yaml"
+    file.write_text("\n".join([*kept, change]))
+    code, error = run(file, tmp_path / "out", capsys, "--dry-run", quick=False)
+    assert code == 2
+    check_refused(error, tmp_path / "out")
+    assert words in error
+
+
+@pytest.mark.parametrize("option", ["zip=" + "[" * 100_000, "policies.0.name=[1]", "name=!!float x", "trace.requests=1"])
+def test_overrides_are_read_with_the_same_care(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "e.yaml"
+    file.write_text(BASE.replace("policies: [lru]", "policies: [{name: lru}]"))
+    code, error = run(file, tmp_path / "out", capsys, "--dry-run", "--set", option)
+    assert (code == 0) == option.startswith("trace")
+    if code:
+        check_refused(error, tmp_path / "out")

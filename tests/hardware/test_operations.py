@@ -1,0 +1,140 @@
+"""Operations of llama.cpp counted from a model, and a profile that rests on another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moesim.errors import HardwareError
+from moesim.hardware import load_hardware
+from moesim.hardware.costs import CostModel
+from moesim.hardware.costs.operations import operations
+from moesim.model import load_model
+
+QWEN = load_model("qwen3-30b-a3b")
+OSS = load_model("gpt-oss-20b")
+LITE = load_model("deepseek-v2-lite")
+
+
+def test_what_is_one_kernel_is_counted_once() -> None:
+    """A layer of Qwen3 on a GPU, named kernel by kernel."""
+    attention = ["norm", *("quantise", "product") * 3, "norm + rotation", "norm + rotation + write", "write", "attention", "join"]
+    attention += ["quantise", "product + residual"]
+    experts = ["quantise", "gate + up + activation", "quantise", "down", "weights", "sums + residual"]
+    counted = operations("llama.cpp", "gpu", QWEN)
+    assert (counted["attention"], counted["dense"], counted["experts"]) == (len(attention), 3, len(experts))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "more"),
+    [
+        ({"out_bias": True}, "attention", 1),  # the residual is then a kernel of its own
+        ({"qkv_bias": True}, "attention", 0),  # added in the products' kernels
+        ({"qk_norm": "full"}, "attention", 2),
+        ({"n_experts": 60, "top_k": 8}, "dense", 5),
+        ({"top_k": 9}, "experts", 1),
+        ({"n_shared": 1, "shared_intermediate": 768}, "shared", 5),
+        ({"n_shared": 1, "shared_intermediate": 768, "shared_gate": True}, "shared", 8),
+    ],
+)
+def test_a_field_of_the_model_adds_its_operations(changes: dict[str, Any], part: str, more: int) -> None:
+    changed = load_model({"base": "qwen3-30b-a3b", **changes})
+    assert operations("llama.cpp", "gpu", changed)[part] - operations("llama.cpp", "gpu", QWEN)[part] == more
+
+
+def test_latent_attention_has_more_and_an_old_gpu_fuses_nothing_with_products() -> None:
+    assert operations("llama.cpp", "gpu", LITE)["attention"] == 20
+    new, old = (operations(engine, "gpu", OSS) for engine in ("llama.cpp", "llama.cpp-unfused"))
+    # three biases and the residual of attention, the router's; gate, up and activation apart, three biases
+    assert {part: old[part] - new[part] for part in ("attention", "dense", "experts")} == {
+        "attention": 4,
+        "dense": 1,
+        "experts": 6,
+    }
+
+
+def test_on_a_processor_every_sum_is_a_wait() -> None:
+    eight, two = (operations("llama.cpp", "cpu", load_model({"base": "qwen3-30b-a3b", "top_k": k}))["experts"] for k in (8, 2))
+    assert eight - two == 6
+
+
+def test_operations_add_to_reading_and_hide_behind_nothing() -> None:
+    slow, fast = (CostModel(QWEN, load_hardware({"base": "a10-xeon8358", "devices.gpu0.operation_us": us})) for us in (3.0, 1.0))
+    counted = operations("llama.cpp", "gpu", QWEN)
+    assert slow.attention_ns("gpu0", 1, 40) - fast.attention_ns("gpu0", 1, 40) == 2000 * counted["attention"]
+    assert slow.dense_ns("gpu0", 1) - fast.dense_ns("gpu0", 1) == 2000 * counted["dense"]
+    assert slow.head_ns("gpu0", 1) - fast.head_ns("gpu0", 1) == 2000 * counted["head"]
+    assert slow.first_extra_ns("gpu0") == 3000 * counted["experts"]
+    assert slow.expert_ns("gpu0", 1) == fast.expert_ns("gpu0", 1)  # those of a layer's experts are of all of them together
+    assert slow.provenance()["attention @gpu0"]["numbers"]["devices.gpu0.operation_us"]["value"] == 3.0
+
+
+def test_the_hosts_fixed_work_is_paid_once_a_step() -> None:
+    with_it, without = (
+        CostModel(QWEN, load_hardware({"base": "a10-xeon8358", "devices.gpu0.token_us": us})) for us in (50.0, 0.0)
+    )
+    assert with_it.head_ns("gpu0", 1) - without.head_ns("gpu0", 1) == 50_000
+
+
+def test_latent_attention_that_is_left_to_the_host_costs_more_and_other_attention_does_not() -> None:
+    profile = load_hardware({"base": "a100-80gb-llama-cpp", "devices.gpu0.latent_attention_us": 238})
+    plain = load_hardware("a100-80gb-llama-cpp")
+    for model, more in ((LITE, 238_000), (QWEN, 0)):
+        assert CostModel(model, profile).attention_ns("gpu0", 1, 40) - CostModel(model, plain).attention_ns("gpu0", 1, 40) == more
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("devices.gpu0.launch_us", 5, "launch_us: expected none beside operations"),
+        (
+            "devices.gpu0.launches",
+            {"dense": {"value": 2, "source": "assumed", "why": "a test"}},
+            "launches: expected none beside operations",
+        ),
+        ("devices.gpu0.operations", "vllm", "operations"),
+    ],
+)
+def test_launches_beside_operations_are_refused(key: str, value: Any, expected: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        load_hardware({"base": "a10-xeon8358", key: value})
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------- base
+
+
+def test_a_profile_with_a_base_takes_over_numbers_with_their_labels() -> None:
+    base, own = load_hardware("ryzen7950x-rtx4080"), load_hardware("a10-xeon8358")
+    assert own.name == "a10-xeon8358" and own.description != base.description
+    for key in ("links.cpu0->gpu0.pinned.latency_us", "devices.gpu0.token_us"):
+        assert own.numbers[key] == base.numbers[key]
+    assert own.numbers["devices.gpu0.memory_bytes_per_s"].source == "published"
+    assert own.overrides == ()
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "expected"),
+    [
+        ("no-such-machine", "", "unknown hardware profile 'no-such-machine'"),
+        ("a10-xeon8358", "devices: {gpu7: {memory_bytes: 8}}", "unknown device 'gpu7'"),
+        ("a10-xeon8358", "speed: 8", "speed"),
+        ("[a]", "", "base: expected the name of a profile"),
+    ],
+)
+def test_a_wrong_base_is_one_line(base: str, more: str, expected: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"base: {base}\ndescription: mine\n{more}\n")
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(path)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_profiles_that_rest_on_each_other_are_refused(tmp_path: Path) -> None:
+    for name, base in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"base": str(tmp_path / f"{base}.yaml"), "description": "x"}))
+    with pytest.raises(HardwareError, match="which rests on this one"):
+        load_hardware(tmp_path / "a.yaml")

@@ -1,0 +1,234 @@
+"""Trace events of hand-made records, and the validator's complaints about broken ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from moesim.core.colours import CHROME, FILL, HATCH, LABEL
+from moesim.errors import ConfigError
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.machine import Machine
+from moesim.metrics.timeline import check_timeline, timeline_events, timeline_json, write_timeline
+from moesim.records import (
+    ActivationRecord,
+    DecisionRecord,
+    LayerRecord,
+    MemoryRecord,
+    Records,
+    StepRecord,
+    TaskRecord,
+    TransferRecord,
+)
+
+H2D = "cpu0->gpu0"
+MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, (H2D, "gpu0->cpu0"))
+
+
+def two_steps():
+    """The same layer twice; E2 is fetched in the first step and still there in the second.
+
+    gpu0  |dense 10000|......|E2 5001|dense 10000|E2 5001|
+    link  ............|E2 two chunks |E9 prefetch, late  ...
+    """
+    run = Records(makespan_ns=50_003)
+    run.tasks += [
+        TaskRecord(0, 10_000, "gpu0", "main", "dense", 0, 0, 0, -1, 1, 10_000, 0, 0),
+        TaskRecord(30_001, 35_002, "gpu0", "main", "expert", 0, 0, 0, 2, 1, 5001, 10_000, 30_001),
+        TaskRecord(35_002, 45_002, "gpu0", "main", "dense", 1, 0, 0, -1, 1, 10_000, 35_002, 35_002),
+        TaskRecord(36_000, 37_000, "gpu0", "side", "predict", 1, 0, 0, -1, 1, 1000, 36_000, 36_000),
+        TaskRecord(45_002, 50_003, "gpu0", "main", "expert", 1, 0, 0, 2, 1, 5001, 45_002, 45_002),
+    ]
+    run.transfers += [
+        TransferRecord(10_000, 20_000, H2D, "demand", 0, 2, 64, 0, 10_000, 7, False, False),
+        TransferRecord(20_000, 30_001, H2D, "demand", 0, 2, 64, 0, 10_000, 7, True, False),
+        TransferRecord(30_001, 50_000, H2D, "prefetch", 1, 9, 128, 1, 12_000, 8, True, False),
+    ]
+    run.activations.append(ActivationRecord(1000, 1500, H2D, 0, 0, 1, 8, "hidden", 1000))
+    run.decisions += [DecisionRecord(10_000, 10_500, 0, 0), DecisionRecord(10_200, 10_700, 0, 0)]
+    run.layers += [LayerRecord(0, 35_002, 0, 0), LayerRecord(35_002, 50_003, 1, 0)]
+    run.steps += [
+        StepRecord(0, 35_002, 0, "prefill", 0, 1, 1, 1.0),
+        StepRecord(35_002, 50_003, 1, "decode", 0, 1, 1, 1.0),
+    ]
+    run.memory += [
+        MemoryRecord(0, "gpu0", 100),
+        MemoryRecord(10_000, "gpu0", 180),
+        MemoryRecord(10_000, "gpu0", 228),
+    ]
+    return run
+
+
+def of(events, **fields):
+    """Events with these fields."""
+    return [e for e in events if all(e.get(key) == value for key, value in fields.items())]
+
+
+def lane_names(events):
+    return {e["tid"]: e["args"]["name"] for e in of(events, ph="M", name="thread_name")}
+
+
+def test_lanes_slices_and_arguments():
+    events = timeline_events(two_steps(), MACHINE)
+    assert check_timeline(events) == []
+    names = lane_names(events)
+    assert list(names.values()) == [
+        "gpu0", "gpu0 side", "cpu0", H2D, f"{H2D} activations", "gpu0->cpu0",
+        "steps", "layers", "decisions", "decisions 2",
+    ]  # fmt: skip
+    lanes: dict[str, list] = {}
+    for e in of(events, ph="X"):
+        lanes.setdefault(names[e["tid"]], []).append((e["ts"], e["dur"], e["name"]))
+    assert lanes["gpu0"] == [
+        (0, 10, "dense L0"),
+        (30.001, 5.001, "L0/E2"),
+        (35.002, 10, "dense L0"),
+        (45.002, 5.001, "L0/E2"),
+    ]
+    assert lanes[H2D] == [
+        (10, 10, "demand L0/E2"),
+        (20, 10.001, "demand L0/E2"),
+        (30.001, 19.999, "prefetch L1/E9"),
+    ]
+    assert lanes["steps"] == [(0, 35.002, "prefill 0"), (35.002, 15.001, "decode 1")]
+    assert lanes["decisions"] == [(10, 0.5, "decision L0")]
+    assert lanes["decisions 2"] == [(10.2, 0.5, "decision L0")]
+    run = of(events, name="L0/E2")[0]
+    assert run["args"] | {"step": 0, "layer": 0, "expert": 2, "rows": 1, "cause": "gpu_experts"} == run["args"]
+    prefetch = of(events, name="prefetch L1/E9")[0]
+    assert (prefetch["args"]["step"], prefetch["args"]["cause"], prefetch["args"]["bytes"]) == (
+        0,
+        "prefetch",
+        128,
+    )
+    assert prefetch["cname"] == CHROME["exposed_prefetch"]
+
+
+def test_one_arrow_a_fetch_from_its_last_slice_to_the_first_run():
+    events = timeline_events(two_steps(), MACHINE)
+    names = lane_names(events)
+    (start,), (end,) = of(events, ph="s"), of(events, ph="f")
+    assert start["id"] == end["id"] == 7
+    assert (names[start["tid"]], start["ts"]) == (H2D, 30.0)  # the last ns of the second chunk
+    assert (names[end["tid"]], end["ts"], end["bp"]) == ("gpu0", 30.001, "e")
+
+
+def test_a_copy_that_is_replaced_before_its_use_has_no_arrow():
+    run = two_steps()
+    run.transfers.insert(0, TransferRecord(0, 9_000, H2D, "prefetch", 0, 2, 64, 1, 0, 3, True, False))
+    arrows = of(timeline_events(run, MACHINE), ph="s")
+    assert [e["id"] for e in arrows] == [7]
+
+
+def test_counters():
+    events = timeline_events(two_steps(), MACHINE)
+    memory = [(e["ts"], e["args"]["bytes"]) for e in of(events, ph="C", name="memory gpu0")]
+    assert memory == [(0, 100), (10, 228)]
+    queue = [(e["ts"], e["args"]["fetches"]) for e in of(events, ph="C", name=f"queue {H2D}")]
+    assert queue == [(12, 1), (30.001, 0)]  # the prefetch; a demand fetch that starts at once never queues
+
+
+def test_window_of_steps():
+    events = timeline_events(two_steps(), MACHINE, steps=(1, 1))
+    assert check_timeline(events) == []
+    assert {e["args"]["step"] for e in of(events, ph="X") if e["args"].get("kind")} == {1}
+    assert [e["name"] for e in of(events, ph="X") if e["name"].startswith(("demand", "prefetch"))] == ["prefetch L1/E9"]
+    assert of(events, ph="s") == []  # its fetch was before
+    assert [e["args"]["bytes"] for e in of(events, ph="C", name="memory gpu0")] == [228]  # the level at its begin
+    with pytest.raises(ConfigError, match="expected steps of the run"):
+        timeline_events(two_steps(), MACHINE, steps=(5, 9))
+
+
+def test_bytes_are_deterministic_and_exact(tmp_path):
+    one = timeline_json(timeline_events(two_steps(), MACHINE))
+    assert one == timeline_json(timeline_events(two_steps(), MACHINE))
+    path = write_timeline(tmp_path / "sub" / "timeline.json", two_steps(), MACHINE)
+    assert path.read_bytes() == one
+    assert [p.name for p in path.parent.iterdir()] == ["timeline.json"]  # nothing temporary is left
+    read = json.loads(one)
+    assert read["displayTimeUnit"] == "ns"
+    assert check_timeline(read) == []
+
+
+@pytest.mark.parametrize("ns", [1, 999, 1001, 123_456_789_012_345, 999_999_999_999_999])
+def test_times_are_exact_to_the_nanosecond(ns):
+    run = Records(makespan_ns=ns + 1)
+    run.tasks.append(TaskRecord(ns, ns + 1, "gpu0", "main", "head", 0, -1, 0, -1, 1, 1, ns, ns))
+    text = timeline_json(timeline_events(run, MACHINE)).decode()
+    assert f'"ts":{ns // 1000}.{ns % 1000:03d}'.rstrip("0").rstrip(".") in text
+    assert check_timeline(json.loads(text)) == []
+
+
+def test_every_cause_has_its_colours():
+    for table in (FILL, HATCH, LABEL, CHROME):
+        assert list(table) == list(CAUSES)
+
+
+def broken(change):
+    events = copy.deepcopy(timeline_events(two_steps(), MACHINE))
+    change(events)
+    return check_timeline(events)
+
+
+def test_the_validator_complains():
+    def first(events, **fields):
+        return of(events, **fields)[0]
+
+    def longer(events):
+        first(events, name="dense L0")["dur"] = 30.002
+
+    def half_ns(events):
+        first(events, name="dense L0")["dur"] = 0.0005
+
+    def negative(events):
+        first(events, name="dense L0")["dur"] = -1
+
+    def no_name(events):
+        events.remove(first(events, ph="M", name="thread_name"))
+
+    def no_end(events):
+        events.remove(first(events, ph="f"))
+
+    def astray(events):
+        first(events, ph="s")["ts"] = 5
+
+    def backwards(events):
+        first(events, ph="f")["ts"] = 5
+
+    def text_counter(events):
+        first(events, ph="C")["args"] = {"bytes": "many"}
+
+    def unknown(events):
+        first(events, ph="C")["ph"] = "Q"
+
+    def untimed(events):
+        del first(events, ph="C")["ts"]
+
+    def nested(events):
+        outer = first(events, name="dense L0")
+        events.append({**outer, "ts": 2, "dur": 1, "name": "inner"})
+
+    def unended(events):
+        events.append({"ph": "B", "name": "open", "pid": 1, "tid": 1, "ts": 60})
+
+    expected = {
+        longer: "before dense L0 ends",
+        half_ns: "whole ns",
+        negative: "at least 0",
+        no_name: "expected a thread_name",
+        no_end: "expected one start and one end, got 1 and 0",
+        astray: "no slice of lane",
+        backwards: "before its start",
+        text_counter: "expected numbers in the args",
+        unknown: "expected ph among",
+        untimed: "expected ts of the right type",
+        nested: "inner begins at 2000 ns, before dense L0 ends",
+        unended: "open begins at 60000 ns and never ends",
+    }
+    for change, words in expected.items():
+        found = broken(change)
+        assert any(words in line for line in found), (change.__name__, found)
+    assert check_timeline("events") == ["expected a list of events, got str"]
+    assert check_timeline([1]) == ["event 0: expected an object, got int"]

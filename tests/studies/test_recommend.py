@@ -1,0 +1,491 @@
+"""``moesim recommend`` on a model of four layers: the best is the best, what does not fit is not offered, flags exist."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from moesim.cli.recommend import recommend as command
+from moesim.core.manifest import FILE
+from moesim.core.table import Format
+from moesim.errors import CapacityError, ConfigError, InputError, TraceError
+from moesim.experiment import run_experiment
+from moesim.experiment.config import load_config, parse_config
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.result import read_summary
+from moesim.experiment.trace_choice import choose_trace
+from moesim.hardware.load import hardware_names
+from moesim.studies.advice.candidates import Candidate, Misfit, Space
+from moesim.studies.advice.engines import Engine, commands, describe, engines
+from moesim.studies.advice.folder import write_folder
+from moesim.studies.advice.interval import mixed
+from moesim.studies.advice.launches import FEW_US, gpu_share, layer_us, with_fewer
+from moesim.studies.advice.recommend import Advice, recommend
+from moesim.studies.advice.routing import find_routing
+from moesim.studies.advice.search import _coarse, _halves, speed
+from moesim.studies.advice.setting import Asked, look_up
+from moesim.studies.advice.show import document, output
+from moesim.studies.advice.written import experiment_of, title
+from moesim.testing.traces import synthetic_trace
+
+MODEL = {"base": "mixtral-8x7b", "n_layers": 4}
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("routing")
+    signals = {"gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.7, "residual": 0.7}
+    made = synthetic_trace(n_layers=4, n_experts=8, top_k=2, n_requests=6, prompt=8, decode=6, calibration=True, signals=signals)
+    return str(made.write(folder / "four-layers.safetensors"))
+
+
+def asked(trace: str, **changes: Any) -> Asked:
+    base = {"vram": "3GiB", "ram": "64GiB", "prompt": 8, "decode": 6, "trace": trace}
+    return Asked(**{"model": MODEL, "hardware": "rtx3090-epyc7532", **base, **changes})
+
+
+@pytest.fixture(scope="module")
+def advice(trace: str) -> Advice:
+    return recommend(asked(trace))
+
+
+def space_of(question: Asked, folder: Path) -> Space:
+    setting = look_up(question, folder)
+    routing = find_routing(setting.model, question.trace, question.batch, question.prompt, question.decode, "test")
+    return Space(setting, routing)
+
+
+# ---- the search
+
+
+def test_the_best_is_the_best_of_all(advice: Advice, trace: str, tmp_path: Path):
+    """Simulate every number of every family, and take the fastest over all requests."""
+    space = space_of(asked(trace), tmp_path)
+    every = [space.candidate(family, n) for family in space.families for n in range(family.low, family.high + 1)]
+    fits = [one for one in every if isinstance(one, Candidate)]
+    assert 10 < len(fits) < len(every)
+    paths = [str(path) for path in space.routing.write(tmp_path)]
+    raw = experiment_of(space.setting, paths, fits, 6)
+    rows = run_experiment(Experiment(parse_config(raw, "all"), "all")).rows
+    logs = [sum(math.log(speed(row)) for row in rows[place :: len(fits)]) / len(paths) for place in range(len(fits))]
+    assert advice.best.speed.value == pytest.approx(math.exp(max(logs)))
+    assert advice.best.speed.n == 5
+    best = fits[logs.index(max(logs))]
+    assert (best.gpu_experts, describe(best, space.setting)) == (
+        advice.best.candidate.gpu_experts, describe(advice.best.candidate, space.setting)
+    )  # fmt: skip
+
+
+def test_the_same_question_gives_the_same_answer(advice: Advice, trace: str):
+    again, first = document(recommend(asked(trace))), document(advice)
+    assert again == first
+    assert advice.found.n_simulations == len(advice.found.screened) + 6 * len(advice.found.final) + (
+        len(advice.found.fewer.speeds) if advice.found.fewer else 0
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"context": 6000}, {"vram": "2GiB"}, {"ram": "2GiB", "vram": "3.5GiB"}, {"batch": 3, "prompt": 4}]
+)
+def test_nothing_that_does_not_fit_is_offered(trace: str, changes: dict[str, Any]):
+    question = asked(trace, **changes, decode=4)
+    advice = recommend(question)
+    setting, model = advice.setting, advice.setting.model
+    assert advice.runnable and all(one.candidate.runnable for one in advice.runnable)
+    for one, row in advice.found.screened.items():
+        assert one.gpu_bytes <= setting.vram_bytes and one.host_bytes <= setting.ram_bytes
+        assert row["peak_memory_bytes.gpu0"] <= one.gpu_bytes
+        # By hand: what is on the GPU, the rest that is never elsewhere than there, and the cache of keys and values.
+        if one.family in ("expert-layers", "expert-set", "frequent-expert-set"):
+            kv = setting.context * setting.asked.batch * model.kv_bytes_per_token
+            attention = 4 * (model.attention_bytes + model.dense_bytes())
+            least = one.gpu_experts * model.expert_bytes(0) + attention + model.head_bytes + kv + GIB
+            assert least <= one.gpu_bytes <= least + model.embedding_bytes + 2 * model.expert_bytes(0)
+            on_host = (32 - (one.gpu_experts if one.family == "expert-layers" else 0)) * model.expert_bytes(0)
+            assert on_host <= one.host_bytes <= on_host + model.embedding_bytes
+
+
+def test_a_longer_context_leaves_less_room_for_experts(trace: str, tmp_path: Path):
+    def most(context: int) -> int:
+        space = space_of(asked(trace, context=context), tmp_path)
+        family = next(f for f in space.families if f.name == "expert-set")
+        papers, _ = space.papers()
+        return len(space.feasible(family)) * 1000 + max(one.gpu_experts for one in papers)
+
+    assert most(14) > most(40_000)
+
+
+def test_feasible_ranges_are_what_trying_all_gives(trace: str, tmp_path: Path):
+    for changes in ({}, {"vram": "2.2GiB"}, {"ram": "1.5GiB", "vram": "6GiB"}):
+        space = space_of(asked(trace, **changes), tmp_path)
+        for family in space.families:
+            numbers = range(family.low, family.high + 1)
+            all_that_fit = [n for n in numbers if isinstance(space.candidate(family, n), Candidate)]
+            assert sorted(space.feasible(family)) == all_that_fit
+            if not all_that_fit:
+                assert "needs" in space.misfit(family)
+
+
+def test_ram_too_small_is_met_by_more_on_the_gpu_or_refused(trace: str, tmp_path: Path):
+    small = space_of(asked(trace, ram="1.5GiB", vram="6GiB"), tmp_path)
+    family = {f.name: f for f in small.families}
+    assert 4 not in small.feasible(family["expert-layers"])  # all experts on the host take 3 GiB
+    assert isinstance(small.candidate(family["expert-set"], 0), Misfit)  # whose engine keeps all of them there
+    with pytest.raises(CapacityError, match=r"expected a placement of mixtral-8x7b that fits .* got none: needs .* on cpu0"):
+        recommend(asked(trace, ram="1GiB", vram="2GiB"))
+
+
+def test_papers_are_ranked_beside_and_lossy_ones_only_on_request(advice: Advice, trace: str):
+    screened = {one.family for one in advice.found.screened if not one.runnable}
+    assert {"fiddler", "lru", "dali"} <= screened | set(advice.found.no_fit)
+    assert not any("daop" in name for name in screened)
+    assert all(not one.commands for one in advice.papers)
+    lossy = recommend(asked(trace, lossy=True, decode=4))
+    daop = [one for one in lossy.papers if one.candidate.family.startswith("daop")]
+    assert daop and all(one.fresh is not None and 0 < one.fresh <= 1 for one in daop)
+    assert all(one.fresh is None for one in lossy.papers if one not in daop)
+    assert "not exact" in output(lossy, Format.TABLE)
+
+
+def test_coarse_grids_have_both_ends_and_gaps_are_halved():
+    assert _coarse(range(3, 6)) == [3, 4, 5]
+    assert _coarse(range(20, -1, -1)) == [20, 15, 10, 5, 0]
+    numbers = range(9)
+    speeds = {0: 1.0, 4: 3.0, 8: 2.0}
+    assert _halves(numbers, speeds) == [2, 6]
+    assert _halves(numbers, {0: 1.0, 4: 2.0, 8: 3.0}) == [6]
+    assert _halves(numbers, {3: 1.0, 4: 2.0, 5: 1.5}) == []
+
+
+# ---- flags
+
+
+def flags_in(text: str) -> list[str]:
+    return re.findall(r"(?<![\w-])--?[a-z][\w-]*", text)
+
+
+def test_every_entry_of_the_table_has_a_version_and_a_source():
+    names = [engine.name for engine in engines()]
+    assert names == ["llama.cpp", "ktransformers", "sglang", "vllm"]
+    for engine in engines():
+        assert re.search(r"\d", engine.checked) and re.fullmatch(r"\d{4}-\d\d-\d\d", engine.date)
+        for flag, facts in engine.flags.items():
+            assert flag.startswith("--") and facts["source"] and facts["meaning"] and facts["values"], flag
+
+
+def test_every_flag_that_is_printed_is_in_the_table(trace: str, tmp_path: Path):
+    known = {engine.name: set(engine.flags) for engine in engines()}
+    short = {name for engine in engines() for facts in engine.flags.values() for name in facts["short"]}
+    seen = set()
+    for changes in ({"vram": "3GiB"}, {"vram": "24GiB"}, {"bits": 16.0, "vram": "24GiB"}):
+        space = space_of(asked(trace, **changes), tmp_path)
+        for family in space.families:
+            for number in space.feasible(family):
+                one = space.candidate(family, number)
+                assert isinstance(one, Candidate)
+                for typed in commands(one, space.setting):
+                    words = [word for word in typed.words if word.startswith("-") and word != "-m"]
+                    seen.update((typed.engine, word) for word in words)
+                    assert set(words) <= known[typed.engine], typed
+                    assert {w for w in flags_in(typed.remark) if w.startswith("--")} <= known[typed.engine]
+    assert {("llama.cpp", "--n-cpu-moe"), ("llama.cpp", "--cpu-moe"), ("ktransformers", "--kt-num-gpu-experts")} <= seen
+    assert {("vllm", "--max-model-len"), ("sglang", "--model-path")} <= seen
+    whole = output(recommend(asked(trace, decode=4)), Format.TABLE)
+    of_ours = {"--vram", "--ram", "--set", "--out"}
+    assert set(flags_in(whole)) - of_ours - {"-m"} <= set().union(*known.values()) | short
+
+
+def test_a_flag_that_is_not_in_the_table_is_refused():
+    engine = Engine("e", "1", "2026-01-01", "e", (), "", {"--a": {}})
+    assert engine.flag("--a", 3) == ["--a", "3"]
+    with pytest.raises(ConfigError, match="expected a flag of the table, got --b"):
+        engine.flag("--b")
+
+
+def test_commands_say_the_placement(trace: str, tmp_path: Path):
+    space = space_of(asked(trace, vram="24GiB", context=100, batch=2, prompt=4), tmp_path)
+    family = {f.name: f for f in space.families}
+
+    def typed(name: str, number: int) -> str:
+        one = space.candidate(family[name], number)
+        assert isinstance(one, Candidate)
+        return str(commands(one, space.setting)[0])
+
+    assert "--n-gpu-layers all --n-cpu-moe 2 --ctx-size 200 --parallel 2" in typed("expert-layers", 2)
+    assert "--cpu-moe" in typed("expert-layers", 4) and "--n-cpu-moe" not in typed("expert-layers", 4)
+    assert "moe" not in typed("expert-layers", 0)
+    assert "--n-gpu-layers 3 " in typed("whole-layers", 3) and "--n-gpu-layers all" in typed("whole-layers", 5)
+    assert "--kt-num-gpu-experts 5 --kt-expert-placement-strategy uniform" in typed("expert-set", 5)
+    assert "--kt-expert-placement-strategy frequency --init-expert-location COUNTS.pt" in typed("frequent-expert-set", 5)
+    two = space.candidate(family["expert-layers"], 2)
+    assert isinstance(two, Candidate)
+    pattern = re.search(r"'(blk.*)=CPU'", commands(two, space.setting)[0].remark)
+    assert pattern is not None
+    names = [f"blk.{layer}.ffn_{part}_exps.weight" for layer in (0, 1, 2, 11) for part in ("up", "down", "gate")]
+    assert [bool(re.search(pattern[1], name)) for name in names] == [True] * 6 + [False] * 6
+
+
+# ---- what is printed and written
+
+
+def test_json_holds_everything(advice: Advice):
+    found = json.loads(output(advice, Format.JSON))
+    assert found["best"] == found["runnable"][0]
+    assert found["n_simulations"] == advice.found.n_simulations and found["asked"]["vram"] == "3GiB"
+    assert {one["placement"] for one in found["curve"]} == {title(one) for one in advice.found.screened}
+    for one in (*found["runnable"], *found["papers"]):
+        assert 0 < one["low"] <= one["high"] and one["low"] <= 1.2 * one["decode_tokens_per_s"]
+        assert one["label"] in ("spec-sheet", "synthetic", "assumed") and one["groups"] == 5
+    assert {one["name"] for one in found["engines"]} == {"llama.cpp", "ktransformers", "sglang", "vllm"}
+    assert sum(found["limit"]["shares"].values()) == pytest.approx(1)
+    assert [one["n"] for one in found["evidence"]] == [13, 11]
+    assert all(found[key] is not None for key in ("model", "hardware", "routing", "left_out", "failed", "warnings"))
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_other_forms(advice: Advice, form: Format):
+    text = output(advice, form)
+    assert text.endswith("\n")
+    if form in (Format.TABLE, Format.MD):
+        for words in (
+            "You can run this now",
+            "No released engine does this",
+            "Limited by",
+            "80 % interval",
+            "How sure",
+            "simulations",
+        ):
+            assert words in text
+        assert "█" in text
+    else:
+        assert title(advice.best.candidate) in text
+
+
+def test_a_policy_without_its_curve_is_left_out_with_what_to_do(trace: str, tmp_path: Path):
+    found, left_out = space_of(asked(trace, hardware="rtx3090ti-ryzen9950x"), tmp_path).papers()
+    assert "prescope" not in {one.family for one in found}
+    assert left_out["prescope"] == (
+        "it copies experts as 'chunked', and the profile has no such curve for cpu0->gpu0 (it has pinned); "
+        "'moesim profile measure' measures one"
+    )
+    found, left_out = space_of(asked(trace), tmp_path).papers()
+    assert "prescope" in {one.family for one in found} and "prescope" not in left_out
+
+
+def test_ranges_of_the_profile_are_told_in_words_with_what_to_type(advice: Advice):
+    (line,) = [line for line in output(advice, Format.MD).splitlines() if "only within a range" in line]
+    assert "41 to 234 GFLOP/s" in line and not re.search(r"\de\+\d", line)
+    assert "'moesim run DIR/best.yaml --set intervals=true'" in line
+    assert not any("set intervals: true" in line for line in output(advice, Format.TABLE).splitlines())
+
+
+def test_the_folder_holds_an_experiment_that_runs(advice: Advice, tmp_path: Path):
+    out = tmp_path / "advice"
+    write_folder(advice, out)
+    assert {path.name for path in out.iterdir()} == {
+        FILE,         "best.yaml", "recommendation.json", "recommendation.md", "runs.csv", "summary.json"
+    }  # fmt: skip
+    assert len(read_summary(out)["runs"]) == 5 * len(advice.found.final)
+    config = load_config(out / "best.yaml")
+    rows = run_experiment(Experiment(config, "best.yaml")).rows
+    assert rows[0]["decode_tokens_per_s"] == pytest.approx(advice.best.speed.value, rel=0.1)
+
+
+def test_a_gguf_file_is_the_model(trace: str, tmp_path: Path):
+    pytest.importorskip("gguf")
+    from tests.model.test_gguf import Q8_0, attention, basic, ends, experts
+
+    path = tmp_path / "four.gguf"
+    w = basic(path, "llama", 4)
+    for layer in range(4):
+        attention(w, layer)
+        experts(w, layer, 8, 512, Q8_0)
+    ends(w)
+    w.close()
+    question = asked(trace, model=None, gguf=path, vram="1.001GiB", decode=4)
+    advice = recommend(question)
+    assert advice.setting.model.expert_bytes(0) == 3 * 256 * 512 // 32 * 34
+    llama = next(one for one in advice.runnable if one.commands[0].engine == "llama.cpp")
+    assert "--model four.gguf" in str(llama.commands[0])
+    write_folder(advice, tmp_path / "out")
+    assert run_experiment(Experiment(load_config(tmp_path / "out" / "best.yaml"), "best")).rows[0]["error"] is None
+    for wrong in ({"bits": 4.0}, {"model": "mixtral-8x7b"}):
+        with pytest.raises(ConfigError, match="or --gguf, got both"):
+            recommend(replace(question, **wrong))
+
+
+# ---- options that change something, and lines for what is wrong
+
+
+def test_options_change_the_answer(advice: Advice, trace: str):
+    fewer_bits = recommend(asked(trace, bits=3.0, decode=4))
+    assert fewer_bits.setting.model.expert_bits == fewer_bits.setting.model.other_bits == 3.0
+    assert fewer_bits.best.candidate.gpu_experts > advice.best.candidate.gpu_experts
+    assert advice.setting.model.expert_bits == 4.5  # of a model that is given with 16
+    assert look_up(Asked("gpt-oss-20b", "rtx3090-epyc7532"), Path()).model.expert_bits == 4.25  # has its own
+
+
+EAGER = {"base": "qwen3-30b-a3b", "n_layers": 4, "n_experts": 8, "top_k": 2}
+"""Experts are read in 3 us, and a layer of the eager profile launches kernels for half a millisecond."""
+
+
+@pytest.fixture(scope="module")
+def eager(trace: str) -> Advice:
+    return recommend(asked(trace, model=EAGER, decode=4, vram="1.4GiB"))
+
+
+def test_the_order_of_placements_that_hangs_on_launches_is_said_to(eager: Advice):
+    """The dense part stays on the CPU by this profile; an engine with fewer launches wants it on the GPU."""
+    fewer = eager.found.fewer
+    assert fewer is not None and fewer.layer_us == 477
+    assert eager.best.launch_share < 0.2 < max(one.launch_share for one in eager.runnable)
+    assert set(fewer.shares) == {one.candidate for one in eager.runnable} <= set(fewer.speeds)
+    for one in eager.runnable:
+        before, after = fewer.speeds[one.candidate]
+        saved = 1 - before / after
+        most = fewer.shares[one.candidate] * (1 - FEW_US / 477)  # the router's way is among the launches, and stays
+        assert saved <= most + 0.02 and (one.launch_share < 0.2 or saved > most / 2), title(one.candidate)
+    assert fewer.flips and fewer.fastest != eager.best.candidate
+    text = output(eager, Format.TABLE)
+    for words in ("The ORDER of placements", "CUDA graphs", "(assumed)", f"{title(fewer.fastest)} is the fastest, at", "35 us"):
+        assert words in text.partition("What to type")[0], words
+    by_llama = [one for one in fewer.speeds if commands(one, eager.setting)[0].engine == "llama.cpp"]
+    first = max(by_llama, key=lambda one: fewer.speeds[one][::-1])
+    typed = text.partition("with fewer launches the fastest of each engine")[2].partition("What to type")[0]
+    assert f"llama.cpp, {title(first)}:\n  {commands(first, eager.setting)[0]}\n" in typed and "ktransformers, " in typed
+    unlike = text.partition("but not that of")[2].partition("launches")[0]
+    assert "expert-set" in unlike and "expert-layers" in unlike and title(eager.best.candidate) not in unlike
+    values = document(eager)["fewer_launches"]
+    assert (values["source_label"], values["flips"], values["fastest"]) == ("assumed", True, title(fewer.fastest))
+    assert [one["as_profile"] for one in values["speeds"]] == [before for before, _ in fewer.speeds.values()]
+    assert document(eager)["caution"] == eager.caution != ""
+
+
+def test_speeds_with_fewer_launches_are_those_of_the_profile_with_these(eager: Advice, trace: str):
+    """The same placements, asked for on a machine whose profile says so itself."""
+    fewer = eager.found.fewer
+    assert fewer is not None
+    graphs = {"base": "rtx3090-epyc7532", "devices.gpu0.launch_us": 9 * FEW_US / 477}
+    other = recommend(asked(trace, model=EAGER, decode=4, vram="1.4GiB", hardware=graphs))
+    assert other.caution == "" and other.found.fewer is None and document(other)["fewer_launches"] is None
+    screened = {title(one): speed(row) for one, row in other.found.screened.items()}
+    both = {title(one): after for one, (_, after) in fewer.speeds.items() if title(one) in screened}
+    assert len(both) >= 3
+    assert both == {name: pytest.approx(screened[name], rel=1e-3) for name in both}
+
+
+def test_a_profile_of_an_engine_with_few_launches_is_not_cautioned(trace: str, tmp_path: Path):
+    fast = recommend(asked(trace, model=EAGER, hardware="ryzen7950x-rtx4080", decode=4))
+    assert fast.caution == "" and fast.found.fewer is None and "Caution" not in output(fast, Format.TABLE)
+    assert layer_us(look_up(asked(trace, hardware="a100-80gb-llama-cpp"), tmp_path)) == 17 * 3
+    for name in hardware_names():
+        if "llama-cpp" in name:
+            assert with_fewer(look_up(asked(trace, hardware=name, ram=None), tmp_path)) is None, name
+
+
+def test_the_interval_is_weighted_by_all_time_of_the_gpu(eager: Advice):
+    """Experts on the CPU, everything else on the GPU: most of a step is the GPU's, though no expert is."""
+    cpu, gpu = eager.evidence
+    dense = next(one for one in eager.runnable if one.candidate.gpu_experts == 0 and one.candidate.family != "whole-layers")
+    assert dense.gpu_share > 0.5
+    assert dense.gpu_share == pytest.approx(gpu_share(eager.found.limits[dense.candidate]))
+    assert eager.best.gpu_share < 0.2
+    for one in (dense, eager.best):
+        low, high = mixed(cpu, gpu, one.gpu_share)
+        assert one.low <= one.speed.value * low * 1.0001 and one.high >= one.speed.value * high / 1.0001
+    assert dense.low / dense.speed.value < 0.9 * eager.best.low / eager.best.speed.value
+
+
+def test_default_memory_is_the_machines(tmp_path: Path):
+    setting = look_up(Asked("mixtral-8x7b", "rtx3090-epyc7532"), tmp_path)
+    assert (setting.vram_bytes, setting.ram_bytes, setting.context) == (24 * GIB, 256 * 10**9, 640)
+
+
+def test_routing_of_a_shipped_trace_or_made_up(tmp_path: Path):
+    model = look_up(Asked("qwen3-30b-a3b", "rtx3090-epyc7532"), tmp_path).model
+    short = find_routing(model, None, 1, 64, 64, "test")
+    assert (short.label, short.origin, len(short.groups)) == ("mini-qwen3", "miniature", 5)
+    assert all(one.n_requests == 1 for one in short.groups)
+    long = find_routing(model, None, 1, 600, 8, "test")
+    assert (long.label, long.origin) == ("synthetic qwen3-30b-a3b", "synthetic")
+    assert re.fullmatch(r"mini-qwen3 has \d of the 5 requests of 600 \+ 8 tokens that are simulated", long.why)
+    with pytest.raises(TraceError, match=r"expected routing of .*40 layers.* got none, and no parameters.*moesim trace record"):
+        find_routing(replace(model, n_layers=40), None, 1, 64, 64, "test")
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b"])
+def test_routing_is_chosen_as_compare_chooses_it(name: str, tmp_path: Path):
+    model = look_up(Asked(name, "rtx3090-epyc7532"), tmp_path).model
+    written, why = choose_trace(model, {"requests": 5, "prompt": 64, "decode": 64, "scores": True}, "test")
+    found = find_routing(model, None, 1, 64, 64, "test")
+    assert (found.origin == "synthetic") == isinstance(written, dict)
+    assert found.label == (f"synthetic {written['synthesize']}" if isinstance(written, dict) else written)
+    assert (found.why == "mini-mixtral flatters caches") == ("flatters caches" in why) == (name == "mixtral-8x7b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"vram": "lots"}, "recommend: --vram: expected a size such as '8 GiB', got 'lots'"),
+        ({"vram": "0.5GiB"}, "--vram: expected more than the 1.07 GB that software takes on gpu0"),
+        ({"vram": "1.1GiB"}, "expected a placement of mixtral-8x7b that fits rtx3090-epyc7532, got none: needs"),
+        ({"ram": "0GiB"}, "recommend: --ram: expected a size of at least 1 byte, got '0GiB'"),
+        ({"bits": 0.0}, "recommend: --bits: expected a number of bits from 0.1 to 64, got 0"),
+        ({"context": 10}, "recommend: --context: expected at least --prompt and --decode together, 14, got 10"),
+        ({"model": "mixtrall"}, "unknown model 'mixtrall'; did you mean 'mixtral-8x7b'?"),
+        ({"model": None}, "expected --model or --gguf, got neither"),
+        ({"hardware": "rtx3091"}, "unknown hardware profile 'rtx3091'"),
+        ({"hardware": "rtx3090x2-epyc7532"}, "expected a machine with one GPU and one host, got 2 GPUs (gpu0, gpu1)"),
+        ({"hardware": "ryzen5900x"}, "expected a machine with one GPU and one host, got none"),
+        ({"hardware": "zen4-2core-disk"}, "--ram: zen4-2core-disk keeps all experts on disk0"),
+        ({"trace": "mini-qwen3"}, "--trace mini-qwen3: expected 4 layers of 8 experts, top 2, as mixtral-8x7b has"),
+        ({"prompt": 9000}, "9000"),
+        ({"batch": 7}, "7"),
+        ({"gguf": Path("no.gguf"), "model": None}, "no.gguf: expected a GGUF file, got nothing there"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(trace: str, changes: dict[str, Any], expected: str):
+    with pytest.raises(InputError) as caught:
+        recommend(replace(asked(trace), **changes))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_experts_on_a_disk(tmp_path: Path):
+    """No processor beside the one that is the accelerator: caches only, and nothing that an engine's flags say."""
+    made = synthetic_trace(n_layers=4, n_experts=64, top_k=6, n_requests=6, prompt=8, decode=6)
+    question = asked(str(made.write(tmp_path / "lite.safetensors")), hardware="zen4-2core-disk", ram=None, bits=16.0)
+    small = {"base": "deepseek-v2-lite", "n_layers": 4}
+    advice = recommend(replace(question, model=small, vram="2.5GiB", context=None, prompt=4, decode=2))
+    assert {one.candidate.family for one in advice.papers} & {"lru"}
+    assert all(one.candidate.family == "all-gpu" for one in advice.runnable)
+    assert [one.n for one in advice.evidence] == [84]  # every cost of that profile is measured
+
+
+# ---- the command
+
+
+def test_the_command(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    app = typer.Typer()
+    app.command("recommend")(command)
+    app.command("other")(lambda: None)
+    words = ["--model", json.dumps(MODEL), "--hardware", "rtx3090-epyc7532", "--vram", "3GiB", "--prompt", "8", "--decode", "4"]
+    out = tmp_path / "out"
+    code = app(
+        args=["recommend", *words, "--trace", trace, "--jobs", "1", "-o", "json", "--out", str(out)], standalone_mode=False
+    )
+    assert code == 0 and json.loads(capsys.readouterr().out)["best"]["runnable"]
+    assert (out / "recommendation.json").is_file()
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="expected a new folder or a result of `moesim recommend`"):
+        app(args=["recommend", *words, "--trace", trace, "--out", str(other)], standalone_mode=False)
+    assert [path.name for path in other.iterdir()] == ["notes.txt"]

@@ -1,0 +1,239 @@
+"""What is exported is read back as it was, and other programs read it as we mean it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesim.errors import InputError
+from moesim.testing.traces import synthetic_trace
+from moesim.trace import Trace
+from moesim.trace.formats.importing import import_trace
+from moesim.trace.formats.oracle_general import RECORD, export_oracle_general
+from moesim.trace.formats.tabular_export import export_csv, export_parquet
+from moesim.trace.stats.cache_replay import replay_belady, replay_lru
+from tests.trace import import_kit as kit
+
+EXPORTS = {"csv": export_csv, "parquet": export_parquet}
+
+
+def same(left: Trace, right: Trace) -> None:
+    for name in ("experts", "weights", "request", "position", "phase"):
+        mine, other = getattr(left, name), getattr(right, name)
+        assert (mine is None) == (other is None)
+        if mine is not None:
+            assert mine.dtype == other.dtype
+            np.testing.assert_array_equal(mine, other)
+    assert (left.model, left.label, left.n_experts) == (right.model, right.label, right.n_experts)
+
+
+# ------------------------------------------------------------------------------------------------- CSV and Parquet
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+@settings(max_examples=12, derandomize=True)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)).filter(any), min_size=1, max_size=4),
+    shape=st.sampled_from([(1, 1, 1), (1, 3, 1), (3, 5, 5), (2, 300, 2)]),
+    offset=st.integers(0, 100),
+    weighted=st.booleans(),
+    label=st.sampled_from(["measured", "synthetic"]),
+    seed=st.integers(0, 9),
+)
+def test_round_trips_are_exact(
+    form: str, tmp_path_factory: Any, lengths: Any, shape: Any, offset: int, weighted: bool, label: str, seed: int
+) -> None:
+    folder = tmp_path_factory.mktemp("round")
+    layers, experts, top_k = shape
+    n_rows = sum(a + b for a, b in lengths)
+    trace = kit.trace(
+        experts=kit.routing(n_rows, seed, layers, experts, top_k),
+        weights=np.random.default_rng(seed).random((n_rows, layers, top_k)) if weighted else None,
+        n_prompt=[a for a, _ in lengths],
+        n_decode=[b for _, b in lengths],
+        prompt_offset=offset,
+        n_experts=experts,
+        label=label,
+        header={"note": "kept"},
+    )
+    EXPORTS[form](trace, folder / "a")
+    back = import_trace([folder / "a"], folder / "b.safetensors", form=form).trace
+    same(trace, back)
+    assert back.header["exported_from"]["note"] == "kept"
+    EXPORTS[form](back, folder / "c")
+    if form == "csv":
+        assert (folder / "a").read_bytes() == (folder / "c").read_bytes()
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+@pytest.mark.parametrize(
+    ("label", "kept", "origin"),
+    [
+        ("measured", {"miniature": True, "miniature_of": "mixtral-8x7b"}, "miniature"),
+        ("synthetic", {"synthesis": {"fitted_to": "x", "parameters": {"a": 1}}}, "synthetic"),
+        ("measured", {}, "recorded"),
+    ],
+)
+def test_what_is_no_recording_stays_none(form: str, label: str, kept: dict[str, Any], origin: str, tmp_path: Path) -> None:
+    trace = kit.trace(label=label, header=dict(kept))
+    for i in range(2):  # an import is exported again
+        EXPORTS[form](trace, tmp_path / f"{i}.{form}")
+        trace = import_trace([tmp_path / f"{i}.{form}"], tmp_path / f"{i}.safetensors").trace
+        names = ("miniature", "miniature_of", "synthesis")
+        assert {name: trace.header[name] for name in names if name in trace.header} == kept
+        assert (trace.label, trace.origin) == (label, origin)
+
+
+def test_facts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    export_csv(kit.trace(header={"miniature": True}), tmp_path / "a.csv")
+    beside = tmp_path / "a.csv.json"
+    beside.write_text(beside.read_text().replace('"miniature": true', '"miniature": "no"'))
+    with pytest.raises(InputError, match=r"a\.csv\.json: moesim\.miniature: expected bool as the trace had, got 'no'"):
+        import_trace([tmp_path / "a.csv"], tmp_path / "b.safetensors")
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_every_weight_survives(form: str, tmp_path: Path) -> None:
+    weights = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    weights = np.abs(weights[np.isfinite(weights)])[:, None, None]
+    trace = kit.trace(experts=np.zeros(weights.shape, int), weights=weights, n_prompt=[0], n_decode=[len(weights)])
+    EXPORTS[form](trace, tmp_path / "a")
+    back = import_trace([tmp_path / "a"], tmp_path / "b.safetensors", form=form).trace
+    np.testing.assert_array_equal(back.weights, weights)
+
+
+def test_the_csv_is_plain(tmp_path: Path) -> None:
+    export_csv(kit.trace(), tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == kit.IDS.size
+    cell = (5, 2, 1)
+    row = rows[np.ravel_multi_index(cell, kit.IDS.shape)]
+    assert row | {"weight": 0} == {
+        "request": "0", "position": "5", "phase": "decode", "layer": "2", "rank": "1", "expert": str(kit.IDS[cell]), "weight": 0,
+    }  # fmt: skip
+    assert np.float16(row["weight"]) == kit.WEIGHTS[cell]
+    facts = json.loads((tmp_path / "a.csv.json").read_text())["moesim"]
+    assert (facts["n_experts"], facts["label"]) == (kit.EXPERTS, "measured")
+
+
+def test_pandas_reads_the_parquet(tmp_path: Path) -> None:
+    import pandas as pd
+
+    trace = kit.trace()
+    export_parquet(trace, tmp_path / "a.parquet")
+    frame, ours = pd.read_parquet(tmp_path / "a.parquet"), trace.to_frame()
+    assert list(frame.columns) == list(ours.columns)
+    for name in frame.columns:
+        assert frame[name].tolist() == ours[name].tolist()
+
+
+# -------------------------------------------------------------------------------------------------- oracleGeneral
+
+
+def exported(trace: Trace, folder: Path, sizes: list[int] | None = None, **options: Any) -> tuple[Path, list[tuple[int, ...]]]:
+    path = folder / "a.oracleGeneral"
+    export_oracle_general(trace, path, sizes or [1] * trace.n_layers, **options)
+    return path, list(struct.iter_unpack("<IQIq", path.read_bytes()))
+
+
+def test_the_order_is_that_of_execution(tmp_path: Path) -> None:
+    trace = kit.trace()
+    _, rows = exported(trace, tmp_path, [10, 20, 30])
+    visits = [(t, layer) for layer in range(kit.LAYERS) for t in range(kit.PROMPT)]
+    visits += [(t, layer) for t in range(kit.PROMPT, kit.ROWS) for layer in range(kit.LAYERS)]
+    wanted = [(t, layer * kit.EXPERTS + int(e), 10 * (layer + 1)) for t, layer in visits for e in kit.IDS[t, layer]]
+    assert [row[:3] for row in rows] == wanted
+    _, one = exported(trace, tmp_path, [10, 20, 30], layer=1)
+    assert [row[:3] for row in one] == [row for row in wanted if row[2] == 20]
+    _, prefill = exported(trace, tmp_path, phase="prefill")
+    assert [row[:2] for row in prefill] == [row[:2] for row in wanted if row[0] < kit.PROMPT]
+
+
+@pytest.mark.parametrize("cells", [2**20, 1, 7])
+def test_next_use_is_the_next_use(cells: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moesim.trace.formats.oracle_general._CELLS", cells)
+    _, rows = exported(synthetic_trace(n_layers=3, n_requests=3, prompt=[4, 0, 5], decode=[6, 7, 0]), tmp_path)
+    objects = [row[1] for row in rows]
+    for i, (_, key, _, following) in enumerate(rows):
+        later = objects[i + 1 :]
+        assert following == (i + 1 + later.index(key) if key in later else -1)
+
+
+def admitting_belady(rows: list[tuple[int, ...]], capacity: int) -> int:
+    """Hits of the cache that keeps every object it fetches, and drops what is needed again last, by the file's own figures."""
+    cached: dict[int, float] = {}
+    hits = 0
+    for _, key, _, following in rows:
+        hits += key in cached
+        if key not in cached and len(cached) == capacity:
+            del cached[max(cached, key=cached.__getitem__)]
+        cached[key] = following if following >= 0 else np.inf
+    return hits
+
+
+def test_libcachesim_reads_it(tmp_path: Path) -> None:
+    """Their LRU and their Belady, on our file, hit as often as ours do on the trace."""
+    lib = pytest.importorskip("libcachesim")
+    trace = synthetic_trace(n_layers=2, n_experts=16, top_k=3, n_requests=5, prompt=0, decode=60)
+    path, rows = exported(trace, tmp_path)
+    capacity = 9
+    visits = [[layer * 16 + int(e) for e in trace.experts[t, layer]] for t in range(trace.n_rows) for layer in range(2)]
+    assert [key for visit in visits for key in visit] == [row[1] for row in rows]
+    for theirs, hits in (
+        (lib.LRU, sum(replay_lru(visits, capacity, set_wise=False))),
+        (lib.Belady, admitting_belady(rows, capacity)),
+    ):
+        reader = lib.TraceReader(str(path), lib.TraceType.ORACLE_GENERAL_TRACE, lib.ReaderInitParam(ignore_obj_size=True))
+        assert reader.get_num_of_req() == len(rows)
+        missed, _ = theirs(cache_size=capacity).process_trace(reader)
+        assert round((1 - missed) * len(rows)) == hits
+    assert hits <= sum(replay_belady(visits, capacity, set_wise=False))  # which need not keep what it has just fetched
+
+
+def test_libcachesim_writes_the_same(tmp_path: Path) -> None:
+    """Their own converter, on a CSV of the same requests, agrees on objects, sizes and what comes next."""
+    lib = pytest.importorskip("libcachesim")
+    trace = synthetic_trace(n_layers=2, n_requests=2, prompt=3, decode=9)
+    path, rows = exported(trace, tmp_path, [100, 200])
+    (tmp_path / "a.csv").write_text("".join(f"{time},{key},{size}\n" for time, key, size, _ in rows))
+    init = lib.ReaderInitParam(has_header=False, delimiter=",", obj_id_is_num=True)
+    init.time_field, init.obj_id_field, init.obj_size_field = 1, 2, 3
+    reader = lib.TraceReader(str(tmp_path / "a.csv"), lib.TraceType.CSV_TRACE, init)
+    lib.Util.convert_to_oracleGeneral(reader._reader, str(tmp_path / "theirs"))
+    theirs = np.fromfile(tmp_path / "theirs", RECORD)
+    ours = np.fromfile(path, RECORD)
+    assert len(theirs) == len(ours)
+    for name in ("object", "size"):
+        np.testing.assert_array_equal(theirs[name], ours[name])
+    np.testing.assert_array_equal(theirs["next"] < 0, ours["next"] < 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "words"),
+    [
+        ([1, 1, 1], {"layer": 3}, "--layer 3: expected 0..2"),
+        ([1, 1], {}, "bytes for an expert of each of 3 layers"),
+        ([1, 1, 2**32], {}, "oracleGeneral holds sizes in 32 bits"),
+        ([1, 1, 0], {}, "expected 1..4294967295 bytes"),
+    ],
+)
+def test_what_cannot_be_exported(sizes: list[int], options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        exported(kit.trace(), tmp_path, sizes, **options)
+    assert words in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_phase_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--phase prefill: expected rows of that phase"):
+        exported(kit.trace(n_prompt=[0], n_decode=[kit.ROWS]), tmp_path, phase="prefill")
+    assert not list(tmp_path.iterdir())

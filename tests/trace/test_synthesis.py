@@ -1,0 +1,293 @@
+"""The generative model: the same for the same seed, labelled, whole, and moved by its causes in the right direction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import ndtri
+
+from moesim.errors import ConfigError
+from moesim.experiment import run_experiment
+from moesim.experiment.config import load_config
+from moesim.experiment.resolve import Experiment
+from moesim.trace import Trace
+from moesim.trace.stats.balance import activation_frequency
+from moesim.trace.stats.prediction import signal_recall
+from moesim.trace.stats.states import state_cosine
+from moesim.trace.synthesis import ParameterSet, parameter_names, read_parameters, synthesize
+from moesim.trace.synthesis.measure import measure
+from moesim.trace.synthesis.model import draw_model, expert_loads, request_states
+from moesim.trace.synthesis.routing import read_gates, route
+
+SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
+
+
+def parameters(**changed: Any) -> ParameterSet:
+    return read_parameters("mixtral-8x7b").replace(**{**SMALL, **changed})
+
+
+def make(p: ParameterSet, **options: Any) -> Trace:
+    return synthesize(p, **{"n_requests": 12, "n_prompt": 8, "n_decode": 64, "seed": 3, "n_calibration": 4, **options})
+
+
+def figure(name: str, **changed: Any) -> float:
+    """One figure, mean over two seeds."""
+    return float(np.mean([measure(make(parameters(**changed), seed=seed), [name])[name] for seed in (3, 4)]))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(tmp_path: Path):
+    p = parameters()
+    one = make(p, n_input_requests=2, scores=True).write(tmp_path / "one.safetensors").read_bytes()
+    again = make(p, n_input_requests=2, scores=True).write(tmp_path / "again.safetensors").read_bytes()
+    assert one == again
+    assert make(p, seed=4).digest != make(p, seed=3).digest
+
+
+def test_arrays_in_files_give_the_same_trace_as_arrays_in_memory(tmp_path: Path):
+    options = {"n_input_requests": 3, "scores": True, "n_signal_requests": 5}
+    folder = tmp_path / "arrays"
+    folder.mkdir()
+    for p in (parameters(), parameters(n_experts=32, top_k=4)):  # dense signals, and ids beside scores
+        assert make(p, folder=folder, **options).digest == make(p, **options).digest
+
+
+def test_a_request_does_not_depend_on_how_many_there_are():
+    few, many = make(parameters(), n_requests=2), make(parameters(), n_requests=5)
+    n = few.n_rows
+    np.testing.assert_array_equal(few.experts, many.experts[:n])
+    np.testing.assert_array_equal(few.weights, many.weights[:n])
+    for name, signal in few.signals.items():
+        np.testing.assert_array_equal(signal.scores, many.signals[name].scores[:n])
+    assert (many.experts[:n] != many.experts[n : 2 * n]).any()
+
+
+def test_routing_does_not_depend_on_what_is_kept_beside_it():
+    bare = make(parameters(), n_signal_requests=0, n_calibration=0)
+    full = make(parameters(), n_input_requests=12, scores=True)
+    np.testing.assert_array_equal(bare.experts, full.experts)
+    assert not bare.signals
+    assert not bare.tables
+    assert bare.inputs is None
+
+
+def test_long_requests_are_made_in_blocks_without_a_seam():
+    model = draw_model(parameters(n_layers=2, topic_share=0.0, context_share=1.0, context_persistence=0.99), 0)
+    blocks = list(request_states(model, 1, 0, 2500))
+    assert [block.shape[1] for block in blocks] == [1024, 1024, 452]
+    states = np.concatenate(blocks, axis=1)
+    steps = np.linalg.norm(np.diff(states, axis=1), axis=2).mean(axis=0)  # of each token from the one before
+    assert steps[[1023, 2047]].max() < 3 * np.median(steps)
+    assert np.linalg.norm(states, axis=2).mean() > 3 * np.median(steps)
+
+
+def test_labels_and_header_say_what_it_is():
+    trace = make(parameters())
+    trace.check()
+    header = trace.header
+    assert trace.label == "synthetic"
+    assert header["synthesis"]["parameters"] == parameters().stated()
+    assert header["synthesis"]["fitted_to"] == parameters().fitted_to
+    assert header["seed"] == 3
+    assert header["trace_requests"]["stream"] != header["calibration_requests"]["stream"]
+    assert header["calibration_requests"]["n"] == 4
+    assert trace.requests.n_prompt.tolist() == [8] * 12
+    assert trace.requests.n_decode.tolist() == [64] * 12
+    assert all(names == ("gate_next1", "gate_next2", "gate_next3", "residual") for names in trace.requests.signals)
+
+
+def test_routing_and_signals_equal_those_computed_by_hand_from_the_gate_inputs():
+    p = parameters(temperature=1.5)
+    trace, model = make(p, n_input_requests=2, scores=True), draw_model(p, 3)
+    assert trace.inputs is not None
+    inputs = np.asarray(trace.inputs.values, np.float64)
+    gates = np.concatenate([model.gates, np.zeros_like(model.gates)], axis=2).astype(np.float64)  # the other half is not read
+
+    def softmax_of(layer: int, state: np.ndarray) -> np.ndarray:
+        logits = state @ gates[layer].T + model.bias[layer]
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    n = len(inputs)
+    residual = trace.tables["residual"].astype(np.float64)
+    for layer in range(4):
+        own = softmax_of(layer, inputs[:, layer])
+        np.testing.assert_allclose(trace.scores[:n, layer], own, atol=4e-3)  # type: ignore[index]
+        weights = np.sort(own, axis=1)[:, ::-1][:, :2]
+        np.testing.assert_allclose(trace.weights[:n, layer], weights / weights.sum(axis=1, keepdims=True), atol=6e-3)
+        chosen = np.take_along_axis(own, trace.experts[:n, layer].astype(int), axis=1)
+        np.testing.assert_allclose(chosen, weights, atol=4e-3)
+        for ahead in (1, 2, 3):
+            if layer >= ahead:
+                said = softmax_of(layer, inputs[:, layer - ahead])
+                np.testing.assert_allclose(trace.signals[f"gate_next{ahead}"].scores[:n, layer], said, atol=4e-3)
+        if layer:
+            said = softmax_of(layer, inputs[:, layer - 1] + residual[layer - 1])
+            np.testing.assert_allclose(trace.signals["residual"].scores[:n, layer], said, atol=4e-3)
+    assert not trace.signals["gate_next2"].scores[:, :2].any()
+
+
+def test_many_experts_are_stored_as_the_best_twice_top_k():
+    dense, sparse = make(parameters(n_experts=16)), make(parameters(n_experts=17))
+    assert dense.signals["residual"].ids is None
+    assert sparse.signals["residual"].ids.shape[2] == sparse.signals["residual"].scores.shape[2] == 4  # type: ignore[union-attr]
+    scores = sparse.signals["residual"].scores[:, 1:].astype(np.float32)
+    assert (np.diff(scores, axis=2) <= 0).all()
+
+
+def test_weights_are_made_as_the_architecture_makes_them():
+    logits = np.asarray([[2.0, 0.0, 1.0]], np.float32)
+    ids, over_top = route(logits, 2, renormalise=True)
+    _, over_all = route(logits, 2, renormalise=False)
+    assert ids.tolist() == [[0, 2]]
+    np.testing.assert_allclose(over_top[0], np.exp([2, 1]) / np.exp([2, 1]).sum(), rtol=1e-6)
+    np.testing.assert_allclose(over_all[0], np.exp([2, 1]) / np.exp([2, 0, 1]).sum(), rtol=1e-6)
+
+
+def test_calibration_tables_come_from_other_requests():
+    trace = make(parameters(), n_requests=4)
+    other = make(parameters(), n_requests=8)
+    for name in ("activation_frequency", "coactivation", "residual"):  # they do not change with the requests of the trace
+        np.testing.assert_array_equal(trace.tables[name], other.tables[name])
+    assert trace.tables["coactivation"][:-1].sum() == 3 * 4 * (64 + 128) * 4  # layers x requests x rows x pairs
+    own = activation_frequency(np.asarray(trace.experts), 8)
+    assert not np.allclose(own, trace.tables["activation_frequency"], atol=1e-3)
+
+
+def test_loads_come_out_as_the_popularity_says():
+    p = parameters(n_experts=16, popularity=0.8, popularity_tail=-0.5, topic_concentration=100.0, topic_persistence=0.0)
+    loads = expert_loads(p, np.random.default_rng(0))
+    np.testing.assert_allclose(loads.sum(axis=1), 1)
+    trace = make(p, n_requests=60, n_calibration=0)
+    used = activation_frequency(np.asarray(trace.experts), 16)
+    np.testing.assert_allclose(np.sort(used, axis=1), np.sort(loads, axis=1), atol=0.02)
+    most = parameters(popularity=3.0, popularity_tail=2.0)
+    assert expert_loads(most, np.random.default_rng(0)).max() <= 0.95 / 2 + 1e-6  # no expert is used by every token
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("reuse@1", {"context_persistence": (0.1, 0.8)}),
+        ("reuse@8", {"topic_share": (0.05, 0.5)}),
+        ("reuse@8", {"topic_persistence": (0.1, 0.99), "topic_share": (0.5, 0.5), "topic_concentration": (5.0, 5.0)}),
+        ("reuse@8", {"topic_concentration": (5.0, 0.01), "topic_share": (0.5, 0.5), "topic_persistence": (0.5, 0.5)}),
+        ("lru@50", {"topic_share": (0.05, 0.6)}),
+        ("top_over_uniform", {"popularity": (0.05, 0.8)}),
+        ("entropy", {"popularity": (0.8, 0.05)}),
+        ("recall@gate_next1", {"innovation": (0.4, 0.02), "first_innovation": (0.4, 0.02)}),
+        ("recall@coactivation", {"spectrum": (0.0, 3.0)}),
+        ("recall@coactivation", {"innovation": (0.6, 0.01), "first_innovation": (0.6, 0.01)}),
+        ("top_weight", {"temperature": (0.3, 3.0)}),
+    ],
+)
+def test_a_cause_moves_its_statistic(name: str, change: dict[str, tuple[float, float]]):
+    low, high = (figure(name, **{key: pair[end] for key, pair in change.items()}) for end in (0, 1))
+    assert high > low + 0.01
+
+
+def test_the_residual_corrects_a_drifting_mean():
+    still = {"innovation": 0.05, "first_innovation": 0.05, "mean_share": 0.6, "unread_share": 0.0, "mean_read": 1.0}
+    drifting = make(parameters(mean_turn=0.4, first_turn=0.4, **still))
+    gate, residual = (signal_recall(drifting, drifting.signals[name]) for name in ("gate_next1", "residual"))
+    assert residual > gate + 0.1
+    quiet = make(parameters(mean_turn=0.0, first_turn=0.0, **still))
+    assert abs(signal_recall(quiet, quiet.signals["gate_next1"]) - signal_recall(quiet, quiet.signals["residual"])) < 0.01
+    assert signal_recall(quiet, quiet.signals["gate_next1"]) == pytest.approx(residual, abs=0.03)
+
+
+def test_a_prediction_further_ahead_is_worse():
+    trace = make(parameters(innovation=0.1, first_innovation=0.1))
+    one, two, three = (signal_recall(trace, trace.signals[f"gate_next{n}"]) for n in (1, 2, 3))
+    assert one > two > three
+
+
+def test_cosines_of_gate_inputs_follow_from_their_shares():
+    p = parameters(
+        innovation=0.19, first_innovation=0.19, mean_share=0.5, mean_turn=0.36, first_turn=0.36, unread_share=0.1,
+        spectrum=0.0, width=256,
+    )  # fmt: skip
+    trace = make(p, n_input_requests=12, n_calibration=16)
+    assert trace.inputs is not None
+    raw = state_cosine(trace.inputs.values)
+    corrected = state_cosine(trace.inputs.values, trace.tables["residual"])
+    np.testing.assert_allclose(raw, 0.4 * 0.9 + 0.5 * 0.8, atol=0.03)  # state x sqrt(1 - 0.19), mean x sqrt(1 - 0.36)
+    np.testing.assert_allclose(corrected, 0.4 * 0.9 + 0.5, atol=0.03)
+
+
+def test_statistics_along_a_request_are_those_of_every_layer():
+    p = parameters(n_layers=12, innovation=0.3)
+    trace = make(p, n_requests=40, n_signal_requests=0, n_calibration=0)
+    chosen = np.asarray(trace.experts)
+    same = (chosen[1:, :, :, None] == chosen[:-1, :, None, :]).any(axis=3).mean(axis=(0, 2))
+    assert same.std() < 0.03
+    assert abs(same[:4].mean() - same[-4:].mean()) < 0.02
+
+
+def test_layers_differ_by_as_much_as_their_spreads_say_and_in_the_same_way_for_every_seed():
+    spread = parameters(n_layers=12, topic_share=0.3, locality_spread=0.9, popularity=0.4, popularity_spread=0.3)
+    for seed in (1, 2):
+        model = draw_model(spread, seed)
+        logits = np.sort(np.log(model.shares[:, 0] / (1 - model.shares[:, 0])))
+        np.testing.assert_allclose((logits - np.log(0.3 / 0.7)) / 0.9, ndtri((np.arange(12) + 0.5) / 12), atol=1e-9)
+        trace = make(spread, seed=seed, n_requests=40, n_signal_requests=0, n_calibration=0)
+        chosen = np.asarray(trace.experts)
+        same = (chosen[1:, :, :, None] == chosen[:-1, :, None, :]).any(axis=3).mean(axis=(0, 2))
+        assert same.max() - same.min() > 0.1
+        assert np.corrcoef(same, model.shares[:, 0])[0, 1] > 0.8
+    assert not np.array_equal(draw_model(spread, 1).shares, draw_model(spread, 2).shares)  # in another order
+    alike = draw_model(spread.replace(locality_spread=0.0, popularity_spread=0.0), 1)
+    assert len(np.unique(alike.shares, axis=0)) == 1
+
+
+def test_requests_begin_their_decode_alike_and_not_their_prompt():
+    trace = make(parameters(opening=4.0), n_requests=60, n_prompt=20, n_decode=40, n_signal_requests=0, n_calibration=0)
+    chosen = np.sort(np.asarray(trace.experts).reshape(60, 60, 4, 2), axis=3)
+    same = (chosen[1:] == chosen[:-1]).all(axis=3).mean(axis=(0, 2))  # by position
+    assert same[20] > 0.99  # the first decoded token
+    assert same[:20].max() < 0.3
+    assert same[20 + 24 :].max() < 0.3
+    assert same[20:23].mean() > same[23:26].mean() + 0.05 > same[26:44].mean() + 0.05
+
+
+def test_decode_resembles_the_prefill_of_its_own_request_more_than_that_of_others():
+    trace = make(parameters(popularity=0.05, topic_share=0.5, topic_concentration=0.002), n_requests=8, n_prompt=96, n_decode=96)
+    chosen = np.asarray(trace.experts).reshape(8, 2, 96, 4, 2)
+    loads = np.stack([[activation_frequency(part, 8) for part in request] for request in chosen])
+    loads /= np.linalg.norm(loads, axis=3, keepdims=True)
+    cosine = np.einsum("ale,ble->ab", loads[:, 0], loads[:, 1]) / 4
+    own, others = np.diag(cosine).mean(), cosine[~np.eye(8, dtype=bool)].mean()
+    assert own > others + 0.1
+
+
+def test_impossible_counts_are_refused():
+    for wrong in ({"n_requests": 0}, {"n_prompt": -1}, {"n_prompt": 0, "n_decode": 0}, {"n_calibration": -1}, {"seed": -1}):
+        with pytest.raises(ConfigError, match="expected at least"):
+            make(parameters(), **wrong)
+
+
+def test_read_gates_is_linear_in_the_input():
+    model = draw_model(parameters(), 0)
+    states = next(iter(request_states(model, 1, 0, 5)))
+    zero = read_gates(model, np.zeros_like(states))
+    np.testing.assert_allclose(read_gates(model, 2 * states) - zero, 2 * (read_gates(model, states) - zero), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b"])
+def test_an_experiment_runs_on_a_synthetic_trace(name: str, tmp_path: Path):
+    assert name in parameter_names()
+    trace = synthesize(read_parameters(name), n_requests=2, n_prompt=4, n_decode=6, seed=1, n_calibration=2)
+    trace.write(tmp_path / "made.safetensors")
+    (tmp_path / "e.yaml").write_text(
+        f"model: {{base: {name}, expert_bits: 4}}\nhardware: rtx3090-epyc7532\ntrace: {tmp_path}/made.safetensors\n"
+        "workload: {batch_size: 2, prompt_tokens: 4, decode_tokens: 4}\ncache: {ratio: 0.25}\n"
+        "policies: [lru, belady]\n"
+    )
+    experiment = Experiment(load_config(tmp_path / "e.yaml"), str(tmp_path / "e.yaml"))
+    rows = run_experiment(experiment).rows
+    assert [row["error"] for row in rows] == [None, None]
+    assert {row["source_label"] for row in rows} <= {"synthetic", "oracle"}  # the weakest of routing and costs
+    assert {row["routing"] for row in rows} == {"synthetic"}  # whatever the label is
+    assert all(str(row["notes"]).startswith(f"synthetic routing of {name}") for row in rows)

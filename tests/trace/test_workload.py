@@ -1,0 +1,352 @@
+"""Requests of a trace composed into batched steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moesim.errors import WorkloadError
+from moesim.testing.traces import synthetic_trace
+from moesim.trace import Signal, Trace
+from moesim.trace.workload import Workload, WorkloadSpec, compose, routing
+
+#: Requests with prompts of 5, 5, 7, 3 and 4, 6, 4, 5 decode tokens; first rows 0, 9, 20, 31.
+RAGGED = synthetic_trace(n_layers=3, n_requests=4, prompt=[5, 5, 7, 3], decode=[4, 6, 4, 5])
+#: As above, but nothing is known of the prompts except their lengths.
+NO_PROMPTS = Trace.build(
+    experts=RAGGED.experts[:12], weights=RAGGED.weights[:12], n_prompt=[0, 0, 0], n_decode=[4, 4, 4],
+    prompt_offset=[10, 20, 30], n_experts=8, model="tiny", label="synthetic",
+)  # fmt: skip
+
+
+def rows_of(workload: Workload) -> list[tuple[str, list[int], list[int]]]:
+    return [(s.phase, s.requests.tolist(), s.rows.tolist()) for s in workload.steps]
+
+
+def test_one_prefill_step_then_one_decode_step_a_token() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, prompt_tokens=5, decode_tokens=2, requests=(0, 1)))
+    assert rows_of(w) == [
+        ("prefill", [0] * 5 + [1] * 5, [0, 1, 2, 3, 4, 9, 10, 11, 12, 13]),
+        ("decode", [0, 1], [5, 14]),
+        ("decode", [0, 1], [6, 15]),
+    ]
+    prefill, first, last = w.steps
+    assert (prefill.begins, prefill.ends, prefill.n_sequences, prefill.last_chunk) == ((0, 1), (), 2, True)
+    assert prefill.work2 == 2 * 5 * (2 * 0 + 5)
+    assert first.work2 == 2 * 1 * (2 * 5 + 1)
+    assert last.work2 == 2 * 1 * (2 * 6 + 1)
+    assert (first.begins, first.ends, last.ends) == ((), (), (0, 1))
+    assert [s.kv_tokens for s in w.steps] == [14, 14, 14]
+    assert (w.max_tokens, w.peak_kv_tokens, w.labels, w.label) == (10, 14, (), "")
+
+
+def test_prompts_are_ragged_and_a_request_that_ends_leaves() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, requests=(2, 1)))
+    assert [s.requests.tolist() for s in w.steps[1:]] == [[0, 1]] * 4 + [[1]] * 2
+    assert [s.kv_tokens for s in w.steps] == [22] * 5 + [11] * 2
+    assert w.steps[4].ends == (0,)
+    assert w.steps[6].ends == (1,)
+
+
+def test_refill_admits_the_next_at_once_and_never_mixes_phases() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, refill=True, requests=(0, 1, 3)))
+    assert [(s.phase, sorted(set(s.requests.tolist()))) for s in w.steps] == [
+        ("prefill", [0, 1]),
+        *[("decode", [0, 1])] * 4,
+        ("prefill", [2]),  # request 0 has left
+        *[("decode", [1, 2])] * 2,
+        *[("decode", [2])] * 3,
+    ]
+    assert w.steps[5].kv_tokens == 11 + 8  # what runs on is still there
+    assert {s.batch for s in w.steps} == {0}
+
+
+def test_batches_follow_one_another_without_refill() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, requests=(0, 1, 3)))
+    assert [s.batch for s in w.steps] == [0] * 7 + [1] * 6
+    assert w.steps[7].requests.tolist() == [2, 2, 2]
+
+
+def test_chunks_hold_at_most_so_many_tokens_of_all_requests() -> None:
+    spec = WorkloadSpec(batch_size=3, prompt_tokens=5, decode_tokens=1, prefill_chunk=7, requests=(0, 1, 2))
+    steps = compose(RAGGED, spec).steps
+    assert [s.requests.tolist() for s in steps[:3]] == [[0] * 5 + [1] * 2, [1] * 3 + [2] * 4, [2]]
+    assert [s.last_chunk for s in steps] == [False, False, True, True]
+    assert [s.begins for s in steps] == [(0, 1), (2,), (), ()]
+    assert [s.n_sequences for s in steps] == [1, 1, 1, 3]  # those whose prompt is complete
+    assert [s.kv_tokens for s in steps] == [12, 18, 18, 18]  # reserved when a request starts
+    assert steps[1].work2 == 3 * (2 * 2 + 3) + 4 * 4
+
+
+def test_chunks_do_not_change_the_attention_work() -> None:
+    whole, chunked = (compose(RAGGED, WorkloadSpec(batch_size=4, prefill_chunk=chunk, requests="all")) for chunk in (None, 3))
+    assert sum(s.work2 for s in whole.steps) == sum(s.work2 for s in chunked.steps)
+
+
+def test_micro_batches_hold_whole_requests() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=3, micro_batches=2, requests=(0, 2, 3)))
+    assert [(m.first_row, m.n_rows, m.n_sequences) for m in w.steps[0].micro] == [(0, 5, 1), (5, 10, 2)]
+    assert [m.work2 for m in w.steps[0].micro] == [25, 49 + 9]
+    assert [m.n_rows for m in w.steps[1].micro] == [1, 2]
+    assert [m.n_rows for m in w.steps[5].micro] == [1]  # one sequence is left
+
+
+def test_routing_is_that_of_the_trace() -> None:
+    trace = synthetic_trace(n_layers=3, n_experts=16, top_k=4, prompt=9, decode=2, scores=True)
+    step = compose(trace, WorkloadSpec(batch_size=2)).steps[0]
+    for layer, routed in enumerate(step.micro[0].layers):
+        experts = trace.experts[step.rows, layer]
+        assert np.array_equal(routed.experts, experts)
+        assert np.array_equal(routed.weights, trace.weights[step.rows, layer])
+        assert trace.scores is not None
+        assert routed.scores is not None
+        assert np.array_equal(routed.scores, trace.scores[step.rows, layer])
+        loads = [int((experts == e).sum()) for e in range(16)]
+        assert routed.loads == tuple(loads)
+        assert routed.active == tuple(e for e in range(16) if loads[e])
+        assert all(type(n) is int for n in (*routed.loads, *routed.active))
+
+
+def test_routing_cannot_be_changed_by_a_policy() -> None:
+    routed = compose(RAGGED, WorkloadSpec()).steps[0].micro[0].layers[0]
+    with pytest.raises(ValueError, match="read-only"):
+        routed.experts[0, 0] = 1
+
+
+@pytest.mark.parametrize("keep_bytes", [routing.KEEP_BYTES, 0])
+def test_routing_is_kept_only_while_it_is_small(keep_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing, "KEEP_BYTES", keep_bytes)
+    first, second = compose(RAGGED, WorkloadSpec()).steps[:2]
+    before = first.micro
+    assert first.micro is before  # the step at hand is always kept
+    assert second.micro is second.micro
+    assert (first.micro is before) == (keep_bytes > 0)
+    assert first.micro[0].layers[0].loads == before[0].layers[0].loads
+
+
+def test_prompts_of_the_very_length_come_first_and_longer_ones_give_their_end() -> None:
+    for seed in range(5):
+        w = compose(RAGGED, WorkloadSpec(batch_size=3, prompt_tokens=5, decode_tokens=1, seed=seed))
+        assert set(w.requests[:2]) == {0, 1}
+        assert w.requests[2] == 2
+        assert w.admitted[2].prompt_rows.tolist() == [22, 23, 24, 25, 26]
+        assert w.admitted[2].decode_rows.tolist() == [27]
+        assert w.admitted[2].context == 0
+        assert w.labels == ("prompt-truncated",)
+    assert compose(RAGGED, WorkloadSpec(batch_size=2, prompt_tokens=5, decode_tokens=1)).labels == ()
+
+
+def test_without_recorded_prompts_it_starts_in_decode() -> None:
+    w = compose(NO_PROMPTS, WorkloadSpec(batch_size=2, requests=(0, 2)))
+    assert {s.phase for s in w.steps} == {"decode"}
+    assert w.steps[0].work2 == (2 * 10 + 1) + (2 * 30 + 1)
+    assert w.steps[0].begins == (0, 1)
+    assert w.steps[0].kv_tokens == 14 + 34
+    exact = compose(NO_PROMPTS, WorkloadSpec(prompt_tokens=20))
+    assert (exact.requests, exact.labels) == ((1,), ())
+    shorter = compose(NO_PROMPTS, WorkloadSpec(prompt_tokens=5))
+    assert shorter.steps[0].work2 == 2 * 5 + 1
+    assert shorter.labels == ("prompt-truncated",)
+
+
+def test_no_decode_is_prefill_only() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, decode_tokens=0, requests=(0, 3)))
+    assert [s.phase for s in w.steps] == ["prefill"]
+    assert w.steps[0].ends == (0, 1)
+
+
+def test_the_choice_depends_on_the_seed_only() -> None:
+    trace = synthetic_trace(n_requests=12, prompt=3, decode=2)
+    spec = WorkloadSpec(batch_size=3, n_batches=2, seed=1)
+    one, again = compose(trace, spec), compose(trace, spec)
+    assert one.requests == again.requests
+    assert one.digest == again.digest
+    assert len(set(one.requests)) == 6
+    others = {compose(trace, replace(spec, seed=s)).requests for s in range(8)}
+    assert len(others) > 1
+    assert compose(trace, replace(spec, seed=2)).digest != one.digest
+    assert compose(synthetic_trace(n_requests=12, prompt=3, decode=2, seed=9), spec).digest != one.digest
+
+
+def test_no_prompt_begins_with_the_first_decoded_token() -> None:
+    """A prompt of 0 tokens: no prefill step, contexts from 0, and a label, for the recorded decode followed a prompt."""
+    w = compose(RAGGED, WorkloadSpec(batch_size=2, prompt_tokens=0, decode_tokens=3, requests=(0, 1)))
+    assert [(s.phase, s.begins, s.ends) for s in w.steps] == [("decode", (0, 1), ()), ("decode", (), ()), ("decode", (), (0, 1))]
+    assert [s.sequences for s in w.steps] == [((1, 0), (1, 0)), ((1, 1), (1, 1)), ((1, 2), (1, 2))]
+    assert [s.rows.tolist() for s in w.steps] == [[5, 14], [6, 15], [7, 16]]  # rows of decode follow those of the prompt
+    assert [s.kv_tokens for s in w.steps] == [6, 6, 6] and w.labels == ("prompt-truncated",)
+    without = synthetic_trace(n_layers=3, n_requests=2, prompt=0, decode=2)
+    assert compose(without, WorkloadSpec(prompt_tokens=0)).labels == ()
+
+
+def test_a_request_takes_part_with_a_row_at_least() -> None:
+    trace = synthetic_trace(n_layers=3, n_requests=3, prompt=[2, 2, 0], decode=[0, 3, 3])
+    assert compose(trace, WorkloadSpec(prompt_tokens=0, requests="all")).requests == (1, 2)
+    assert compose(trace, WorkloadSpec(prompt_tokens=1, decode_tokens=0, requests="all")).requests == (0, 1)
+    for spec in (WorkloadSpec(prompt_tokens=0, requests=(0,)), WorkloadSpec(decode_tokens=0, requests=(2,), reuse="shifted")):
+        with pytest.raises(WorkloadError, match=r"workload\.requests: request"):
+            compose(trace, spec)
+
+
+def test_all_requests_in_the_order_of_the_trace() -> None:
+    w = compose(RAGGED, WorkloadSpec(batch_size=3, decode_tokens=5, requests="all"))
+    assert w.requests == (1, 3)
+
+
+def test_shifted_copies_are_spread_over_the_recording() -> None:
+    spec = WorkloadSpec(batch_size=4, prompt_tokens=5, decode_tokens=4, reuse="shifted", n_batches=2)
+    w = compose(RAGGED, spec)
+    assert w.labels == ("prompt-truncated", "reuse-shifted")
+    of_first = [a for a in w.admitted if a.request == w.requests[0]]
+    starts = [int(a.decode_rows[0]) for a in of_first]
+    assert len(of_first) == 3
+    assert len(set(starts)) == 3
+    for a in of_first:  # each is a rotation
+        assert sorted(a.prompt_rows) == sorted(of_first[0].prompt_rows)
+        assert (np.diff(a.decode_rows) == 1).sum() >= 2
+    assert w.steps[0].requests.max() == 3  # copies are requests of their own
+
+
+def test_shifted_is_not_labelled_where_nothing_is_shifted() -> None:
+    spec = WorkloadSpec(batch_size=2, prompt_tokens=5, decode_tokens=2, reuse="shifted")
+    assert compose(RAGGED, spec).labels == ()
+
+
+def test_shifted_repeats_rows_if_no_request_is_long_enough() -> None:
+    w = compose(RAGGED, WorkloadSpec(prompt_tokens=9, decode_tokens=8, reuse="shifted", requests=(0,)))
+    assert w.admitted[0].prompt_rows.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    assert w.admitted[0].decode_rows.tolist() == [5, 6, 7, 8, 5, 6, 7, 8]
+    assert w.labels == ("reuse-shifted",)
+    assert compose(RAGGED, WorkloadSpec(prompt_tokens=9, decode_tokens=8, reuse="shifted")).labels == w.labels
+
+
+def with_signal(rows: list[int]) -> Trace:
+    n = len(rows)
+    scores = np.zeros((n, RAGGED.n_layers, RAGGED.n_experts), np.float16)
+    signal = Signal("residual", np.array(rows, np.int32), scores)
+    return replace(RAGGED, signals={"residual": signal})
+
+
+def test_only_requests_that_a_signal_covers() -> None:
+    trace = with_signal([*range(9), *range(31, 38)])  # all of request 0, all but one row of request 3
+    assert compose(trace, WorkloadSpec(), require_signals={"residual"}).requests == (0,)
+    with pytest.raises(WorkloadError, match=r"1 of the 4 recorded qualify \(covered by signal residual, as 1 are\)"):
+        compose(trace, WorkloadSpec(batch_size=2), require_signals={"residual"})
+    decode_only = with_signal([*range(14, 20), *range(34, 39)])
+    w = compose(decode_only, WorkloadSpec(batch_size=2), require_signals={"residual"})
+    assert set(w.requests) == {1, 3}
+    with pytest.raises(WorkloadError, match=r"unknown signal 'residul'; did you mean 'residual'\?"):
+        compose(trace, WorkloadSpec(), require_signals={"residul"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "workload.batch_size: expected an integer of at least 1, got 0"),
+        ({"batch_size": True}, "workload.batch_size: expected an integer of at least 1, got True"),
+        ({"prompt_tokens": "64"}, "workload.prompt_tokens: expected an integer of at least 0, got '64'"),
+        ({"decode_tokens": -1}, "workload.decode_tokens: expected an integer of at least 0, got -1"),
+        (
+            {"prompt_tokens": 0, "decode_tokens": 0},
+            "workload: expected prompt_tokens or decode_tokens of at least 1, got 0 of both; ask for some",
+        ),
+        ({"prefill_chunk": 0}, "workload.prefill_chunk: expected an integer of at least 1, got 0"),
+        ({"refill": 1}, "workload.refill: expected true or false, got 1"),
+        ({"reuse": "again"}, "workload.reuse: expected 'shifted' or nothing, got 'again'"),
+        (
+            {"batch_size": 2, "micro_batches": 3},
+            "workload.micro_batches: expected at most batch_size = 2, got 3; a micro-batch holds whole requests",
+        ),
+        ({"requests": "some"}, "workload.requests: expected 'all' or a list of request numbers, got 'some'"),
+        ({"requests": ()}, "workload.requests: expected 'all' or a list of request numbers, got ()"),
+        (
+            {"requests": (1, 1)},
+            "workload.requests: a request is named twice; name it once, or set reuse: shifted",
+        ),
+        (
+            {"requests": "all", "n_batches": 2},
+            "workload.n_batches: expected 1 (the default) beside workload.requests, got 2; the number of "
+            "batches follows from the requests",
+        ),
+    ],
+)
+def test_a_wrong_specification_is_refused_in_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(WorkloadError, match=f"^{re.escape(message)}$"):
+        WorkloadSpec(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"batch_size": 2, "n_batches": 2, "prompt_tokens": 5, "decode_tokens": 2},
+            "workload: expected 4 distinct requests (batch_size 2 x n_batches 2), but 3 of the 4 recorded "
+            "qualify (a prompt of at least 5 tokens, at least 2 decode tokens); the trace holds prompts of "
+            "3..7 and decodes of 4..6 tokens; ask for fewer or shorter ones, or set reuse: shifted",
+        ),
+        (
+            {"decode_tokens": 7},
+            "workload: expected 1 distinct requests (batch_size 1 x n_batches 1), but 0 of the 4 recorded "
+            "qualify (at least 7 decode tokens); the trace holds prompts of 3..7 and decodes of 4..6 tokens; "
+            "ask for fewer or shorter ones, or set reuse: shifted",
+        ),
+        ({"requests": (4,)}, "workload.requests: request 4 is not in the trace, which holds 0..3"),
+        (
+            {"requests": (0, 2), "decode_tokens": 5},
+            "workload.requests: request 0 has a prompt of 5 and 4 decode tokens; expected at least 5 decode tokens",
+        ),
+        (
+            {"batch_size": 40, "requests": (0,) * 6, "reuse": "shifted"},
+            "workload: expected at most 4 copies of request 0, which has no more rows to start from, got 6; "
+            "ask for fewer requests",
+        ),
+    ],
+)
+def test_asking_for_more_than_was_recorded_is_an_error(changes: dict[str, object], message: str) -> None:
+    spec = WorkloadSpec(**changes)  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match=f"^{re.escape(message)}$"):
+        compose(RAGGED, spec)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_every_row_runs_once_in_order(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=6))
+    trace = synthetic_trace(n_layers=1, n_requests=len(lengths), prompt=[p for p, _ in lengths], decode=[d for _, d in lengths])
+    batch_size = data.draw(st.integers(1, 4))
+    spec = WorkloadSpec(
+        batch_size=batch_size,
+        prefill_chunk=data.draw(st.none() | st.integers(1, 8)),
+        refill=data.draw(st.booleans()),
+        micro_batches=data.draw(st.integers(1, batch_size)),
+        requests="all",
+    )
+    w = compose(trace, spec)
+    seen: dict[int, list[int]] = {}
+    active: set[int] = set()
+    for step in w.steps:
+        active |= set(step.begins)
+        assert len(active) <= batch_size
+        assert set(step.requests.tolist()) <= active
+        assert {trace.phase[r] for r in step.rows} == {0 if step.phase == "prefill" else 1}
+        assert step.kv_tokens == sum(w.admitted[s].final_tokens for s in active)
+        work2, contexts = 0, {s: len(seen.get(s, [])) for s in active}
+        for slot, row in zip(step.requests.tolist(), step.rows.tolist(), strict=True):
+            work2 += 2 * contexts[slot] + 1  # token by token it is the same sum
+            contexts[slot] += 1
+            seen.setdefault(slot, []).append(row)
+        assert step.work2 == work2 == sum(m.work2 for m in step.micro)
+        assert step.n_sequences == sum(m.n_sequences for m in step.micro)
+        assert [m.first_row for m in step.micro] == np.cumsum([0, *[m.n_rows for m in step.micro]])[:-1].tolist()
+        assert sum(m.n_rows for m in step.micro) == step.n_tokens
+        active -= set(step.ends)
+    assert not active
+    assert len(w.requests) == len(lengths)
+    for slot, rows in seen.items():
+        first = int(trace.requests.first_row[w.requests[slot]])
+        assert rows == list(range(first, first + sum(lengths[w.requests[slot]])))
