@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from moesim.experiment.spec import RunSpec
 
 CODE = (
-    "__init__.py", "advice/static_sets.py", "budget.py", "capacity.py", "collector.py", "colours.py",
-    "data.py", "errors.py", "limits.py", "naming.py", "policy.py", "records.py", "text.py", "units.py", "yaml_reader.py",
-    "costs", "engine", "experiment/intervals.py", "experiment/needs.py", "experiment/runner.py",
-    "experiment/traces.py", "hardware",
-    "metrics", "model", "policies", "predictors", "stats", "synthesis", "trace", "workload",
+    "__init__.py", "capacity.py", "errors.py", "policy.py", "records.py",
+    "core/collector.py", "core/colours.py", "core/data.py", "core/limits.py", "core/text.py", "core/units.py",
+    "core/yaml_reader.py", "engine", "experiment/budget.py", "experiment/intervals.py", "experiment/needs.py",
+    "experiment/runner.py", "experiment/traces.py", "hardware", "metrics", "model", "policies",
+    "studies/advice/static_sets.py", "trace",
 )  # fmt: skip
 """Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
 _PACKAGES = ("numpy", "scipy", "simpy")

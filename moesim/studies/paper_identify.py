@@ -4,7 +4,7 @@ The rows are ratios and times of whole runs, so that there is no formula for the
 with each constant dearer. A row then responds like a sum of times of which a share grows with the constant. Where a fit ends, the
 engine is asked again, and the response moved there. The engine decides: a step after which it meets the rows worse is halved, and
 not taken in the end. Least squares with priors by the numbers' labels give the constants, by the core of `moesim calibrate`
-(`moesim.studies.identify.fit`). Runs are shortened: what they say is how a row changes against the derived profile, whose runs are whole.
+(`moesim.studies.identify.fit`). Runs are shortened: they say how a row changes against the derived profile, whose runs are whole.
 A row that the constants miss although it had a part in them tells nothing more: it is inconsistent with the rest of its paper.
 What comes out is a reading of a paper, labelled ``identified``. The answers of derived profiles, to which nothing was fitted,
 stay next to it.
