@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from moesim.experiment.config import load_config
 from moesim.experiment.sweep import expand
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def test_the_grid_of_the_page_on_sweeps(tmp_path: Path):
@@ -24,3 +27,37 @@ def test_the_grid_of_the_page_on_sweeps(tmp_path: Path):
     per_policy = {"lru": machines * (batches - 1), "fiddler": machines * batches, "dali": batches * (4 + 2)}
     assert len(points) == sum(per_policy.values()) * sizes * repeats
     assert all(point.extrapolate for point in points)
+
+
+def named_modules(text: str) -> set[str]:
+    """Give the dotted names of moesim on a page; from import statements module and name together."""
+    found = set(re.findall(r"(?<![\w/.])moesim(?:\.\w+)+", text)) - {"moesim.schema.json"}
+    for module, names in re.findall(r"^from (moesim[\w.]*) import ([\w, ]+)", text, flags=re.M):
+        found |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    return found
+
+
+def exists(dotted: str) -> bool:
+    """Look for a module, or for a name that a module defines or imports; nothing is imported."""
+    parts = dotted.split(".")
+    for n in range(len(parts), 0, -1):
+        base = ROOT.joinpath(*parts[:n])
+        source = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
+        if source is not None:
+            text = source.read_text(encoding="utf-8")
+            return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in parts[n:])
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_and_modules_that_a_page_names_are_there(page: Path):
+    text = page.read_text(encoding="utf-8")
+    paths = set(re.findall(r"(?<![\w/.*-])((?:moesim|tests|experiments)/[\w./-]*\w/?)", text))
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+    assert {name for name in named_modules(text) if not exists(name)} == set()
+
+
+def test_what_is_missing_is_seen():
+    assert not exists("moesim.policy.Nothing")
+    assert exists("moesim.policy.Routed")
+    assert named_modules("from moesim.plots import save, no_such\n") >= {"moesim.plots.no_such"}
