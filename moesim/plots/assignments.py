@@ -18,20 +18,7 @@ _TICKS: Final = (1, 1.5, 2, 3, 5, 10, 20)
 
 @styled
 def assignment_ratios(frame: pd.DataFrame, kind: str = "rule") -> Figure:
-    """Mean makespan over the best, by rule, regime and number of active experts.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of `moesim.studies.assignments.Result`.
-    kind : {"rule", "rule, in order"}
-        How the plans were executed.
-
-    Returns
-    -------
-    Figure
-        A panel for each number of active experts: means with their 95 % intervals, and a tick at the worst instance.
-    """
+    """Mean makespan over the best, by rule, regime and number of active experts."""
     columns = ("regime", "active", "kind", "name", "instances", "mean", "low", "high", "worst")
     need(frame, columns, "assignment_ratios")
     frame = frame[frame["kind"] == kind]

@@ -24,23 +24,7 @@ _PHASES: Final = ("decode", "prefill")
 def balance_cdf_data(frame: pd.DataFrame, phase: str | None = None) -> pd.DataFrame:
     """Compute how the imbalance of CPU and GPU is distributed over layer visits.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of `moesim.metrics.frames.layer_frame`.
-    phase : str, optional
-        ``"decode"`` or ``"prefill"``; None: decode, unless no run decodes.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, ``measure``, ``imbalance`` = |CPU - GPU| / max(CPU, GPU), ascending, ``share`` of the visits with at most this
-        imbalance, ``visits``, ``fresh`` and ``source_label``. Visits in which no expert ran are left out.
-
-    Raises
-    ------
-    ConfigError
-        If there is no visit of the phase in which an expert ran.
+    ``imbalance`` is |CPU - GPU| / max(CPU, GPU); visits in which no expert ran are left out.
     """
     rows = _visits(frame, phase)
     parts = []

@@ -59,20 +59,7 @@ class Means(NamedTuple):
 
 
 def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]:
-    """Choose what groups bars and what divides them into panels; one figure shows no more than these two.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Prepared rows.
-    x : str, optional
-        The setting that groups; None: the batch size, the cache, or whatever else varies.
-
-    Returns
-    -------
-    str, str or None
-        Column of groups, and of panels.
-    """
+    """Choose what groups bars and what divides them into panels; one figure shows no more than these two."""
     known = settings_in(frame)
     if x is not None and x not in known:
         raise ConfigError(f"plot: x: {unknown_name('setting', x, known)}")
@@ -88,13 +75,7 @@ def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]
 
 @once
 def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Means:
-    """Average a metric of prepared rows by policy, group and panel.
-
-    Raises
-    ------
-    ConfigError
-        If no run has a value.
-    """
+    """Average a metric of prepared rows by policy, group and panel."""
     need(frame, [metric], what)
     x, panel = axes_of(frame, x)
     by = [name for name in (panel, x) if name is not None and name != "policy"]
@@ -168,22 +149,7 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------- speed
 def decode_speed_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
-    """Average decode speed by policy, group and panel.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows.
-    x : str, optional
-        The setting that groups bars; None: the batch size if it varies, else the cache, else what varies. What varies besides
-        becomes panels, the model first.
-
-    Returns
-    -------
-    DataFrame
-        The columns of panels and groups, ``policy``, ``decode_tokens_per_s``, and what `moesim.plots.rows.summarised` and
-        `moesim.plots.ends.with_ends` add.
-    """
+    """Average decode speed by policy, group and panel."""
     return _speed(frame, "decode", x).data
 
 

@@ -83,42 +83,14 @@ def n_repeats(frame: pd.DataFrame) -> int:
 
 
 def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentences: str) -> str:
-    """Write the caption of a figure of result rows.
-
-    Parameters
-    ----------
-    what : str
-        First sentence.
-    frame : DataFrame
-        Prepared rows, all that are drawn.
-    shown : sequence of str
-        Columns that the figure itself tells.
-    *sentences : str
-        What else a reader must know; empty ones are left out.
-
-    Returns
-    -------
-    str
-        One paragraph: what is shown, on what, the source labels of the numbers, and which policies are not exact.
-    """
+    """Write the caption of a figure of result rows."""
     parts = [what, *sentences, *_settings(frame, shown)]
     parts += [f"{text[0].upper()}{text[1:]}." for text in _swept(frame, shown)]
     return " ".join(part for part in [*parts, *_slots(frame), *_labels(frame), *_exactness(frame)] if part)
 
 
 def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
-    """Count the different sets of requests that the repeats of a setting drew.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Prepared rows.
-
-    Returns
-    -------
-    (int, int) or None
-        The fewest and the most of any setting with repeats; None if no two repeats drew the same, as far as is known.
-    """
+    """Count the different sets of requests that the repeats of a setting drew."""
     if DRAW not in frame:
         return None
     counts = []
@@ -143,22 +115,7 @@ def seeds_words(frame: pd.DataFrame) -> str:
 
 
 def repeats_sentence(frame: pd.DataFrame, what: str = "Means", how: str | None = "Student's t") -> str:
-    """Say what an error bar is, or why there is none; empty without repeats.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Prepared rows.
-    what : str
-        What is drawn of each setting.
-    how : str or None
-        How its interval is made; None: the figure has none.
-
-    Returns
-    -------
-    str
-        One sentence.
-    """
+    """Say what an error bar is, or why there is none; empty without repeats."""
     if not n_repeats(frame):
         return ""
     drawn = n_draws(frame)

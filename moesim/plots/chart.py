@@ -32,27 +32,7 @@ class Chart(NamedTuple):
 def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]) -> Chart:
     """Lay out some layers of a step.
 
-    Parameters
-    ----------
-    records : Records
-        Records of one run.
-    machine : Machine
-        What it ran on.
-    step : int
-        Number of the step.
-    layers : (int, int)
-        First and last layer.
-
-    Returns
-    -------
-    Chart
-        CPU lanes, then GPU lanes, then links; lanes that are idle are left out.
-        Boxes are clipped to the window.
-
-    Raises
-    ------
-    ConfigError
-        If the run has no such step or layers.
+    CPU lanes, then GPU lanes, then links; lanes that are idle are left out. Boxes are clipped to the window.
     """
     visits = sorted(v for v in records.layers if v.step == step and layers[0] <= v.layer <= layers[1])
     if not visits:

@@ -30,51 +30,18 @@ OutcomeOf = Callable[[Path, int], Outcome]
 
 @dataclass(frozen=True)
 class Request:
-    """What to draw.
+    """What to draw."""
 
-    Attributes
-    ----------
-    kinds : sequence of str
-        Names of the catalogue.
-    paths : sequence of str
-        Folders, files, or names of traces, as the kinds need them.
-    options : mapping of str to str
-        Of the kinds, as they are typed; every kind must take all of them.
-    policies : sequence of str
-        Names in their order; empty: all.
-    where : sequence of (str, str)
-        Columns and the values that they must have.
-    medium : {"screen", "paper"}
-        What it is for.
-    """
-
-    kinds: Sequence[str]
-    paths: Sequence[str]
-    options: Mapping[str, str] = field(default_factory=dict)
-    policies: Sequence[str] = ()
-    where: Sequence[tuple[str, str]] = ()
-    medium: Medium = "screen"
+    kinds: Sequence[str]  # names of the catalogue
+    paths: Sequence[str]  # folders, files, or names of traces, as the kinds need them
+    options: Mapping[str, str] = field(default_factory=dict)  # of the kinds, as they are typed; every kind must take all of them
+    policies: Sequence[str] = ()  # names in their order; empty: all
+    where: Sequence[tuple[str, str]] = ()  # columns and the values that they must have
+    medium: Medium = "screen"  # what it is for
 
 
 def draw(request: Request, outcome_of: OutcomeOf) -> dict[str, bytes]:
-    """Draw the figures of a request.
-
-    Parameters
-    ----------
-    request : Request
-    outcome_of : callable
-        Gives a run with its records, of the folder of an experiment and the number of the run.
-
-    Returns
-    -------
-    dict of str to bytes
-        File name -> content: of each figure the picture as PNG and PDF, its data as CSV and its caption as text.
-
-    Raises
-    ------
-    ConfigError
-        If a kind or an option is unknown or of no use, or what it needs is missing.
-    """
+    """Draw the figures of a request."""
     options = {name: _checked(request, name) for name in request.kinds}
     made: dict[str, bytes] = {}
     with drawn_for(request.medium):
@@ -87,26 +54,7 @@ def draw(request: Request, outcome_of: OutcomeOf) -> dict[str, bytes]:
 def files_of(
     name: str, figure: str, arguments: Sequence[Any], options: Mapping[str, Any], suffixes: Sequence[str] = ("png", "pdf")
 ) -> dict[str, bytes]:
-    """Draw one figure.
-
-    Parameters
-    ----------
-    name : str
-        Its kind.
-    figure : str
-        Its name, without a suffix.
-    arguments : sequence
-        What the kind draws.
-    options : mapping
-        Of the kind.
-    suffixes : sequence of {"png", "pdf"}
-        Pictures to make.
-
-    Returns
-    -------
-    dict of str to bytes
-        File name -> content: the pictures, CSV and text.
-    """
+    """Draw one figure."""
     kind = kind_of(name)
     with worked_out_once():
         data = kind.data(*arguments, **options)

@@ -17,18 +17,7 @@ _CONFIDENCE: Final = 0.95
 
 
 def with_draws(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the column `DRAW` to result rows that say which requests were drawn; None in rows that do not.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows, their traces named as they were run.
-
-    Returns
-    -------
-    DataFrame
-        Unchanged if it has the column, or no row can have it.
-    """
+    """Add the column `DRAW` to result rows that say which requests were drawn; None in rows that do not."""
     if DRAW in frame or _DRAWN not in frame or "trace" not in frame:
         return frame
     drawn = zip(frame["trace"].tolist(), frame[_DRAWN].tolist(), strict=True)
@@ -37,20 +26,7 @@ def with_draws(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_draws(part: pd.DataFrame, values: Sequence[float]) -> list[float]:
-    """Average the values of rows that are one draw.
-
-    Parameters
-    ----------
-    part : DataFrame
-        Rows; each is a draw of its own where it does not say.
-    values : sequence of float
-        One a row.
-
-    Returns
-    -------
-    list of float
-        One a draw, in the order of their first rows.
-    """
+    """Average the values of rows that are one draw."""
     names = part[DRAW].tolist() if DRAW in part else [None] * len(part)
     found: dict[object, list[float]] = {}
     for i, (name, value) in enumerate(zip(names, values, strict=True)):

@@ -21,22 +21,7 @@ _OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
 def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
     """Add the least and the most of a metric to its means.
 
-    Parameters
-    ----------
-    data : DataFrame
-        What `moesim.plots.rows.summarised` gives of the other arguments.
-    frame : DataFrame
-        Prepared rows; ``METRIC_least`` and ``METRIC_most`` hold what was found at the ends of intervals.
-    by : sequence of str
-        Columns.
-    metric : str
-        Which.
-
-    Returns
-    -------
-    DataFrame
-        With ``least`` and ``most``, means over draws like the metric; nan where a row of the bar has none, or where the bar is a
-        mean over settings. Unchanged if no row has any.
+    nan where a row of the bar has none, or where the bar is a mean over settings; unchanged if no row has any.
     """
     columns = [f"{metric}_{end}" for end in ("least", "most")]
     if not all(name in frame and frame[name].notna().any() for name in columns):

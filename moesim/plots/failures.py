@@ -33,20 +33,7 @@ def without_retried(frame: pd.DataFrame) -> pd.DataFrame:
 def with_failed(data: pd.DataFrame, lost: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Add runs that failed to means of rows.
 
-    Parameters
-    ----------
-    data : DataFrame
-        Means by the columns.
-    lost : DataFrame
-        Rows of runs that failed.
-    by : sequence of str
-        Columns.
-
-    Returns
-    -------
-    DataFrame
-        With ``failed``, the number of failed runs of a bar, and ``why``; a bar of which all runs failed has no other numbers.
-        Unchanged if none failed.
+    ``failed`` is the number of failed runs of a bar; a bar of which all runs failed has no other numbers.
     """
     if lost.empty:
         return data

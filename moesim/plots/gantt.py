@@ -41,26 +41,7 @@ Runs = Mapping[str, Records]
 
 
 def gantt_window(runs: Runs, step: int | None = None, layers: Sequence[int] | int | None = None) -> tuple[int, tuple[int, int]]:
-    """Choose what a chart shows: a step, and its first and last layer.
-
-    Parameters
-    ----------
-    runs : mapping of str to Records
-        Records of each policy, all of the same workload.
-    step : int, optional
-        None: a decode step in the middle of the run, or any in the middle if none decodes.
-    layers : int or sequence of int, optional
-        One layer, or the first and the last; None: two in the middle.
-
-    Returns
-    -------
-    int, (int, int)
-
-    Raises
-    ------
-    ConfigError
-        If there is no run, or `layers` are not one or two numbers in ascending order.
-    """
+    """Choose what a chart shows: a step, and its first and last layer."""
     if not runs:
         raise ConfigError("plot gantt: expected at least one run, got none")
     first = next(iter(runs.values()))
@@ -92,30 +73,7 @@ def gantt_data(
     layers: Sequence[int] | int | None = None,
     label: str = "",
 ) -> pd.DataFrame:
-    """Lay out Gantt charts of a few layers.
-
-    Parameters
-    ----------
-    runs : mapping of str to Records
-        Records of each policy, all of the same workload.
-    hardware : HardwareProfile or Machine
-        What they ran on.
-    step, layers
-        As for `gantt_window`.
-    label : str
-        For the figure and its caption: what was run, and the weakest source label.
-
-    Returns
-    -------
-    DataFrame
-        A row a box: ``policy``, ``step``, ``lane``, ``start_ns`` and ``end_ns`` (since the first layer began), ``cause`` and
-        ``text``; the visits of layers are boxes of the lane ``layer``, with their numbers as text.
-
-    Raises
-    ------
-    ConfigError
-        If a run lacks the step or the layers.
-    """
+    """Lay out Gantt charts of a few layers."""
     charts, step, _ = _charts(runs, hardware, step, layers)
     rows = []
     for policy, drawn in charts.items():

@@ -61,26 +61,7 @@ class Words(NamedTuple):
 def grouped_bars(
     bars: Sequence[Bar], words: Words, legend: Mapping[str, str], level: float | None = None, order: Sequence[str] = ()
 ) -> Figure:
-    """Draw bars.
-
-    Parameters
-    ----------
-    bars : sequence of Bar
-        Panels and groups appear in the order in which they first occur, policies in that of the legend.
-    words : Words
-        Title, and labels of the axes.
-    legend : mapping of str to str
-        Policy -> its name in the legend, all policies of the figure.
-    level : float, optional
-        Where to draw a horizontal line to compare with.
-    order : sequence of str
-        All policies of the results, if some have no bars: each looks as in the figures that show them all.
-
-    Returns
-    -------
-    Figure
-        One axes a panel; of one column of a page if its bars have room there.
-    """
+    """Draw bars."""
     all_looks = looks_of(list(order or legend))
     looks = {policy: all_looks[policy] for policy in legend}
     panels: dict[str, list[Bar]] = {}

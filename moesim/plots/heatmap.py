@@ -55,27 +55,7 @@ def _plain(value: Any) -> Any:
 def heatmap_data(
     frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s"
 ) -> pd.DataFrame:
-    """Average a metric over two options or settings.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows of one policy by name.
-    x, y : str, optional
-        Options of the policy, or settings. None: those two options that vary.
-    metric : str
-        Any number of a row.
-
-    Returns
-    -------
-    DataFrame
-        ``x`` and ``y`` by name, the metric, and what `moesim.plots.rows.summarised` adds.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such option or setting, no two that vary, or no run with both.
-    """
+    """Average a metric over two options or settings."""
     rows, x, y = asked(frame, x, y, metric)
     data = summarised(rows, [y, x], metric)
     return data.rename(columns={x: x.removeprefix(OPTION), y: y.removeprefix(OPTION)})

@@ -24,20 +24,7 @@ LOOK: Final = {
 
 @styled
 def identified(frame: pd.DataFrame, name: str) -> Figure:
-    """Measured and predicted over the setting, a panel for each model, bits and kind of setting; check rows are hollow.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        With `COLUMNS`: one row an observation, `x` its number within the panel's kind of setting.
-    name : str
-        Of the machine.
-
-    Returns
-    -------
-    Figure
-        The line is predicted, the band holds nine of ten further measurements. Panels beyond nine are left out, which is said.
-    """
+    """Measured and predicted over the setting, a panel for each model, bits and kind of setting; check rows are hollow."""
     need(frame, COLUMNS, "identified")
     panels = list(dict.fromkeys(frame["panel"]))
     shown = panels[:_MOST]

@@ -11,25 +11,12 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of figure; its three functions take the same arguments: a frame (or what `source` says), then options by name.
+    """A kind of figure; its three functions take the same arguments: a frame (or what `source` says), then options by name."""
 
-    Attributes
-    ----------
-    title : str
-        One line, for listings.
-    source : str
-        What it draws: ``"rows"``, ``"steps"``, ``"layers"``, ``"records"``, ``"trace"``, ``"validation"``, ``"regret"`` or
-        ``"whatif"``.
-    data : callable
-        To a tidy frame with exactly what is drawn.
-    draw : callable
-        To a Matplotlib figure of that frame.
-    caption : callable
-        To the caption for a paper: what is shown, on what, the labels of the numbers, and what is not exact.
-    """
-
-    title: str
+    title: str  # one line, for listings
+    # what it draws: `"rows"`, `"steps"`, `"layers"`, `"records"`, `"trace"`, `"validation"`, `"regret"` or `"whatif"`
     source: str
-    data: Callable[..., pd.DataFrame]
-    draw: Callable[..., Figure]
+    data: Callable[..., pd.DataFrame]  # to a tidy frame with exactly what is drawn
+    draw: Callable[..., Figure]  # to a Matplotlib figure of that frame
+    # to the caption for a paper: what is shown, on what, the labels of the numbers, and what is not exact
     caption: Callable[..., str]

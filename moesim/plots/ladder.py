@@ -13,23 +13,7 @@ from moesim.plots.style import styled
 
 
 def ladder_data(frame: pd.DataFrame, metric: str = "decode_tokens_per_s", x: str | None = None) -> pd.DataFrame:
-    """Average a metric by variant, and compare each with the one before.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows; the variants are their policies, in the order in which they first appear.
-    metric : str
-        Any number of a row.
-    x : str, optional
-        The setting that groups bars, as for `moesim.plots.bars.decode_speed_data`.
-
-    Returns
-    -------
-    DataFrame
-        As of `decode_speed_data`, with ``gain``: the share by which the value exceeds that of the variant before in the same
-        group; nan for the first.
-    """
+    """Average a metric by variant, and compare each with the one before."""
     return _steps(frame, metric, x).data
 
 

@@ -29,21 +29,7 @@ _MARGIN: Final = 5.0  # percentage points
 
 @once
 def hit_rate_data(frame: pd.DataFrame, metric: str | None = None) -> pd.DataFrame:
-    """Average the hit rate by policy and cache ratio.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows with ``policy``, ``cache_ratio`` and the metric.
-    metric : str, optional
-        Any of the hit rates of `moesim.metrics.hits.hit_rates`; None: of decoding if all runs decode.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, ``cache_ratio``, the metric, and what `moesim.plots.rows.summarised` adds; then chance, from 0 to 1: what a
-        cache with random content hits.
-    """
+    """Average the hit rate by policy and cache ratio."""
     rows, metric = _asked(frame, metric)
     data = summarised(rows, ["policy", "cache_ratio"], metric)
     order = policies_of(rows)

@@ -30,21 +30,6 @@ class Look(NamedTuple):
 def looks_of(policies: Sequence[str]) -> dict[str, Look]:
     """Give every policy its look, the same in all figures of one set of policies.
 
-    Parameters
-    ----------
-    policies : sequence of str
-        In their order; the optimum is always black.
-
-    Returns
-    -------
-    dict of str to Look
-        In the same order.
-
-    Raises
-    ------
-    ConfigError
-        If there are more than can be told apart.
-
     Examples
     --------
     >>> looks_of(["lru", "belady"])["belady"]

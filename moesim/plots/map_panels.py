@@ -53,32 +53,7 @@ def heat_maps(
     share_y: bool = True,
     square: bool = False,
 ) -> Figure:
-    """Draw heat maps on one scale.
-
-    Parameters
-    ----------
-    panels : sequence of Panel
-        At least one; row 0 is at the bottom.
-    words : Words
-        Title and scale.
-    size : (float, float), inches
-        Width of the figure, and height of one row of panels with its labels.
-    n_columns : int
-        Panels in a row.
-    power : float
-        Below 1, small values get more of the colours; the scale shows it.
-    from_zero : bool
-        The scale begins at 0; else where 2 % of the values are below, and an arrow at its end says so.
-    share_y : bool
-        All panels of a row have the same y axis, written once.
-    square : bool
-        Cells are as high as they are wide.
-
-    Returns
-    -------
-    Figure
-        The first axes are the panels', the last those of the scale.
-    """
+    """Draw heat maps on one scale."""
     n_columns = min(n_columns, len(panels))
     n_rows = -(-len(panels) // n_columns)
     figure = Figure(

@@ -12,23 +12,6 @@ from moesim.plots.kinds import Kind
 def parse_option(kind: Kind, name: str, text: str) -> Any:
     """Read the value of an option by what the kind's functions take.
 
-    Parameters
-    ----------
-    kind : Kind
-    name : str
-        Of an argument of its `data`, beside what it draws.
-    text : str
-        As typed; several numbers or names are separated by commas.
-
-    Returns
-    -------
-    int, str, or list of int or str
-
-    Raises
-    ------
-    ConfigError
-        If the kind has no such option, or the text is no number where it takes one.
-
     Examples
     --------
     >>> from moesim.plots.kinds_frames import FRAME_KINDS

@@ -29,22 +29,7 @@ _GIB: Final = 1 << 30
 def vram_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Average peak GPU memory and decode speed of each policy and cache, and find the Pareto front.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, the cache, ``gpu_memory_gib`` (peak, all GPUs together), ``decode_tokens_per_s``, what
-        `moesim.plots.rows.summarised` adds, ``comparable`` (exact, and without an oracle) and ``on_front``: no comparable point
-        needs no more memory and is no slower, and is better in one of them.
-
-    Raises
-    ------
-    ConfigError
-        If the rows have no memory of a GPU.
+    A point is on the front if no comparable one (exact, without an oracle) needs no more memory and is no slower.
     """
     rows = _rows(frame)
     by = [name for name in (cache_column(rows),) if name in rows]

@@ -21,19 +21,7 @@ _MARGIN: Final = 1.6
 
 
 def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give printed and simulated numbers that runs answer, gains as factors.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of ``papers.csv``, as `moesim papers` writes it.
-
-    Returns
-    -------
-    DataFrame
-        ``paper``, ``figure``, ``what``, ``printed``, ``simulated``, ``identified`` (none if the frame has no such column), and
-        whether all tables' constants have ``met`` the row: values and ratios; no bounds, no places among systems.
-    """
+    """Give printed and simulated numbers that runs answer, gains as factors."""
     need(frame, ("paper", "figure", "kind", "published", "simulated", "source"), "papers")
     rows = frame[frame["kind"].isin(("value", "speedup", "gain")) & (frame["source"] == "runs") & frame["simulated"].notna()]
     gain = rows["kind"] == "gain"
@@ -54,21 +42,7 @@ def printed_data(frame: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
-    """Simulated over printed numbers of all papers; arguments as of `printed_data`.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of ``papers.csv``, perhaps with ``identified``: by constants that the other tables of the paper tell.
-    corner : str
-        What the figure is about.
-
-    Returns
-    -------
-    Figure
-        The band is a factor of 1.35 to either side. Identified values have a panel of their own, where those of rows that are
-        inconsistent with the rest of their paper are hollow.
-    """
+    """Simulated over printed numbers of all papers; arguments as of `printed_data`."""
     data = printed_data(frame)
     told = data[data["identified"].notna()]
     panels = [("by the derived profile, nothing fitted", data["simulated"], data.assign(met=True))]

@@ -29,19 +29,7 @@ _LOOK: Final = (
 
 @styled
 def public(frame: pd.DataFrame) -> Figure:
-    """Predicted against measured tokens per second on logarithmic axes, a point a check, and beside it their ratios by name.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of `moesim.studies.validation.public.PublicResult`; those without a prediction are left out.
-
-    Returns
-    -------
-    Figure
-        The line is where both are equal, the bands are 10 % and a factor of 1.3 around it. A bar spans what several engines
-        measured.
-    """
+    """Predicted against measured tokens per second on logarithmic axes, a point a check, and beside it their ratios by name."""
     columns = ("check", "measured", "measured_low", "measured_high", "predicted", "status", "loose", "label")
     need(frame, columns, "public")
     frame = frame[frame["predicted"].notna()]

@@ -30,20 +30,7 @@ _COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", "before
 
 @once
 def regret_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give the makespan before and after each decision is given to its oracle, in both orders.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Records of `moesim.studies.regret.Regret`, of one setting: what ``moesim regret --out`` writes.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, ``order`` (``forward`` or ``reversed``), ``decision``, ``replaced``, ``base_s``, ``before_s``, ``after_s``,
-        ``saved_s`` (negative: slower with the oracle; empty where there is none), ``lower_bound_s`` (of the machine as it is) and
-        ``lower_bound_instant_links_s``, in seconds; ``links``: of which machine ``after_s`` is.
-    """
+    """Give the makespan before and after each decision is given to its oracle, in both orders."""
     rows = _of_orders(frame)
     data = rows[["policy", "order", "decision", "replaced"]].copy()
     for name in ("base", "before", "after"):
@@ -67,16 +54,7 @@ def _of_orders(frame: pd.DataFrame) -> pd.DataFrame:
 def regret(frame: pd.DataFrame) -> Figure:
     """Makespan while one decision after the other is given to its oracle, in both orders.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `regret_data`.
-
-    Returns
-    -------
-    Figure
-        Two rows a policy. A bar spans what an oracle saves; its edge is thick if the run takes longer with it. A dot marks the
-        makespan with all oracles, on links that take no time; lines mark the bounds of that machine and of the one as it is.
+    A bar spans what an oracle saves; its edge is thick if the run takes longer with it. Lines mark lower bounds.
     """
     frame = _of_orders(frame)
     rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]

@@ -45,27 +45,8 @@ _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
     """Make result rows ready for a figure: without those that failed, and with one column that says how large the cache is.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows; what is prepared already stays as it is.
-    what : str
-        The kind of figure, for messages.
-    columns : sequence of str
-        That must be there.
-    failed : bool
-        Keep those that failed, unless another row repeats them.
-
-    Returns
-    -------
-    DataFrame
-        ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and others a
-        budget, a column ``cache`` has either in words. A column ``draw`` says which rows drew the same requests.
-
-    Raises
-    ------
-    ConfigError
-        If a column is missing, no run succeeded, or two rows of one setting by name have different inputs.
+    ``cache_ratio`` is the share that was cached where a budget was asked for; where some runs have a ratio and others a
+    budget, a column ``cache`` has either in words. With `failed`, failed runs stay, unless another row repeats them.
     """
     need(frame, ("policy", *columns), what)
     frame = without_retried(frame) if failed else frame[~failing(frame)]
@@ -190,21 +171,8 @@ def levels(frame: pd.DataFrame, column: str) -> list[Any]:
 def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
     """Average a metric over the rows of each combination of columns.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows with the columns and the metric.
-    by : sequence of str
-        Columns; their combinations keep the order in which they first appear.
-    metric : str
-        Rows without a value are left out.
-
-    Returns
-    -------
-    DataFrame
-        The columns, the metric, ``low`` and ``high`` (95 % interval of the mean, Student's t; nan for one draw, or for rows
-        that are no repeats), ``n`` (draws: repeats that drew the same requests count once, with their mean), ``fresh`` (mean
-        share of decoding's gate mass computed as routed; nan if unknown) and ``source_label`` (the weakest).
+    ``low`` and ``high`` are the 95 % interval of the mean; nan for one draw, or for rows that are no repeats. ``n`` counts draws:
+    repeats that drew the same requests count once, with their mean. ``source_label`` is the weakest.
     """
     frame = frame[pd.to_numeric(frame[metric], errors="coerce").notna()]
     rows = []

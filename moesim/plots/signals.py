@@ -79,36 +79,7 @@ def signal_accuracy_data(
     signals: Sequence[str] | None = None,
     cell: int | None = None,
 ) -> pd.DataFrame:
-    """Compute the accuracy of signals by layer and token index.
-
-    Parameters
-    ----------
-    trace : Trace
-        With recorded signals.
-    metric : str
-        ``"activated"``: share of a token's experts among the signal's k best; ``"workload"``: share of the `top` busiest experts
-        of a batch among the `top` that the signal expects to be busiest. Both as in `docs/reference/statistics.md`.
-    top, batch : int
-        Of ``"workload"`` only: how many experts, and how many requests decode together (None: what all signals cover,
-        at most 8).
-    phase : str, optional
-        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
-    signals : sequence of str, optional
-        Which; None: all that cover tokens of the phase.
-    cell : int, optional
-        Token indices that share a cell; None: as many as make about 32 cells, for workloads 16.
-
-    Returns
-    -------
-    DataFrame
-        ``signal``, ``layer``, ``token`` and ``last_token`` (from 1), ``accuracy``, and ``n``: tokens, or steps of batches, whose
-        mean it is. Layers about which a signal says nothing are left out.
-
-    Raises
-    ------
-    ConfigError
-        If the trace has no such signals, or an option is out of range.
-    """
+    """Compute the accuracy of signals by layer and token index."""
     asked = _asked(trace, metric, top, batch, phase, signals)
     longest = int(asked.token[asked.rows].max())
     cell = cell or -(-longest // _CELLS[metric])
@@ -230,18 +201,7 @@ def signal_accuracy_by_layer_data(
     phase: str | None = None,
     signals: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """Compute the accuracy of signals by layer.
-
-    Parameters
-    ----------
-    trace, metric, top, batch, phase, signals
-        As for `signal_accuracy_data`.
-
-    Returns
-    -------
-    DataFrame
-        ``signal``, ``layer``, ``accuracy``, and ``chance``: what experts named at random would score.
-    """
+    """Compute the accuracy of signals by layer."""
     asked = _asked(trace, metric, top, batch, phase, signals)
     parts = []
     for name, signal in asked.signals.items():

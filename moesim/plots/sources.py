@@ -36,28 +36,7 @@ _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a fu
 
 
 def read_frames(source: str, paths: Sequence[Path], what: str) -> pd.DataFrame:
-    """Read the frame of a source from folders or files, one after the other.
-
-    Parameters
-    ----------
-    source : str
-        Of `FILES`.
-    paths : sequence of Path
-        Folders, or the files themselves (Parquet or CSV).
-    what : str
-        Kind of figure, for messages.
-
-    Returns
-    -------
-    DataFrame
-        The rows of all; a run that is in several of them is there once, by its ``key``, or else if all else is equal. Runs of
-        further folders have numbers of their own.
-
-    Raises
-    ------
-    ConfigError
-        If a file is missing or cannot be read.
-    """
+    """Read the frame of a source from folders or files, one after the other."""
     frames = []
     for number, path in enumerate(paths):
         frame = _read(_file(source, path, what), what)
@@ -106,27 +85,7 @@ def _read(file: Path, what: str) -> pd.DataFrame:
 
 
 def chosen(frame: pd.DataFrame, policies: Sequence[str], where: Sequence[tuple[str, str]], what: str) -> pd.DataFrame:
-    """Keep some policies, in the order in which they are named, and the rows with the given values.
-
-    Parameters
-    ----------
-    frame : DataFrame
-    policies : sequence of str
-        Names, with their options; empty: all, as they come.
-    where : sequence of (str, str)
-        Columns and values, as they are written in figures and tables.
-    what : str
-        Kind of figure, for messages.
-
-    Returns
-    -------
-    DataFrame
-
-    Raises
-    ------
-    ConfigError
-        If there is no such policy, column or value.
-    """
+    """Keep some policies, in the order in which they are named, and the rows with the given values."""
     for column, value in where:
         if column not in frame:
             settings = [name for name in ("policy", "policy_name", *settings_in(frame), *REPEATS) if name in frame]

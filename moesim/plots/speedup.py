@@ -32,26 +32,7 @@ _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> pd.DataFrame:
     """Compare every policy with a baseline, in those settings in which both ran.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows.
-    baseline : str, optional
-        A policy; None: the first.
-    metric : str
-        A rate, or a time or energy, of which less is better.
-
-    Returns
-    -------
-    DataFrame
-        ``panel`` and ``group`` (settings in words), ``policy``, ``speedup``, ``low`` and ``high`` (95 % interval over those
-        repeats of one setting that drew other requests), ``n`` (such repeats; for the geometric mean: settings), ``fresh`` and
-        ``source_label``. The baseline itself is 1 and left out.
-
-    Raises
-    ------
-    ConfigError
-        If the baseline did not run, or no other policy ran at its settings.
+    The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
     """
     rows = prepared(frame, "speedup", [metric])
     baseline = _baseline(rows, baseline)

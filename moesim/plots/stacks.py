@@ -40,28 +40,7 @@ _NAMES: Final = 1.35  # inches that names of bars may take of a column
 
 @once
 def breakdown_data(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> pd.DataFrame:
-    """Average the time by cause of each policy and setting.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Result rows with ``<metric>_<cause>_ns``.
-    metric : str, optional
-        ``"time"`` for the whole run, ``"decode_time"`` for each decode token of the batch; None: the latter if all runs decode.
-    x : str, optional
-        The setting that is added to the names of the bars; None: as for `moesim.plots.bars.decode_speed_data`.
-
-    Returns
-    -------
-    DataFrame
-        One row a bar and cause: ``bar`` (its name), ``policy``, the setting, ``cause``, ``ms``, ``share`` (of the bar), ``fresh``
-        and ``source_label``.
-
-    Raises
-    ------
-    ConfigError
-        If the rows lack these columns.
-    """
+    """Average the time by cause of each policy and setting."""
     rows, metric, x = _asked(frame, metric, x)
     columns = [f"{metric}_{cause}_ns" for cause in CAUSES]
     by = [] if x == "policy" else [x]

@@ -177,16 +177,7 @@ def legend_beside(axes: Axes, names: Sequence[str]) -> None:
 
 
 def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> None:
-    """Put the legend above a figure, in as many columns as its width has room for, under the title.
-
-    Parameters
-    ----------
-    figure : Figure
-    handles : sequence of Artist
-        With labels, in their order.
-    text : str
-        The title; not written on paper.
-    """
+    """Put the legend above a figure, in as many columns as its width has room for, under the title."""
     labels = [str(handle.get_label()) for handle in handles]
 
     def needed(n_columns: int) -> float:  # as Matplotlib fills columns

@@ -28,20 +28,7 @@ _SYMBOLS: Final = (
 
 @styled
 def sweeps(frame: pd.DataFrame) -> Figure:
-    """Measured and predicted speed over the share of layers whose experts are on the CPU.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `moesim.studies.validation.sweep_report.run_sweeps`; machines with fewer than three predictions are left out.
-
-    Returns
-    -------
-    Figure
-        Points are measured, lines (or bars of single settings) predicted without any speed of the machine. Squares and dotted
-        lines are whole layers on the CPU. A bar is also what other threads or
-        another context predict where the line is.
-    """
+    """Measured and predicted speed over the share of layers whose experts are on the CPU."""
     done = frame[frame["status"] == "predicted"]
     machines = [name for name, rows in done.groupby("machine", sort=False) if len(rows) >= _FEWEST]
     done = done[done["machine"].isin(machines)]

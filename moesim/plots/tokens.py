@@ -24,27 +24,7 @@ _COLUMNS: Final = ("phase", "token", "lookups", "hits", "cache_share")
 
 
 def hit_rate_by_token_data(frame: pd.DataFrame, smooth: int = 1) -> pd.DataFrame:
-    """Compute the hit rate of decoding by token index.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of `moesim.metrics.frames.step_frame`.
-    smooth : int
-        Token indices over which each point is taken, itself in the middle; odd. At the ends there are fewer.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, ``token`` (from 1), ``lookups`` and ``hits`` of this token, all batches and runs together, ``hit_rate`` (of
-        `smooth` tokens), ``fresh`` and ``source_label``; then chance, the share of experts that is cached: the lowest and the
-        highest, if runs differ.
-
-    Raises
-    ------
-    ConfigError
-        If no run has decode steps with a token index (under ``refill`` there is none), or `smooth` is not odd.
-    """
+    """Compute the hit rate of decoding by token index."""
     rows = _decoded(frame)
     if smooth < 1 or smooth % 2 == 0:
         raise ConfigError(f"plot hit_rate_by_token: smooth: expected an odd number of tokens from 1, got {smooth}")

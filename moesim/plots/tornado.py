@@ -30,17 +30,7 @@ _ABOUT: Final = ("model", "hardware", "trace")
 def tornado_data(frame: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed at each varied setting with the speed as it is.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of ``whatif.parquet``.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, ``knob``, ``setting``, ``factor``, ``change`` (share of the speed as it is; negative: slower), ``side``
-        (``less`` or ``more`` of what the knob is, or ``other``), ``swing`` (of the knob: largest change less smallest, no change
-        included), and ``limit`` and ``source_label`` where they are known. The knobs of a policy are sorted by their swing.
+    ``swing`` is the largest change of a knob less the smallest, no change included; the knobs of a policy are sorted by it.
     """
     need(frame, _COLUMNS, "tornado")
     rows = frame[frame["decode_tokens_per_s"].notna() & (frame["base_decode_tokens_per_s"] > 0)]

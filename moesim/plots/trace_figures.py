@@ -30,34 +30,12 @@ FIGURES: Final[Mapping[str, TraceFigure]] = {
 
 
 def draw(report: Mapping[str, Any]) -> dict[str, bytes]:
-    """Draw every figure for which a report has the numbers.
-
-    Parameters
-    ----------
-    report : mapping
-        As by `moesim.trace.stats.report.report`, with the name of the ``trace``.
-
-    Returns
-    -------
-    dict of str to bytes
-        File name -> content: a PNG and a PDF of each. `left_out` says which figures are not among them.
-    """
+    """Draw every figure for which a report has the numbers."""
     made = {name: make(report) for name, make in FIGURES.items()}
     return {file: data for name, figure in made.items() if figure is not None for file, data in pictures(figure, name).items()}
 
 
 def left_out(report: Mapping[str, Any]) -> dict[str, str]:
-    """Say which figures `draw` leaves out, and why.
-
-    Parameters
-    ----------
-    report : mapping
-        As by `moesim.trace.stats.report.report`.
-
-    Returns
-    -------
-    dict of str to str
-        Name of the figure -> what the trace lacks.
-    """
+    """Say which figures `draw` leaves out, and why."""
     reasons = {name: figure.why_left_out(report) for name, figure in FIGURES.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -27,15 +27,7 @@ _MARKED: Final = 18  # points of a line with as many markers; of more only some 
 
 
 class TraceFigure:
-    """A figure of one part of a report, made under the style of all figures.
-
-    Parameters
-    ----------
-    make : callable
-        Makes it from the report and the part.
-    path : tuple of str
-        Keys that lead to the part.
-    """
+    """A figure of one part of a report, made under the style of all figures."""
 
     def __init__(self, make: Callable[[Mapping[str, Any], Any], Figure], path: tuple[str, ...]) -> None:
         self._make = styled(make)
@@ -75,16 +67,6 @@ def drawn(*path: str) -> Callable[[Callable[[Mapping[str, Any], Any], Figure]], 
 def signal_numbers(names: Iterable[str]) -> dict[str, int]:
     """Number signals for `line`, so that each looks the same in every figure whichever others there are.
 
-    Parameters
-    ----------
-    names : iterable of str
-
-    Returns
-    -------
-    dict of str to int
-        In the order of the numbers. Where several have the same beginning, as shadow models do, or none that is known,
-        they share a colour and differ in their markers.
-
     Examples
     --------
     >>> signal_numbers(["coactivation", "shadow-int8", "residual", "shadow-int4"])
@@ -100,20 +82,7 @@ def signal_numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def line(axes: Axes, x: Sequence[float], y: Sequence[float | None], number: int, label: str, **changes: Any) -> None:
-    """Draw a line; its number decides colour, marker and dash, so that it can be told apart in grey as well.
-
-    Parameters
-    ----------
-    axes : Axes
-    x, y : sequence
-        Points; those whose y is None are left out.
-    number : int
-        Of the line in its figure, from 0.
-    label : str
-        For the legend.
-    **changes
-        What to draw differently.
-    """
+    """Draw a line; its number decides colour, marker and dash, so that it can be told apart in grey as well."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
     every = 1 + len(points) // _MARKED
     look: dict[str, Any] = {
@@ -145,13 +114,7 @@ def source(figure: Figure, report: Mapping[str, Any], *notes: str) -> None:
 
 
 def phase_of(trace: Trace, phase: str | None) -> str:
-    """Choose the phase to draw: the one asked for, else decode, unless the trace has none.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such phase, or the trace has no tokens of it.
-    """
+    """Choose the phase to draw: the one asked for, else decode, unless the trace has none."""
     if phase is None:
         return main_phase(trace)
     if phase not in PHASES:

@@ -24,28 +24,7 @@ _RANKS: Final = 4  # ranks that are drawn, in multiples of k
 
 
 def reuse_map_data(trace: Trace, lags: int = 16, phase: str | None = None) -> pd.DataFrame:
-    """Compute how much of what a token needs the tokens before it needed, layer by layer.
-
-    Parameters
-    ----------
-    trace : Trace
-    lags : int
-        Largest distance in tokens.
-    phase : str, optional
-        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
-
-    Returns
-    -------
-    DataFrame
-        ``by`` (``"lag"`` or ``"rank"``), ``layer``, ``x`` (distance in tokens; rank in the token before, from 1) and
-        ``probability``: that an expert of a token was used so many tokens earlier; that the expert of this rank is used again.
-        Without full scores in the trace, ranks are those of the chosen experts only.
-
-    Raises
-    ------
-    ConfigError
-        If no request has two tokens of the phase, or `lags` is not from 1 to the longest request less one.
-    """
+    """Compute how much of what a token needs the tokens before it needed, layer by layer."""
     sample = select(trace, phase_of(trace, phase))
     longest = int(np.unique(sample.request, return_counts=True)[1].max()) - 1
     if not 1 <= lags <= max(longest, 1):
@@ -115,29 +94,7 @@ def reuse_map_caption(trace: Trace, lags: int = 16, phase: str | None = None) ->
 
 
 def coactivation_data(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> pd.DataFrame:
-    """Compute which experts of the next layer follow each expert of a layer.
-
-    Parameters
-    ----------
-    trace : Trace
-        With two layers or more.
-    layers : int or sequence of int, optional
-        The first layers of the pairs; None: the first, the middle and the last.
-    phase : str, optional
-        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
-
-    Returns
-    -------
-    DataFrame
-        ``layer``, ``expert``, ``next_expert``, their places by popularity in their layers (``place``, ``next_place``, from 1),
-        and ``probability``: share of the tokens with this expert in this layer that use the other one in the next; nan where no
-        token used the expert.
-
-    Raises
-    ------
-    ConfigError
-        If the trace has one layer only, or not those asked for.
-    """
+    """Compute which experts of the next layer follow each expert of a layer."""
     sample = select(trace, phase_of(trace, phase))
     parts = []
     for layer in _pairs(trace, layers):
@@ -212,27 +169,8 @@ def coactivation_caption(trace: Trace, layers: Sequence[int] | int | None = None
 def coactivation_ranks_data(trace: Trace, phase: str | None = None, ranks: int | None = None) -> pd.DataFrame:
     """Compute how far an expert of a layer tells those of the next, for all layers.
 
-    Parameters
-    ----------
-    trace : Trace
-        With two layers and two requests or more.
-    phase : str, optional
-        ``"decode"`` or ``"prefill"``; None: decode, unless the trace has none.
-    ranks : int, optional
-        How many; None: 4 k, or all if there are fewer.
-
-    Returns
-    -------
-    DataFrame
-        ``by`` (``"expert"`` or ``"popularity"``), ``layer`` (the first of the pair), ``rank``, and ``probability``: that a token
-        uses the expert of the next layer which has this rank among those that follow one of its experts here (mean over its
-        experts), or among all by popularity. Ranks are counted on a random half of the requests (fixed seed), probabilities
-        on the rest, since ranks by the same tokens would look good by chance.
-
-    Raises
-    ------
-    ConfigError
-        If the trace has fewer than two layers, or requests of the phase.
+    Ranks are counted on a random half of the requests (fixed seed), probabilities on the rest, since ranks by the same tokens
+    would look good by chance.
     """
     sample = select(trace, phase_of(trace, phase))
     n_experts = trace.n_experts

@@ -35,19 +35,7 @@ _VISIBLE: Final = 0.0005  # of a step
 
 @once
 def validation_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give simulated and measured times of each run in ms.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of ``results.csv`` of a validation: of `moesim.studies.validation.compare.Compared`.
-
-    Returns
-    -------
-    DataFrame
-        ``policy``, the batch size and cache where they are known, ``figure`` (``decode_step_ns``, or ``makespan_ns`` if nothing
-        decodes), ``simulated_ms``, ``measured_ms`` (median of the replays), ``low_ms`` and ``high_ms`` (shortest and longest).
-    """
+    """Give simulated and measured times of each run in ms."""
     need(frame, ("policy", "decode_step_ns_predicted", "decode_step_ns_measured"), "validation")
     what = "decode_step_ns" if frame["decode_step_ns_measured"].notna().any() else "makespan_ns"
     columns = {f"{what}_{side}": name for side, name in _SIDES.items()}
@@ -92,20 +80,7 @@ def _about(frame: pd.DataFrame) -> str:
 
 @styled
 def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
-    """Measured against predicted decode step, both logarithmic.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `validation_data`.
-    corner : str
-        What the figure is about.
-
-    Returns
-    -------
-    Figure
-        A marker a run, its bar from the shortest replay to the longest; the band is 10 % to either side.
-    """
+    """Measured against predicted decode step, both logarithmic."""
     data = validation_data(frame)
     ms = data[list(_SIDES.values())]
     least, most = float(ms.min().min()) / _MARGIN, float(ms.max().max()) * _MARGIN
@@ -148,21 +123,7 @@ def _ticks(least: float, most: float) -> list[float]:
 
 @styled
 def residual_bars(frame: pd.DataFrame, corner: str = "") -> Figure:
-    """Difference between measured and predicted mean decode step by cause, as a share of the measured step.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows of `moesim.studies.validation.report.Report.residuals`.
-    corner : str
-        What the figure is about.
-
-    Returns
-    -------
-    Figure
-        A bar a policy, the mean of its runs: to the right what took longer than predicted, to the left what was quicker. Dots:
-        the whole difference of each run.
-    """
+    """Difference between measured and predicted mean decode step by cause, as a share of the measured step."""
     causes = [column.removesuffix("_share") for column in map(str, frame) if column.endswith("_share")]
     need(frame, ("policy", "difference_ns", "measured_ns", *(f"{cause}_share" for cause in causes)), "residual_bars")
     names = policies_of(frame)

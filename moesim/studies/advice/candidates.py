@@ -30,28 +30,15 @@ STAND_INS: Final = {"learned": "residual"}
 
 @dataclass(frozen=True)
 class Family:
-    """Placements that differ in one number.
+    """Placements that differ in one number."""
 
-    Attributes
-    ----------
-    name : str
-        In results.
-    policy : callable
-        Number -> policy with its options, as in an experiment.
-    low, high : int
-        Range of the number.
-    more : {1, -1}
-        Whether a larger number puts more on the GPU, or less.
-    frees : bool
-        What is on the GPU takes no host memory.
-    """
-
-    name: str
-    policy: Callable[[int], Mapping[str, Any]]
+    name: str  # in results
+    policy: Callable[[int], Mapping[str, Any]]  # number -> policy with its options, as in an experiment
+    # low, high: range of the number
     low: int
     high: int
-    more: int
-    frees: bool
+    more: int  # whether a larger number puts more on the GPU, or less
+    frees: bool  # what is on the GPU takes no host memory
 
 
 @dataclass(frozen=True)
@@ -64,46 +51,21 @@ class Misfit:
 
 @dataclass(frozen=True, eq=False)  # a space makes each once, so identity tells them apart
 class Candidate:
-    """One placement or policy that fits.
+    """One placement or policy that fits."""
 
-    Attributes
-    ----------
-    family : str
-        An engine's way of placing, or the name of a paper's policy.
-    number : int or None
-        The family's number.
-    policy : mapping
-        As in an experiment.
-    runnable : bool
-        An engine of the table can do this.
-    gpu_experts : int
-        Experts of all layers that are on the GPU at the start.
-    gpu_bytes, host_bytes : int, bytes
-        What it needs, with a KV cache for the whole context.
-    note : str
-        What a reader must know; may be empty.
-    """
-
-    family: str
-    number: int | None
-    policy: Mapping[str, Any]
-    runnable: bool
-    gpu_experts: int
+    family: str  # an engine's way of placing, or the name of a paper's policy
+    number: int | None  # the family's number
+    policy: Mapping[str, Any]  # as in an experiment
+    runnable: bool  # an engine of the table can do this
+    gpu_experts: int  # experts of all layers that are on the GPU at the start
+    # gpu_bytes, host_bytes: what it needs, with a KV cache for the whole context
     gpu_bytes: int
     host_bytes: int
-    note: str = ""
+    note: str = ""  # what a reader must know; may be empty
 
 
 class Space:
-    """All candidates of a setting, and whether they fit.
-
-    Parameters
-    ----------
-    setting : Setting
-        Model, machine, lengths.
-    routing : Routing
-        Requests.
-    """
+    """All candidates of a setting, and whether they fit."""
 
     def __init__(self, setting: Setting, routing: Routing) -> None:
         self.setting = setting

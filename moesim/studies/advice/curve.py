@@ -35,47 +35,26 @@ _SAME_BITS: Final = 0.03
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of llama.cpp.
+    """One setting of llama.cpp."""
 
-    Attributes
-    ----------
-    n_cpu_moe, context, ubatch : int
-        Layers whose experts are on the CPU; tokens of each request in the KV cache; most tokens of a prefill step.
-    speed, low, high : float
-        Tokens/s of the whole batch when the context is full, and its interval of 90 %.
-    gpu_bytes : int
-        What the GPU must hold: weights, KV cache, the software's workspace and compute buffers.
-    fits : bool
-    """
-
+    # n_cpu_moe, context, ubatch: layers whose experts are on the CPU; tokens of each request in the KV cache; most tokens of a
+    # prefill step
     n_cpu_moe: int
     context: int
     ubatch: int
+    # speed, low, high: tokens/s of the whole batch when the context is full, and its interval of 90 %
     speed: float
     low: float
     high: float
-    gpu_bytes: int
+    gpu_bytes: int  # what the GPU must hold: weights, KV cache, the software's workspace and compute buffers
     fits: bool
 
 
 def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool) -> int:
     """Estimate llama.cpp's compute buffers on the GPU.
 
-    Parameters
-    ----------
-    model : ModelSpec
-    ubatch : int
-        Tokens of a prefill step.
-    context : int
-        Tokens of the KV cache, over all requests.
-    offloads : bool
-        Experts on the CPU are copied for large batches.
-
-    Returns
-    -------
-    int, bytes
-        Output of all rows in 32 bits, which the graph reserves; four states of the hidden width and two of the active
-        experts' width; the mask of attention, 16 bits; a matrix of all experts of a layer and its successor, if they are copied.
+    Output of all rows in 32 bits, which the graph reserves; four states of the hidden width and two of the active
+    experts' width; the mask of attention, 16 bits; a matrix of all experts of a layer and its successor, if they are copied.
 
     Examples
     --------
@@ -101,17 +80,7 @@ def with_buffers(raw: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
 def curve(setting: Setting, found: Identified) -> list[Point]:
     """Predict settings of llama.cpp on an identified machine.
 
-    Parameters
-    ----------
-    setting : Setting
-        Model, memory, batch, context.
-    found : Identified
-        With its constants' covariance.
-
-    Returns
-    -------
-    list of Point
-        By context, ``-ub`` and ``--n-cpu-moe``: some over the whole range, and the first that fits with its neighbours.
+    By context, ``-ub`` and ``--n-cpu-moe``: some over the whole range, and the first that fits with its neighbours.
     """
     model = setting.model
     n_layers = model.n_dense_layers + model.n_layers

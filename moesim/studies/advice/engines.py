@@ -20,38 +20,19 @@ _FLAG_KEYS = ("short", "values", "meaning", "source")
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of the table.
+    """An engine of the table."""
 
-    Attributes
-    ----------
-    name, checked, date : str
-        Name, and the version that was read and when.
-    program : str
-        What is called.
-    expresses : tuple of str
-        Families of placements that its flags can say.
-    cannot : str
-        What they cannot.
-    flags : mapping of str to mapping
-        ``short``, ``values``, ``meaning``, ``source`` of each.
-    """
-
+    # name, checked, date: name, and the version that was read and when
     name: str
     checked: str
     date: str
-    program: str
-    expresses: tuple[str, ...]
-    cannot: str
-    flags: Mapping[str, Mapping[str, Any]]
+    program: str  # what is called
+    expresses: tuple[str, ...]  # families of placements that its flags can say
+    cannot: str  # what they cannot
+    flags: Mapping[str, Mapping[str, Any]]  # `short`, `values`, `meaning`, `source` of each
 
     def flag(self, name: str, *values: object) -> list[str]:
-        """Give the words of a flag; it must be in the table.
-
-        Raises
-        ------
-        ConfigError
-            If the engine has no such flag.
-        """
+        """Give the words of a flag; it must be in the table."""
         if name not in self.flags:
             raise ConfigError(f"{FILE}: {self.name}: expected a flag of the table, got {name}; add it with its source")
         return [name, *map(str, values)]
@@ -59,37 +40,19 @@ class Engine:
 
 @dataclass(frozen=True)
 class Command:
-    """A command line for a placement.
+    """A command line for a placement."""
 
-    Attributes
-    ----------
-    engine : str
-        Name.
-    checked : str
-        Version its flags were read in.
-    words : tuple of str
-        The command; words in capitals are to be filled in.
-    remark : str
-        What must hold for it to be the placement that was simulated; may be empty.
-    """
-
-    engine: str
-    checked: str
-    words: tuple[str, ...]
-    remark: str = ""
+    engine: str  # name
+    checked: str  # version its flags were read in
+    words: tuple[str, ...]  # the command; words in capitals are to be filled in
+    remark: str = ""  # what must hold for it to be the placement that was simulated; may be empty
 
     def __str__(self) -> str:
         return shlex.join(self.words)
 
 
 def engines() -> list[Engine]:
-    """Read the table.
-
-    Raises
-    ------
-    ConfigError
-        If it lacks a key.
-    """
+    """Read the table."""
     text = resources.files("moesim.studies.advice").joinpath(FILE).read_text(encoding="utf-8")
     found = []
     for name, entry in read_yaml_value(text, FILE)["engines"].items():
@@ -106,15 +69,7 @@ def engines() -> list[Engine]:
 
 
 def commands(candidate: Candidate, setting: Setting) -> list[Command]:
-    """Say what to type for a placement; nothing if no engine of the table can express it.
-
-    Parameters
-    ----------
-    candidate : Candidate
-        The placement.
-    setting : Setting
-        Model and lengths.
-    """
+    """Say what to type for a placement; nothing if no engine of the table can express it."""
     if not candidate.runnable:
         return []
     makers = {"llama.cpp": _llama_cpp, "ktransformers": _ktransformers, "sglang": _all_gpu, "vllm": _all_gpu}

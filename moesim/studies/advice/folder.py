@@ -23,22 +23,7 @@ from moesim.studies.advice.written import experiment_of
 def write_folder(
     advice: Advice, out: Path, more: Mapping[str, bytes] | None = None, *, added: Mapping[str, Any] | None = None, page: str = ""
 ) -> None:
-    """Write an advice; an earlier result in the folder is replaced at the end.
-
-    Parameters
-    ----------
-    advice : Advice
-        The answer.
-    out : Path
-        Gets ``recommendation.json``, ``recommendation.md``, ``runs.csv`` and ``summary.json`` (the runs of the finalists),
-        ``best.yaml`` (the best as an experiment) and, with a GGUF file, ``model.yaml``.
-    more : mapping of str to bytes, optional
-        Other files; the machine is ``identified.yaml``, if that is among them.
-    added : mapping of str to object, optional
-        What ``recommendation.json`` also holds.
-    page : str
-        What ``recommendation.md`` also says.
-    """
+    """Write an advice; an earlier result in the folder is replaced at the end."""
     rows = rows_of(advice)
     raw = experiment_of(advice.setting, advice.routing.written, [advice.best.candidate], advice.setting.asked.decode)
     raw.pop("timeline")

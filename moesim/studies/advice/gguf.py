@@ -98,23 +98,7 @@ def _open(path: Path) -> Any:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """List the files of a model: itself, or all parts of one that is split.
-
-    Parameters
-    ----------
-    path : Path
-        A file; of a split model any part, named ``NAME-00001-of-0000N.gguf``.
-
-    Returns
-    -------
-    list of Path
-        In order.
-
-    Raises
-    ------
-    ModelError
-        If it is no file, or a part is missing.
-    """
+    """List the files of a model: itself, or all parts of one that is split."""
     found = _PART.fullmatch(path.name)
     if found is None:
         paths = [path]
@@ -132,21 +116,8 @@ def parts_of(path: Path) -> list[Path]:
 def read_gguf(path: Path) -> ModelSpec:
     """Read a model's specification from a GGUF file.
 
-    Parameters
-    ----------
-    path : Path
-        A file, or any part of a split one.
-
-    Returns
-    -------
-    ModelSpec
-        ``expert_bytes_by_layer`` are the tensors' own bytes; ``other_bits`` is the mean over all tensors that belong to no
-        routed expert, so that their sum is right. Keys, values and activations are of 16 bits.
-
-    Raises
-    ------
-    ModelError
-        If it is no whole GGUF file, of no known architecture, no Mixture-of-Experts model, or contradicts itself; one line.
+    ``expert_bytes_by_layer`` are the tensors' own bytes. ``other_bits`` is the mean over all tensors of no routed expert, so that
+    their sum is right. Keys, values and activations are of 16 bits.
     """
     file = _File(path)
     values = _shape(file)

@@ -23,24 +23,14 @@ SAME_LEVEL: Final = 0.95
 
 @dataclass(frozen=True)
 class Evidence:
-    """What measured speeds say about simulated ones of a kind.
+    """What measured speeds say about simulated ones of a kind."""
 
-    Attributes
-    ----------
-    low, high : float
-        Measured over simulated speed, between which figures of this kind lie.
-    n : int
-        Figures that this rests on.
-    what : str
-        Which these are.
-    level : float
-        Probability that another figure of the kind lies in between, at least; smaller than `LEVEL` if there are too few.
-    """
-
+    # low, high: measured over simulated speed, between which figures of this kind lie
     low: float
     high: float
-    n: int
-    what: str
+    n: int  # figures that this rests on
+    what: str  # which these are
+    # probability that another figure of the kind lies in between, at least; smaller than `LEVEL` if there are too few
     level: float
 
 
@@ -53,19 +43,6 @@ _WORDS: Final = {
 
 def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evidence:
     """Find between which ratios measured over simulated speeds of a kind lie.
-
-    Parameters
-    ----------
-    residuals : sequence of Residual
-        All.
-    profile : {"derived", "measured"}
-        Of which profiles.
-    experts : {"cpu", "gpu"}
-        Where experts are computed; for measured profiles all figures count.
-
-    Returns
-    -------
-    Evidence
 
     Examples
     --------
@@ -86,18 +63,7 @@ def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evide
 def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]:
     """Combine the evidence for a placement that works on both sides.
 
-    Parameters
-    ----------
-    cpu, gpu : Evidence
-        Of the two kinds.
-    gpu_share : float
-        Of the time that the processor and the GPU take, experts or not, how much is not the processor's.
-
-    Returns
-    -------
-    low, high : float
-        Of measured over simulated speed. Times add up, so their errors are weighted by their shares, as if both sides were
-        wrong the same way, which is the wider reading.
+    Errors are weighted by shares of time, as if both sides were wrong the same way, which is the wider reading.
 
     Examples
     --------
@@ -119,32 +85,15 @@ def student_t(level: float, n: int) -> float:
 
 @dataclass(frozen=True)
 class Mean:
-    """A geometric mean of speeds, or of ratios, over requests.
+    """A geometric mean of speeds, or of ratios, over requests."""
 
-    Attributes
-    ----------
-    value : float
-        The mean.
-    factor : float
-        The interval goes from value / factor to value * factor; 1 if there is one request only, and nothing is known.
-    n : int
-        Requests, or groups of them.
-    """
-
-    value: float
-    factor: float
-    n: int
+    value: float  # the mean
+    factor: float  # the interval goes from value / factor to value * factor; 1 if there is one request only, and nothing is known
+    n: int  # requests, or groups of them
 
 
 def mean(values: Sequence[float], level: float = LEVEL) -> Mean:
     """Average positive numbers, on the scale of their logarithms.
-
-    Parameters
-    ----------
-    values : sequence of float
-        Speeds, or ratios of two speeds on the same requests.
-    level : float
-        Of the interval of the mean (Student t).
 
     Examples
     --------
@@ -164,20 +113,8 @@ def mean(values: Sequence[float], level: float = LEVEL) -> Mean:
 def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:
     """Put all that is known to be uncertain into one interval.
 
-    Parameters
-    ----------
-    speed : Mean
-        Over requests.
-    costs : (float, float)
-        Measured over simulated speed, low and high.
-    routing : float
-        Speed on other routing of the same model over that on this one; 1 if there is none.
-
-    Returns
-    -------
-    low, high : float
-        Independent errors: half widths on the logarithmic scale add up as squares. The costs' half widths are about their own
-        middle, for simulated speeds are too high more often than too low.
+    Independent errors: half widths on the logarithmic scale add up as squares. The costs' half widths are about their own
+    middle, for simulated speeds are too high more often than too low.
 
     Examples
     --------
@@ -191,13 +128,6 @@ def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> t
 
 
 def indistinguishable(best: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two placements differ by no more than their ratio varies between requests; not known of a single request.
-
-    Parameters
-    ----------
-    best, other : sequence of float
-        Speeds on the same requests, in the same order. Where both spend their time alike, what is wrong with the costs is
-        much the same for both, and the ratio is better known than either; of requests alone is spoken here.
-    """
+    """Whether two placements differ by no more than their ratio varies between requests; not known of a single request."""
     ratio = mean([b / a for a, b in zip(best, other, strict=True)], SAME_LEVEL)
     return ratio.n > 1 and abs(math.log(ratio.value)) <= math.log(ratio.factor)

@@ -31,21 +31,11 @@ _PARTS: Final = ("attention", "dense")
 
 @dataclass(frozen=True)
 class Fewer:
-    """Placements once more with fewer launches, on the first group of requests.
+    """Placements once more with fewer launches, on the first group of requests."""
 
-    Attributes
-    ----------
-    layer_us : float, us
-        Launches of a layer without its experts by the profile; with fewer launches they take `FEW_US`.
-    shares : dict of Candidate to float
-        Share of a decode step that is launches of the GPU by the profile, of the finalists.
-    speeds : dict of Candidate to (float, float), tokens/s
-        By the profile, and with fewer launches.
-    """
-
-    layer_us: float
-    shares: Mapping[Candidate, float]
-    speeds: Mapping[Candidate, tuple[float, float]]
+    layer_us: float  # launches of a layer without its experts by the profile; with fewer launches they take `FEW_US`
+    shares: Mapping[Candidate, float]  # share of a decode step that is launches of the GPU by the profile, of the finalists
+    speeds: Mapping[Candidate, tuple[float, float]]  # by the profile, and with fewer launches
 
     @property
     def fastest(self) -> Candidate:
@@ -60,16 +50,6 @@ class Fewer:
 
 def gpu_share(limits: Limits) -> float:
     """Share of the time of the processor and the GPU that is not the processor's; what else there is does not count.
-
-    Parameters
-    ----------
-    limits : Limits
-        Of a placement's decode steps.
-
-    Returns
-    -------
-    float
-        GPU and link over these and the processor, attention and all else that is no expert included; 1 if all of them are 0.
 
     Examples
     --------
@@ -97,19 +77,7 @@ def layer_us(setting: Setting) -> float:
 
 
 def with_fewer(setting: Setting) -> Setting | None:
-    """Give the machine with an engine that launches fewer kernels; None if the profile's engine is such a one.
-
-    Parameters
-    ----------
-    setting : Setting
-        Model and machine.
-
-    Returns
-    -------
-    Setting or None
-        With launches such that those of a layer without its experts take `FEW_US`; to be used for its `hardware_ref` only.
-        Measured curves of kernels and the router's way stay.
-    """
+    """Give the machine with an engine that launches fewer kernels; None if the profile's engine is such a one."""
     taken = layer_us(setting)
     if taken <= MANY_TIMES * FEW_US:
         return None

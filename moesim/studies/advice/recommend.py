@@ -19,52 +19,24 @@ from moesim.studies.advice.setting import PLACE, Asked, Setting, look_up
 
 @dataclass(frozen=True)
 class Judged:
-    """A finalist with what is known about its speed.
+    """A finalist with what is known about its speed."""
 
-    Attributes
-    ----------
-    candidate : Candidate
-        What it is.
-    speed : Mean
-        Simulated decode speed of the whole batch, tokens/s, over requests.
-    low, high : float
-        Interval of the speed to be expected on the machine.
-    ratio : float
-        To the best runnable placement, on the same requests.
-    same : bool
-        The ratio differs from 1 by no more than it varies between requests.
-    ttft_s : float
-        Mean time to the first token.
-    fresh : float or None
-        Share of the gate weight of decoding that was served as routed.
-    gpu_share : float
-        Of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's.
-    launch_share : float
-        Of a decode step, how much is launches on the GPU.
-    crossed : float or None
-        Speed on other routing over that on this one.
-    label : str
-        Weakest source of its numbers.
-    notes : str
-        Of its runs.
-    commands : tuple of Command
-        What to type.
-    """
-
-    candidate: Candidate
-    speed: Mean
+    candidate: Candidate  # what it is
+    speed: Mean  # simulated decode speed of the whole batch, tokens/s, over requests
+    # low, high: interval of the speed to be expected on the machine
     low: float
     high: float
-    ratio: float
-    same: bool
-    ttft_s: float
-    fresh: float | None
+    ratio: float  # to the best runnable placement, on the same requests
+    same: bool  # the ratio differs from 1 by no more than it varies between requests
+    ttft_s: float  # mean time to the first token
+    fresh: float | None  # share of the gate weight of decoding that was served as routed
+    # of the time that the processor and the GPU take in decoding, all their work included, how much is not the processor's
     gpu_share: float
-    launch_share: float
-    crossed: float | None
-    label: str
-    notes: str
-    commands: tuple[Command, ...]
+    launch_share: float  # of a decode step, how much is launches on the GPU
+    crossed: float | None  # speed on other routing over that on this one
+    label: str  # weakest source of its numbers
+    notes: str  # of its runs
+    commands: tuple[Command, ...]  # what to type
 
 
 @dataclass(frozen=True)

@@ -28,39 +28,16 @@ NO_CPU_EXPERTS: Final = ("all-gpu", "mixtral-offloading")
 
 @dataclass(frozen=True)
 class Residual:
-    """One decode speed, measured and simulated.
+    """One decode speed, measured and simulated."""
 
-    Attributes
-    ----------
-    figure : str
-        ``public 5a``, ``zen4-2core 17``.
-    profile : {"derived", "measured"}
-        Whether every cost of the profile was measured, or any was taken over, published, counted or assumed.
-    experts : {"cpu", "gpu", "any"}
-        Where experts were computed: some or all on the processor, none there; "any" where both sides are processors.
-    ratio : float
-        Measured speed over simulated speed.
-    """
-
-    figure: str
-    profile: str
-    experts: str
-    ratio: float
+    figure: str  # `public 5a`, `zen4-2core 17`
+    profile: str  # whether every cost of the profile was measured, or any was taken over, published, counted or assumed
+    experts: str  # where experts were computed: some or all on the processor, none there; "any" where both sides are processors
+    ratio: float  # measured speed over simulated speed
 
 
 def read_residuals(path: Path | None = None) -> list[Residual]:
-    """Read a table of residuals.
-
-    Parameters
-    ----------
-    path : Path, optional
-        Another file than the shipped one.
-
-    Raises
-    ------
-    ConfigError
-        If a line is not of that form.
-    """
+    """Read a table of residuals."""
     text = (path or resources.files("moesim.studies.advice").joinpath(FILE)).read_text(encoding="utf-8")
     found = []
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
@@ -75,15 +52,7 @@ def read_residuals(path: Path | None = None) -> list[Residual]:
 
 
 def of_public(frame: pd.DataFrame, policies: dict[str, Any]) -> list[Residual]:
-    """Take the decode speeds out of the result of ``moesim validate --public``; calibration does not count.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        As of `moesim.studies.validation.public.PublicResult`.
-    policies : mapping of str to object
-        Policy of each check.
-    """
+    """Take the decode speeds out of the result of ``moesim validate --public``; calibration does not count."""
     chosen = frame[(frame["status"] == "predicted") & (frame["metric"] == "decode_tokens_per_s")]
     residuals = []
     for row in chosen.to_dict("records"):

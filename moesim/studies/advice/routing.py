@@ -26,27 +26,13 @@ GROUPS: Final = 5
 
 @dataclass(frozen=True)
 class Routing:
-    """Routing for an advice.
+    """Routing for an advice."""
 
-    Attributes
-    ----------
-    label : str
-        Name in results.
-    origin : str
-        ``recorded``, ``miniature`` or ``synthetic``.
-    groups : tuple of Trace
-        One for each group of requests, of one batch each.
-    written : str or mapping
-        What to write into an experiment file for routing like this.
-    why : str
-        Why this one, if it is not the first choice; else empty.
-    """
-
-    label: str
-    origin: str
-    groups: tuple[Trace, ...]
-    written: str | Mapping[str, Any]
-    why: str = ""
+    label: str  # name in results
+    origin: str  # `recorded`, `miniature` or `synthetic`
+    groups: tuple[Trace, ...]  # one for each group of requests, of one batch each
+    written: str | Mapping[str, Any]  # what to write into an experiment file for routing like this
+    why: str = ""  # why this one, if it is not the first choice; else empty
 
     def has(self, needs: frozenset[str]) -> str | None:
         """Name the first thing that a policy needs and this routing has not for every request; None if it has all."""
@@ -63,28 +49,7 @@ class Routing:
 
 
 def find_routing(model: ModelSpec, trace: str | None, batch: int, prompt: int, decode: int, place: str) -> Routing:
-    """Choose routing for a model.
-
-    Parameters
-    ----------
-    model : ModelSpec
-    trace : str or None
-        Name or path, or None to choose.
-    batch, prompt, decode : int
-        Requests at once, and tokens of each.
-    place : str
-        For messages.
-
-    Returns
-    -------
-    Routing
-        Of `GROUPS` groups; fewer if a trace was given that has fewer requests.
-
-    Raises
-    ------
-    InputError
-        If the trace has another shape or no request that is long enough, or if there is none for the model.
-    """
+    """Choose routing for a model."""
     if trace is not None:
         return _given(model, trace, batch, prompt, decode, place)
     short: list[str] = []
@@ -119,15 +84,7 @@ def synthetic(model: ModelSpec, batch: int, prompt: int, decode: int) -> Routing
 
 
 def other_routing(model: ModelSpec, routing: Routing, batch: int, prompt: int, decode: int) -> Routing | None:
-    """Find other routing of the same shape, to see how much hangs on it; prompts may be shorter.
-
-    Parameters
-    ----------
-    model, routing : ModelSpec, Routing
-        What is being advised on, and the routing that is used; for a recording of the model itself there is no need.
-    batch, prompt, decode : int
-        As for `find_routing`.
-    """
+    """Find other routing of the same shape, to see how much hangs on it; prompts may be shorter."""
     if routing.origin == "recorded":
         return None
     if routing.origin == "miniature":

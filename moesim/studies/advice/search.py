@@ -42,35 +42,17 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Found:
-    """What the search has found.
+    """What the search has found."""
 
-    Attributes
-    ----------
-    screened : dict of Candidate to row
-        Every candidate on the first group of requests, with fewer tokens.
-    final : dict of Candidate to list of rows
-        The finalists on every group, in their order.
-    no_fit : dict of str to str
-        Families and policies that were left out, and why.
-    failed : dict of str to str
-        Candidates whose simulation failed, and why.
-    n_simulations : int
-        How many were carried out.
-    crossed : dict of Candidate to float
-        Speed of the finalists on other routing over that on this one.
-    limits : dict of Candidate to Limits
-        What limits each finalist, on the first group of requests.
-    fewer : Fewer or None
-        Runnable placements once more with fewer launches, if launches are a large share of any finalist's steps.
-    """
-
+    # every candidate on the first group of requests, with fewer tokens
     screened: dict[Candidate, Row] = field(default_factory=dict)
-    final: dict[Candidate, list[Row]] = field(default_factory=dict)
-    no_fit: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    n_simulations: int = 0
-    crossed: dict[Candidate, float] = field(default_factory=dict)
-    limits: dict[Candidate, Limits] = field(default_factory=dict)
+    final: dict[Candidate, list[Row]] = field(default_factory=dict)  # the finalists on every group, in their order
+    no_fit: dict[str, str] = field(default_factory=dict)  # families and policies that were left out, and why
+    failed: dict[str, str] = field(default_factory=dict)  # candidates whose simulation failed, and why
+    n_simulations: int = 0  # how many were carried out
+    crossed: dict[Candidate, float] = field(default_factory=dict)  # speed of the finalists on other routing over that on this one
+    limits: dict[Candidate, Limits] = field(default_factory=dict)  # what limits each finalist, on the first group of requests
+    # runnable placements once more with fewer launches, if launches are a large share of any finalist's steps
     fewer: Fewer | None = None
 
     def ranked(self, runnable: bool) -> list[Candidate]:
@@ -92,19 +74,7 @@ def _mean_speed(rows: Sequence[Row]) -> float:
 
 
 class Search:
-    """A search over the candidates of a setting.
-
-    Parameters
-    ----------
-    space : Space
-        What there is to choose from.
-    jobs : int or None
-        Processes; None: all cores where that is worth while.
-    other : Routing, optional
-        Other routing of the same model, on which the finalists are tried as well.
-    progress : bool
-        Show a bar on a terminal.
-    """
+    """A search over the candidates of a setting."""
 
     def __init__(self, space: Space, *, other: Routing | None = None, jobs: int | None = 1, progress: bool = False) -> None:
         self.space = space
@@ -116,13 +86,7 @@ class Search:
         self._traces: list[Path] = []
 
     def run(self) -> Found:
-        """Search.
-
-        Raises
-        ------
-        CapacityError
-            If nothing fits; one line that says what lacks least.
-        """
+        """Search."""
         families = {family.name: family for family in self.space.families}
         fit = {name: numbers for name, family in families.items() if (numbers := self.space.feasible(family))}
         papers, self.found.no_fit = self.space.papers()

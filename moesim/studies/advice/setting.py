@@ -26,80 +26,44 @@ PREFILL_CHUNK: Final = 512
 
 @dataclass(frozen=True)
 class Asked:
-    """What a person asks for; the options of ``moesim recommend``.
+    """What a person asks for; the options of ``moesim recommend``."""
 
-    Attributes
-    ----------
-    model, hardware : str or mapping or None
-        As in an experiment; the model is None if `gguf` is given.
-    vram, ram : str or None
-        Memory of the GPU and of the host, such as ``"12GiB"``; None: what the profile says.
-    bits : float or None
-        Of all weights; None: the model's own, or `DEFAULT_BITS` if it has 16.
-    batch, prompt, decode : int
-        Requests at once, and tokens of each.
-    context : int or None
-        Tokens of a request for which there must be room in the KV cache; None: prompt and decode.
-    trace : str or None
-        Routing; None: chosen.
-    gguf : Path or None
-        A file that says shapes and bytes.
-    lossy : bool
-        Policies that change what the model computes as well.
-    """
-
+    # model, hardware: as in an experiment; the model is None if `gguf` is given
     model: Any
     hardware: Any
+    # vram, ram: memory of the GPU and of the host, such as `"12GiB"`; None: what the profile says
     vram: str | None = None
     ram: str | None = None
-    bits: float | None = None
+    bits: float | None = None  # of all weights; None: the model's own, or `DEFAULT_BITS` if it has 16
+    # batch, prompt, decode: requests at once, and tokens of each
     batch: int = 1
     prompt: int = 512
     decode: int = 128
-    context: int | None = None
-    trace: str | None = None
-    gguf: Path | None = None
-    lossy: bool = False
+    context: int | None = None  # tokens of a request for which there must be room in the KV cache; None: prompt and decode
+    trace: str | None = None  # routing; None: chosen
+    gguf: Path | None = None  # A file that says shapes and bytes
+    lossy: bool = False  # policies that change what the model computes as well
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What was asked for, looked up.
+    """What was asked for, looked up."""
 
-    Attributes
-    ----------
-    asked : Asked
-        As asked.
-    model : ModelSpec
-        With the bits that are used.
-    hardware : HardwareProfile
-        With the memory that is used.
-    model_ref, hardware_ref : str or mapping
-        For an experiment.
-    gpu, host : str
-        The device whose memory bounds the cache, and the one that backs all experts.
-    host_computes : bool
-        The host is a processor and not a disk.
-    vram_bytes, ram_bytes : int, bytes
-        Their memory.
-    context : int
-        Tokens of a request in the KV cache.
-    profile_vram_bytes : int, bytes
-        Memory of the GPU in the profile as it is.
-    """
-
-    asked: Asked
-    model: ModelSpec
-    hardware: HardwareProfile
+    asked: Asked  # as asked
+    model: ModelSpec  # with the bits that are used
+    hardware: HardwareProfile  # with the memory that is used
+    # model_ref, hardware_ref: for an experiment
     model_ref: Any
     hardware_ref: Any
+    # gpu, host: the device whose memory bounds the cache, and the one that backs all experts
     gpu: str
     host: str
-    host_computes: bool
+    host_computes: bool  # the host is a processor and not a disk
+    # vram_bytes, ram_bytes: their memory
     vram_bytes: int
     ram_bytes: int
-    context: int
-    profile_vram_bytes: int
+    context: int  # tokens of a request in the KV cache
+    profile_vram_bytes: int  # memory of the GPU in the profile as it is
 
     @property
     def kv_tokens(self) -> int:
@@ -114,24 +78,7 @@ class Setting:
 
 
 def look_up(asked: Asked, folder: Path) -> Setting:
-    """Look everything up but the routing.
-
-    Parameters
-    ----------
-    asked : Asked
-        What is asked for.
-    folder : Path
-        For the specification of a model that is read from a GGUF file.
-
-    Returns
-    -------
-    Setting
-
-    Raises
-    ------
-    InputError
-        If a name, a file or a size is wrong, or the machine is of a kind that no advice can be given for.
-    """
+    """Look everything up but the routing."""
     context = asked.context if asked.context is not None else asked.prompt + asked.decode
     if context < asked.prompt + asked.decode:
         raise ConfigError(

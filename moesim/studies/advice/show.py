@@ -26,15 +26,7 @@ _HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s"
 
 
 def output(advice: Advice, form: Format) -> str:
-    """Write an advice.
-
-    Parameters
-    ----------
-    advice : Advice
-        The answer.
-    form : Format
-        JSON holds everything; CSV and JSON lines one line a finalist; the others are for people.
-    """
+    """Write an advice."""
     if form is Format.JSON:
         return json.dumps(document(advice), indent=2) + "\n"
     if form in (Format.TABLE, Format.MD):

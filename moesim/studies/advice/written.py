@@ -10,19 +10,7 @@ from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
 
 
 def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate], decode: int) -> dict[str, Any]:
-    """Write candidates of one class as an experiment.
-
-    Parameters
-    ----------
-    setting : Setting
-        Model and machine.
-    trace : object
-        As in an experiment.
-    candidates : sequence of Candidate
-        All runnable, or none.
-    decode : int
-        Tokens.
-    """
+    """Write candidates of one class as an experiment."""
     asked = setting.asked
     # A runnable placement says itself what is on the GPU: all slots are granted, and the machine's memory, which is --vram,
     # bounds it. A paper's cache is filled up to what --vram leaves beside everything else.

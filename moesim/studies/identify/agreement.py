@@ -18,34 +18,14 @@ _AGREE: Final = 0.02
 
 
 def check_agreement(cases: Sequence[Case], room: HardwareProfile) -> None:
-    """Refuse rows of one setting that contradict each other, unless both are only predicted.
-
-    Parameters
-    ----------
-    cases : sequence of Case
-        Settings are compared by where everything is, not by how they are written.
-    room : HardwareProfile
-        The machine, with room for everything.
-
-    Raises
-    ------
-    ConfigError
-        Naming both rows, and what else llama-bench said of them differently.
-    """
+    """Refuse rows of one setting that contradict each other, unless both are only predicted."""
     for before, one in _pairs(cases, room):
         if "identification" in (one.role, before.role):
             _refuse(before, one)
 
 
 def contradictions(cases: Sequence[Case], room: HardwareProfile) -> list[tuple[Observation, Observation]]:
-    """List pairs of checks of one setting that contradict each other: a source may measure a setting twice.
-
-    Parameters
-    ----------
-    cases : sequence of Case
-    room : HardwareProfile
-        As for `check_agreement`.
-    """
+    """List pairs of checks of one setting that contradict each other: a source may measure a setting twice."""
     return [pair for pair in _pairs(cases, room) if all(one.role == "check" for one in pair)]
 
 

@@ -37,31 +37,15 @@ _SEED: Final = 0
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """An observation with all that predicts it.
-
-    Attributes
-    ----------
-    observation : Observation
-    model : ModelSpec
-        With its bits.
-    spec : str or mapping
-        The model, as in an experiment.
-    bits : str
-        Words for the bits that were chosen.
-    setting : EngineSetting
-    static : bool
-        Nothing moves in a decode step, so that a closed form predicts it.
-    block : str
-        What is left out together.
-    """
+    """An observation with all that predicts it."""
 
     observation: Observation
-    model: ModelSpec
-    spec: Any
-    bits: str
+    model: ModelSpec  # with its bits
+    spec: Any  # the model, as in an experiment
+    bits: str  # words for the bits that were chosen
     setting: EngineSetting
-    static: bool
-    block: str
+    static: bool  # nothing moves in a decode step, so that a closed form predicts it
+    block: str  # what is left out together
 
     @property
     def name(self) -> str:
@@ -75,23 +59,7 @@ class Case:
 
 
 def make_cases(rows: Sequence[Observation], bits: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> list[Case]:
-    """Look up models and settings.
-
-    Parameters
-    ----------
-    rows : sequence of Observation
-    bits : mapping, optional
-        What is chosen for (model, bits) of rows whose bits are not known; the first choice, if nothing is said.
-
-    Returns
-    -------
-    list of Case
-
-    Raises
-    ------
-    InputError
-        If a model or a setting is not known, or the model does not have it.
-    """
+    """Look up models and settings."""
     return [_case(one, bits or {}) for one in rows]
 
 

@@ -51,30 +51,14 @@ def check_free(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Constant:
-    """A free constant: a factor on numbers of the profile.
+    """A free constant: a factor on numbers of the profile."""
 
-    Attributes
-    ----------
-    name : str
-        In options and results.
-    keys : tuple of str
-        Dotted keys of the numbers that it scales.
-    base : float
-        The first of them, as the profile has it.
-    unit : str
-        Of that number.
-    sigmas : tuple of float
-        Of the logarithm of the factor, below and above the base, before any observation.
-    label : str
-        Of the number that the prior rests on.
-    """
-
-    name: str
-    keys: tuple[str, ...]
-    base: float
-    unit: str
-    sigmas: tuple[float, float]
-    label: str
+    name: str  # in options and results
+    keys: tuple[str, ...]  # dotted keys of the numbers that it scales
+    base: float  # the first of them, as the profile has it
+    unit: str  # of that number
+    sigmas: tuple[float, float]  # of the logarithm of the factor, below and above the base, before any observation
+    label: str  # of the number that the prior rests on
 
     def at(self, deviations: float) -> float:
         """Give the number that many standard deviations above its base (below, if negative)."""
@@ -130,24 +114,7 @@ _KINDS: Final = ("pinned", "pageable", "chunked", "any")
 
 
 class Machine:
-    """A base profile whose free constants can be moved.
-
-    Parameters
-    ----------
-    raw : mapping
-        What the base profile's file holds, as of `moesim.hardware.read_profile`.
-    place : str
-        For messages.
-    free : sequence of str
-        Names of constants to free; all that the profile has, if empty.
-    more : mapping, optional
-        Further constants: dotted keys of the numbers that each scales, in which ``*`` stands for any characters.
-
-    Raises
-    ------
-    ConfigError
-        If a name is unknown, or the profile has no number for it.
-    """
+    """A base profile whose free constants can be moved."""
 
     def __init__(
         self, raw: Mapping[str, Any], place: str, free: Sequence[str] = (), more: Mapping[str, Sequence[str]] | None = None

@@ -26,21 +26,7 @@ _WARM: Final = 16
 
 
 def engine_log_time(case: Case, raw: Mapping[str, Any], place: str) -> float:
-    """Simulate a case.
-
-    Parameters
-    ----------
-    case : Case
-    raw : mapping
-        Contents of a profile.
-    place : str
-        For messages.
-
-    Returns
-    -------
-    float
-        Logarithm of the time, ns, of a decode step (mean of some), or of a whole prefill.
-    """
+    """Simulate a case."""
     return _static(case, raw, place) if case.static else _dynamic(case, raw, place)
 
 

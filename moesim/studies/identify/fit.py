@@ -29,27 +29,13 @@ _FAR: Final = 8.0
 
 @dataclass(frozen=True)
 class Fit:
-    """The optimum.
+    """The optimum."""
 
-    Attributes
-    ----------
-    logs : ndarray
-        Logarithm of each constant's factor.
-    squares : float
-        Sum of squares there, priors included.
-    covariance : ndarray
-        Of the logarithms, around the optimum.
-    slopes : ndarray
-        Of the rows' values, (rows, constants).
-    inflation : float
-        By how much rows scatter more than their spreads say; at least 1.
-    """
-
-    logs: Vector
-    squares: float
-    covariance: Vector
-    slopes: Vector
-    inflation: float
+    logs: Vector  # logarithm of each constant's factor
+    squares: float  # sum of squares there, priors included
+    covariance: Vector  # of the logarithms, around the optimum
+    slopes: Vector  # of the rows' values, (rows, constants)
+    inflation: float  # by how much rows scatter more than their spreads say; at least 1
 
 
 def spreads(predictor: Predictor) -> Vector:
@@ -80,19 +66,7 @@ class Told(Protocol):
 
 
 class Problem:
-    """Some rows of a predictor, and the priors.
-
-    Parameters
-    ----------
-    predictor : Told
-    rows : sequence of int
-        Rows that count.
-    sigma : ndarray
-        Spread of every row of the predictor.
-    loss : {"linear", "soft_l1"}
-        Of rows: ``soft_l1`` lets rows that are far off count less. Priors always count in full: with a loss that grows ever
-        slower, a constant that no row tells could leave its prior at little cost.
-    """
+    """Some rows of a predictor, and the priors."""
 
     def __init__(self, predictor: Told, rows: list[int], sigma: Vector, loss: Literal["linear", "soft_l1"] = "linear") -> None:
         self.predictor = predictor
@@ -155,13 +129,7 @@ class Problem:
         return np.asarray(found.x, float)
 
     def interval(self, fit: Fit, k: int) -> tuple[float, float]:
-        """Find where the sum of squares, least over all other constants, rises by 1.645 squared: nine of ten by likelihood.
-
-        Returns
-        -------
-        tuple of float
-            Logarithms of the factor.
-        """
+        """Find where the sum of squares, least over all other constants, rises by 1.645 squared: nine of ten by likelihood."""
         low = self._side(fit, k, -1.0)
         high = self._side(fit, k, 1.0)
         return low, high

@@ -32,26 +32,7 @@ def is_bench(text: str) -> bool:
 
 
 def bench_rows(text: str, path: Path, models: Sequence[str]) -> list[Observation]:
-    """Read rows of llama-bench.
-
-    Parameters
-    ----------
-    text : str
-        In any of the three formats.
-    path : Path
-        For messages.
-    models : sequence of str
-        Names of the models that rows may be of, or ``TYPE=NAME`` where TYPE stands in ``model_type`` or ``model_filename``.
-
-    Returns
-    -------
-    list of Observation
-
-    Raises
-    ------
-    ConfigError
-        If a field is missing, a model is not known, or a row mixes prompt and generation.
-    """
+    """Read rows of llama-bench."""
     found = []
     for number, record in enumerate(_records(text, path), 1):
         place = f"{path}: row {number}"

@@ -19,16 +19,7 @@ if TYPE_CHECKING:
 
 
 def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
-    """Count what a case needs on the GPU, buffers of the engine and a policy's cache included; None where it cannot be told.
-
-    Parameters
-    ----------
-    case : Case
-    hardware : HardwareProfile
-        With room for everything.
-    gpu : str
-        Name of the device.
-    """
+    """Count what a case needs on the GPU, buffers of the engine and a policy's cache included; None where it cannot be told."""
     name, one = case.setting.policy["name"], case.observation
     tokens = (one.context + (one.decode if one.kind == "decode" else 0)) * one.batch
     plain = name in STATIC and (name != "composed" or case.setting.family == "gpu_experts")

@@ -25,38 +25,17 @@ USEFUL: Final = 0.8
 
 @dataclass(frozen=True)
 class NextLine:
-    """A measurement that is not there yet.
+    """A measurement that is not there yet."""
 
-    Attributes
-    ----------
-    command : str
-        What to run.
-    constant : str
-        What it would tell most of.
-    narrows : float
-        Share of that constant's interval that would be left, the lines before it measured.
-    """
-
-    command: str
-    constant: str
-    narrows: float
+    command: str  # what to run
+    constant: str  # what it would tell most of
+    narrows: float  # share of that constant's interval that would be left, the lines before it measured
 
 
 def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
     """Rank llama-bench lines by how much they narrow what is not identified.
 
-    Parameters
-    ----------
-    found : Identified
-    most : int
-        How many to give.
-
-    Returns
-    -------
-    list of NextLine
-        The one that narrows most first, each by what it tells after those before it, and beside a constant of its own. None
-        repeats a row. Empty if everything is
-        identified, or no line that llama-bench can measure would narrow an interval to `USEFUL` of what it is.
+    Each by what it tells after those before it, and beside a constant of its own; none repeats a row.
     """
     weak = [k for k, one in enumerate(found.constants) if one.moves and not one.identified]
     if not weak:

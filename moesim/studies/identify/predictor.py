@@ -51,17 +51,7 @@ class Memo:
 
 
 class Predictor:
-    """Predicted logarithms of all rows, as functions of the constants' logarithms.
-
-    Parameters
-    ----------
-    machine : Machine
-        With its free constants.
-    cases : sequence of Case
-        Rows; a ratio's other row is among them.
-    memo : Memo
-        For the engine's values.
-    """
+    """Predicted logarithms of all rows, as functions of the constants' logarithms."""
 
     def __init__(
         self, machine: Machine, cases: Sequence[Case], memo: Memo, surrogates: dict[str, Surrogate] | None = None

@@ -35,18 +35,6 @@ _TYPES: Final = re.compile(r"(IQ\d_\w+|Q\d_\w+|BF16|F16|F32|MXFP4|FP8)", re.IGNO
 def read_bits(text: str, place: str) -> list[dict[str, Any]]:
     """Read bits per weight.
 
-    Parameters
-    ----------
-    text : str
-        A number, a name of `QUANTS`, ``EXPERTS/REST``, or several of these joined by ``|``; empty: as the model has them.
-    place : str
-        For messages.
-
-    Returns
-    -------
-    list of dict
-        Fields of a model for each choice.
-
     Examples
     --------
     >>> read_bits("4.5|Q8_0", "")

@@ -37,47 +37,15 @@ _KNOWN: Final = (
 
 @dataclass(frozen=True)
 class EngineSetting:
-    """A setting of an engine.
+    """A setting of an engine."""
 
-    Attributes
-    ----------
-    policy : mapping
-        As in an experiment.
-    cache : mapping
-        As in an experiment; everything if none was said.
-    family : str
-        Kind of setting, for blocks.
-    """
-
-    policy: Mapping[str, Any]
-    cache: Mapping[str, Any]
-    family: str
+    policy: Mapping[str, Any]  # as in an experiment
+    cache: Mapping[str, Any]  # as in an experiment; everything if none was said
+    family: str  # kind of setting, for blocks
 
 
 def read_setting(text: str, model: ModelSpec, place: str, *, alias: bool = False) -> EngineSetting:
-    """Read a setting.
-
-    Parameters
-    ----------
-    text : str
-        ``n_cpu_moe=24``, ``ngl=0``, ``-ngl 99 -ncmoe 24``, ``all_cpu``, ``all_gpu``, ``gpu_experts=28`` (of each layer), or
-        ``policy=NAME`` with its options and ``cache=RATIO`` or ``cache=SIZE``.
-    model : ModelSpec
-        Whose layers and experts they are.
-    place : str
-        For messages.
-    alias : bool
-        More layers than there are mean all of them.
-
-    Returns
-    -------
-    EngineSetting
-
-    Raises
-    ------
-    ConfigError
-        If it is not known, or the model does not have it.
-    """
+    """Read a setting."""
     given = _words(text, place)
     if "policy" in given:
         return _of_policy(given, place)

@@ -18,18 +18,7 @@ OWNER: Final = "calibrate"
 
 @contextmanager
 def memo_in(folder: Path | None) -> Iterator[Memo]:
-    """Keep values in a folder as soon as they are there; without one, in memory.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Of a result; made when the first value is kept.
-
-    Yields
-    ------
-    Memo
-        With the values that are known; damaged lines, and those of another version of the simulator, are not.
-    """
+    """Keep values in a folder as soon as they are there; without one, in memory."""
     if folder is None:
         yield Memo()
         return

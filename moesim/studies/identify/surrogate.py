@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 
 class Surrogate:
-    """The closed form of one case.
-
-    Parameters
-    ----------
-    case : Case
-        Static.
-    hardware : HardwareProfile
-        Names of devices, and room for everything; its rates do not matter.
-    """
+    """The closed form of one case."""
 
     def __init__(self, case: Case, hardware: HardwareProfile) -> None:
         self.case = case
