@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from moesim.cli.main import main
-from moesim.cli.main import main as cli
+from moesim.cli import main as cli
 from moesim.core import limits
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError

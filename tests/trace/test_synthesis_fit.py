@@ -33,7 +33,7 @@ REFERENCE_MODELS = ("mixtral-8x7b", "gpt-oss-20b", "deepseek-v2-lite")
 
 def edited(tmp_path: Path, kind: str, change) -> str:
     """Write a shipped file with something changed, and give its path."""
-    folder = Path(__file__).resolve().parents[2] / "moesim" / "synthesis" / kind
+    folder = Path(__file__).resolve().parents[2] / "moesim" / "trace" / "synthesis" / kind
     raw = yaml.safe_load((folder / "mixtral-8x7b.yaml").read_text())
     change(raw)
     path = tmp_path / "edited.yaml"
