@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 import typer
 
-from moesim.cli.main import main
 from moesim.cli import main as cli
+from moesim.cli.main import main
 from moesim.core import limits
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, HardwareError
