@@ -22,6 +22,7 @@ The ten rules, each with an exact-timeline test in ``tests/engine/test_engine_ru
 10. When nothing can happen though work is left, the run ends with an error that says who waits for what.
 """
 
-from moesim.engine.entry import EngineOptions, empty_view, simulate
+from moesim.engine.entry import empty_view, simulate
+from moesim.engine.state import EngineOptions
 
 __all__ = ["EngineOptions", "empty_view", "simulate"]

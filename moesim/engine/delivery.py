@@ -40,7 +40,7 @@ def routed(state: State, mb: int) -> None:
         return
     event = _new(Routed, (visit.step, layer, mb, experts, weights, scores, rows, active, micro.first_row))
     actions = state.policy.decide(event, state.view)
-    if state.decision_ns:
+    if state.options.decision_ns:
         _charge(state, visit, active, list(actions or ()))
     elif actions:
         apply(state, actions)
@@ -76,7 +76,7 @@ def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: S
 def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any]) -> None:
     """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile."""
     mb, now = state.mb, state.now
-    state.records.decisions.append(DecisionRecord(now, now + state.decision_ns, visit.step, visit.layer))
+    state.records.decisions.append(DecisionRecord(now, now + state.options.decision_ns, visit.step, visit.layer))
     visit.open += 1
     state.deciding = True
     held = []
@@ -103,7 +103,7 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
         if state.undecided:
             state.routed.append(state.undecided.pop(0))
 
-    state.carrier.after(state.decision_ns, take_effect)
+    state.carrier.after(state.options.decision_ns, take_effect)
 
 
 def _submit_shared(state: State, visit: Visit, mb: int) -> None:

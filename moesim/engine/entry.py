@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.loop import run
 from moesim.engine.setup import make_state, place
 from moesim.engine.simulated import Simulated
+from moesim.engine.state import EngineOptions
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moesim.trace.predictors import Predictor
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How the engine runs.
-
-    Attributes
-    ----------
-    decision_ns : int
-        Time charged between Routed and the effect of the actions it causes, in nanoseconds.
-    """
-
-    decision_ns: int = 0
 
 
 def simulate(
@@ -76,7 +63,7 @@ def simulate(
         If nothing can happen any more and work remains.
     """
     state = make_state(
-        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, (options or EngineOptions()).decision_ns,
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(),
         policy_name or type(policy).__name__, progress,
     )  # fmt: skip
     place(state)
@@ -89,4 +76,4 @@ def empty_view(
     tables: Mapping[str, NDArray[Any]],
 ) -> View:  # fmt: skip
     """Show a machine on which nothing is placed yet, as `Policy.place` sees it."""
-    return make_state(model, costs, workload, policy, cache_slots, {}, tables, 0, "", None).view
+    return make_state(model, costs, workload, policy, cache_slots, {}, tables, EngineOptions(), "", None).view

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.capacity import check_capacity, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
 from moesim.engine.memory import DeviceMemory, PoolState
-from moesim.engine.state import HostThread, State
+from moesim.engine.state import EngineOptions, HostThread, State
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError, unknown_name
 from moesim.hardware.costs import CostModel
@@ -30,13 +30,13 @@ FIXED = ("weights", "workspace", "reserved", "experts")
 
 def make_state(
     model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
-    predictors: Mapping[str, Predictor], tables: Mapping[str, NDArray[Any]], decision_ns: int, policy_name: str,
+    predictors: Mapping[str, Predictor], tables: Mapping[str, NDArray[Any]], options: EngineOptions, policy_name: str,
     progress: Callable[[int], None] | None,
 ) -> State:  # fmt: skip
     """Make the state of a run on an empty machine."""
     submit_ns, shared = costs.host_expert_ns(), costs.host_shared()
     state = State(
-        model, costs, workload, policy, policy_name, dict(cache_slots), predictors, tables, decision_ns, progress, policy.listens,
+        model, costs, workload, policy, policy_name, dict(cache_slots), predictors, tables, options, progress, policy.listens,
         [model.expert_bytes(layer) for layer in range(model.n_layers)],
         HostThread(submit_ns, shared) if submit_ns or shared else None, iter(workload.steps),
     )  # fmt: skip

@@ -51,6 +51,19 @@ class HostThread:
     computing: Task | None = None
 
 
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine runs.
+
+    Attributes
+    ----------
+    decision_ns : int
+        Time charged between Routed and the effect of the actions it causes, in nanoseconds.
+    """
+
+    decision_ns: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """All of one run. Policies never see it; they see `EngineView`."""
@@ -63,7 +76,7 @@ class State:
     cache_slots: Mapping[str, int]
     predictors: Mapping[str, Predictor]
     tables: Mapping[str, NDArray[Any]]
-    decision_ns: int
+    options: EngineOptions
     progress: Callable[[int], None] | None
     listens: frozenset[type]
     expert_bytes: list[int]  # of each layer

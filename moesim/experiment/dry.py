@@ -11,7 +11,6 @@ from moesim.experiment.estimate import chunks, seconds, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
-from moesim.experiment.runner import settings
 from moesim.experiment.store import Store
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.imports import WouldImport
@@ -19,7 +18,7 @@ from moesim.policies.imports import WouldImport
 
 def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None, cores: int) -> str:
     """Describe an experiment without running it, but for a few seconds of trying how fast it is."""
-    rows = [settings(spec) for spec in experiment.specs]
+    rows = [spec.row() for spec in experiment.specs]
     lines = [f"{name}: {', '.join(values)}" for name, values in _varying(rows)]
     lines += [_would_import(one) for one in dict.fromkeys(experiment.not_imported.values())]
     n_points = len({tuple(map(repr, spec.point.setting)) for spec in experiment.specs})
@@ -32,7 +31,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
         there = Store(folder, read_only=True).read() if folder is not None else {}
         missing = [spec for spec, key in zip(experiment.specs, run_keys(experiment), strict=True) if key not in there]
         lines.append(f"{_counted(len(rows), 'run')}{of}, {len(rows) - len(missing)} of them done, {len(missing)} to do")
-    lines += [f"cannot run: {describe_run(settings(spec))}: {spec.refusal}" for spec in experiment.specs if spec.refusal]
+    lines += [f"cannot run: {describe_run(spec.row())}: {spec.refusal}" for spec in experiment.specs if spec.refusal]
     counts = [chunks(experiment, spec) for spec in missing]
     if any(each > 1 for each, _ in counts):
         each, total = max(each for each, _ in counts), sum(total for each, total in counts if each > 1)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from moesim.core.units import ceil_div
 from moesim.errors import MoesimError, WorkloadError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs.links import most_chunks
@@ -39,7 +38,7 @@ def lookups(experiment: Experiment, spec: RunSpec) -> int:
 
 def chunks(experiment: Experiment, spec: RunSpec) -> tuple[int, int]:
     """Count the chunks of a run's transfers."""
-    each = most_chunks(spec.model, experiment.chunk_bytes(spec))
+    each = most_chunks(spec.model, experiment.transfer(spec)[1])
     missed = 1 - (spec.point.ratio or 0)
     return each, each * round(lookups(experiment, spec) * missed)
 
@@ -79,9 +78,7 @@ def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float 
 def _pace(experiment: Experiment, spec: RunSpec) -> float | MoesimError:
     tokens = spec.workload.decode_tokens
     short = replace(spec.workload, n_batches=1, decode_tokens=_TRIED_TOKENS if tokens is None else min(tokens, _TRIED_TOKENS))
-    if spec.point.chunk_bytes is not None:
-        larger = max(spec.point.chunk_bytes, ceil_div(most_chunks(spec.model, 1), _TRIED_CHUNKS))
-        spec = replace(spec, point=replace(spec.point, chunk_bytes=larger))
+    spec = spec.in_pieces(_TRIED_CHUNKS)
     try:
         tried = replace(spec, workload=short)
         work = _work(experiment, tried)

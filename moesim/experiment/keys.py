@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +21,7 @@ CODE = (
     "__init__.py", "capacity.py", "errors.py", "policy.py", "records.py",
     "core/collector.py", "core/colours.py", "core/data.py", "core/limits.py", "core/text.py", "core/units.py",
     "core/yaml_reader.py", "engine", "experiment/budget.py", "experiment/intervals.py", "experiment/needs.py",
-    "experiment/runner.py", "experiment/traces.py", "hardware", "metrics", "model", "policies",
+    "experiment/runner.py", "experiment/spec.py", "experiment/traces.py", "hardware", "metrics", "model", "policies",
     "studies/advice/static_sets.py", "trace",
 )  # fmt: skip
 """Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
@@ -55,17 +53,15 @@ def run_keys(experiment: Experiment) -> list[str]:
     sources = {names: sources_digest(names, imports=imports) for names in used}
 
     def key(spec: RunSpec) -> str:
-        point = spec.point
-        settings = {name: v for name, v in vars(point).items() if name not in ("model", "hardware", "trace", "repeat")}
         inputs = {
             "code": code_digest(),
             "model": content(spec.model),
             "hardware": content(spec.hardware),
             "trace": experiment.trace(spec).digest,
             "requests": _requests(experiment, spec),
-            "policy_source": sources[code_names(point.policy)],
+            "policy_source": sources[code_names(spec.point.policy)],
         }
-        return fingerprint({**inputs, **settings, "workload": asdict(spec.workload)})
+        return fingerprint({**inputs, **spec.asked()})
 
     return [key(spec) for spec in experiment.specs]
 
@@ -74,12 +70,3 @@ def _requests(experiment: Experiment, spec: RunSpec) -> list[object]:
     """What was drawn, rather than the signals that other policies of the experiment need: often those change nothing."""
     workload = experiment.workload(spec)
     return [list(workload.requests), drawn(experiment.trace(spec), workload, experiment.signals(spec))]
-
-
-def group_of(spec: RunSpec) -> str:
-    """Name a run and its repeats, and no other run: a hash of all that was written but the seeds."""
-    written = {name: value for name, value in vars(spec.point).items() if name != "repeat"}
-    for name in ("workload", "trace"):
-        if isinstance(written[name], Mapping):
-            written[name] = {key: value for key, value in written[name].items() if key != "seed"}
-    return fingerprint(written)[:16]

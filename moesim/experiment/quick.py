@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
-from moesim.experiment.point import Point
+from moesim.experiment.spec import Point
 from moesim.experiment.sweep import expand
 
 QUICK_DECODE_TOKENS = 4

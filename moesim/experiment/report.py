@@ -10,30 +10,12 @@ from moesim.core.units import NS_PER_MS, NS_PER_S, format_bytes
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.repeats import CI, aggregate, repeated
 from moesim.metrics import Value
-from moesim.metrics.naming import LIVE
+from moesim.metrics.naming import COLUMNS, HOW, LIVE, WORKLOAD
 
 Row = Mapping[str, Value]
 
-_SETTINGS = {
-    "model": "model",
-    "hardware": "hardware",
-    "trace": "trace",
-    "prompt_tokens": "prompt",
-    "decode_tokens": "decode",
-    "n_batches": "batches",
-    "seed": "seed",
-    "micro_batches": "micro",
-    "prefill_chunk": "chunk",
-    "refill": "refill",
-    "reuse": "reuse",
-    "requests": "requests",
-    "transfer_curve": "transfer",
-    "chunk_bytes": "chunk",
-    "decision_ns": "decision ns",
-    "extrapolate": "extrapolate",
-    "warm_up": "warm-up",
-    "predictors": "predictors",
-}
+_ORDER = ("model", "hardware", "trace", *WORKLOAD[1:], *(name for name in HOW if name != "predictors"), "predictors")
+_SETTINGS = {name: COLUMNS[name].head or COLUMNS[name].word for name in _ORDER}
 """Settings that get a column where they differ between runs."""
 
 _BYTES = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message")

@@ -11,18 +11,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesim.core.progress import Progress
-from moesim.core.units import us_to_ns
 from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
-from moesim.experiment.point import Point
-from moesim.experiment.runner import transfer_of
-from moesim.experiment.spec import RunSpec
+from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import expand
 from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace, trace_label
 from moesim.hardware import load_hardware
-from moesim.hardware.costs.links import check_chunk
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.imports import WouldImport, code_names, would_import
@@ -73,7 +69,7 @@ class Experiment:
         self.config = config
         self.place = place
         self.not_imported: dict[str, WouldImport] = {}
-        self._chunks: dict[tuple[str, str, int | None], int | None] = {}
+        self._transfers: dict[tuple[str, str, tuple[str, int | None]], tuple[str, int | None]] = {}
         self._needs: dict[str, frozenset[str]] = {}  # a policy is made once, not for each of its settings
         self._models: dict[str, ModelSpec] = {}
         self._machines: dict[str, HardwareProfile] = {}
@@ -112,8 +108,6 @@ class Experiment:
         place = self.place
         model = _remembered(self._models, point.model, lambda: load_model(point.model, f"{place}: model"))
         machine = _remembered(self._machines, point.hardware, lambda: load_hardware(point.hardware, f"{place}: hardware"))
-        if point.chunk_bytes is not None:
-            check_chunk(model, point.chunk_bytes, f"{place}: transfer.chunk")
         trace = _remembered(self.traces, point.trace, lambda: self._read(point.trace))
         self._check_shape(trace_label(point.trace), trace, model)
         try:
@@ -124,17 +118,11 @@ class Experiment:
         if point.ratio is not None:
             # Exact: 0.29 of 100 experts are 29, which floating point makes 28.
             slots = int(Fraction(repr(point.ratio)) * model.n_layers * model.n_experts)
-        return RunSpec(
-            index,
-            point,
-            model,
-            machine,
-            workload,
-            slots,
-            us_to_ns(point.decision_us),
-            policy_label(point.policy),
-            ends=self._ends_of(point, machine),
+        spec = RunSpec(
+            index, point, model, machine, workload, slots, policy_label(point.policy), ends=self._ends_of(point, machine)
         )
+        spec.check(place)
+        return spec
 
     def _ends_of(self, point: Point, machine: HardwareProfile) -> tuple[Ends, ...]:
         if not point.intervals:
@@ -236,15 +224,16 @@ class Experiment:
         found: dict[str, Any] = {"models": models, "hardware": machines, "traces": traces}
         return found | ({"policies": policies} if policies else {})
 
-    def chunk_bytes(self, spec: RunSpec) -> int | None:
-        """Give the largest piece of a run's transfers: the experiment's, or that of a policy with transfers of its own."""
-        key = (spec.policy_name, model_label(spec.model), spec.point.chunk_bytes)
-        if key not in self._chunks:
-            self._chunks[key] = spec.point.chunk_bytes
+    def transfer(self, spec: RunSpec) -> tuple[str, int | None]:
+        """Say how weights will travel in a run: the experiment's way, or that of a policy with transfers of its own."""
+        written = spec.transfer(None)
+        key = (spec.policy_name, model_label(spec.model), written)
+        if key not in self._transfers:
+            self._transfers[key] = written
             if spec.policy_name not in self.not_imported:
                 with suppress(Exception):  # anybody's code; the run itself will say what is wrong with it
-                    self._chunks[key] = transfer_of(spec, make_policy(spec.point.policy))[1]
-        return self._chunks[key]
+                    self._transfers[key] = spec.transfer(make_policy(spec.point.policy))
+        return self._transfers[key]
 
     def signals(self, spec: RunSpec) -> frozenset[str]:
         """Name the recorded signals that every request of a run must have: a policy needs them that runs the same workload."""

@@ -11,10 +11,10 @@ from moesim.core.progress import Progress
 from moesim.core.units import format_bytes
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import worth_processes
-from moesim.experiment.keys import group_of, run_keys
+from moesim.experiment.keys import run_keys
 from moesim.experiment.pool import Pool, make_pool, usable_cores
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import SIMULATED, Execution, run_one, settings
+from moesim.experiment.runner import SIMULATED, Execution, run_one
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
 from moesim.experiment.submit import outcomes_of
@@ -114,7 +114,7 @@ def run_experiment(
             new = _elsewhere(experiment, missing, kept, told, pool, _Known(experiment, store, keys, kept), folder)
         try:
             for spec, outcome in new:
-                outcome.row.update(key=keys[spec.index], group=group_of(spec))
+                outcome.row.update(key=keys[spec.index], group=spec.group)
                 if store is not None and outcome.failure is None:
                     if outcome.records is not None:
                         store.add_records(keys[spec.index], outcome.records)
@@ -163,7 +163,7 @@ class _Known:
         """Make an outcome of a row; None if records are wanted and not there."""
         machine = Machine.of(spec.hardware)
         # Its place in this experiment, and the names that this experiment has for things.
-        row = {**row, **settings(spec), "workload_digest": self.experiment.workload(spec).digest, "group": group_of(spec)}
+        row = {**row, **spec.row(), "workload_digest": self.experiment.workload(spec).digest, "group": spec.group}
         if spec.index not in self.kept:
             return Outcome(row, machine)
         assert self.store is not None

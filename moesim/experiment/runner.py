@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim.core import collector
-from moesim.core.units import format_bytes
-from moesim.engine import EngineOptions, simulate
+from moesim.engine import simulate
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.budget import initial_placement, slots_used, slots_within
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
 from moesim.experiment.needs import SCORES
-from moesim.experiment.traces import trace_label
 from moesim.hardware import LABELS, weakest
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Value, summarise
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
-from moesim.metrics.naming import hardware_label, model_label
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
@@ -74,7 +70,7 @@ def run_one(
     machine = Machine.of(spec.hardware)
     failure: MoesimError
     if spec.refusal is not None:
-        return Outcome({**settings(spec), "error": str(spec.refusal)}, machine, failure=spec.refusal)
+        return Outcome({**spec.row(), "error": str(spec.refusal)}, machine, failure=spec.refusal)
     try:
         with collector.paused():
             return _run(inputs, spec, machine, keep, progress, execution)
@@ -83,7 +79,7 @@ def run_one(
     except Exception as error:
         # A policy may be anybody's code: what it raises ends this run and no other.
         failure = PolicyError(f"policy {spec.point.policy['name']} raised {describe_exception(error)}")
-    return Outcome({**settings(spec), "error": str(failure)}, machine, failure=failure)
+    return Outcome({**spec.row(), "error": str(failure)}, machine, failure=failure)
 
 
 def _run(
@@ -100,9 +96,9 @@ def _run(
     labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *done.labels]
     oracle = "oracle:routing" in policy.needs
     labels += ["oracle"] if oracle else []
-    labels += ["assumed"] if spec.decision_ns or (trace.made_up and SCORES & policy.needs) else []
+    labels += ["assumed"] if spec.point.decision_us or (trace.made_up and SCORES & policy.needs) else []
     notes = notes_of(spec, trace, workload, assumes_memory=not done.placement.enforce_capacity, signals=inputs.signals(spec))
-    if own := _own_transfer(spec, costs):
+    if own := spec.own_transfer(policy):
         notes.append(f"transfers of its own: {own}")
     notes += [*([] if execution.measured else costs.notes()), *execution.notes()]
     if "scores-or-weights" in policy.needs and trace.recorded_scores is None:
@@ -110,7 +106,7 @@ def _run(
     varied = _varied(inputs, spec, machine, execution, done)
     notes += [str(varied.pop("varied"))] if varied.get("varied") else []
     row: dict[str, Value] = {
-        **settings(spec),
+        **spec.row(),
         "cache_slots": done.slots,
         "cache_slots_used": slots_used(done.placement, spec.model),
         "cache_share": done.slots / (spec.model.n_layers * spec.model.n_experts),
@@ -121,7 +117,7 @@ def _run(
         "workload_digest": workload.digest,
         "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),
         "error": None,
-        "own_transfer": _own_transfer(spec, costs),
+        "own_transfer": spec.own_transfer(policy),
         **metrics,
         **{key: value for key, value in varied.items() if key != "varied"},
         **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
@@ -170,14 +166,14 @@ def _carry_out(
     if slots is None:
         budget = spec.point.budget_bytes
         assert budget is not None
-        slots = slots_within(budget, spec.model, _costs(spec, policy), workload, policy, tables, spec.policy_name)
+        slots = slots_within(budget, spec.model, spec.costs(policy), workload, policy, tables, spec.policy_name)
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
-    placement = initial_placement(spec.model, _costs(spec, policy), workload, policy, per_device, tables)
+    placement = initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables)
     predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
-    costs = _costs(spec, policy)
+    costs = spec.costs(policy)
     records = execution.call(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
-        tables=tables, options=EngineOptions(decision_ns=spec.decision_ns), policy_name=spec.policy_name, progress=progress,
+        tables=tables, options=spec.options, policy_name=spec.policy_name, progress=progress,
     )  # fmt: skip
     if execution.measured:  # nothing begins at the very nanosecond at which what it waited for has ended
         split = Chain(records, machine.kinds, machine.media).breakdown()
@@ -185,58 +181,6 @@ def _carry_out(
         split = breakdown(records, machine.kinds, machine.media)
     metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=spec.point.warm_up_steps, split=split)
     return _Done(policy, costs, slots, placement, records, split, metrics, tuple(predictors.labels))
-
-
-def _costs(spec: RunSpec, policy: Any) -> CostModel:
-    """A cost model of its own for each use: it remembers the numbers it was asked for."""
-    curve, chunk_bytes = transfer_of(spec, policy)
-    return CostModel(
-        spec.model,
-        spec.hardware,
-        transfer=curve,
-        chunk_bytes=chunk_bytes,
-        extrapolate=spec.point.extrapolate,
-    )
-
-
-def transfer_of(spec: RunSpec, policy: Any) -> tuple[str, int | None]:
-    """Say how weights travel in a run."""
-    own: tuple[str, int | None] | None = policy.transfer(spec.model) if hasattr(policy, "transfer") else None
-    return own or (spec.point.curve, spec.point.chunk_bytes)
-
-
-def _own_transfer(spec: RunSpec, costs: CostModel) -> str | None:
-    """Name the transfers that belong to the policy, where they are not the experiment's."""
-    if (costs.transfer, costs.chunk_bytes) == (spec.point.curve, spec.point.chunk_bytes):
-        return None
-    return costs.transfer + (f" in {format_bytes(costs.chunk_bytes)}" if costs.chunk_bytes else "")
-
-
-def settings(spec: RunSpec) -> dict[str, Value]:
-    """Say in a row what a run is: everything that was set, by name."""
-    point, workload = spec.point, spec.workload
-    options = {key: value for key, value in point.policy.items() if key != "name"}
-    row: dict[str, Value] = {
-        "run": spec.index,
-        "policy": spec.policy_name,
-        "policy_name": str(point.policy["name"]),
-        "policy_options": json.dumps(options, sort_keys=True, default=str),
-        "model": model_label(spec.model),
-        "hardware": hardware_label(spec.hardware),
-        "trace": trace_label(point.trace),
-        "cache_ratio": point.ratio,
-        "cache_budget_bytes": point.budget_bytes,
-    }
-    row |= {key: value for key, value in asdict(workload).items() if key != "requests"}
-    row["requests"] = None if workload.requests is None else json.dumps(workload.requests)
-    row["transfer_curve"] = point.curve
-    row["chunk_bytes"] = point.chunk_bytes
-    row["predictors"] = json.dumps(dict(point.predictors), sort_keys=True) if point.predictors else None
-    row["decision_ns"] = spec.decision_ns
-    row["extrapolate"] = point.extrapolate
-    row["warm_up"] = point.warm_up_steps
-    row["repeat"] = point.repeat
-    return row
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:

@@ -1,18 +1,97 @@
-"""One run with everything looked up: what travels from an experiment to workers, the engine, rows and keys."""
+"""One run, said once: what each field of it is called in a file, in a result row and in the engine, and what its key hashes.
+
+A `Point` is a run as written, a `RunSpec` the same with everything looked up: it travels from an experiment to workers, engine,
+rows and keys. A parameter that is to be added is added to `Point`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final
 
+from moesim.core.units import ceil_div, format_bytes, us_to_ns
+from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
-from moesim.experiment.point import Point
+from moesim.experiment.traces import trace_label
+from moesim.hardware.costs import CostModel
+from moesim.hardware.costs.links import check_chunk, most_chunks
+from moesim.metrics.naming import fingerprint, hardware_label, model_label
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
+    from moesim.metrics import Value
     from moesim.model import ModelSpec
+
+
+def _setting(
+    key: str = "", column: str = "", *, default: Any = MISSING, to: Callable[[Any], Any] = lambda value: value, grid: bool = False
+) -> Any:
+    """Make a field: its key in a file and its column in a row, if they have other names; how it stands in a row; if it sweeps."""
+    return field(default=default, metadata={"key": key, "column": column, "to": to, "grid": grid})
+
+
+def _json(value: Any) -> str | None:
+    return json.dumps(value, sort_keys=True) if value else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One run as written: no field is a list to sweep any more."""
+
+    # model, hardware: as in the file
+    model: Any
+    hardware: Any
+    trace: Any  # name or path, or how to synthesize it
+    ratio: float | None = _setting("cache.ratio", "cache_ratio")  # share of all experts that each GPU may cache
+    budget_bytes: int | None = _setting("cache.budget", "cache_budget_bytes")  # or the memory that everything must fit into
+    workload: Mapping[str, Any]  # keyword arguments of `moesim.trace.workload.WorkloadSpec`
+    curve: str = _setting("transfer.curve", "transfer_curve", grid=True)
+    chunk_bytes: int | None = _setting("transfer.chunk", grid=True)  # largest piece of a transfer
+    predictors: Mapping[str, str] = _setting(to=_json)  # prediction sources that another one stands in for
+    decision_us: float = _setting(column="decision_ns", to=us_to_ns, grid=True)  # time charged for a decision
+    extrapolate: bool = _setting(default=False, grid=True)  # whether curves may be read outside of what was measured
+    warm_up_steps: int | None = _setting(column="warm_up", default=None, grid=True)  # steps that count as cold in hit rates
+    repeat: int = _setting(default=0)  # which of the experiment's repeats; its seeds are those of the first, plus this
+    policy: Mapping[str, Any] = field(metadata={"key": "policies"})  # `name` and options
+    intervals: bool = False  # whether to repeat runs at the ends of the intervals of the profile's numbers
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """All but the policy: two points with the same one compare policies."""
+        return tuple(value for name, value in vars(self).items() if name != "policy")
+
+    def written(self) -> dict[str, Any]:
+        """Give the keys of an experiment that has this setting alone, without its policies."""
+        found: dict[str, Any] = {}
+        for name, key in KEYS.items():
+            section, _, inside = key.partition(".")
+            value = getattr(self, name)
+            if inside and (section != "cache" or value is not None):  # a cache has a share or a budget
+                found.setdefault(section, {})[inside] = value
+            elif not inside and name not in ("policy", "repeat"):
+                found[key] = dict(value) if name in ("workload", "predictors") else value
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """Give columns of a result row: all but policy, model, machine and trace."""
+        row: dict[str, Any] = {}
+        for one in fields(self):
+            if one.name == "workload":
+                row |= self.workload
+            elif "to" in one.metadata:
+                row[one.metadata["column"] or one.name] = one.metadata["to"](getattr(self, one.name))
+        return row
+
+
+KEYS: Final[Mapping[str, str]] = {one.name: one.metadata.get("key") or one.name for one in fields(Point)}
+"""Fields of a point -> keys of an experiment."""
+PLAIN: Final = tuple(one.name for one in fields(Point) if one.metadata.get("grid"))
+"""Fields that an experiment gives one value or several of, in the order in which sweeps vary them."""
+_SEEDED: Final = ("workload", "trace")
 
 
 @dataclass(frozen=True)
@@ -26,7 +105,72 @@ class RunSpec:
     hardware: HardwareProfile
     workload: WorkloadSpec
     cache_slots: int | None  # slots of each GPU over all layers; None: to be found from the budget
-    decision_ns: int  # charged between Routed and the effect of its actions
     policy_name: str  # name with its options, unique within the experiment
     refusal: InputError | None = None  # why it cannot be carried out: the trace lacks what the policy needs
     ends: tuple[Ends, ...] = ()  # machines at the ends of the intervals of the profile's numbers, if the experiment asks for them
+
+    def check(self, place: str) -> None:
+        """Refuse what model and machine cannot express. Raises `HardwareError`."""
+        if self.point.chunk_bytes is not None:
+            check_chunk(self.model, self.point.chunk_bytes, f"{place}: {KEYS['chunk_bytes']}")
+
+    # ----------------------------------------------------------------------------------------------------------- to the engine
+    @property
+    def options(self) -> EngineOptions:
+        """What the engine is told beside model, costs, workload and policy."""
+        return EngineOptions(decision_ns=us_to_ns(self.point.decision_us))
+
+    def transfer(self, policy: Any) -> tuple[str, int | None]:
+        """Say how weights travel: the policy's own way, or the experiment's curve and largest piece."""
+        own: tuple[str, int | None] | None = policy.transfer(self.model) if hasattr(policy, "transfer") else None
+        return own or (self.point.curve, self.point.chunk_bytes)
+
+    def in_pieces(self, most: int) -> RunSpec:
+        """Give the run with pieces so large that an expert goes in so many of them at most."""
+        if self.point.chunk_bytes is None:
+            return self
+        larger = max(self.point.chunk_bytes, ceil_div(most_chunks(self.model, 1), most))
+        return replace(self, point=replace(self.point, chunk_bytes=larger))
+
+    def own_transfer(self, policy: Any) -> str | None:
+        """Name the transfers that belong to the policy, where they are not the experiment's."""
+        curve, piece = self.transfer(policy)
+        if (curve, piece) == (self.point.curve, self.point.chunk_bytes):
+            return None
+        return curve + (f" in {format_bytes(piece)}" if piece else "")
+
+    def costs(self, policy: Any) -> CostModel:
+        """Make a cost model: one for each use, since it remembers the numbers it was asked for."""
+        curve, piece = self.transfer(policy)
+        return CostModel(self.model, self.hardware, transfer=curve, chunk_bytes=piece, extrapolate=self.point.extrapolate)
+
+    # ------------------------------------------------------------------------------------------------------------ to the rows
+    def row(self) -> dict[str, Value]:
+        """Say in a row what a run is: everything that was set, by name."""
+        options = {key: value for key, value in self.point.policy.items() if key != "name"}
+        row: dict[str, Value] = {
+            "run": self.index,
+            "policy": self.policy_name,
+            "policy_name": str(self.point.policy["name"]),
+            "policy_options": json.dumps(options, sort_keys=True, default=str),
+            "model": model_label(self.model),
+            "hardware": hardware_label(self.hardware),
+            "trace": trace_label(self.point.trace),
+        }
+        asked = asdict(self.workload)
+        return row | self.point.row() | asked | {"requests": _json(asked["requests"])}
+
+    # ------------------------------------------------------------------------------------------------------------- to the key
+    def asked(self) -> dict[str, Any]:
+        """Give what a run's key hashes beside the contents of its inputs."""
+        without = ("model", "hardware", "trace", "repeat")
+        return {k: v for k, v in vars(self.point).items() if k not in without} | {"workload": asdict(self.workload)}
+
+    @property
+    def group(self) -> str:
+        """Name a run and its repeats, and no other run: a hash of all that was written but the seeds."""
+        written = {name: value for name, value in vars(self.point).items() if name != "repeat"}
+        for name in _SEEDED:
+            if isinstance(written[name], Mapping):
+                written[name] = {key: value for key, value in written[name].items() if key != "seed"}
+        return fingerprint(written)[:16]

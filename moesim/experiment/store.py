@@ -24,6 +24,7 @@ from moesim.errors import InputError
 from moesim.experiment.records_file import read_records, records_bytes
 from moesim.experiment.result import DATASET, OWNER, RECORDS
 from moesim.metrics.columns import columns_of
+from moesim.metrics.naming import COLUMNS
 from moesim.records import Records
 
 _KEY, _JSON = "key", "row_json"  # the row once more, exactly: a table's columns have one type each
@@ -31,14 +32,12 @@ _ONE, _MANY = "run-", "part-"  # beginnings of file names
 _AGAIN = "so that its runs are done again"
 _MERGE_AT = 500  # small files; each takes about a millisecond to read
 
+_ARROW: dict[type, Any] = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 # Columns that some runs have and others lack. Without a type of their own, a file of rows that lack them would give them the
 # type null, and a dataset whose first file does so cannot be read as a whole.
 _TYPES: dict[str, Any] = {
-    **dict.fromkeys(("cache_ratio",), pa.float64()),
-    **dict.fromkeys(
-        ("cache_budget_bytes", "chunk_bytes", "prompt_tokens", "decode_tokens", "prefill_chunk", "warm_up"), pa.int64()
-    ),
-    **dict.fromkeys(("reuse", "requests", "predictors", "own_transfer", "error"), pa.string()),
+    **{name: _ARROW[column.missing] for name, column in COLUMNS.items() if column.missing is not None},
+    **dict.fromkeys(("own_transfer", "error"), pa.string()),
 }
 
 Row = Mapping[str, Any]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.errors import MoesimError, SimulationError
 from moesim.experiment.pool import Pool
-from moesim.experiment.runner import settings
 from moesim.experiment.work import RefusedError, Work, do
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
@@ -65,4 +64,4 @@ def _error(future: Future[Any]) -> BaseException | None:
 
 
 def _failed(spec: RunSpec, error: MoesimError) -> Outcome:
-    return Outcome({**settings(spec), "error": str(error)}, Machine.of(spec.hardware), failure=error)
+    return Outcome({**spec.row(), "error": str(error)}, Machine.of(spec.hardware), failure=error)

@@ -16,7 +16,7 @@ from typing import Any
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, WorkloadConfig
 from moesim.experiment.exclude import Excluded
-from moesim.experiment.point import KEYS, PLAIN, Point
+from moesim.experiment.spec import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.schema import is_number
 from moesim.policies.declare import option_hints

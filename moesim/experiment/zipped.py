@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import Config, parse_config
-from moesim.experiment.point import KEYS, PLAIN
+from moesim.experiment.spec import KEYS, PLAIN
 
 MAX_RUNS = 100_000
 """Of an experiment: more would take weeks, and the memory to write them down."""

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from moesim.engine.entry import EngineOptions
 from moesim.engine.loop import run
 from moesim.engine.setup import make_state, place
+from moesim.engine.state import EngineOptions
 from moesim.errors import InputError
 from moesim.live.carrier import Live
 from moesim.live.kernels.affinity import pinned
@@ -66,8 +66,8 @@ def replay(
         )
     machine.outputs.clear()
     state = make_state(
-        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, 0, policy_name or type(policy).__name__,
-        progress,
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(),
+        policy_name or type(policy).__name__, progress,
     )  # fmt: skip
     place(state)
     live = Live(state, machine)

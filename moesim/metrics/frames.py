@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.columns import columns_of
 from moesim.metrics.hits import flatten_lookups
+from moesim.metrics.naming import CACHE_SETTINGS, HOW, WORKLOAD
 
 if TYPE_CHECKING:
     from moesim.metrics.breakdown import Breakdown
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
     from moesim.records import Records
 
 IDENTITY: Final = (
-    "run", "key", "policy", "model", "hardware", "trace", "routing", "source_label", "cache_ratio", "cache_budget_bytes",
-    "cache_share", "batch_size", "prompt_tokens", "decode_tokens", "n_batches", "seed", "repeat", "micro_batches",
-    "prefill_chunk", "refill", "reuse", "requests", "transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate",
-    "warm_up", "notes", "fidelity_fresh_decode",
+    "run", "key", "policy", "model", "hardware", "trace", "routing", "source_label", *CACHE_SETTINGS, "cache_share",
+    *WORKLOAD[:5], "repeat", *WORKLOAD[5:], *HOW, "notes", "fidelity_fresh_decode",
 )  # fmt: skip
 """Columns of a run's row, as far as it has them, that stand in every row of its frames: which run it is, what qualifies it."""
 

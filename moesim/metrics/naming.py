@@ -5,20 +5,52 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
     from moesim.model import ModelSpec
 
 
-SETTINGS = (
-    "model", "hardware", "trace", "transfer_curve", "chunk_bytes", "decision_ns", "predictors", "batch_size", "prompt_tokens",
-    "decode_tokens", "n_batches", "seed", "micro_batches", "prefill_chunk", "refill", "reuse", "requests", "extrapolate",
-    "warm_up",
-)  # fmt: skip
-"""Columns of a result row that say what was asked for, but for the policy and its cache."""
-CACHE_SETTINGS = ("cache_ratio", "cache_budget_bytes")
+class Column(NamedTuple):
+    """A setting as a column of result rows."""
+
+    word: str  # for it, in figures
+    head: str = ""  # in the terminal's table, if it is another
+    usual: str = ""  # the value that goes without saying
+    missing: type | None = None  # what its values are, if some runs have none
+
+
+COLUMNS = {
+    "model": Column("model"),
+    "hardware": Column("hardware"),
+    "trace": Column("trace"),
+    "transfer_curve": Column("transfer", usual="pinned"),
+    "chunk_bytes": Column("chunk", missing=int),
+    "decision_ns": Column("decision ns", usual="0"),
+    "predictors": Column("predictors", missing=str),
+    "batch_size": Column("batch"),
+    "prompt_tokens": Column("prompt", missing=int),
+    "decode_tokens": Column("decode", missing=int),
+    "n_batches": Column("batches"),
+    "seed": Column("seed"),
+    "micro_batches": Column("micro-batches", "micro", usual="1"),
+    "prefill_chunk": Column("prefill chunk", "chunk", missing=int),
+    "refill": Column("refill", usual="False"),
+    "reuse": Column("reuse", missing=str),
+    "requests": Column("requests", missing=str),
+    "extrapolate": Column("extrapolate", usual="False"),
+    "warm_up": Column("warm_up", "warm-up", missing=int),
+    "cache_ratio": Column("cache ratio", missing=float),
+    "cache_budget_bytes": Column("GPU memory budget", missing=int),
+}
+"""Columns of a result row that say what was asked for, but for the policy."""
+SETTINGS = tuple(COLUMNS)[:-2]
+CACHE_SETTINGS = tuple(COLUMNS)[-2:]
+WORKLOAD = tuple(COLUMNS)[7:17]
+"""Those of the workload, in the order of `moesim.trace.workload.WorkloadSpec`."""
+HOW = ("transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate", "warm_up")
+"""Those of how a run was carried out, in the order of rows."""
 LIVE = "live replay"
 """How the note begins that results of a replay carry."""
 

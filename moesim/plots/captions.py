@@ -8,14 +8,14 @@ from typing import Final
 import pandas as pd
 
 from moesim.hardware import weakest
-from moesim.metrics.naming import LIVE
+from moesim.metrics.naming import COLUMNS, LIVE
 from moesim.plots.draws import DRAW, over_draws
 from moesim.plots.ends import OVER
 from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
-_USUAL: Final = {"micro_batches": "1", "refill": "False", "transfer_curve": "pinned", "decision_ns": "0", "extrapolate": "False"}
+_USUAL: Final = {name: column.usual for name, column in COLUMNS.items() if column.usual}
 """Values of settings that go without saying; others are said."""
 _FEW: Final = 3
 """Cache sizes of a policy that are told one by one."""

@@ -12,7 +12,7 @@ import pandas as pd
 
 from moesim.core.units import format_bytes
 from moesim.errors import ConfigError
-from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
 from moesim.plots.draws import interval, over_draws, with_draws
 from moesim.plots.failures import failing, without_retried
 from moesim.plots.memo import once
@@ -29,11 +29,7 @@ RUNS_OF: Final = "policy_and_options"
 _GROUP: Final = "group"  # equal in rows that repeat one setting, and in no others
 FRESH: Final = "fidelity_fresh_decode"
 """Column of the share of decoding's gate mass that was computed as routed, on fresh inputs."""
-WORDS: Final = {
-    "cache_ratio": "cache ratio", "cache_budget_bytes": "GPU memory budget", "cache": "cache", "batch_size": "batch",
-    "prompt_tokens": "prompt", "decode_tokens": "decode", "n_batches": "batches", "micro_batches": "micro-batches",
-    "prefill_chunk": "prefill chunk", "transfer_curve": "transfer", "chunk_bytes": "chunk", "decision_ns": "decision ns",
-}  # fmt: skip
+WORDS: Final = {name: column.word for name, column in COLUMNS.items()}
 """Words for the columns of settings."""
 
 _ROUNDING: Final = 1e-9  # of sums of gate weights
@@ -234,7 +230,7 @@ def policies_of(frame: pd.DataFrame) -> list[str]:
 
 def group_name(value: Any, column: str = "") -> str:
     """Write the value of a group as it would be typed; bytes with a unit."""
-    if column in ("cache_budget_bytes", "chunk_bytes") and not _missing(value):
+    if column in COLUMNS and column.endswith("_bytes") and not _missing(value):
         return _bytes(int(value))
     if isinstance(value, bool | np.bool_):
         return str(value).lower()

@@ -106,9 +106,7 @@ class Evaluator:
         experiment = self._experiment(name)
         known = [
             {
-                "policy": spec.policy_name, "model": spec.model.name, **spec.point.workload, "transfer_curve": spec.point.curve,
-                "cache_ratio": spec.point.ratio, "cache_budget_bytes": spec.point.budget_bytes, "spec": spec,
-            }
+                "policy": spec.policy_name, "model": spec.model.name, **spec.point.row(), "spec": spec}
             for spec in experiment.specs
         ]  # fmt: skip
         whole = {key: getattr(self.configs[name].workload, key) for key in self._shorter(name, self.configs[name])}

@@ -42,10 +42,7 @@ def _grid(config: Config, place: str) -> list[dict[str, Any]]:
         {
             "policy": policy_label(point.policy),
             "model": load_model(point.model, f"{place}: model").name,
-            **point.workload,
-            "transfer_curve": point.curve,
-            "cache_ratio": point.ratio,
-            "cache_budget_bytes": point.budget_bytes,
+            **point.row(),
         }
         for point in expand(config, place)
     ]

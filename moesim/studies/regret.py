@@ -19,11 +19,10 @@ from moesim.experiment.budget import initial_placement
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.pool import make_pool, usable_cores
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import run_one, settings, transfer_of
+from moesim.experiment.runner import run_one
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
-from moesim.hardware.costs import CostModel
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
@@ -231,7 +230,7 @@ def _regret(
         if row.get("error")
     ]
     base = mine[NONE]
-    asked = settings(spec)
+    asked = spec.row()
     setting = {key: asked[key] for key in ASKED}
     slots = base.get("cache_slots")
     if base.get("error") or not isinstance(slots, int):
@@ -249,14 +248,9 @@ def bounds_of(experiment: Experiment, spec: RunSpec, cache_slots: int) -> RunBou
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
-    curve, chunk_bytes = transfer_of(spec, policy)
-
-    def costs() -> CostModel:
-        return CostModel(model, spec.hardware, transfer=curve, chunk_bytes=chunk_bytes, extrapolate=spec.point.extrapolate)
-
     gpus = [name for name, device in spec.hardware.devices.items() if device.kind == "gpu"]
-    placement = initial_placement(model, costs(), workload, policy, dict.fromkeys(gpus, cache_slots), tables)
-    return run_bounds(workload, costs(), pool_slots(placement, gpus, model))
+    placement = initial_placement(model, spec.costs(policy), workload, policy, dict.fromkeys(gpus, cache_slots), tables)
+    return run_bounds(workload, spec.costs(policy), pool_slots(placement, gpus, model))
 
 
 def pool_slots(placement: Placement, gpus: Sequence[str], model: ModelSpec) -> int:

@@ -27,12 +27,11 @@ from moesim.experiment.estimate import lookups, seconds
 from moesim.experiment.include import read_merged
 from moesim.experiment.keys import CODE, run_keys
 from moesim.experiment.output import describe
-from moesim.experiment.point import Point
 from moesim.experiment.quick import quick
 from moesim.experiment.repeats import CI, aggregate, half_width
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
-from moesim.experiment.spec import RunSpec
+from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import expand
 from moesim.policies.registry import make_policy
 from tests.docs.test_layers import ALL as MODULES

@@ -8,26 +8,17 @@ from moesim.hardware.costs.fitting import Unfitting, part_curves
 from moesim.hardware.costs.links import LinkCosts
 from moesim.hardware.costs.operations import operations
 from moesim.hardware.costs.parts import Roofline, within_a_day
-from moesim.hardware.types import CostCurve, Device, HardwareProfile
-from moesim.model import ModelSpec
+from moesim.hardware.types import CostCurve, Device
 
 
 class PartCosts(LinkCosts):
     """Curves and rooflines, remembered and noted; see `moesim.hardware.costs.CostModel`, which is the whole of it."""
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        hardware: HardwareProfile,
-        *,
-        transfer: str = "pinned",
-        chunk_bytes: int | None = None,
-        extrapolate: bool = False,
-    ) -> None:
-        super().__init__(model, hardware, transfer, chunk_bytes, extrapolate)
+    def _prepare(self) -> None:
+        super()._prepare()
         self._parts: dict[tuple[str, str, int], int] = {}
         self._rooflines: dict[tuple[str, str], Roofline] = {}
-        self._unfitting = Unfitting(model)
+        self._unfitting = Unfitting(self.model)
 
     def _roofline(self, device: Device, part: str) -> Roofline:
         if device.role == "storage":

@@ -15,7 +15,13 @@ class LinkCosts:
     """Costs over links; see `moesim.hardware.costs.CostModel`, which is the whole of it."""
 
     def __init__(
-        self, model: ModelSpec, hardware: HardwareProfile, transfer: str, chunk_bytes: int | None, extrapolate: bool = False
+        self,
+        model: ModelSpec,
+        hardware: HardwareProfile,
+        *,
+        transfer: str = "pinned",
+        chunk_bytes: int | None = None,
+        extrapolate: bool = False,
     ) -> None:
         self.extrapolate = extrapolate
         if transfer not in TRANSFERS:
@@ -26,7 +32,11 @@ class LinkCosts:
         self.hardware = hardware
         self.transfer = transfer
         self.chunk_bytes = chunk_bytes
-        self._ledger = Ledger(hardware)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Begin with nothing remembered."""
+        self._ledger = Ledger(self.hardware)
         self._transfers: dict[tuple[str, int], int] = {}
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
         self._activations: dict[tuple[str, int], int] = {}

@@ -17,8 +17,8 @@ from moesim.hardware.costs.choice import PartCosts
 from moesim.hardware.costs.experts import linear_ns
 from moesim.hardware.costs.fitting import expert_curves
 from moesim.hardware.costs.parts import Roofline, within_a_day
-from moesim.hardware.types import Device, ExpertCost, HardwareProfile, weakest
-from moesim.model import ModelSpec, bits_to_bytes
+from moesim.hardware.types import Device, ExpertCost, weakest
+from moesim.model import bits_to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,19 +51,11 @@ class CostModel(PartCosts):
         If ``transfer`` or ``chunk_bytes`` is impossible. Costs raise it where the profile lacks what they need.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        hardware: HardwareProfile,
-        *,
-        transfer: str = "pinned",
-        chunk_bytes: int | None = None,
-        extrapolate: bool = False,
-    ) -> None:
-        super().__init__(model, hardware, transfer=transfer, chunk_bytes=chunk_bytes, extrapolate=extrapolate)
+    def _prepare(self) -> None:
+        super()._prepare()
         self._memo: dict[tuple[Any, ...], int] = {}
-        self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in hardware.devices}
-        self._tables: dict[str, list[int]] = {name: [0] for name in hardware.devices}
+        self._expert: dict[str, dict[int, int]] = {name: {0: 0} for name in self.hardware.devices}
+        self._tables: dict[str, list[int]] = {name: [0] for name in self.hardware.devices}
         self._arrays: dict[str, NDArray[np.int64]] = {}
         self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
 

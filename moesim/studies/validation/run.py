@@ -14,7 +14,7 @@ from moesim.engine import EngineOptions, simulate
 from moesim.errors import ConfigError, InputError, MoesimError, SimulationError
 from moesim.experiment.output import describe
 from moesim.experiment.run import describe_run
-from moesim.experiment.runner import SIMULATED, Execution, run_one, settings
+from moesim.experiment.runner import SIMULATED, Execution, run_one
 from moesim.metrics.outcome import Outcome
 from moesim.studies.validation.facts import Facts, facts_of
 from moesim.studies.validation.residual import apart
@@ -123,10 +123,10 @@ def validate(
         If the experiment sets a decision time, or the measurements in the folder are of something else.
     """
     for spec in experiment.specs:
-        if spec.decision_ns:
+        if spec.point.decision_us:
             raise ConfigError(
                 f"{experiment.place}: decision_us: expected 0, since a validation measures how long decisions take, got "
-                f"{spec.decision_ns / 1000:g}; leave it out"
+                f"{spec.point.decision_us:g}; leave it out"
             )
     if execution is None:
         kept = Measurements.read(folder)
@@ -186,7 +186,7 @@ def _check_same(experiment: Experiment, kept: Measurements) -> None:
 
 
 def _label(spec: RunSpec) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings(spec).items() if key not in _NOT_MEASURED)
+    return " ".join(f"{key}={value}" for key, value in spec.row().items() if key not in _NOT_MEASURED)
 
 
 class _Simulator:
@@ -213,14 +213,14 @@ class _Simulator:
             predicted, watched = self._simulate(spec, Watched, decision_ns)
         except MoesimError as error:
             self._errors.append(error)
-            self.failed[spec.index] = f"{describe_run(settings(spec))}: {error}"
+            self.failed[spec.index] = f"{describe_run(spec.row())}: {error}"
             return
         clock = set(at_once.reasons()) | set(watched.reasons())
         if set(predicted[1].transfers) - {"demand", "activation"}:
             clock.add("moves weights that no layer waits for")
         label = str(predicted[0].row["source_label"])
         facts = (predicted[1], undecided[1])
-        self.pairs[spec.index] = Pair(settings(spec), label, decision_ns, *facts, sorted(clock), [])
+        self.pairs[spec.index] = Pair(spec.row(), label, decision_ns, *facts, sorted(clock), [])
 
     def check(self) -> None:
         """Raise the first error if every run failed with wrong input: nothing has been measured then."""
