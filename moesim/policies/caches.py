@@ -24,78 +24,50 @@ from moesim.policies import ranking, replacement
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed, PartSpec
-from moesim.policies.declare import option_of
+from moesim.policies.declare import option, option_of, option_parameters
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_conditions import COLD, DEALT_OUT, LOADS_NOTHING, NO_LOADS
 from moesim.policies.parts import PrefetchPart
-from moesim.policies.ranking import LfuTies
-from moesim.policies.replacement import UseOrder
-from moesim.policies.visit import Victims
 
+PLANNED: dict[str, Mapping[str, Any]] = {"assignment": {"assignment": "exact"}}
 Scope = Literal["per-layer", "global"]
+Split = Annotated[SlotsSplit, OnlyWith(scope="per-layer")]
 
 
-def _oracles(**without: None) -> MappingProxyType[str, Mapping[str, Any]]:
-    """Return the options of the oracles, and the options of the rule that its oracle has not."""
-    return MappingProxyType({"replacement": {"name": "belady", **without}, "assignment": {"assignment": "exact"}})
+def _cache(name: str, part: type, text: str) -> type[Composed]:
+    """Name the composition of a replacement part, with the options of that part; those that Belady's has not are its rule's."""
+    options = option_parameters(part)
+    of_rule = [option for option in options if option not in option_parameters(ranking.Belady)]
+    return Composed.preset(
+        name,
+        text,
+        fixed=("replacement", "staging_slots", "load_order", "cache_only"),
+        oracles=MappingProxyType({"replacement": {"name": "belady", **dict.fromkeys(of_rule)}} | PLANNED),
+        own=MappingProxyType({"replacement": part}),
+        replacement=None,  # the part
+        scope=option(Scope, "per-layer"),
+        slots_split=option(Split, "spread"),
+        **{name: option_of(part, NO_LOADS) for name in options},
+    )
 
 
-class _Cache(Composed, fixed=("replacement", "staging_slots", "load_order", "cache_only")):
-    """A cache that differs from the others in its replacement only; each class names the options of its own rule."""
+LRU = _cache("LRU", replacement.LRU, "Cache that evicts the expert whose last use is longest ago.")
+LFU = _cache("LFU", ranking.LFU, "Cache that evicts the expert used in the fewest layer visits so far.")
+FIFO = _cache("FIFO", replacement.FIFO, "Cache that evicts the expert that has been in it longest.")
+Belady = _cache(
+    "Belady", ranking.Belady, "Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."
+)
+RandomCache = _cache("RandomCache", replacement.RandomVictim, "Cache that evicts at random, from a seed.")
 
-    oracles = _oracles()
-    replacement = None  # type: ignore[assignment]
-    scope: Scope = "per-layer"
-    slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer")] = "spread"
-
-
-class LRU(_Cache):
-    """Cache that evicts the expert whose last use is longest ago."""
-
-    oracles = _oracles(use_order=None)
-    own = MappingProxyType({"replacement": replacement.LRU})
-    use_order: UseOrder = option_of(replacement.LRU, NO_LOADS)
-
-
-class LFU(_Cache):
-    """Cache that evicts the expert used in the fewest layer visits so far."""
-
-    oracles = _oracles(ties=None)
-    own = MappingProxyType({"replacement": ranking.LFU})
-    victims: Victims = option_of(ranking.LFU, NO_LOADS)
-    ties: LfuTies = option_of(ranking.LFU, NO_LOADS)
-
-
-class FIFO(_Cache):
-    """Cache that evicts the expert that has been in it longest."""
-
-    own = MappingProxyType({"replacement": replacement.FIFO})
-    victims: Victims = option_of(replacement.FIFO, NO_LOADS)
-
-
-class Belady(_Cache):
-    """Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."""
-
-    own = MappingProxyType({"replacement": ranking.Belady})
-    victims: Victims = option_of(ranking.Belady, NO_LOADS)
-
-
-class RandomCache(_Cache):
-    """Cache that evicts at random, from a seed."""
-
-    oracles = _oracles(seed=None)
-    own = MappingProxyType({"replacement": replacement.RandomVictim})
-    victims: Victims = option_of(replacement.RandomVictim, NO_LOADS)
-    seed: int = option_of(replacement.RandomVictim, NO_LOADS)
-
-
-class StaticCache(Composed, fixed=("replacement", "load_order", "cache_only")):
-    """The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped."""
-
-    oracles = MappingProxyType({"assignment": {"assignment": "exact"}})  # it replaces nothing
-    placement = "frequency-global"
-    replacement = "static"
-    prefetch: PartSpec | PrefetchPart = "none"
-    scope: Annotated[Scope, MootIf(placement=DEALT_OUT)] = "global"
-    slots_split: Annotated[SlotsSplit, OnlyWith(scope="per-layer"), MootIf(placement=COLD)] = "spread"
-    staging_slots: Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None = None
+StaticCache = Composed.preset(
+    "StaticCache",
+    "The most frequent experts by calibration stay on the GPU for good; others are copied for one use and dropped.",
+    fixed=("replacement", "load_order", "cache_only"),
+    oracles=MappingProxyType(PLANNED),  # it replaces nothing
+    placement="frequency-global",
+    replacement="static",
+    prefetch=option(PartSpec | PrefetchPart, "none"),
+    scope=option(Annotated[Scope, MootIf(placement=DEALT_OUT)], "global"),
+    slots_split=option(Annotated[Split, MootIf(placement=COLD)], "spread"),
+    staging_slots=option(Annotated[int, Range(1), MootIf(assignment=LOADS_NOTHING)] | None, None),
+)

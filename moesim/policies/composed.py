@@ -17,7 +17,7 @@ What happens at each event:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
@@ -115,8 +115,8 @@ class Composed(PolicyBase):
     """Any combination of placement, assignment, prefetch and replacement parts."""
 
     oracles = MappingProxyType({"replacement": {"replacement": "belady"}, "assignment": {"assignment": "exact"}})
-    own: ClassVar[Mapping[str, type]] = MappingProxyType({})
-    """The class of each part that is not named, for a composition with parts of its own."""
+    own: ClassVar[Mapping[str, type | Callable[[Any], Any]]] = MappingProxyType({})
+    """For a composition with parts of its own: the class of each that is not named, or a function of the policy that builds it."""
 
     placement: PartSpec | PlacementPart = "lowest-ids"
     """What is in the cache at the start: a part by its name, by a mapping of ``name`` and its options, or the object itself."""
@@ -151,7 +151,11 @@ class Composed(PolicyBase):
 
     def own_part(self, kind: str) -> Any:
         """Build a part of this composition that is not named, with those options of the policy that are declared as the part's."""
-        return self.own[kind](**lifted_from(self, self.own[kind]))
+        own = self.own[kind]
+        return own(**lifted_from(self, own)) if isinstance(own, type) else own(self)
+
+    def adjust(self, view: View) -> None:
+        """Set what parts take from the model or from each other, before they start: nothing; a preset may have its own."""
 
     @property
     def listens(self) -> frozenset[type]:
@@ -181,6 +185,7 @@ class Composed(PolicyBase):
         """Start the parts; return residents and pools."""
         placement, assignment, prefetch, replacement = self.parts
         self._check()
+        self.adjust(view)
         name = type(self).__name__
         gpu = self._gpu = gpu_of(view, name)
         self._cpu = cpu_of(view, name) if assignment.uses_cpu else ""

@@ -42,82 +42,87 @@ from typing import Annotated, Any
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed, PartSpec
-from moesim.policies.declare import option_of
+from moesim.policies.declare import lifted_from, option, option_of
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
-from moesim.policies.part_conditions import COLD, NEVER_FILLED
+from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import PrefetchPart, ReplacementPart
-from moesim.policies.prefetching import Lane, Over, TopPredicted
-from moesim.policies.replacement import Firing, WorkloadAware
-from moesim.policy import Placement, View
+from moesim.policies.prefetching import TopPredicted
+from moesim.policies.replacement import WorkloadAware
+from moesim.policy import View
 
 FEW_EXPERTS = 8  # Mixtral; the paper's other models have 64 and more
 PUBLISHED_U_SIZE = (1, 8)  # with few experts, with many
 PUBLISHED_PREFETCH_SIZE = (1, 4)  # of its Fig. 12; its Fig. 19 has 8 for Qwen
 OWN_CACHE, OWN_PREFETCH = OnlyWith(replacement=None), OnlyWith(prefetch=None)
-NO_PREFETCH, COLD_START = MootIf(prefetch_size=0), MootIf(placement=COLD)
+NO_PREFETCH = MootIf(prefetch_size=0)
 
 
-class Dali(Composed, fixed=("scope", "load_order")):
-    """Greedy split by rows per expert, residual prefetch, and window-based cache replacement (DALI, 2026).
+def _prefetch(policy: Any) -> TopPredicted | NoPrefetch:
+    """Build the paper's prefetch; its size may follow in `_published_sizes`."""
+    size = {} if policy.prefetch_size is None else {"size": policy.prefetch_size}
+    return NoPrefetch() if policy.prefetch_size == 0 else TopPredicted(**lifted_from(policy, TopPredicted), **size)
 
-    Notes
-    -----
-    The totals of the plan are not the executed time, which pipelines. Not implemented:
 
-    * the memory constraint (9), which Algorithm 1 drops too: more demand loads than staging slots go in waves
-    * the switch between streams before a prediction
-    * the time that a solver takes for ``exact``, layer by layer: ``decision_us`` is the same for all
-    """
+def _published_sizes(policy: Any, view: View) -> None:
+    """Give the paper's own parts the sizes that it prints for a model of this size, where none is given."""
+    many = view.model.n_experts > FEW_EXPERTS
+    if policy.prefetch is None and policy.prefetch_size is None:
+        policy.parts.prefetch.size = PUBLISHED_PREFETCH_SIZE[many]
+    if policy.replacement is None and policy.u_size is None:
+        policy.parts.replacement.u_size = PUBLISHED_U_SIZE[many]
 
-    paper = "DALI (arXiv, 2026)"
-    missing = (
+
+ANOTHER_PART = "Another part than the paper's. Beside it, the options that describe the paper's are refused."
+
+# The totals of the plan are not the executed time, which pipelines.
+Dali = Composed.preset(
+    "Dali",
+    "Greedy split by rows per expert, residual prefetch, and window-based cache replacement (DALI, 2026).",
+    paper="DALI (arXiv, 2026)",
+    missing=(
         "the memory constraint (9), which Algorithm 1 drops too: more demand loads than staging slots go in waves",
         "the switch between streams before a prediction",
         "the time that a solver takes for ``exact``, layer by layer: ``decision_us`` is the same for all",
-    )
-
-    own = MappingProxyType({"replacement": WorkloadAware, "prefetch": TopPredicted})
-    load_order = "rows"
-
-    assignment = "greedy"
-    replacement: PartSpec | ReplacementPart | None = None  # type: ignore[assignment]
-    """Another part than the paper's. Beside it, the options that describe the paper's are refused."""
-    prefetch: PartSpec | PrefetchPart | None = None  # type: ignore[assignment]
-    """Another part than the paper's. Beside it, the options that describe the paper's are refused."""
-    w_size: int = option_of(WorkloadAware, OWN_CACHE)
-    u_size: int | None = option_of(WorkloadAware, OWN_CACHE, default=None)
-    """Experts replaced at its end; null: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never."""
-    firing: Firing = option_of(WorkloadAware, OWN_CACHE)
-    only_if_better: bool = option_of(WorkloadAware, OWN_CACHE)
-    blocking: bool = option_of(WorkloadAware, OWN_CACHE)
-    relabel: bool = option_of(WorkloadAware, OWN_CACHE)
-    prefetch_size: Annotated[int, Range(0), OWN_PREFETCH] | None = None
-    """Experts of a layer visit to prefetch; null: the paper's, 1 for models with up to 8 experts and 4 for others; 0: none."""
-    prefetch_source: str = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="source", default="signal:residual")
-    prefetch_over: Over = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="over")
-    prefetch_buffers: int = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="buffers")
-    """Slots of the prefetch pool in units of ``prefetch_size``."""
-    lane: Lane = option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH)
-    """Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile."""
-    placement = "random"
-    slots_split: Annotated[SlotsSplit, NEVER_FILLED] = "spread"
-
-    def own_part(self, kind: str) -> Any:
-        """Build the paper's part; its published sizes are set in `place`."""
-        if kind == "prefetch" and self.prefetch_size == 0:
-            return NoPrefetch()
-        part = super().own_part(kind)
-        if isinstance(part, TopPredicted):
-            part.size = self.prefetch_size or part.size
-        return part
-
-    def place(self, view: View) -> Placement:
-        """Fill in the published sizes for this model, then start the parts."""
-        many = view.model.n_experts > FEW_EXPERTS
-        _, _, prefetch, replacement = self.parts
-        if self.prefetch is None and self.prefetch_size is None and isinstance(prefetch, TopPredicted):
-            prefetch.size = PUBLISHED_PREFETCH_SIZE[many]
-        if self.replacement is None and self.u_size is None and isinstance(replacement, WorkloadAware):
-            replacement.u_size = PUBLISHED_U_SIZE[many]
-        return super().place(view)
+    ),
+    fixed=("scope", "load_order"),
+    own=MappingProxyType({"replacement": WorkloadAware, "prefetch": _prefetch}),
+    adjust=_published_sizes,
+    placement="random",
+    assignment="greedy",
+    load_order="rows",
+    replacement=option(PartSpec | ReplacementPart | None, None, ANOTHER_PART),
+    prefetch=option(PartSpec | PrefetchPart | None, None, ANOTHER_PART),
+    w_size=option_of(WorkloadAware, OWN_CACHE),
+    u_size=option_of(
+        WorkloadAware,
+        OWN_CACHE,
+        default=None,
+        meaning="Experts replaced at its end; null: the paper's, 1 for models with up to 8 experts and 8 for others; 0: never.",
+    ),
+    firing=option_of(WorkloadAware, OWN_CACHE),
+    only_if_better=option_of(WorkloadAware, OWN_CACHE),
+    blocking=option_of(WorkloadAware, OWN_CACHE),
+    relabel=option_of(WorkloadAware, OWN_CACHE),
+    prefetch_size=option(
+        Annotated[int, Range(0), OWN_PREFETCH] | None,
+        None,
+        "Experts of a layer visit to prefetch; null: the paper's, 1 for models with up to 8 experts and 4 for others; 0: none.",
+    ),
+    prefetch_source=option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="source", default="signal:residual"),
+    prefetch_over=option_of(TopPredicted, OWN_PREFETCH, NO_PREFETCH, name="over"),
+    prefetch_buffers=option_of(
+        TopPredicted,
+        OWN_PREFETCH,
+        NO_PREFETCH,
+        name="buffers",
+        meaning="Slots of the prefetch pool in units of ``prefetch_size``.",
+    ),
+    lane=option_of(
+        TopPredicted,
+        OWN_PREFETCH,
+        NO_PREFETCH,
+        meaning="Where predictions are computed; the paper uses a second stream, which needs its measured rate in the profile.",
+    ),
+    slots_split=option(Annotated[SlotsSplit, NEVER_FILLED], "spread"),
+)

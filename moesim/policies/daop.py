@@ -92,11 +92,7 @@ class DaopPaper(PolicyBase):
     conditioned on the recorded routing, from which the hidden states would have diverged. Where weights are renormalised costs
     no time, and the gate that is not asked saves none. A prediction that scores only its best experts says nothing about the
     others: degradation then takes the one on the GPU with the lowest id. With several micro-batches the swaps are decided before the
-    rows of the second are known. Not implemented:
-
-    * serial: in the released code a copy through the buffer also waits for the kernels queued before it
-    * the thread pool of the pre-calculation, which shares the cores with the main thread
-    * the constants of the MI100 platform
+    rows of the second are known.
     """
 
     paper = "DAOP (DATE 2025)"
@@ -400,23 +396,12 @@ class DaopPaper(PolicyBase):
         return chosen
 
 
-class DaopCode(DaopPaper):
-    """Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025).
-
-    Everything is as of `DaopPaper`; only defaults differ: the mixed cold list, serial swaps from pageable memory, Fiddler's rule
-    after them, and one thread.
-
-    Notes
-    -----
-    Not implemented:
-
-    * serial: in the released code a copy through the buffer also waits for the kernels queued before it
-    * the thread pool of the pre-calculation, which shares the cores with the main thread
-    * the constants of the MI100 platform
-    """
-
-    cold_list = "mixed"
-    swap_cost = "serial"
-    assignment = "threshold"
-    serial = True
-    pageable = True
+DaopCode = DaopPaper.preset(
+    "DaopCode",
+    "Prefill swaps and pre-calculation as the released code does them, mostly one thing after the other (DAOP, DATE 2025).",
+    cold_list="mixed",
+    swap_cost="serial",
+    assignment="threshold",
+    serial=True,
+    pageable=True,
+)

@@ -7,20 +7,34 @@
         \"\"\"How much of the cache is never replaced.\"\"\"
 
 From there it appears in the constructor (``Keep(share=0.2)``), as an attribute, in the checks of what a user wrote, in
-messages and in ``moesim list``. A class with a constructor of its own is read from that instead.
+messages and in ``moesim list``. A class with a constructor of its own is read from that instead. `Declared.preset` names a
+choice of options of a class, without another class body.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
-from typing import Annotated, Any, ClassVar, NamedTuple, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    Union,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 
 class Range(NamedTuple):
@@ -37,28 +51,32 @@ class Lifted(NamedTuple):
     name: str
     rules: tuple[Any, ...]
     default: Any
+    meaning: str = ""
+
+
+class Written(NamedTuple):
+    """What `option` returns."""
+
+    hint: Any
+    default: Any
+    meaning: str
 
 
 _THEIRS = object()
 
 
-def option_of(cls: type, *rules: Any, name: str = "", default: Any = _THEIRS) -> Any:
-    """Declare an option that is an option of a part or of another policy: its type, bounds, meaning and default.
+def option(hint: Any, default: Any, meaning: str = "") -> Any:
+    """Declare an option of a preset: its type, its default and its meaning, or else that of the class."""
+    return Written(hint, default, meaning)
 
-    Rules of the other class count too, as far as they are about options that this class has. A text below replaces the meaning.
 
-    Parameters
-    ----------
-    cls : type
-        The class that has the option.
-    *rules
-        What makes it moot here, before the rules of the other class.
-    name : str
-        Its name there, if it is another one.
-    default : object
-        Another default. With None, null is allowed.
+def option_of(cls: type, *rules: Any, name: str = "", default: Any = _THEIRS, meaning: str = "") -> Any:
+    """Declare an option that is option ``name`` of a part or of another policy: its type, bounds, meaning, default and rules.
+
+    Rules of the other class count as far as they are about options that this class has; ``rules`` come before them.
+    Another meaning may be given, or written below. With the default None, null is allowed.
     """
-    return Lifted(cls, name, rules, default)
+    return Lifted(cls, name, rules, default, meaning)
 
 
 @dataclass_transform(kw_only_default=True)
@@ -71,6 +89,7 @@ class Declared:
 
     _options: ClassVar[Mapping[str, inspect.Parameter]] = {}
     _lifted: ClassVar[Mapping[str, Lifted]] = {}
+    _meanings: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, *, fixed: tuple[str, ...] = (), **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -85,6 +104,22 @@ class Declared:
         else:
             cls.__signature__ = None  # a constructor of its own; what a base has set would hide it
 
+    @classmethod
+    def preset(cls, name: str, text: str, *, fixed: tuple[str, ...] = (), **values: Any) -> type[Self]:
+        """Give a choice of options a name: a class like this one with other defaults, constants and options.
+
+        ``text`` is its docstring, and ``fixed`` names options that users cannot set. A value that is made by `option` or
+        `option_of` is an option; any other is a default, or an attribute such as ``paper``.
+        """
+        hints = {
+            key: one.hint if isinstance(one, Written) else Any for key, one in values.items() if isinstance(one, Written | Lifted)
+        }
+        plain = {key: one.default if isinstance(one, Written) else one for key, one in values.items()}
+        meanings = {key: values[key].meaning for key in hints if values[key].meaning}
+        module = sys._getframe(1).f_globals["__name__"]
+        body = {"__doc__": text, "__module__": module, "__annotations__": hints, "_meanings": meanings}
+        return cast("type[Self]", types.new_class(name, (cls,), {"fixed": fixed}, lambda space: space.update(body | plain)))
+
     __signature__: ClassVar[inspect.Signature | None] = None
 
     def __init__(self, **options: Any) -> None:
@@ -94,13 +129,7 @@ class Declared:
             setattr(self, name, value)
 
     def options(self) -> dict[str, Any]:
-        """Return the options as they were given, by name.
-
-        Returns
-        -------
-        dict
-            One entry for each option.
-        """
+        """Return the options as they were given, by name."""
         return {name: getattr(self, name) for name in option_parameters(type(self))}
 
 
@@ -128,20 +157,7 @@ def _resolve(cls: type) -> dict[str, Lifted]:
 
 
 def lifted_from(owner: Declared, cls: type) -> dict[str, Any]:
-    """Return what a policy's options say to one of its parts.
-
-    Parameters
-    ----------
-    owner : Declared
-        The policy.
-    cls : type
-        The part's class.
-
-    Returns
-    -------
-    dict
-        Options of the part that the policy has as its own; without those that are None.
-    """
+    """Return the options of a part's class that the policy has as its own, as they are set; without those that are None."""
     values = {one.name: getattr(owner, name) for name, one in owner._lifted.items() if one.of is cls}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -152,18 +168,7 @@ def lifted_options(cls: type) -> Mapping[str, Lifted]:
 
 
 def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the options of a policy or part, by name, with their defaults: the parameters of its constructor.
-
-    Parameters
-    ----------
-    cls : type
-        The class.
-
-    Returns
-    -------
-    dict of str to inspect.Parameter
-        In the order of the constructor; empty for a class without one.
-    """
+    """Return the options of a policy or part, by name, with their defaults: the parameters of its constructor, if it has one."""
     if "__init__" not in {name for base in cls.__mro__[:-1] for name in vars(base)}:
         return {}
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -209,8 +214,9 @@ def option_meanings(cls: type) -> Mapping[str, str]:
     """Return the meanings of the options of a policy or part: the texts below them, or those of the bases or of `option_of`."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        found |= {name: option_meanings(one.of)[one.name] for name, one in vars(base).get("_lifted", {}).items()}
-        found |= _texts(base)
+        lifted = {name: one for name, one in vars(base).get("_lifted", {}).items() if name in vars(base)}
+        found |= {name: option_meanings(one.of)[one.name] for name, one in lifted.items()}
+        found |= vars(base).get("_meanings", {}) | _texts(base)
     return {name: found.get(name, "") for name in option_parameters(cls)}
 
 

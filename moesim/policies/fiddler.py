@@ -54,15 +54,7 @@ PLACEHOLDER = "placeholder"
 
 
 class Fiddler(PolicyBase):
-    """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025).
-
-    Notes
-    -----
-    Not implemented:
-
-    * serial: in the released code a copy also waits for the kernels queued before it
-    * the thread-based variant of February 2024 (decode without a cost test)
-    """
+    """Static popular experts on the GPU; others on the CPU unless copying them is quicker (Kamahori et al., 2025)."""
 
     paper = "Fiddler (ICLR 2025, arXiv:2402.07033)"
     missing = (

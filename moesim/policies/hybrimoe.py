@@ -48,6 +48,7 @@ from typing import Annotated, Any
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
 from moesim.policies.composed import Composed, PartSpec, Prefetch
+from moesim.policies.declare import option
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED
@@ -62,32 +63,25 @@ NO_OWN_CACHE = MootIf(replacement=NAMED, prefetch=NAMED)
 WARM_UP = "the warm-up that measures costs: the engine's are known from the start"
 
 
-class HybriMoEPaper(Composed, fixed=("staging_slots", "load_order", "cache_only")):
-    """Three simulated timelines, prefetch by impact over three layers, and minus recent score (HybriMoE's paper, 2025).
+def _same_reading(policy: Any, view: View) -> None:
+    """Let the prefetch simulate with the assignment's reading of the paper."""
+    _, assignment, prefetch, _ = policy.parts
+    if isinstance(assignment, Queues) and isinstance(prefetch, ImpactDriven):
+        prefetch.reading = assignment.reading
 
-    Notes
-    -----
-    Not implemented:
 
-    * the warm-up that measures costs: the engine's are known from the start
-    """
-
-    paper = PAPER
-    missing = (WARM_UP,)
-
-    load_order = "plan"
-
-    assignment = "queues"
-    prefetch: PartSpec | PrefetchPart = "impact-driven"
-    replacement = "mrs"
-
-    def place(self, view: View) -> Placement:
-        """Start the parts; the prefetch simulates with the assignment's reading of the paper."""
-        placement = super().place(view)
-        _, assignment, prefetch, _ = self.parts
-        if isinstance(assignment, Queues) and isinstance(prefetch, ImpactDriven):
-            prefetch.reading = assignment.reading
-        return placement
+HybriMoEPaper = Composed.preset(
+    "HybriMoEPaper",
+    "Three simulated timelines, prefetch by impact over three layers, and minus recent score (HybriMoE's paper, 2025).",
+    paper=PAPER,
+    missing=(WARM_UP,),
+    fixed=("staging_slots", "load_order", "cache_only"),
+    adjust=_same_reading,
+    load_order="plan",
+    assignment="queues",
+    prefetch=option(PartSpec | PrefetchPart, "impact-driven"),
+    replacement="mrs",
+)
 
 
 class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cache_only")):
@@ -104,13 +98,7 @@ class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cac
     A load's victim is named when the load is issued, among the experts that are there, and leaves at once if idle. One that
     the GPU still has to run leaves after that; where every place belongs to a load that is not over, a demand load waits for
     one of them to be used, and a prefetch is left out. A prefetch that arrives while a decision is being made (where that
-    takes time) lets the GPU's experts go at once. Not implemented:
-
-    * the warm-up that measures costs: the engine's are known from the start
-    * an expert copied in three pieces, so that its first product can start before the last has arrived
-    * the prefetch during prefill, of the layer after the next into a buffer that is cleared before it is used
-    * what overwriting an expert in use does to the output
-    * defects: routing weights of other experts, shared experts computed twice, no scores for Mixtral and Qwen2
+    takes time) lets the GPU's experts go at once.
     """
 
     paper = PAPER

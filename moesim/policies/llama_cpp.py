@@ -39,17 +39,7 @@ from moesim.policy import DEMAND, Action, Copy, Drop, Fetch, LayerEnd, Placement
 
 
 class LlamaCpp(PolicyBase):
-    """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp).
-
-    Notes
-    -----
-    Not implemented:
-
-    * op_offload of attention and dense weights of CPU layers (parts have one place)
-    * splitting a prompt into micro-batches of 512 rows: set prefill_chunk in the workload
-    * waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)
-    * a part of the dense leading layers on the GPU
-    """
+    """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp)"
     missing = (

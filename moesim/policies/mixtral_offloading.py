@@ -48,15 +48,7 @@ BUFFER = "buffer"
 
 
 class MixtralOffloading(PolicyBase):
-    """LRU cache per layer; every miss copies an expert in and its victim back out (Eliseev and Mazur, 2023).
-
-    Notes
-    -----
-    Not implemented:
-
-    * speculative loading by the next layer's gate (described in the report, absent from the released code)
-    * copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap
-    """
+    """LRU cache per layer; every miss copies an expert in and its victim back out (Eliseev and Mazur, 2023)."""
 
     paper = "Mixtral-Offloading (arXiv:2312.17238)"
     missing = (

@@ -79,11 +79,7 @@ class OdMoE(PolicyBase):
 
     Notes
     -----
-    Every result is of a machine with a link for each worker; it does not compare with systems on one link. Not implemented:
-
-    * the time of the shadow's prompt pass, embedding and LM head, and the memory of its KV cache
-    * the messages that tell workers which expert to load: a prediction or a correction is known to them at once
-    * mini-batches within one prompt, so that at batch 1 nothing of a prefill layer is sent before all of it is routed
+    Every result is of a machine with a link for each worker; it does not compare with systems on one link.
     """
 
     paper = "OD-MoE (arXiv, 2025)"

@@ -107,15 +107,7 @@ class PreScopeParts(NamedTuple):
 
 
 class PreScope(PolicyBase):
-    """Cross-layer plan of loads and prefetches from a learned prediction, with a static hot table (PreScope, 2025).
-
-    Notes
-    -----
-    Not implemented:
-
-    * online learning of the predictor
-    * three parts for the small experts of a model of mixed precision: all parts have the size of a third of the largest expert
-    """
+    """Cross-layer plan of loads and prefetches from a learned prediction, with a static hot table (PreScope, 2025)."""
 
     paper = "PreScope (arXiv, 2025)"
     missing = (

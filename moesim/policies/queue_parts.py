@@ -162,6 +162,8 @@ class ImpactDriven(Part):
     lane: Literal["main", "side"] = "main"
     """Where the predictions are computed; ``"side"`` needs its rate in the profile."""
 
+    reading = PAPER  # of the plans; a system sets that of its assignment
+
     @property
     def needs(self) -> frozenset[str]:
         """The sources' signals."""
@@ -175,7 +177,6 @@ class ImpactDriven(Part):
         model = setup.view.model
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
-        self.reading = PAPER  # of the plans; a system sets that of its assignment
         self._planned: dict[tuple[float, Rows, Rows], float] = {}
         self._step = -1
         self._layer = -1  # routed last

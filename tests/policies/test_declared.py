@@ -13,7 +13,7 @@ from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.base import PolicyBase, Range
 from moesim.policies.composed import Composed
-from moesim.policies.declare import lifted_options, option_hints, option_meanings, option_of, option_parameters
+from moesim.policies.declare import lifted_options, option, option_hints, option_meanings, option_of, option_parameters
 from moesim.policies.moot import InPolicy, MootIf, OnlyWith, describe_rules
 from moesim.policies.options import construct, describe
 from moesim.policies.part_names import PARTS
@@ -113,7 +113,7 @@ def test_every_shipped_option_has_a_type_and_a_meaning(cls: type) -> None:
     assert [name for name in option_parameters(cls) if not meanings[name] or name not in hints] == []
 
 
-@pytest.mark.parametrize("cls", [cls for cls in CLASSES if lifted_options(cls)])
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if lifted_options(cls) and "_meanings" not in vars(cls)])
 def test_what_is_written_of_a_lifted_option_is_what_the_part_takes(cls: type) -> None:
     """The annotation is for editors and mypy; what is checked is the part's."""
     for name in lifted_options(cls):
@@ -122,6 +122,28 @@ def test_what_is_written_of_a_lifted_option_is_what_the_part_takes(cls: type) ->
         )
         taken = re.sub(r" (of at (least|most) \S+|from \S+ to \S+)", "", describe(option_hints(cls)[name]))
         assert describe(eval(written, vars(sys.modules[cls.__module__]))) == taken
+
+
+def test_a_preset_is_a_class_with_other_defaults_constants_and_options() -> None:
+    named = Lifting.preset(
+        "Named",
+        "Something of that name.",
+        fixed=("cold",),
+        paper="Some paper (2025)",
+        cold=True,
+        mode="slow",
+        started=option_of(Rated, name="on", default=False, meaning="Whether it walks."),
+        more=option(Annotated[int, Range(2)], 3, "How many."),
+    )
+    assert (named.__name__, named.__doc__, named.__module__) == ("Named", "Something of that name.", __name__)
+    made = named(more=4)
+    assert made.options() == {"speed": None, "started": False, "mode": "slow", "more": 4}
+    assert (made.cold, made.paper, repr(made)) == (True, "Some paper (2025)", "Named(more=4)")
+    assert option_meanings(named) == {"speed": "How fast.", "started": "Whether it walks.", "mode": "", "more": "How many."}
+    assert describe(option_hints(named)["more"]) == "an integer of at least 2"
+    assert option_meanings(Lifting)["started"] == "Whether it runs." and "more" not in option_parameters(Lifting)
+    with pytest.raises(TypeError):
+        named(cold=False)
 
 
 def test_an_option_of_the_policy_reaches_the_part() -> None:

@@ -540,11 +540,6 @@ def test_the_side_lane_lets_residents_run_beside_the_prediction() -> None:
     assert on("gpu0", records)[1] == (100, 200, "E1x2")
 
 
-def test_missing_is_what_the_docstring_says() -> None:
-    doc = " ".join((PreScope.__doc__ or "").split())
-    assert all(f"* {line}" in doc for line in PreScope.missing)
-
-
 @pytest.mark.parametrize(
     "options",
     [
