@@ -4,7 +4,22 @@ The engine is the simulator's own: the same events, view, rules and records. Onl
 parts are computed on the devices, weights are copied over the links, activations cross between devices.
 """
 
-from moesim.live.entry import replay
-from moesim.live.machine import LiveMachine
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moesim.live.entry import replay
+    from moesim.live.machine import LiveMachine
 
 __all__ = ["LiveMachine", "replay"]
+
+_HOMES = {"LiveMachine": "moesim.live.machine", "replay": "moesim.live.entry"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PyTorch when it is asked for: the command line reads profiles without it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

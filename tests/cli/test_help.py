@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -101,3 +103,13 @@ def make_result(folder: Path, out: Path) -> None:
     if not out.exists():
         write_yaml(folder, frames=True, policies=["on-demand", "lru", "fiddler"], cache={"ratio": [0.25, 0.5]})
         assert main(["run", str(folder / "small.yaml"), "--out", str(out)]) == 0
+
+
+def test_the_command_line_starts_without_what_is_optional():
+    """PyTorch and the like come with extras; here an import of them fails as if they were not installed."""
+    optional = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "distributed", "dask", "gguf")
+    hidden = "".join(f"sys.modules[{name!r}] = None; " for name in optional)
+    for argv in (["profile", "show", "zen4-2core"], ["list", "models"]):
+        code = f"import sys; {hidden}from moesim.cli.main import main; sys.exit(main({argv}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
