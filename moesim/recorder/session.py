@@ -22,8 +22,8 @@ from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
 from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
 from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
 from moesim.trace import shards
+from moesim.trace.shards import MANIFEST
 from moesim.trace.stats.calibration import RESIDUAL
-from moesim.trace.trace import MANIFEST
 
 #: Streams of random numbers: what calibration samples does not depend on the trace, nor the other way round.
 _CALIBRATION, _TRACE = 0, 1

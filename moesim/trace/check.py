@@ -13,12 +13,11 @@ from moesim.core.text import steering
 from moesim.errors import TraceError
 from moesim.trace.additions import check_additions
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION
+from moesim.trace.parts import GateInputs, Recorded, Signal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.trace.parts import GateInputs, Signal
-    from moesim.trace.trace import Trace
 
 LABELS = ("measured", "synthetic")
 """What routing may be: recorded from a model, or made up."""
@@ -26,7 +25,7 @@ _REMEDY = "record or import the trace again"
 _CHUNK_CELLS = 2**23
 
 
-def check_trace(trace: Trace, place: str) -> None:
+def check_trace(trace: Recorded, place: str) -> None:
     """Check types, shapes and meaning of a trace."""
     _check_header(trace.header, place)
     _check_texts(trace, place)
@@ -74,7 +73,7 @@ def _check_header(header: dict[str, Any], place: str) -> None:
     check_additions(header, place)
 
 
-def _check_texts(trace: Trace, place: str) -> None:
+def _check_texts(trace: Recorded, place: str) -> None:
     names = {"header": trace.header, "signals": list(trace.signals), "calibration": list(trace.tables)}
     for where, value in names.items():
         for path, text in _texts(value, where):
@@ -95,7 +94,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _texts(inner, f"{path}.{number}")
 
 
-def _check_types(trace: Trace, place: str) -> None:
+def _check_types(trace: Recorded, place: str) -> None:
     n_rows = _length(trace.request, f"{place}: request")
     n_layers, n_experts, top_k = trace.n_layers, trace.n_experts, trace.top_k
     routed = (n_rows, n_layers, top_k)
@@ -134,7 +133,7 @@ def _chunk_rows(values: NDArray[Any]) -> int:
     return max(1, _CHUNK_CELLS // max(1, math.prod(values.shape[1:])))
 
 
-def _check_order(trace: Trace, place: str) -> None:
+def _check_order(trace: Recorded, place: str) -> None:
     """Rows of a request lie together in token order, the prompt first; requests count up from 0."""
     request, position, phase = trace.request, trace.position, trace.phase
     if request[0] != 0:
@@ -200,13 +199,13 @@ def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) 
             raise _wrong(f"{place}{where.tolist()}", wanted, got)
 
 
-def _check_rows(trace: Trace, rows: NDArray[Any], place: str) -> None:
+def _check_rows(trace: Recorded, rows: NDArray[Any], place: str) -> None:
     check_array(rows, ("int32",), (_length(rows, place),), place)
     if len(rows) and (rows[0] < 0 or rows[-1] >= len(trace.request) or (np.diff(rows) <= 0).any()):
         raise _wrong(place, f"ascending rows in 0..{len(trace.request) - 1}", "others")
 
 
-def _check_inputs(trace: Trace, inputs: GateInputs, place: str) -> None:
+def _check_inputs(trace: Recorded, inputs: GateInputs, place: str) -> None:
     _check_rows(trace, inputs.rows, f"{place}: rows")
     hidden = inputs.values.shape[-1] if inputs.values.ndim == 3 else 0
     if not hidden:
@@ -215,7 +214,7 @@ def _check_inputs(trace: Trace, inputs: GateInputs, place: str) -> None:
     check_finite(inputs.values, place)
 
 
-def _check_table(trace: Trace, name: str, table: NDArray[Any], place: str) -> None:
+def _check_table(trace: Recorded, name: str, table: NDArray[Any], place: str) -> None:
     per_layer = (trace.n_layers, trace.n_experts)
     known = {
         "activation_frequency": per_layer,
@@ -229,7 +228,7 @@ def _check_table(trace: Trace, name: str, table: NDArray[Any], place: str) -> No
     check_finite(table, place, lowest=0 if name in known else None)
 
 
-def _check_signal(trace: Trace, signal: Signal, place: str) -> None:
+def _check_signal(trace: Recorded, signal: Signal, place: str) -> None:
     n_layers, n_experts = trace.n_layers, trace.n_experts
     _check_rows(trace, signal.rows, f"{place}: rows")
     n = len(signal.rows)

@@ -1,9 +1,9 @@
-"""Parts of a trace: its signals, and the table of its requests."""
+"""What a trace holds, as plain data: arrays, header, signals; and the table of its requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +12,6 @@ from moesim.errors import TraceError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from moesim.trace.trace import Trace
 
 PREFILL = 0
 DECODE = 1
@@ -85,7 +83,48 @@ class Requests:
         return len(self.first_row)
 
 
-def tabulate(trace: Trace) -> Requests:
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a trace holds; `moesim.trace.Trace` says what each part is."""
+
+    experts: NDArray[Any]
+    weights: NDArray[Any] | None
+    request: NDArray[Any]
+    position: NDArray[Any]
+    phase: NDArray[Any]
+    scores: NDArray[Any] | None = None
+    inputs: GateInputs | None = None
+    signals: dict[str, Signal] = field(default_factory=dict)
+    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_rows(self) -> int:
+        """Tokens recorded."""
+        return len(self.request)
+
+    @property
+    def n_layers(self) -> int:
+        """MoE layers."""
+        return int(self.header["n_layers"])
+
+    @property
+    def n_experts(self) -> int:
+        """Routed experts of a layer."""
+        return int(self.header["n_experts"])
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a token in a layer."""
+        return int(self.header["top_k"])
+
+    @property
+    def n_requests(self) -> int:
+        """Requests recorded."""
+        return int(self.request[-1]) + 1
+
+
+def tabulate(trace: Recorded) -> Requests:
     """Find where each request of a trace lies and which signals cover it."""
     first = np.searchsorted(trace.request, np.arange(trace.n_requests, dtype=np.int32)).astype(np.int64)
     total = np.diff(np.append(first, trace.n_rows))
@@ -95,7 +134,7 @@ def tabulate(trace: Trace) -> Requests:
     return Requests(first, total - decode, decode, trace.position[first].astype(np.int64), signals)
 
 
-def _covered(trace: Trace, signal: Signal, first: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _covered(trace: Recorded, signal: Signal, first: NDArray[np.int64]) -> NDArray[np.bool_]:
     missing = np.ones(trace.n_rows, bool)
     missing[signal.rows] = False
     if len(signal.rows) and not (trace.phase[signal.rows] == PREFILL).any():

@@ -24,14 +24,18 @@ import numpy as np
 from moesim.core import atomic
 from moesim.core.checked_lines import checked_line, read_checked_line
 from moesim.errors import TraceError
+from moesim.trace.check import check_trace
+from moesim.trace.files import joined, read_file, write_file
 from moesim.trace.format import REQUIRED, SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
-from moesim.trace.parts import GateInputs, Signal, header_object
-from moesim.trace.subset import joined
-from moesim.trace.trace import MANIFEST, PARTS_SUFFIX, Trace
+from moesim.trace.parts import GateInputs, Recorded, Signal, header_object
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+PARTS_SUFFIX = ".parts"
+"""Of the folder of a recording that is not finished."""
+MANIFEST = "manifest.json"
+"""The file in it that tells it from others."""
 CALIBRATION = "calibration.safetensors"
 
 _JOINED = "joined.safetensors"
@@ -144,14 +148,14 @@ def calibration_tables(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any
     return {name.removeprefix("calibration/"): array for name, array in arrays.items() if name.startswith("calibration/")}
 
 
-def read_shards(folder: str | Path) -> Trace:
+def read_shards(folder: str | Path) -> Recorded:
     """Read what is complete of a recording."""
     place = Path(folder)
     manifest = read_manifest(place)
     shards = finished_shards(place)
     if not shards:
         raise TraceError(f"{place}: expected at least one finished batch, got none; go on recording")
-    traces = [Trace.read(shard.path) for shard in shards]
+    traces = [read_file(shard.path) for shard in shards]
     requests = [entry for trace in traces for entry in trace.header["trace_requests"]]
     tables, calibrated = _calibration(place)
     base = {key: traces[0].header[key] for key in REQUIRED if key != "sha256"}
@@ -159,7 +163,7 @@ def read_shards(folder: str | Path) -> Trace:
     if len(requests) < manifest["n_requests"]:
         header["incomplete"] = {"planned": manifest["n_requests"], "recorded": len(requests)}
     starts = np.cumsum([0, *(trace.n_rows for trace in traces)])[:-1]
-    trace = Trace(
+    trace = Recorded(
         **{name: joined([getattr(t, name) for t in traces], place) for name in ("experts", "position", "phase")},
         weights=_optional([t.weights for t in traces], place),
         request=np.concatenate([t.request + np.int32(shard.first) for t, shard in zip(traces, shards, strict=True)]),
@@ -169,7 +173,7 @@ def read_shards(folder: str | Path) -> Trace:
         tables=tables,
         header=header,
     )
-    trace.check(str(place))
+    check_trace(trace, str(place))
     return trace
 
 
@@ -182,7 +186,7 @@ def join(folder: str | Path, out: str | Path) -> Path:
             f"{folder}: expected {missing['planned']} recorded requests, got {missing['recorded']}; "
             "go on recording with the same command"
         )
-    whole = trace.write(Path(folder, _JOINED))
+    whole = write_file(trace, Path(folder, _JOINED))
     del trace
     os.replace(whole, out)
     remove(Path(folder))
@@ -207,14 +211,14 @@ def _shifted(rows: Iterable[tuple[NDArray[Any], np.int64]]) -> NDArray[np.int32]
     return np.concatenate([(part + start).astype(np.int32) for part, start in rows])
 
 
-def _inputs(traces: Sequence[Trace], starts: NDArray[np.int64], folder: Path) -> GateInputs | None:
+def _inputs(traces: Sequence[Recorded], starts: NDArray[np.int64], folder: Path) -> GateInputs | None:
     having = [(trace.inputs, start) for trace, start in zip(traces, starts, strict=True) if trace.inputs is not None]
     if not having:
         return None
     return GateInputs(_shifted((part.rows, start) for part, start in having), joined([part.values for part, _ in having], folder))
 
 
-def _signals(traces: Sequence[Trace], starts: NDArray[np.int64], folder: Path) -> dict[str, Signal]:
+def _signals(traces: Sequence[Recorded], starts: NDArray[np.int64], folder: Path) -> dict[str, Signal]:
     found = {}
     for name in sorted(set().union(*(trace.signals for trace in traces))):
         having = [(trace.signals[name], start) for trace, start in zip(traces, starts, strict=True) if name in trace.signals]

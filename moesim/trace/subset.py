@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.trace.files import joined
 from moesim.trace.parts import GateInputs
 from moesim.trace.trace import Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Arrays larger than this are put together in a temporary file instead of in memory.
-_IN_MEMORY_BYTES = 2**26
 #: What a header lists request by request.
 _LISTED = ("requests", "trace_requests")
 
@@ -48,20 +46,6 @@ def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None =
         tables=trace.tables,
         header=_header(trace.header, chosen, len(table)),
     )
-
-
-def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
-    """Put arrays together along their first axis: in memory, or in a temporary file that lives as long as it is mapped."""
-    if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
-        return np.concatenate(parts)
-    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    with tempfile.TemporaryFile(dir=folder) as file:
-        out = np.memmap(file, parts[0].dtype, "w+", shape=shape)
-    start = 0
-    for part in parts:
-        out[start : start + len(part)] = part
-        start += len(part)
-    return out
 
 
 def _places(rows: NDArray[Any], spans: Sequence[slice]) -> tuple[list[slice], NDArray[np.int32]]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,10 @@ from moesim.core.data import data_dirs
 from moesim.errors import TraceError, unknown_name
 from moesim.trace.additions import made_up, remarks
 from moesim.trace.check import check_trace
-from moesim.trace.format import SCHEMA_VERSION, checksums, read_container, verify_checksums, write_container
-from moesim.trace.parts import DECODE, PREFILL, GateInputs, Requests, Signal, header_object, read_inputs, read_signals, tabulate
+from moesim.trace.files import arrays_of, full_header, read_file, write_file
+from moesim.trace.format import SCHEMA_VERSION, checksums
+from moesim.trace.parts import DECODE, PREFILL, GateInputs, Recorded, Requests, Signal, tabulate
+from moesim.trace.shards import MANIFEST, PARTS_SUFFIX, read_shards
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,16 +44,10 @@ if TYPE_CHECKING:
 __all__ = ["DECODE", "PREFILL", "GateInputs", "Requests", "Signal", "Trace", "find_trace", "trace_names"]
 
 SUFFIX = ".safetensors"
-#: Of the folder of a recording that is not finished, and the file in it that tells it from others.
-PARTS_SUFFIX = ".parts"
-MANIFEST = "manifest.json"
-
-_ROUTING = ("experts", "request", "position", "phase")
-_OPTIONAL = ("weights", "scores")
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Recorded):
     """Routing of a model on a workload.
 
     Attributes
@@ -91,17 +87,6 @@ class Trace:
     >>> trace.n_layers, trace.top_k, trace.phase.tolist(), trace.requests.n_decode.tolist()
     (1, 2, [0, 1], [1])
     """
-
-    experts: NDArray[Any]
-    weights: NDArray[Any] | None
-    request: NDArray[Any]
-    position: NDArray[Any]
-    phase: NDArray[Any]
-    scores: NDArray[Any] | None = None
-    inputs: GateInputs | None = None
-    signals: dict[str, Signal] = field(default_factory=dict)
-    tables: dict[str, NDArray[Any]] = field(default_factory=dict)
-    header: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -173,31 +158,6 @@ class Trace:
         return trace
 
     @property
-    def n_rows(self) -> int:
-        """Tokens recorded."""
-        return len(self.request)
-
-    @property
-    def n_layers(self) -> int:
-        """MoE layers."""
-        return int(self.header["n_layers"])
-
-    @property
-    def n_experts(self) -> int:
-        """Routed experts of a layer."""
-        return int(self.header["n_experts"])
-
-    @property
-    def top_k(self) -> int:
-        """Experts of a token in a layer."""
-        return int(self.header["top_k"])
-
-    @property
-    def n_requests(self) -> int:
-        """Requests recorded."""
-        return int(self.request[-1]) + 1
-
-    @property
     def model(self) -> str:
         """Name of the model whose routers these are."""
         return str(self.header["model"])
@@ -247,12 +207,8 @@ class Trace:
     @cached_property
     def digest(self) -> str:
         """sha256 of the content: header and arrays."""
-        header = {**self._full_header(), "sha256": self._sums}
+        header = {**full_header(self), "sha256": checksums(arrays_of(self))}
         return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
-
-    @cached_property
-    def _sums(self) -> dict[str, str]:
-        return checksums(self._arrays())
 
     def has_signal(self, name: str, request: int) -> bool:
         """Tell whether a signal covers a request.
@@ -309,28 +265,8 @@ class Trace:
             If the file is missing, truncated, altered, of another version or inconsistent.
         """
         if Path(path).is_dir():
-            from moesim.trace.shards import read_shards  # which builds traces
-
-            return read_shards(path)
-        place = str(path)
-        arrays, header = read_container(Path(path))
-        if verify:
-            verify_checksums(place, arrays, header_object(header, "sha256", place))
-        for name in _ROUTING:
-            if name not in arrays:
-                raise TraceError(f"{place}: expected an array '{name}', got {sorted(arrays)}; record the trace again")
-        trace = cls(
-            **{name: arrays[name] for name in _ROUTING},
-            weights=arrays.get("weights"),
-            scores=arrays.get("scores"),
-            inputs=read_inputs(arrays, place),
-            signals=read_signals(arrays, header_object(header, "signals", place), place),
-            tables={n.split("/", 1)[1]: a for n, a in arrays.items() if n.startswith("calibration/")},
-            header=header,
-        )
-        if verify:
-            trace.check(place)
-        return trace
+            return cls(**vars(read_shards(path)))
+        return cls(**vars(read_file(path, verify=verify)))
 
     def write(self, path: str | Path, *, packed: bool = False) -> Path:
         """Write the trace to a file, completely or not at all; the same content gives the same bytes.
@@ -352,27 +288,7 @@ class Trace:
         TraceError
             If the trace is not valid.
         """
-        self.check(str(path))
-        header = {**self._full_header(), "sha256": self._sums}
-        return write_container(path, self._arrays(), header, packed=packed)
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        arrays = {name: getattr(self, name) for name in _ROUTING}
-        arrays |= {name: array for name in _OPTIONAL if (array := getattr(self, name)) is not None}
-        if self.inputs is not None:
-            arrays |= {"inputs": self.inputs.values, "input_rows": self.inputs.rows}
-        for name, signal in self.signals.items():
-            arrays[f"signals/{name}"] = signal.scores
-            arrays[f"signal_rows/{name}"] = signal.rows
-            if signal.ids is not None:
-                arrays[f"signal_ids/{name}"] = signal.ids
-        arrays |= {f"calibration/{name}": table for name, table in self.tables.items()}
-        return arrays
-
-    def _full_header(self) -> dict[str, Any]:
-        facts = ("lookahead", "needs_layer_offset", "first_layer", "about")
-        signals = {name: {fact: getattr(s, fact) for fact in facts} for name, s in self.signals.items()}
-        return {**self.header, "signals": signals}
+        return write_file(self, path, packed=packed)
 
     def to_frame(self) -> pd.DataFrame:
         """Give the routing as a long table.

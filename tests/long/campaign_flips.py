@@ -169,7 +169,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Subject]]:
     import torch
 
     from moesim.recorder.predictors.learned import load_predictors, predict, save_predictors
-    from moesim.trace.shards import read_shards
+    from moesim.trace import Trace
     from tests.recorder import record_kit, test_learned
 
     torch.set_num_threads(1)
@@ -189,7 +189,7 @@ def recordings(folder: Path) -> Iterator[tuple[str, Subject]]:
         record_kit.run(home, Path("out/t.safetensors").absolute(), "--calibrate", str(home / "others.txt"))
         return Path("out/t.safetensors").read_bytes()
 
-    read = library(lambda: read_shards("out/t.safetensors.parts").digest)
+    read = library(lambda: Trace.read("out/t.safetensors.parts").digest)
     yield "recording", Subject(place, {"out/t.safetensors.parts/*": [read] * 9 + [library(go_on)]}, 250)
     data = test_learned.synthetic(60, 0)
     predictors = test_learned.train_predictors(*data, test_learned.EXPERTS, test_learned.QUICK)

@@ -13,6 +13,7 @@ import pytest
 
 from moesim.errors import MoesimError, TraceError
 from moesim.trace import SUFFIX, GateInputs, Signal, Trace, find_trace, trace_names
+from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import HEADER_SUM_KEY, METADATA_KEY, checksums, write_container
 
 LAYERS, EXPERTS, TOP_K = 3, 5, 2
@@ -246,7 +247,7 @@ def test_bad_table_entries(tmp_path: Path) -> None:
 
 def rewritten(path: Path, header: dict[str, Any], drop: str = "", rename: tuple[str, str] | None = None) -> Path:
     trace = Trace.read(path)
-    arrays = {k: v for k, v in trace._arrays().items() if k != drop}
+    arrays = {k: v for k, v in arrays_of(trace).items() if k != drop}
     if rename:
         arrays[rename[1]] = arrays.pop(rename[0])
     full = {**trace.header, "sha256": checksums(arrays), **header}
@@ -484,8 +485,8 @@ def test_bad_gate_inputs(rows: list[int], shape: tuple[int, ...], expected: str)
 
 def test_gate_inputs_need_their_rows(tmp_path: Path) -> None:
     trace = make(inputs=GateInputs(np.array([1], np.int32), np.zeros((1, LAYERS, 2), np.float16)))
-    arrays = {name: array for name, array in trace._arrays().items() if name != "input_rows"}
-    header = {**trace._full_header(), "sha256": checksums(arrays)}
+    arrays = {name: array for name, array in arrays_of(trace).items() if name != "input_rows"}
+    header = {**full_header(trace), "sha256": checksums(arrays)}
     with pytest.raises(TraceError, match="expected both 'inputs' and 'input_rows'"):
         Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))
 
@@ -497,11 +498,11 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
     trace = make()
     path = trace.write(tmp_path / "a.safetensors")
     for name, array in numpy_reader.load_file(path).items():
-        np.testing.assert_array_equal(array, trace._arrays()[name])
+        np.testing.assert_array_equal(array, arrays_of(trace)[name])
     with safetensors.safe_open(path, "np") as file:
-        assert json.loads(file.metadata()[METADATA_KEY])["sha256"] == checksums(trace._arrays())
-        assert sorted(file.keys()) == sorted(trace._arrays())
-        written = numpy_reader.save(trace._arrays(), metadata=dict(file.metadata()))
+        assert json.loads(file.metadata()[METADATA_KEY])["sha256"] == checksums(arrays_of(trace))
+        assert sorted(file.keys()) == sorted(arrays_of(trace))
+        written = numpy_reader.save(arrays_of(trace), metadata=dict(file.metadata()))
     assert table_and_data(path.read_bytes()) == table_and_data(written)  # the library's order of metadata is random
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from moesim.errors import InputError, TraceError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
+from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import METADATA_KEY, checksums, write_container
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import import_trace
@@ -396,9 +397,9 @@ def test_a_length_that_would_fill_memory(tmp_path: Path) -> None:
     ],
 )
 def test_headers(header: dict[str, Any], words: str, native: Trace, tmp_path: Path) -> None:
-    arrays = native._arrays()
+    arrays = arrays_of(native)
     path = tmp_path / "t.safetensors"
-    write_container(path, arrays, {**native._full_header(), "sha256": checksums(arrays), **header})
+    write_container(path, arrays, {**full_header(native), "sha256": checksums(arrays), **header})
     with pytest.raises(TraceError) as error:
         Trace.read(path)
     assert "\n" not in str(error.value)
@@ -423,9 +424,9 @@ def test_headers(header: dict[str, Any], words: str, native: Trace, tmp_path: Pa
     ],
 )
 def test_arrays_of_a_trace(name: str, array: Any, words: str, native: Trace, tmp_path: Path) -> None:
-    arrays = {**native._arrays(), name: np.asarray(array)}
+    arrays = {**arrays_of(native), name: np.asarray(array)}
     path = tmp_path / "t.safetensors"
-    write_container(path, arrays, {**native._full_header(), "sha256": checksums(arrays)})
+    write_container(path, arrays, {**full_header(native), "sha256": checksums(arrays)})
     with pytest.raises(TraceError) as error:
         Trace.read(path)
     assert "\n" not in str(error.value)
@@ -457,7 +458,7 @@ VALUES = st.one_of(
 @given(data=st.data())
 def test_fuzzed_headers_with_right_checksums(native: Trace, tmp_path_factory: Any, data: st.DataObject) -> None:
     """What checksums cannot find: wrong from the start."""
-    arrays, header = dict(native._arrays()), json.loads(json.dumps(native._full_header()))
+    arrays, header = dict(arrays_of(native)), json.loads(json.dumps(full_header(native)))
     if data.draw(st.booleans()):
         name = data.draw(st.sampled_from(sorted(arrays)))
         array = np.array(arrays[name])

@@ -11,6 +11,7 @@ import pytest
 
 from moesim.errors import TraceError
 from moesim.trace import Trace
+from moesim.trace.files import arrays_of, full_header
 from moesim.trace.format import checksums, write_container
 from moesim.trace.packed import PACKED_KEY
 
@@ -31,8 +32,8 @@ def test_packed_is_the_same_trace_in_fewer_bytes(tmp_path: Path) -> None:
     read = Trace.read(packed)
     assert read.digest == Trace.read(plain).digest
     assert PACKED_KEY not in read.header
-    for name, array in read._arrays().items():
-        np.testing.assert_array_equal(array, trace._arrays()[name], strict=True)
+    for name, array in arrays_of(read).items():
+        np.testing.assert_array_equal(array, arrays_of(trace)[name], strict=True)
         assert not array.flags.writeable
     assert read.write(tmp_path / "c.safetensors").read_bytes() == plain.read_bytes()
     assert read.write(tmp_path / "d.safetensors", packed=True).read_bytes() == packed.read_bytes()
@@ -53,8 +54,8 @@ def test_packed_is_the_same_trace_in_fewer_bytes(tmp_path: Path) -> None:
 )
 def test_a_header_that_does_not_fit(facts: Any, words: str, tmp_path: Path) -> None:
     trace = make()
-    header = {**trace._full_header(), "sha256": checksums(trace._arrays()), PACKED_KEY: facts}
-    path = write_container(tmp_path / "a.safetensors", trace._arrays(), header)
+    header = {**full_header(trace), "sha256": checksums(arrays_of(trace)), PACKED_KEY: facts}
+    path = write_container(tmp_path / "a.safetensors", arrays_of(trace), header)
     with pytest.raises(TraceError) as error:
         Trace.read(path)
     assert words in str(error.value)
@@ -64,7 +65,7 @@ def test_a_header_that_does_not_fit(facts: Any, words: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("shape", [[199], [201]])
 def test_another_length_than_announced(shape: list[int], tmp_path: Path) -> None:
     trace = make()
-    arrays = {**trace._arrays(), "phase": np.frombuffer(lzma.compress(trace.phase.tobytes()), np.uint8)}
-    header = {**trace._full_header(), "sha256": {}, PACKED_KEY: {"phase": {"dtype": "U8", "shape": shape}}}
+    arrays = {**arrays_of(trace), "phase": np.frombuffer(lzma.compress(trace.phase.tobytes()), np.uint8)}
+    header = {**full_header(trace), "sha256": {}, PACKED_KEY: {"phase": {"dtype": "U8", "shape": shape}}}
     with pytest.raises(TraceError, match=rf"phase: expected {shape[0]} bytes packed"):
         Trace.read(write_container(tmp_path / "a.safetensors", arrays, header))

@@ -1,0 +1,89 @@
+"""One trace file: from and to what it holds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.errors import TraceError
+from moesim.trace.check import check_trace
+from moesim.trace.format import checksums, read_container, verify_checksums, write_container
+from moesim.trace.parts import Recorded, header_object, read_inputs, read_signals
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: Arrays larger than this are put together in a temporary file instead of in memory.
+_IN_MEMORY_BYTES = 2**26
+_ROUTING = ("experts", "request", "position", "phase")
+_OPTIONAL = ("weights", "scores")
+
+
+def read_file(path: str | Path, *, verify: bool = True) -> Recorded:
+    """Map a file into memory; with `verify` compare checksums and check the content."""
+    place = str(path)
+    arrays, header = read_container(Path(path))
+    if verify:
+        verify_checksums(place, arrays, header_object(header, "sha256", place))
+    for name in _ROUTING:
+        if name not in arrays:
+            raise TraceError(f"{place}: expected an array '{name}', got {sorted(arrays)}; record the trace again")
+    recorded = Recorded(
+        **{name: arrays[name] for name in _ROUTING},
+        weights=arrays.get("weights"),
+        scores=arrays.get("scores"),
+        inputs=read_inputs(arrays, place),
+        signals=read_signals(arrays, header_object(header, "signals", place), place),
+        tables={n.split("/", 1)[1]: a for n, a in arrays.items() if n.startswith("calibration/")},
+        header=header,
+    )
+    if verify:
+        check_trace(recorded, place)
+    return recorded
+
+
+def write_file(recorded: Recorded, path: str | Path, *, packed: bool = False) -> Path:
+    """Check a trace and write it, completely or not at all."""
+    check_trace(recorded, str(path))
+    arrays = arrays_of(recorded)
+    return write_container(path, arrays, {**full_header(recorded), "sha256": checksums(arrays)}, packed=packed)
+
+
+def arrays_of(recorded: Recorded) -> dict[str, NDArray[Any]]:
+    """Give the arrays of a file by name."""
+    arrays = {name: getattr(recorded, name) for name in _ROUTING}
+    arrays |= {name: array for name in _OPTIONAL if (array := getattr(recorded, name)) is not None}
+    if recorded.inputs is not None:
+        arrays |= {"inputs": recorded.inputs.values, "input_rows": recorded.inputs.rows}
+    for name, signal in recorded.signals.items():
+        arrays[f"signals/{name}"] = signal.scores
+        arrays[f"signal_rows/{name}"] = signal.rows
+        if signal.ids is not None:
+            arrays[f"signal_ids/{name}"] = signal.ids
+    arrays |= {f"calibration/{name}": table for name, table in recorded.tables.items()}
+    return arrays
+
+
+def full_header(recorded: Recorded) -> dict[str, Any]:
+    """Give the header of a file, without checksums."""
+    facts = ("lookahead", "needs_layer_offset", "first_layer", "about")
+    signals = {name: {fact: getattr(s, fact) for fact in facts} for name, s in recorded.signals.items()}
+    return {**recorded.header, "signals": signals}
+
+
+def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
+    """Put arrays together along their first axis: in memory, or in a temporary file that lives as long as it is mapped."""
+    if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
+        return np.concatenate(parts)
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    with tempfile.TemporaryFile(dir=folder) as file:
+        out = np.memmap(file, parts[0].dtype, "w+", shape=shape)
+    start = 0
+    for part in parts:
+        out[start : start + len(part)] = part
+        start += len(part)
+    return out
