@@ -11,6 +11,7 @@ import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots import bars, heatmap, ladder, lines, pareto, regret, speedup, stacks, tornado, validation
+from moesim.plots.failures import failing
 from moesim.plots.kinds import Kind
 from moesim.plots.kinds_frames import FRAME_KINDS
 from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
@@ -99,23 +100,38 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
     if name in _WHOLE:
         yield name, frame
         return
+    lost = aside = frame.iloc[:0]
     if kind.source in IN_EXPERIMENTS:
         done = prepared(frame, name)  # refuses results in which nothing succeeded
-        frame = prepared(frame, name, failed=True) if name in _FAILED else done
-    aside = frame.iloc[:0]
+        whole = prepared(frame, name, failed=True)
+        frame = whole if name in _FAILED else done
+        lost = whole[failing(whole)].reindex(columns=done.columns) if name in _NAMED else lost
     if name == "heatmap":
         rows = _as_one_policy(frame, options)
         frame, aside = rows, frame[frame["policy"].isin(heatmap.left_out(frame, rows))]  # the caption names them
     shown = _SHOWN[name](frame, options) if name in _SHOWN else ()
-    for values, part in split(frame, shown):
+    parts = list(split(frame, shown))
+    homes = _homes(lost, [values for values, _ in parts])
+    for place, (values, part) in enumerate(parts):
         told = ".".join(f"{column.replace(RUNS_OF, 'policy')}={group_name(value, column)}" for column, value in values.items())
         part = part.drop(columns=RUNS_OF, errors="ignore")
         safe = re.sub(r"[^A-Za-z0-9=._-]+", "-", told)
-        yield (f"{name}.{safe}" if told else name), part if aside.empty else pd.concat([part, aside])
+        more = [rows for rows in (aside, lost[[home == place for home in homes]]) if len(rows)]
+        yield (f"{name}.{safe}" if told else name), pd.concat([part, *more], ignore_index=True) if more else part
 
 
 _WHOLE: Final = ("speedup", "validation")  # they show all settings
 _FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
+_NAMED: Final = ("breakdown", "hit_rate", "heatmap", "vram")  # they name it below
+
+
+def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Find for each failed run the figure of its setting; the first figure names those of settings that no figure shows."""
+
+    def fits(row: Mapping[Any, Any], values: Mapping[str, Any]) -> bool:
+        return all(group_name(row[column]) == group_name(value) for column, value in values.items() if column in row)
+
+    return [next((i for i, values in enumerate(settings) if fits(row, values)), 0) for row in lost.to_dict("records")]
 
 
 def _axes(frame: pd.DataFrame, options: Mapping[str, Any]) -> Sequence[str]:

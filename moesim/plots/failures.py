@@ -88,12 +88,17 @@ def reasons(data: pd.DataFrame) -> list[str]:
 
 def not_shown(frame: pd.DataFrame) -> list[str]:
     """Say which runs failed and why, for figures that have no place for them; nothing if none did."""
-    frame = without_retried(frame)
+    frame = without_retried(frame.reset_index(drop=True))
     data = with_failed(pd.DataFrame(columns=["policy", "n"]), frame[failing(frame)], ["policy"])
     if data.empty:
         return []
     counts = [f"{row['policy']} ({row['failed']} run{'s' if row['failed'] > 1 else ''})" for _, row in data.iterrows()]
     return [f"not shown: {', '.join(counts)}", *reasons(data)]
+
+
+def not_shown_sentences(frame: pd.DataFrame) -> str:
+    """Say the same as `not_shown` in a caption."""
+    return " ".join(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame))
 
 
 def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:

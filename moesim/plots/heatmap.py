@@ -17,6 +17,7 @@ from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import AXES
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.failures import failing, not_shown, not_shown_sentences
 from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, group_name, levels, policies_of, prepared, settings_in, summarised
 from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, styled, text_width, title
@@ -128,6 +129,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     figure.colorbar(image, ax=axes, label=AXES.get(metric, metric), aspect=15, pad=0.02)
     title(axes, f"{_policy(rows)}: {names[0]} and {names[1]}")
     missing = [f"not shown: {name}, which chooses them itself" for name in left_out(frame, rows)]
+    missing += not_shown(_same(frame, rows))
     shares = ", ".join(dict.fromkeys(mark for mark in marks if mark))
     marked = [f"share computed as routed: {shares}", CONDITIONED] if shares else []
     add_corner(
@@ -138,8 +140,12 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
 
 def left_out(frame: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     """Name the runs of the same policy that are not shown, since one of the two options is at a default that it works out."""
-    same = frame[frame["policy_name"].isin(rows["policy_name"])]
-    return [name for name in policies_of(same) if name not in set(rows["policy"])]
+    same = _same(frame, rows)
+    return [name for name in policies_of(same[~failing(same)]) if name not in set(rows["policy"])]
+
+
+def _same(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["policy_name"].isin(rows["policy_name"])]
 
 
 def _policy(rows: pd.DataFrame) -> str:
@@ -160,6 +166,7 @@ def heatmap_caption(frame: pd.DataFrame, x: str | None = None, y: str | None = N
         f"Means over {n_repeats(rows)} seeds." if n_repeats(rows) else "",
     ]
     sentences += [f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)]
+    sentences.append(not_shown_sentences(_same(frame, rows)))
     whole = rows.assign(policy=rows["policy_name"])
     what = words[0].upper() + words[1:]
     return caption(f"{what} of {_policy(rows)} over {names[0]} and {names[1]}.", whole, [across, up], *sentences)

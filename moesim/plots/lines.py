@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from moesim.core.colours import BLACK, GREY
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.looks import looks_of
 from moesim.plots.memo import once
 from moesim.plots.rows import cache_column, policies_of, prepared, summarised
@@ -82,6 +83,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Figure:
     order = [*first, *(name for name in names.values() if name not in first), CHANCE]
     legend_above(figure, [handles[name] for name in order], f"{words[0].upper()}{words[1:]} by cache ratio")
     notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
+    notes += not_shown(frame)
     notes += [CONDITIONED] if any(name.endswith("*") for name in names.values()) else []
     add_corner(figure, corner_label(rows, "cache_ratio"), notes)
     return figure
@@ -97,7 +99,8 @@ def hit_rate_caption(frame: pd.DataFrame, metric: str | None = None) -> str:
         "Cache ratios are those that fit into the budgets." if cache_column(rows) != "cache_ratio" else "",
     ]
     what = f"{words[0].upper()}{words[1:]} against the share of all experts that the GPU caches."
-    return caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences, repeats_sentence(rows))
+    sentences += [repeats_sentence(rows), not_shown_sentences(frame)]
+    return caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences)
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.looks import looks_of
 from moesim.plots.memo import once
 from moesim.plots.rows import cache_column, fresh_mark, is_exact, policies_of, prepared, qualified, summarised
@@ -100,7 +101,8 @@ def vram(frame: pd.DataFrame) -> Figure:
     axes.set_ylabel(AXES[_SPEED])
     legend_above(figure, handles, "GPU memory and decode speed")
     marked = [CONDITIONED] if any(fresh_mark(fresh) for fresh in data["fresh"]) else []
-    notes = [*averaged(rows, [cache_column(rows)]), "hollow: not exact, or an oracle's, and so not on the front", *marked]
+    hollow = "hollow: not exact, or an oracle's, and so not on the front"
+    notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), *marked]
     add_corner(figure, corner_label(rows, cache_column(rows)), notes)
     return figure
 
@@ -112,4 +114,5 @@ def vram_caption(frame: pd.DataFrame) -> str:
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
-    return caption(what, rows, [cache_column(rows)], told, lines, repeats_sentence(rows, how=None))
+    said = told, lines, repeats_sentence(rows, how=None), not_shown_sentences(frame)
+    return caption(what, rows, [cache_column(rows)], *said)

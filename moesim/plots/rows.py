@@ -238,9 +238,11 @@ def group_name(value: Any, column: str = "") -> str:
 
 
 def named(value: Any, column: str) -> str:
-    """Write a setting and its value: ``batch 4``, ``cache 0.25``; a model, machine or trace by its name alone."""
+    """Write a setting and its value: ``batch 4``, ``cache 0.25``, ``1 batch``; a model, machine or trace by its name alone."""
     if column in ("model", "hardware", "trace"):
         return str(value)
+    if column == "n_batches" and value != "":
+        return f"{group_name(value)} batch{'' if value == 1 else 'es'}"
     word = "cache" if column in _CACHES else WORDS.get(column, column)
     return f"{word} {group_name(value, column)}"
 

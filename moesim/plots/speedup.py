@@ -15,7 +15,7 @@ from moesim.hardware import weakest
 from moesim.plots.bars import AXES, legend_names, value_texts
 from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
 from moesim.plots.draws import interval, over_draws
-from moesim.plots.failures import not_shown
+from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Bar, Words, grouped_bars
 from moesim.plots.memo import once
 from moesim.plots.rows import REPEATS, group_name, named, policies_of, prepared, qualified, settings_in, varying
@@ -56,7 +56,8 @@ def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str =
                 for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip
     table = pd.DataFrame(settings)
     last = _ALL if panels else ""
-    for name, part in table.groupby("policy", sort=False):
+    several = len(table[["panel", "group"]].drop_duplicates()) > 1  # the mean of one setting is that setting once more
+    for name, part in table.groupby("policy", sort=False) if several else ():
         whole = _geometric(part, {"panel": last, "group": MEAN, "policy": name})
         settings.append({**whole, "low": math.nan, "high": math.nan})
     return _sorted(pd.DataFrame(settings), policies_of(rows))
@@ -148,15 +149,15 @@ def speedup_caption(frame: pd.DataFrame, baseline: str | None = None, metric: st
     baseline = _baseline(rows, baseline)
     whole = data[data["group"] == MEAN]
     counts = sorted(set(whole["n"]))
-    if len(counts) == 1:
-        settings = f"{counts[0]} setting{'s' if counts[0] > 1 else ''} in which both ran"
+    if len(counts) < 2:
+        settings = f"{counts[0]} settings in which both ran" if counts else ""
     else:
         each = ", ".join(f"{row['policy']} {row['n']}" for _, row in whole.iterrows())
         settings = f"the settings in which both ran ({each}); means over different settings do not compare"
     sentences = [
-        f"The last group is the geometric mean over {settings}.",
+        f"The last group is the geometric mean over {settings}." if settings else "",
         repeats_sentence(rows, "Geometric means", "Student's t, logarithms"),
-        *(f"{line[0].upper()}{line[1:]}." for line in not_shown(frame)),
+        not_shown_sentences(frame),
     ]
     words = AXES.get(metric, metric).replace("\n", " ")
     return caption(f"Speed-up over {baseline} ({words}), like with like.", rows, varying(rows), *sentences)

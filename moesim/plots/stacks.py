@@ -16,6 +16,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.memo import once
 from moesim.plots.rows import fresh_mark, levels, mean, named, policies_of, prepared, qualified
 from moesim.plots.style import (
@@ -105,7 +106,7 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     ]
     legend_above(figure, handles, "Time by what was waited for")
     marked = [CONDITIONED] if data["bar"].str.contains("*", regex=False).any() else []
-    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *marked])
+    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), *marked])
     return figure
 
 
@@ -116,5 +117,5 @@ def breakdown_caption(frame: pd.DataFrame, metric: str | None = None, x: str | N
     repeats = n_repeats(rows)
     return caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
-        f"Means over {repeats} seeds." if repeats else "",
+        f"Means over {repeats} seeds." if repeats else "", not_shown_sentences(frame),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import yaml
 from matplotlib.patches import Rectangle
 
 from moesim.cli.main import main
+from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_data, energy, energy_caption, energy_data
-from moesim.plots.catalogue import figures_of
+from moesim.plots.catalogue import KINDS, figures_of
 from moesim.plots.grouped import ENDS
 from moesim.plots.ladder import ladder_data
 from moesim.plots.speedup import speedup, speedup_caption
@@ -163,3 +165,57 @@ def test_an_experiment_draws_both(tmp_path: Path, capsys: pytest.CaptureFixture[
     for suffix in ("png", "csv", "txt"):
         again = (tmp_path / "figures" / f"decode_speed.{suffix}").read_bytes()
         assert again == (out / "plots" / f"decode_speed.{suffix}").read_bytes()
+
+
+def drawn(kind, frame, options=None):
+    """All texts of the figures of a kind, wrapped lines joined, and their captions."""
+    found = []
+    for _, part in figures_of(kind, frame, options or {}):
+        figure = KINDS[kind].draw(part, **(options or {}))
+        found.append((" ".join(texts(figure)).replace("\n", " "), KINDS[kind].caption(part, **(options or {}))))
+    return found
+
+
+CAUSE_TIMES = {f"decode_time_{cause}_ns": 1e6 for cause in CAUSES}
+WHOLE = {"hit_rate_decode": 0.5, "n_decode_tokens": 8, "peak_memory_bytes.gpu0": 1 << 30, **CAUSE_TIMES}
+
+
+@pytest.mark.parametrize("kind", ["breakdown", "hit_rate", "vram"])
+def test_figures_without_a_place_for_failed_runs_name_them(kind):
+    frame = rows(("lru", 10.0, WHOLE), ("lru", 20.0, {**WHOLE, "batch_size": 4}), ("late", None, {"error": LATE.format(4)}))
+    found = drawn(kind, frame)
+    for text, caption in found[:1]:
+        assert "not shown: late (1 run) failed, 1 run: cache.budget: expected at least 4.5 GB, got 4 GB" in text
+        assert "Not shown: late (1 run). Failed, 1 run: cache.budget: expected at least 4.5 GB, got 4 GB." in caption
+    assert all("not shown" not in text for text, _ in found[1:]), "each figure names its own"
+
+
+def test_a_failed_run_at_a_setting_without_a_figure_is_named_in_the_first():
+    lost = {"batch_size": 64, "error": "x"}
+    found = drawn("hit_rate", rows(("lru", 10.0, WHOLE), ("lru", 9.0, {**WHOLE, "batch_size": 4}), ("lru", None, lost)))
+    assert ["not shown: lru (1 run)" in text for text, _ in found] == [True, False]
+
+
+def test_a_heat_map_names_failed_runs_of_its_policy_alone():
+    options = [json.dumps({"w_size": w, "u_size": u}) for u in (1, 2) for w in (2, 4)]
+    given = [
+        (f"dali{i}", speed, {"policy_name": "dali", "policy_options": text, "error": None if speed else "x"})
+        for i, (text, speed) in enumerate(zip(options, [10.0, 11.0, 12.0, None], strict=True))
+    ]
+    other = ("lru", None, {"policy_name": "lru", "policy_options": "{}", "error": "y"})
+    ((text, caption),) = drawn("heatmap", rows(*given, other), {"x": "w_size", "y": "u_size"})
+    assert "not shown: dali3 (1 run) failed, 1 run: x" in text and "Not shown: dali3 (1 run). Failed, 1 run: x." in caption
+    assert "lru" not in text and "chooses them itself" not in text
+
+
+def test_the_speed_up_of_one_setting_is_drawn_once():
+    frame = rows(("lru", 10.0, {}), ("dali", 20.0, {}))
+    figure = speedup(frame)
+    assert sum(len(axes.patches) for axes in figure.axes) == 1
+    assert not any("geo. mean" in text for text in texts(figure))
+    assert "geometric mean" not in speedup_caption(frame).lower()
+
+
+def test_one_batch_is_a_batch():
+    assert "; 1 batch." in decode_speed_caption(rows(("lru", 10.0, {"n_batches": 1}))).replace("; 1 batch;", "; 1 batch.")
+    assert "2 batches" in decode_speed_caption(rows(("lru", 10.0, {"n_batches": 2})))
