@@ -32,18 +32,20 @@ layer's state while the GPU is busy, and where a prediction would keep the CPU t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.daop import SWAP_FACTOR, degraded, prefill_swaps, swaps_from
+from moesim.policies.algorithms.daop import SWAP_FACTOR
 from moesim.policies.assigning import Resident
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
 from moesim.policies.composed import PartSpec
+from moesim.policies.daop_ahead import Ahead
+from moesim.policies.daop_swaps import PromptSwaps, SwapRule
 from moesim.policies.exchanging import LEAVING, Exchange
+from moesim.policies.main_thread import Awaited, MainThread
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_conditions import COLD, LOADS_NOTHING
 from moesim.policies.part_names import make_part
@@ -72,7 +74,6 @@ DECODE_FREQUENCY = {"name": "frequency-per-layer", "phase": "decode"}
 NO_SWAPS, NOTHING_TO_SWAP = MootIf(swap=False), MootIf(placement=COLD)
 OWN_GATES = MootIf(precalculate=False)
 
-_Awaited = tuple[int, int, str]  # (layer, expert, device): an arrival on a GPU, a Run on a CPU
 _PREDICTION = -1  # in place of the expert: what is awaited is the prediction about that layer
 
 
@@ -193,15 +194,21 @@ class DaopPaper(PolicyBase):
         setup = Setup(view, gpu, self._cpu, [view.cache_slots(gpu)], per_layer=False)
         residents = placement.choose(setup)
         assignment.start(setup)
-        self._initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]
-        self._on_gpu = [bytearray(row) for row in self._initial]  # where DAOP keeps each expert; copies may be on their way
-        self._allowed = model.top_k // 2 if self.cpu_experts is None else self.cpu_experts
+        initial = [bytes(e in here for e in range(model.n_experts)) for here in residents]
+        rule = SwapRule(
+            self.swap_factor, self.swap_if == "above", self.cold_list == "mixed", self.swap_chunk == "last", self.reset
+        )
+        self._swaps = PromptSwaps(rule, initial, model.top_k)
+        self._on_gpu = self._swaps.on_gpu
+        allowed = model.top_k // 2 if self.cpu_experts is None else self.cpu_experts
+        self._ahead = Ahead(self._on_gpu, model.top_k, allowed if self.degrade else None)
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
         n_buffers = self.swap_buffers if self.swap and self.swap_cost == "overlapped" and self.writeback else 0
         self._exchange = Exchange(gpu, view.host, self.writeback, n_buffers)
-        self._decode, self._first_chunk, self._last_chunk, self._answered = False, True, True, False
-        self._counts = [[0] * model.n_experts for _ in range(model.n_layers)]  # rows of the present prompt, chunk by chunk
-        self._begin_layers(0)
+        self._thread = MainThread()
+        self._decode = False
+        self._now = -1  # the layer routed last in this step
+        self._left: set[int] = set()  # experts of this layer that give way to others beside its computing
         pools = [Pool(gpu, CACHE, sum(len(here) * model.expert_bytes(at) for at, here in enumerate(residents)))]
         if n_buffers:
             pools.append(Pool(gpu, LEAVING, n_buffers * slot_bytes(view)))
@@ -231,108 +238,74 @@ class DaopPaper(PolicyBase):
             return (Drop(event.layer, held, self._gpu),) if held else ()
         return self._step_begin(event)
 
-    # ------------------------------------------------------------------------------------------------ steps and layers
-    def _begin_layers(self, n_rows: int) -> None:
-        self._n_rows = n_rows
-        self._now = -1  # the layer routed last in this step
-        self._left: set[int] = set()  # experts of this layer that give way to others beside its computing
-        self._told: list[Predicted] = []  # predictions about the next layer, by micro-batch
-        self._planned: dict[tuple[int, int], dict[int, list[int]]] = {}  # (layer, micro-batch) -> GPU expert -> rows
-        self._swaps: deque[tuple[int, int]] = deque()  # serial: (hot, cold) of this layer, not begun
-        self._todo: dict[str, list[int]] = {"gpu": [], "cpu": []}  # experts of this layer whose Run is not returned yet
-        self._awaited: set[_Awaited] = set()  # what the one thread waits for
-
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
-        self._begin_layers(len(event.requests))
         self._decode = event.phase == "decode"
-        self._first_chunk, self._last_chunk = self._last_chunk, event.last_chunk
-        if self._first_chunk and not self._decode:
-            self._counts = [[0] * len(counts) for counts in self._counts]
+        self._now, self._left = -1, set()
+        self._thread.begin_step()
+        self._ahead.begin_step(len(event.requests))
+        self._swaps.begin_step(event)
         return ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
-        layer, mb = event.layer, event.mb
-        actions: list[Action] = []
-        if not mb:
-            self._now = layer
-            self._left = set()
-            ahead = layer + 1
-            if self.precalculate and self._decode and self.first_predict_layer <= ahead < view.model.n_layers:
-                actions.append(Predict(event.step, ahead, self.source, view.dense_device(layer)))
-                if ahead == self.first_predict_layer and self.first_on_cpu == "next" and self._answered:
-                    self._awaited.add((ahead, _PREDICTION, ""))
-        planned = self._planned.pop((layer, mb), None)
+        layer = event.layer
+        actions: list[Action] = [] if event.mb else self._ask(event, view)
+        planned = self._ahead.take(layer, event.mb)
         if planned is not None:
-            actions += [Run(layer, (expert,), self._gpu, rows) for expert, rows in planned.items()]
-            return actions
+            return actions + [Run(layer, (expert,), self._gpu, rows) for expert, rows in planned.items()]
         on_gpu = self._on_gpu[layer]
         if self._decode:
             gpu, cpu = [e for e in event.active if on_gpu[e]], [e for e in event.active if not on_gpu[e]]
         else:
             if self.swap:
-                actions += self._swap(layer, event, view)
+                actions += self._swap(event, view)
             waiting = [0 if here else self._load_ns[layer] for here in on_gpu]
             plan = self.parts.assignment.assign(layer, event.rows, waiting)
             # Whatever the plan: the host runs what leaves beside the computing.
             leaving = [e for e in plan.gpu if e in self._left or self._exchange.is_leaving(layer, e)]
             gpu, cpu = [e for e in plan.gpu if e not in leaving], [*plan.cpu, *leaving]
-        # Rows of several micro-batches that no Run has taken go with the first one.
-        taken = {*self._todo["gpu"], *self._todo["cpu"]}
-        self._todo["gpu"] += [e for e in gpu if e not in taken]
-        self._todo["cpu"] += [e for e in cpu if e not in taken]
+        self._thread.add_experts(gpu, cpu)
         return actions + self._go_on(view)
 
-    # --------------------------------------------------------------------------------------------------------- swaps
-    def _swap(self, layer: int, event: Routed, view: View) -> list[Action]:
-        """Count the rows of a prompt; decide its swaps once, with the first micro-batch of one of its chunks."""
-        loads = self._counts[layer] = [old + new for old, new in zip(self._counts[layer], event.rows, strict=True)]
-        if event.mb or not (self._last_chunk if self.swap_chunk == "last" else self._first_chunk):
+    def _ask(self, event: Routed, view: View) -> list[Action]:
+        """Note that a layer begins, and ask for the prediction about the next one."""
+        self._now, self._left = event.layer, set()
+        ahead = event.layer + 1
+        if not (self.precalculate and self._decode and self.first_predict_layer <= ahead < view.model.n_layers):
             return []
-        on_gpu = self._on_gpu[layer]
-        start = self._initial[layer] if self.reset else on_gpu
-        pairs = prefill_swaps(
-            loads, start, factor=self.swap_factor, strict=self.swap_if == "above", mixed=self.cold_list == "mixed",
-            prompt_tokens=sum(loads) // view.model.top_k,
-        )  # fmt: skip
-        if self.reset:
-            pairs = swaps_from(on_gpu, start, pairs, loads)
-        pairs = self._change_places(layer, pairs, view)
+        if ahead == self.first_predict_layer and self.first_on_cpu == "next" and self._ahead.answered:
+            self._thread.wait_for([(ahead, _PREDICTION, "")])
+        return [Predict(event.step, ahead, self.source, view.dense_device(event.layer))]
+
+    def _swap(self, event: Routed, view: View) -> list[Action]:
+        """Begin the swaps of a layer beside its computing, or leave them to the thread."""
+        layer = event.layer
+
+        def may_swap(new: int, old: int) -> bool:
+            return not self._exchange.is_leaving(layer, new) and view.is_resident(layer, old, self._gpu)
+
+        pairs = self._swaps.decide(event, may_swap)
         if self.swap_cost == "serial":
-            self._swaps.extend(pairs)
+            self._thread.add_swaps(pairs)
             return []
-        self._left = {old for _, old in pairs}
+        if not event.mb:
+            self._left = {old for _, old in pairs}
         return self._exchange.start(layer, pairs)
 
-    def _change_places(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[tuple[int, int]]:
-        """Note that experts change places; those that are still moving stay where they are going."""
-        on_gpu, found = self._on_gpu[layer], []
-        for new, old in pairs:
-            if not self._exchange.is_leaving(layer, new) and view.is_resident(layer, old, self._gpu):
-                on_gpu[new], on_gpu[old] = 1, 0
-                found.append((new, old))
-        return found
-
-    # ------------------------------------------------------------------------------------------------------ execution
-    def _happened(self, what: _Awaited, view: View) -> Iterable[Action]:
+    # ---------------------------------------------------------------------------------------------------- the thread
+    def _happened(self, what: Awaited, view: View) -> Iterable[Action]:
         """Go on if this was the last that the thread has waited for."""
-        if what not in self._awaited:
-            return ()
-        self._awaited.remove(what)
-        return self._go_on(view)
+        return self._go_on(view) if self._thread.happened(what) else ()
 
     def _go_on(self, view: View) -> list[Action]:
         """Do what is to be done in this layer, until something must be waited for."""
         layer = self._now
         actions: list[Action] = []
-        while not self._awaited and self._swaps:
-            pair = self._swaps.popleft()
-            self._awaited.add((layer, pair[0], self._gpu))
-            actions += self._exchange.start(layer, [pair])
-        for side in ("cpu", "gpu") if self._decode else ("gpu", "cpu"):
-            experts = self._todo[side]
-            if experts and not self._awaited:
-                self._todo[side] = []
-                actions += self._run_cpu(layer, experts) if side == "cpu" else self._run_gpu(layer, experts, view)
+        for pair, device, experts in self._thread.steps(cpu_first=self._decode):
+            if pair is not None:
+                self._thread.wait_for([(layer, pair[0], self._gpu)])
+                actions += self._exchange.start(layer, [pair])
+            else:
+                actions += self._run_cpu(layer, experts) if device == "cpu" else self._run_gpu(layer, experts, view)
         return actions
 
     def _run_gpu(self, layer: int, experts: Sequence[int], view: View) -> list[Action]:
@@ -344,56 +317,22 @@ class DaopPaper(PolicyBase):
         if streamed:
             actions.append(Fetch(layer, streamed, gpu, DEMAND, PLACEHOLDER))
         if self.serial:  # with several micro-batches an expert may still be in the buffer
-            self._awaited.update((layer, e, gpu) for e in streamed if not here[e])
+            self._thread.wait_for((layer, e, gpu) for e in streamed if not here[e])
         actions.append(Run(layer, sorted(kept, key=lambda e: not here[e]) + streamed, gpu))
         return actions
 
     def _run_cpu(self, layer: int, experts: Sequence[int]) -> list[Action]:
         if self.serial and self._decode:
-            self._awaited.update((layer, e, self._cpu) for e in experts)
+            self._thread.wait_for((layer, e, self._cpu) for e in experts)
         return self._exchange.when_there([Run(layer, (e,), self._cpu) for e in experts])
 
-    # ---------------------------------------------------------------------------------------------------- predictions
     def _predicted(self, event: Predicted, view: View) -> Iterable[Action]:
-        """Submit the CPU's share of the next layer once all its rows are predicted; keep the GPU's until it is routed."""
-        layer, top_k = event.layer, view.model.top_k
-        if not event.mb:
-            self._told = []
-        if layer <= self._now or event.mb != len(self._told) or event.ids.shape[1] < top_k:
-            return ()  # too late, or not for every row: the layer's own gate decides
-        self._told.append(event)
-        if sum(len(one.ids) for one in self._told) < self._n_rows:
+        """Submit the CPU's share of the next layer once all its rows are predicted, on the state of this one."""
+        share = self._ahead.add(event, self._now)
+        if share is None:
             return ()
-        self._answered = True
-        on_gpu = self._on_gpu[layer]
-        ahead: dict[int, list[int]] = {}
-        first = 0
-        for told in self._told:
-            rows_of: dict[int, list[int]] = {}
-            for row, chosen in enumerate(self._chosen(told, on_gpu, top_k), first):
-                for expert in chosen:
-                    (rows_of if on_gpu[expert] else ahead).setdefault(expert, []).append(row)
-            self._planned[layer, told.mb] = dict(sorted(rows_of.items()))
-            first += len(told.ids)
-        runs = [Run(layer, (expert,), self._cpu, rows, self._now) for expert, rows in sorted(ahead.items())]
-        return [*self._exchange.when_there(runs), *self._happened((layer, _PREDICTION, ""), view)]
-
-    def _chosen(self, event: Predicted, on_gpu: Sequence[int], top_k: int) -> list[list[int]]:
-        """Return the experts of each row, degraded where too many are on the CPU."""
-        found: list[list[int]] = event.ids.tolist()
-        chosen = [ids[:top_k] for ids in found]
-        if not self.degrade:
-            return chosen
-        for row, ids in enumerate(chosen):
-            if sum(not on_gpu[e] for e in ids) > self._allowed:
-                if event.scores is not None and event.scores.shape[1] == len(on_gpu):
-                    scores = event.scores[row].tolist()
-                else:  # in the order of the ids that were given, then all others alike
-                    scores = [0] * len(on_gpu)
-                    for place, expert in enumerate(found[row]):
-                        scores[expert] = len(found[row]) - place
-                chosen[row] = degraded(ids, scores, on_gpu, self._allowed)
-        return chosen
+        runs = [Run(event.layer, (expert,), self._cpu, rows, self._now) for expert, rows in share.items()]
+        return [*self._exchange.when_there(runs), *self._happened((event.layer, _PREDICTION, ""), view)]
 
 
 DaopCode = DaopPaper.preset(
