@@ -25,12 +25,7 @@ _PRIOR_WEIGHT = 1  # visits of a layer that the prior counts for
 class Foresight:
     """What is predicted about the layer ahead, and how often predictions of each rank have come true.
 
-    Parameters
-    ----------
-    model : ModelSpec
-        Its shape.
-    prior_hit : float
-        Probability that a predicted expert is wanted, before anything has been seen.
+    ``prior_hit`` is the probability that a predicted expert is wanted, before anything has been seen.
     """
 
     def __init__(self, model: ModelSpec, prior_hit: float) -> None:

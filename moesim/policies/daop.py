@@ -87,8 +87,6 @@ class DaopParts(NamedTuple):
 class DaopPaper(PolicyBase):
     """Prefill swaps, then pre-calculation of predicted experts on the CPU, as the paper says (DAOP, DATE 2025).
 
-    Notes
-    -----
     Not exact: predicted experts replace the routed ones, and those on the CPU read the state of the layer before. The replay is
     conditioned on the recorded routing, from which the hidden states would have diverged. Where weights are renormalised costs
     no time, and the gate that is not asked saves none. A prediction that scores only its best experts says nothing about the

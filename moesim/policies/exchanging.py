@@ -14,14 +14,8 @@ LEAVING = "leaving"  # pool of experts on their way back to the host
 class Exchange:
     """Copies between a GPU's cache and the host.
 
-    Parameters
-    ----------
-    gpu, host : str
-        Devices.
-    writeback : bool
-        Copy what leaves to the host; else it is forgotten at once.
-    n_buffers : int
-        Slots of the pool `LEAVING`, in which leaving experts make room before they are gone.
+    What leaves is copied back if ``writeback``, else forgotten at once. In the pool `LEAVING`, ``n_buffers`` experts make room before
+    they are gone.
     """
 
     def __init__(self, gpu: str, host: str, writeback: bool, n_buffers: int) -> None:
@@ -38,11 +32,7 @@ class Exchange:
     def start(self, layer: int, pairs: Iterable[tuple[int, int]]) -> list[Action]:
         """Copy experts in and others out, pair by pair.
 
-        Parameters
-        ----------
-        layer : int
-        pairs : iterable of (int, int)
-            (newcomer, expert on the GPU that leaves); none of them may be under way.
+        A pair is a newcomer and an expert on the GPU that leaves; neither may be under way.
         """
         actions: list[Action] = []
         for new, old in pairs:

@@ -87,14 +87,9 @@ HybriMoEPaper = Composed.preset(
 class HybriMoECode(Composed, fixed=("scope", "staging_slots", "load_order", "cache_only")):
     """The two-ended split of single rows, prefill on the GPU, and minus recent score (HybriMoE's released code, 2025).
 
-    Attributes
-    ----------
-    counters : mapping of str to int
-        ``"overwrites"``: loads for which the code would have overwritten an expert that is still needed: one that the GPU
-        runs in this layer, or one whose own load is not over.
+    Its counter ``overwrites`` counts loads for which the code would have overwritten an expert that is still needed: one that the GPU
+    runs in this layer, or one whose own load is not over.
 
-    Notes
-    -----
     A load's victim is named when the load is issued, among the experts that are there, and leaves at once if idle. One that
     the GPU still has to run leaves after that; where every place belongs to a load that is not over, a demand load waits for
     one of them to be used, and a prefetch is left out. A prefetch that arrives while a decision is being made (where that

@@ -18,13 +18,7 @@ def check_target(target: str, place: str) -> str:
 
 
 def import_class(target: str, place: str) -> type:
-    """Import ``package.module:Class``; a module that is not installed may lie in the current folder.
-
-    Raises
-    ------
-    ConfigError
-        If the module or the class does not exist, or is not a class, or the module cannot be executed.
-    """
+    """Import ``package.module:Class``; a module that is not installed may lie in the current folder."""
     module_name, _, class_name = target.partition(":")
     module = _import_module(module_name, f"{place}: cannot import module {module_name!r} of {target!r}")
     found = getattr(module, class_name, None)

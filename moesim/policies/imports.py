@@ -23,22 +23,7 @@ class WouldImport(NamedTuple):
 def would_import(policy: str | Mapping[str, Any], place: str = "policies") -> WouldImport | None:
     """Say what a policy would import: its own class, and those of its parts.
 
-    Parameters
-    ----------
-    policy : str or mapping
-        Its name, or its name and options as in the YAML.
-    place : str
-        File and key, for messages.
-
-    Returns
-    -------
-    WouldImport or None
-        None for moesim's own.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such policy, or no such module. Whether the module has the class shows only when it is imported.
+    Returns None for moesim's own. Whether the module has the class shows only when it is imported.
     """
     targets = dict.fromkeys(target_of(name, place) for name in code_names(policy))
     foreign = [target for target in targets if target.partition(".")[0] != "moesim"]

@@ -22,14 +22,7 @@ from moesim.policies.declare import lifted_options, option_hints, option_paramet
 class Where(NamedTuple):
     """A condition on the value of an option that no list of values says; of a part, on the part that was built.
 
-    Attributes
-    ----------
-    text : str
-        The condition in a few words, to be read after the option's name: ``"all-cpu or resident"``.
-    holds : callable
-        Value or part -> bool.
-    as_written : bool
-        Ask of the option's value even where a part is built from it.
+    ``text`` is read after the option's name. ``holds`` takes the value, or the part that was built from it unless ``as_written``.
     """
 
     text: str
@@ -40,10 +33,7 @@ class Where(NamedTuple):
 class MootIf:
     """Marks an option that cannot matter where all the others named have the given values.
 
-    Parameters
-    ----------
-    **others
-        Option -> value, tuple of values or `Where`. The option itself may be among them, if only some values are moot.
+    Each of ``others`` is a value, a tuple of values or a `Where`. The option itself may be among them, if only some values are moot.
     """
 
     def __init__(self, **others: Any) -> None:
@@ -73,12 +63,7 @@ class InPolicy:
 
     In a policy that has not all that the rule names, the rule says nothing.
 
-    Parameters
-    ----------
-    rule : MootIf
-        Of the policy.
-    **own
-        Other options of the part and what they must have for the rule to count, as of `MootIf`.
+    ``own`` are other options of the part and what they must have for the rule to count.
     """
 
     def __init__(self, rule: MootIf, **own: Any) -> None:
@@ -96,17 +81,7 @@ Rule = MootIf | InPolicy
 def moot_options(owner: Any, written: Iterable[str]) -> dict[str, str]:
     """Find the options of a policy or part that cannot matter beside its other options.
 
-    Parameters
-    ----------
-    owner : policy or part
-        As it was built.
-    written : iterable of str
-        Options to judge: the ones that a user wrote.
-
-    Returns
-    -------
-    dict of str to str
-        What makes each of them moot and what to do, as the rest of a message; without those that may matter.
+    Returns by option, of those ``written``, what makes it moot and what to do, as the rest of a message.
     """
     rules = rules_of(type(owner))
     whys = {option: _first(_why(rule, owner, option) for rule in rules.get(option, ())) for option in written}
@@ -116,17 +91,7 @@ def moot_options(owner: Any, written: Iterable[str]) -> dict[str, str]:
 def moot_in_parts(policy: Any, options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Find the options of a policy's parts that cannot matter beside its other parts and options.
 
-    Parameters
-    ----------
-    policy : policy
-        As it was built. One that has ``parts``, by the names of the options, is judged.
-    options : mapping of str to object
-        The policy's options that a user wrote. Those of parts are mappings.
-
-    Returns
-    -------
-    dict of str to dict of str to str
-        By part and option what makes it moot, as of `moot_options`; without parts that have no such option.
+    Returns the same by part and option; ``options`` are those of the policy that a user wrote, of parts as mappings.
     """
     found = {}
     for name, spec in options.items():

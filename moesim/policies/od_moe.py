@@ -77,8 +77,6 @@ LAYER_PARTS = ("attention", "dense", "shared")
 class OdMoE(PolicyBase):
     """Experts loaded on demand by groups of workers, as a quantised shadow of the model predicts (OD-MoE, 2025).
 
-    Notes
-    -----
     Every result is of a machine with a link for each worker; it does not compare with systems on one link.
     """
 

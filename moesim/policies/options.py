@@ -17,26 +17,7 @@ _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> Any:
     """Build a policy or a part from options that a user wrote.
 
-    Parameters
-    ----------
-    cls : type
-        Its class.
-    options : mapping of str to object
-        As in the YAML.
-    what : str
-        How messages call it, for example ``"policy dali"``.
-    place : str
-        File and key, for messages.
-
-    Returns
-    -------
-    object
-        The instance.
-
-    Raises
-    ------
-    ConfigError
-        If an option is unknown, missing, of a wrong type, outside its range, or cannot matter beside the others.
+    ``what`` and ``place`` are for messages: ``"policy dali"``, and a file and a key.
     """
     parameters, hints = option_parameters(cls), option_hints(cls)
     for name, value in options.items():

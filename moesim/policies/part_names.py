@@ -82,23 +82,6 @@ PART_OPTIONS = frozenset({*PROTOCOLS, "scheduler"})
 def make_part(kind: str, spec: Any) -> Any:
     """Build a part from a name or ``package.module:Class``, or from a mapping of ``name`` and its options; an object stays.
 
-    Parameters
-    ----------
-    kind : {"placement", "assignment", "prefetch", "replacement"}
-        What it decides.
-    spec : str, mapping or part
-        Which, and with which options.
-
-    Returns
-    -------
-    part
-        A new instance, or the object given.
-
-    Raises
-    ------
-    ConfigError
-        If the name or an option is unknown or wrong.
-
     Examples
     --------
     >>> make_part("assignment", {"name": "beam", "width": 3})

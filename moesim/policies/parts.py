@@ -154,20 +154,6 @@ class Part(Declared):
 def source_needs(source: str) -> frozenset[str]:
     """Return what a prediction source needs of the trace: a recorded signal, or nothing that could be lacking.
 
-    Parameters
-    ----------
-    source : str
-        As in the options of policies and parts; a signal with or without ``"signal:"`` before it.
-
-    Returns
-    -------
-    frozenset of str
-
-    Raises
-    ------
-    ConfigError
-        If the recall of a synthetic source is not a number from 0 to 1, or several.
-
     Examples
     --------
     >>> sorted(source_needs("signal:residual")), sorted(source_needs("residual")), sorted(source_needs("frequency"))

@@ -18,14 +18,7 @@ GROUPS = ("prefetch-even", "prefetch-odd")  # by the number of the layer
 class PrefetchGroups:
     """Fetches experts ahead; a transfer that has begun is never given up, one that is only queued may be cancelled.
 
-    Parameters
-    ----------
-    gpu : str
-        Where the buffers are.
-    slots : int
-        Experts of each group.
-    view : View
-        The present, for costs.
+    Each group has buffers of ``slots`` experts on ``gpu``.
     """
 
     def __init__(self, gpu: str, slots: int, view: View) -> None:

@@ -140,8 +140,6 @@ class TwoEnded(Part):
 class ImpactDriven(Part):
     """HybriMoE's prefetch: what would shorten the plans of the next layers most, while the link is idle.
 
-    Notes
-    -----
     Chosen once a layer visit and micro-batch, when the prediction about the next layer is in, which is asked for last; what
     is known of the layers behind it by then counts, from the latest prediction about each.
     """

@@ -141,15 +141,7 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
 def without_moot(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out the options of a policy that cannot matter beside the others, where others were changed by no user.
 
-    Parameters
-    ----------
-    spec : mapping
-        ``name`` and options, each right by itself.
-
-    Returns
-    -------
-    dict
-        ``name`` and options that `make_policy` takes, also of parts.
+    Each option must be right by itself.
 
     Examples
     --------
@@ -185,13 +177,7 @@ def policy_class(name: str, place: str = "policies") -> type:
 
 
 def target_of(name: str, place: str = "policies") -> str:
-    """Say which class a policy's name stands for, as ``package.module:Class``, without importing it.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such policy, or the target is not written so.
-    """
+    """Say which class a policy's name stands for, as ``package.module:Class``, without importing it."""
     target = POLICIES.get(name) or (name if ":" in name else None)
     if target is None:
         found = _entry_points()

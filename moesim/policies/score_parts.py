@@ -31,16 +31,7 @@ Credit = Literal["own", "by-id"]
 def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
     """Keep the p largest scores of each row as HybriMoE's released code does, which mixes up whose score is whose.
 
-    Parameters
-    ----------
-    scores : (n_rows, n_experts) float
-    p : int
-        At least 1; among equal scores the lower ids are kept.
-
-    Returns
-    -------
-    (n_rows, n_experts) float32
-        The largest score at the lowest id among those that are kept, the second largest at the next id, and so on.
+    The largest score goes to the lowest id among those that are kept, the second largest to the next id, and so on.
 
     Examples
     --------
@@ -57,18 +48,8 @@ def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
 class RecentScores:
     """One score S for each expert of each layer: S <- alpha TopP(s) + (1 - alpha) S at every visit (HybriMoE, eq. 3).
 
-    Parameters
-    ----------
-    n_layers, n_experts, top_k : int
-        Of the model.
-    alpha : float
-        Weight of the present visit.
-    p : int or None
-        Scores of a row that count; None: 2 top_k. Where only the weights of the chosen are known, at most top_k.
-    tokens : {"mean", "first"}
-        With several rows: the mean of their TopP(s), or the first row's.
-    credit : {"own", "by-id"}
-        TopP(s) gives each expert its own score (eq. 3), or one by its id (`credit_by_id`).
+    ``p`` scores of a row count, 2 top_k by default; where only the weights of the chosen are known, at most top_k. Of several rows
+    the mean counts, or the first. ``credit`` gives each expert its own score, or one by its id (`credit_by_id`).
 
     Examples
     --------
@@ -126,8 +107,6 @@ class RecentScores:
 class MRS(LRU, fixed=("use_order",)):
     """HybriMoE's minus recent score: the idle resident with the smallest S; among equals the least recently used.
 
-    Notes
-    -----
     The scores move before the layer evicts, so that what the router wants now is protected. Where a trace has no full
     scores, the weights of the chosen experts stand in for them, which makes p = top_k.
     """

@@ -17,20 +17,9 @@ _INSTALLED = ("site-packages", "dist-packages")
 def source_digest(name: str, *, imports: bool = True) -> str | None:
     """Hash the source of a policy that is not moesim's own.
 
-    Parameters
-    ----------
-    name : str
-        As in the YAML.
-    imports : bool
-        Whether the policy may be imported. Without it, its file is that of the module that the name names, which differs from that
-        of the class if the module only imports it.
-
-    Returns
-    -------
-    str or None
-        The sha256 of its file; or of its file and all files that this imports, one through the other, from the same folder, or of an installed
-        package from the package. What is imported in another way than by a statement is not seen. None for moesim's own policies,
-        and for a class that comes from no file.
+    It covers all files that its file imports, one through the other, from the same folder, or from its package if that is
+    installed; only by statements. None for moesim's own, and for a class from no file. Without ``imports`` the policy is not
+    imported, and its file is that of the module that the name names.
     """
     module, file = _imported(name) if imports else _found(name)
     if module.partition(".")[0] == "moesim" or file is None:

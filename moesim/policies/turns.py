@@ -15,12 +15,7 @@ class Turns:
     later layers; a turn of computation runs what is there by then, and the buffer is emptied for more. A turn begins when all of the one before is over. So the
     layer ends with computation, and nothing is on its way when the next begins.
 
-    Parameters
-    ----------
-    gpu : str
-        Where copies go.
-    slots : int
-        Experts that the buffer for loads holds.
+    The buffer for loads on ``gpu`` holds ``slots`` experts.
     """
 
     def __init__(self, gpu: str, slots: int) -> None:

@@ -13,12 +13,7 @@ UNROUTED_FIRST: Final = "unrouted-first"
 
 
 class PresentVisit:
-    """The experts that the present layer visit is routed to, in all its micro-batches so far.
-
-    Attributes
-    ----------
-    units : set of (layer, expert)
-    """
+    """The experts that the present layer visit is routed to, in all its micro-batches so far."""
 
     def __init__(self) -> None:
         self._at = (-1, -1)  # step and layer
@@ -33,18 +28,7 @@ class PresentVisit:
         self.units.update([(layer, expert) for expert in event.active])
 
     def first_idle(self, ranked: Iterable[Unit], gpu: str, view: View, victims: Victims) -> Unit | None:
-        """Return the first of some residents that is idle; None if there is none.
-
-        Parameters
-        ----------
-        ranked : iterable of (layer, expert)
-            Best victims first.
-        gpu : str
-        view : View
-        victims : {"unrouted-first", "idle"}
-            What the present layer visit is routed to goes only if nothing else is idle, or is a victim like any other once it
-            has run.
-        """
+        """Return the first of some residents that is idle; None if there is none."""
         is_resident, is_in_use = view.is_resident, view.is_in_use
         spared = self.units if victims == UNROUTED_FIRST else ()
         routed = []

@@ -19,10 +19,6 @@ SMALLEST = 1e-8  # added to each share, so that nearness still counts among expe
 def unit_rows(counts: NDArray[Any]) -> NDArray[np.float64]:
     """Scale each row to a Euclidean length of 1; a row of zeros stays.
 
-    Parameters
-    ----------
-    counts : (..., n_experts) array
-
     Examples
     --------
     >>> unit_rows(np.array([[3, 4], [0, 0]])).tolist()
@@ -35,10 +31,6 @@ def unit_rows(counts: NDArray[Any]) -> NDArray[np.float64]:
 
 def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
     """Scale each row to a sum of 1; a row of zeros stays.
-
-    Parameters
-    ----------
-    counts : (..., n_experts) array
 
     Examples
     --------

@@ -39,19 +39,7 @@ def layer_costs(
 ) -> tuple[list[float], list[float]]:
     """Return what each expert of a layer costs on the GPU and on the CPU, as DALI's equations count it.
 
-    Parameters
-    ----------
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-    waiting : sequence of float, shape (n_experts,)
-        Time until its weights could be on the GPU: 0 if resident, the transfer time if not.
-    gpu_table, cpu_table : sequence or mapping of int to float
-        Compute time by number of rows.
-
-    Returns
-    -------
-    gpu, cpu : list of float, shape (n_experts,)
-        ``max(waiting, compute)`` on the GPU and the compute time on the CPU; 0 without rows.
+    ``waiting`` is the time until an expert's weights could be on the GPU, 0 if resident; the tables give compute time by rows.
 
     Examples
     --------
@@ -190,16 +178,7 @@ def make_plan(
 ) -> Plan:
     """Build a plan from the ids on the GPU; the other active ones go to the CPU, ascending.
 
-    Parameters
-    ----------
-    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
-        Cost of each expert on either device.
-    gpu : sequence of int
-        Experts on the GPU, in execution order.
-    active : sequence of int or None
-        Experts with rows; None: those with a cost on either device.
-    gpu_first, cpu_first : float
-        What the first expert on a device takes beyond its cost.
+    ``active`` are the experts with rows; None: those with a cost. ``gpu_first`` and ``cpu_first`` are as in `greedy_assignment`.
     """
     if active is None:
         active = [e for e in range(len(gpu_cost)) if gpu_cost[e] or cpu_cost[e]]

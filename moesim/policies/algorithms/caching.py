@@ -16,20 +16,8 @@ SlotsSplit = Literal["spread", "equal"]
 def deal_slots(n_slots: int, n_layers: int, n_experts: int, split: SlotsSplit = "spread") -> list[int]:
     """Deal cache slots out to the layers.
 
-    Parameters
-    ----------
-    n_slots : int
-        Slots over all layers.
-    n_layers, n_experts : int
-        Of the model; no layer gets more slots than it has experts.
-    split : {"spread", "equal"}
-        ``spread`` deals out all slots: the remainder of an equal share goes, one each, to layers that are evenly spaced over
-        the stack. ``equal`` gives every layer the equal share, as published systems do, and leaves the remainder unused.
-
-    Returns
-    -------
-    list of int
-        Slots of each layer.
+    ``spread`` deals out all: the remainder of an equal share goes, one each, to layers that are evenly spaced over the stack.
+    ``equal`` leaves it unused, as published systems do. No layer gets more slots than it has experts.
 
     Examples
     --------
@@ -133,18 +121,6 @@ def workload_aware_swap(
 def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
     """Fill slots with the most frequent (layer, expert) pairs of the whole model.
 
-    Parameters
-    ----------
-    frequency : sequence of sequence of float, shape (n_layers, n_experts)
-        Activation frequencies from calibration.
-    n_slots : int
-        Slots over all layers.
-
-    Returns
-    -------
-    list of list of int
-        Chosen experts of each layer, ascending. Ties go to the lower layer, then the lower id.
-
     Examples
     --------
     >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
@@ -169,18 +145,6 @@ def per_layer_top(frequency: Sequence[Sequence[float]], slots: Sequence[int]) ->
 
 def per_layer_top_with_remainder(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
     """Give every layer an equal share of the slots, and what is left to the globally most frequent pairs (DAOP).
-
-    Parameters
-    ----------
-    frequency : sequence of sequence of float, shape (n_layers, n_experts)
-        Activation frequencies from calibration.
-    n_slots : int
-        Slots over all layers.
-
-    Returns
-    -------
-    list of list of int
-        Chosen experts of each layer, ascending.
 
     Examples
     --------

@@ -77,19 +77,8 @@ def swaps_from(
 ) -> list[tuple[int, int]]:
     """Reach the outcome of swaps that were chosen for another placement than the present one.
 
-    Parameters
-    ----------
-    present, start : sequence of int, shape (n_experts,)
-        1 where an expert is on the GPU: now, and in the placement that the swaps start from; the same number of them.
-    pairs : sequence of (int, int)
-        (hot, cold) to be swapped in ``start``.
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-
-    Returns
-    -------
-    list of (int, int)
-        (newcomer, leaver) for all that ``present`` and the outcome do not share, busiest newcomer and idlest leaver first.
+    ``start`` is the placement in which ``pairs`` of (hot, cold) were chosen. Returns (newcomer, leaver) for all that ``present`` and
+    the outcome do not share, busiest newcomer and idlest leaver first.
 
     Examples
     --------

@@ -8,16 +8,6 @@ _WORD = (1 << 64) - 1
 def scramble(x: int) -> int:
     """Scramble 64 bits (the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014).
 
-    Parameters
-    ----------
-    x : int
-        A counter; taken modulo 2 ** 64.
-
-    Returns
-    -------
-    int
-        0 to 2 ** 64 - 1, without a visible relation to that of ``x + 1``.
-
     Examples
     --------
     >>> hex(scramble(0)), hex(scramble(1))
@@ -32,19 +22,7 @@ def scramble(x: int) -> int:
 def sample(population: int, n: int, seed: int, place: int) -> list[int]:
     """Draw distinct numbers below ``population``, the same for the same seed and place.
 
-    Parameters
-    ----------
-    population : int
-        Numbers to draw from.
-    n : int
-        How many; at most all.
-    seed, place : int
-        What the draw depends on; ``place`` from 0 to 2 ** 32 - 1.
-
-    Returns
-    -------
-    list of int
-        In the order drawn.
+    The draw depends on ``seed`` and ``place``, which is below 2 ** 32.
 
     Examples
     --------

@@ -8,20 +8,8 @@ from typing import Literal
 def farthest_layers(layer: int, n_layers: int, distance: Literal["next-pass", "absolute"]) -> list[int]:
     """Order all layers by their distance from one, farthest first.
 
-    Parameters
-    ----------
-    layer : int
-        The layer whose router has spoken last.
-    n_layers : int
-        Layers of the model, passed in ascending order, again and again.
-    distance : {"next-pass", "absolute"}
-        Layers until the pass comes there (``n_layers`` for the layer itself), or the difference of their numbers; of two
-        equally far the one that has been passed comes first.
-
-    Returns
-    -------
-    list of int
-        All layers.
+    The distance is the number of layers until the pass comes there, or the difference of the numbers (``absolute``). Of two equally
+    far layers the one that has been passed comes first.
 
     Examples
     --------

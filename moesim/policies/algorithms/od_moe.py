@@ -13,22 +13,9 @@ from typing import NamedTuple
 def longest_hidden_load(main: int, worker: int, n_groups: int) -> int:
     """Return the load time up to which loading costs nothing (OD-MoE, eq. 1, with the number of groups).
 
-    Parameters
-    ----------
-    main : int
-        Time of a layer's dense part on the main node, with the hops over the network, t^M.
-    worker : int
-        Time of a layer's experts on the workers, t^W.
-    n_groups : int
-        Worker groups that take turns.
+    A group loads while the others' layers are computed: ``n_groups`` dense parts ``main``, with the hops over the network, and
+    ``n_groups - 1`` expert parts ``worker``.
 
-    Returns
-    -------
-    int
-        A group loads while the others' layers are computed: ``n_groups`` dense parts and ``n_groups - 1`` expert parts.
-
-    Notes
-    -----
     Equation 1 is printed with the size of a group in place of the number of groups; the paper's own example, four dense and three
     expert parts for 8 workers in groups of 2, is this formula.
 
@@ -43,18 +30,7 @@ def longest_hidden_load(main: int, worker: int, n_groups: int) -> int:
 def steady_period(load: int, main: int, worker: int, n_groups: int) -> Fraction:
     """Return the time of a layer once the pipeline is full, every prediction right and in time.
 
-    Parameters
-    ----------
-    load : int
-        Time to load one expert.
-    main, worker, n_groups : int
-        As for `longest_hidden_load`.
-
-    Returns
-    -------
-    Fraction
-        ``max(main + worker, (load + worker) / n_groups)``: a mean over layers in the second case, in which every ``n_groups``-th
-        layer waits.
+    It is ``max(main + worker, (load + worker) / n_groups)``: a mean over layers in the second case, in which every ``n_groups``-th waits.
 
     Examples
     --------
@@ -66,16 +42,6 @@ def steady_period(load: int, main: int, worker: int, n_groups: int) -> Fraction:
 
 def by_rank(ids: Sequence[Sequence[int]]) -> list[int]:
     """Order the experts of some rows: by the best rank that any row gives them, then by id.
-
-    Parameters
-    ----------
-    ids : sequence of sequence of int, shape (n_rows, k)
-        Experts of each row, best first.
-
-    Returns
-    -------
-    list of int
-        Distinct ids.
 
     Examples
     --------
@@ -141,12 +107,7 @@ def assign_loads(queues: Sequence[Sequence[int]], wanted: Sequence[int], *, fina
 def is_due(token: int, period: int | None) -> bool:
     """Say whether the shadow is aligned before a decoded token.
 
-    Parameters
-    ----------
-    token : int
-        Which decoded token of its request, from 0, the first after the prompt.
-    period : int or None
-        Tokens from one alignment to the next, the first at token 0; None: never.
+    Tokens count from 0, the first after the prompt, in which the first alignment falls; a period of None: never.
 
     Examples
     --------

@@ -39,20 +39,8 @@ class CrossLayerPlan(NamedTuple):
 def gpu_queue(current: Sequence[int], upcoming: Sequence[int], timing: Timing) -> tuple[int, int]:
     """Find the experts of two layers that are worth a transfer (PreSched step 1, equation 4).
 
-    Parameters
-    ----------
-    current, upcoming : sequence of int
-        Tokens of each expert of this layer and, as predicted, of the next; ascending.
-    timing : Timing
-        Costs.
+    Both lists are tokens of experts, ascending. Returns how many of either are in the queue, from its end.
 
-    Returns
-    -------
-    n_current, n_upcoming : int
-        How many of either list are in the queue, from its end.
-
-    Notes
-    -----
     Both lists are merged by tokens, this layer first among equals. Member k is in the queue if loading k and all busier ones
     (``TG``) is done before the CPU has computed k and all others (``TC``, k included, the dense part too). TG falls and TC
     rises with k, so the queue is an upper segment; this is asserted.
@@ -82,26 +70,10 @@ def gpu_queue(current: Sequence[int], upcoming: Sequence[int], timing: Timing) -
 def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_better: NoneBetter = "eq2") -> int:
     """Find where the loads of the present layer begin (PreSched step 2, equation 5).
 
-    Parameters
-    ----------
-    current : sequence of int
-        Tokens of each expert of this layer, ascending.
-    n_queued : int
-        How many of them, from the end, are in GPU_Q.
-    timing : Timing
-        Costs.
-    none_better : {"printed", "sentinel", "eq2"}
-        What to do if no index passes: load the busiest expert all the same, as the printed loop does; load none; or the
-        one of these two with the smaller ``max(TG, TC)`` (equation 2), none if they are equal. ``"eq2"`` also loads all
-        experts, where all are in GPU_Q, index 1 passes, and equation 2 says so.
+    The experts from there on are loaded; ``len(current)`` if none. Where no index passes, ``printed`` loads the busiest all the same,
+    as the printed loop does, ``sentinel`` loads none, and ``eq2`` takes the one of these two with the smaller ``max(TG, TC)``, none if
+    they are equal. ``eq2`` also loads all experts, where all are in GPU_Q, index 1 passes, and equation 2 says so.
 
-    Returns
-    -------
-    int
-        i': the experts from there on are loaded; ``len(current)`` if none.
-
-    Notes
-    -----
     Index i passes if its loads and those after it are done before the CPU has computed those before it, i excluded. So index 0
     never passes, and the expert with the fewest tokens stays on the CPU however slow that is: with hundreds of rows a layer
     then takes seconds where loads take a tenth.
@@ -135,22 +107,8 @@ def first_load(current: Sequence[int], n_queued: int, timing: Timing, none_bette
 def certain_for_cpu(current: Sequence[int], timing: Timing, none_better: NoneBetter = "eq2") -> int:
     """Count the experts of the present layer that the CPU computes whatever is predicted, and however soon the link is free.
 
-    Parameters
-    ----------
-    current : sequence of int
-        Tokens of each expert of this layer, ascending.
-    timing : Timing
-        Costs.
-    none_better : {"printed", "sentinel", "eq2"}
-        See `first_load`.
+    So many from the start of the list are never loaded; ``none_better`` is as in `first_load`.
 
-    Returns
-    -------
-    int
-        So many from the start of the list are never loaded.
-
-    Notes
-    -----
     The test of equation 5 does not know the prediction, which can only take experts out of GPU_Q; and a transfer under way only
     delays loads. So the first index that passes without either is the smallest i' there can be, and if none passes at most the
     busiest expert is loaded.

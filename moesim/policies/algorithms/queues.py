@@ -260,23 +260,8 @@ CODE_COSTS = Timings(0.41791011235117914, PerRow(0.5), PerRow(0, CODE_CPU_PER_RO
 def replay(plan: Plan, loads: Sequence[int], costs: Timings, ready: Mapping[int, float], link_free: float = 0) -> Ends:
     """Carry out a plan: transfers one after the other, each device its experts in order.
 
-    Parameters
-    ----------
-    plan : Plan
-        Transfers happen in the order of ``plan.loads``; GPU experts neither there nor in ``ready`` follow in GPU order.
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-    costs : Timings
-        Of this layer.
-    ready : mapping of int to float
-        Arrival of experts that need no transfer: 0 for what is on the GPU.
-    link_free : float
-        When the link can begin.
-
-    Returns
-    -------
-    Ends
-        When the GPU, the CPU and the link are done; 0, or ``link_free``, without work.
+    Experts in ``ready`` need no transfer and arrive then. Transfers go in the order of ``plan.loads`` from ``link_free`` on; GPU experts
+    neither there nor in ``ready`` follow in GPU order.
 
     Examples
     --------

@@ -73,35 +73,10 @@ def executed_schedule(
 ) -> Schedule:
     """Execute a split of one layer, as the simulator's engine does.
 
-    Parameters
-    ----------
-    layer : Layer
-        Costs and residents.
-    gpu, cpu : sequence of int
-        Experts of each device, in the order in which they queue there.
-    loads : sequence of int
-        Experts to move, in the order in which they queue for the link: those of ``gpu`` that are not there, each once.
-    arriving : mapping of int to float, optional
-        Experts on their way when the layer is routed, and when they arrive; other transfers begin after them.
-    in_order : bool
-        The GPU takes its experts strictly in order, waiting for each; else it takes the first that is there.
-    gpu_begin, cpu_begin : float
-        When the device is free for routed experts, or has their inputs.
-    cpu_return : float
-        Time to bring the CPU's results back.
+    Both devices take experts in the order given, and the link the ``loads``, after what is ``arriving`` already. ``in_order``: the GPU
+    waits for each expert in turn; else it takes the first that is there. It may begin at ``gpu_begin``, the CPU at ``cpu_begin``, and the
+    CPU's results take ``cpu_return`` to come back. The makespan counts from the instant at which the layer is routed.
 
-    Returns
-    -------
-    Schedule
-        The makespan counts from the instant at which the layer is routed.
-
-    Raises
-    ------
-    ValueError
-        If an expert of the GPU is neither there, nor arriving, nor loaded.
-
-    Notes
-    -----
     Of several experts that are ready at one instant the GPU takes the first in ``gpu``; one that arrives at the instant at
     which the GPU becomes free is ready.
 
@@ -155,20 +130,8 @@ def _gpu_lane(layer: Layer, gpu: Sequence[int], there: Mapping[int, float], in_o
 def best_order(layer: Layer, gpu: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the best order of the GPU's experts and of their transfers, once it is decided which they are.
 
-    Parameters
-    ----------
-    layer : Layer
-        Costs and residents.
-    gpu : sequence of int
-        Experts of the GPU.
+    Residents by id, then the others by GPU time, longest first (ties: lower id); and these others.
 
-    Returns
-    -------
-    gpu, loads : list of int
-        Residents by id, then the others by GPU time, longest first (ties: lower id); and these others.
-
-    Notes
-    -----
     Link and GPU are a flow shop of two machines in which each expert passes the link first, residents in no time. Johnson's
     rule minimises its makespan over all orders on both machines: first the experts that take less time on the link than on
     the GPU, by ascending time on the link, then the others by descending time on the GPU. As all transfers take the same time,

@@ -96,22 +96,7 @@ def brute_force_assignment(
 ) -> Plan:
     """Minimise the larger total by trying every assignment of up to 16 experts.
 
-    Parameters
-    ----------
-    gpu_cost, cpu_cost : sequence of float, shape (n_experts,)
-        Cost of each expert on either device.
-    gpu_first, cpu_first : float
-        What the first expert on a device takes beyond its cost.
-
-    Returns
-    -------
-    Plan
-        Ascending ids; the first optimum, counting upwards with bit i set if the i-th expert is on the CPU.
-
-    Raises
-    ------
-    ValueError
-        If more than 16 experts have a cost.
+    Of several optima the first, counting upwards with bit i set if the i-th expert is on the CPU; at most 16 experts.
 
     Examples
     --------
