@@ -14,6 +14,7 @@ import yaml
 from moesim.cli.main import _app
 from moesim.experiment.config import json_schema, parse_config
 from moesim.experiment.sweep import expand
+from moesim.hardware import LABELS
 from moesim.policy import Copy, Fetch, Routed, Run
 from tests.engine.engine_kit import Script, crossings, link, machine, play, tasks, transfers, workload
 
@@ -118,3 +119,16 @@ def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str]):
     exec(block, {})
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said] == ["lru", "fiddler"]
+
+
+def test_the_files_named_with_the_rules_are_there():
+    section = page("engine").partition("## Where the rules are")[2]
+    files = re.findall(r"`(\w+\.py)`", section)
+    assert len(files) > 10
+    assert {name for name in files if not (DOCS.parent / "moesim" / "engine" / name).is_file()} == set()
+    assert {int(n) for row in rows(section) for n in re.findall(r"\d+", row[0])} == set(range(1, 11))
+
+
+def test_the_glossary_has_the_labels_from_strongest_to_weakest():
+    section = page("glossary").partition("## Sources and labels")[2]
+    assert [row[0].strip("`") for row in rows(section) if row[0].startswith("`")] == list(LABELS)
