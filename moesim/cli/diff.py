@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from moesim.studies.diff import Diff, Entry
 
 _MOST = 8  # layers that are told
+_WIDTH = 60  # characters of a setting in words
 
 
 def diff(
@@ -43,7 +46,7 @@ def text_of(found: Diff, name_a: str, name_b: str, form: Format) -> str:
         return render_records([{**entry.record(), **labels} for entry in found.entries()], form)
     sides = [f"{x}: {name}: {side.row['policy']} ({_label(side.row)})" for x, name, side in named]
     parts = [("\n\n" if form is Format.MD else "\n").join(map(shown, sides)) + "\n"]
-    parts.append(_section("settings that differ", ["setting", "A", "B"], _words(found.settings()), form))
+    parts.append(_section("settings that differ", ["setting", "A", "B"], _words(found.settings(), form), form))
     head = ["", "A", "B", "B - A", "change"]
     parts.append(_section("speed", head, map(_cells, found.speeds()), form))
     parts.append(_section("time by cause", head, map(_cells, found.times()), form))
@@ -67,8 +70,17 @@ def _section(title: str, head: Sequence[str], rows: Iterable[list[str]], form: F
     return title + (render(head, cells, form, right=head[1:] if len(head) > 3 else ()) if cells else "none\n")
 
 
-def _words(entries: Sequence[Entry]) -> list[list[str]]:
-    return [[entry.key, *(("-" if v is None else str(v)[:60]) for v in (entry.a, entry.b))] for entry in entries]
+def _words(entries: Sequence[Entry], form: Format) -> list[list[str]]:
+    """Write settings in words; long ones, such as notes, go on in further rows."""
+    rows = []
+    for entry in entries:
+        sides = ["-" if v is None else str(v) for v in (entry.a, entry.b)]
+        if form is Format.TABLE:
+            wrapped = [textwrap.wrap(side, _WIDTH, break_on_hyphens=False) for side in sides]
+            rows += [[key, *parts] for key, *parts in zip_longest([entry.key], *wrapped, fillvalue="")]
+        else:
+            rows.append([entry.key, *sides])
+    return rows
 
 
 def _cells(entry: Entry) -> list[str]:

@@ -28,6 +28,7 @@ from moesim.trace import Trace, find_trace, trace_names
 from moesim.trace.formats.detect import formats
 
 Rows = list[dict[str, Any]]
+_WIDEST = 48  # characters of a column that others follow, where the table goes to a file or a pipe
 
 
 class Kind(StrEnum):
@@ -67,7 +68,7 @@ def listing(
         sys.stdout.write(shown_lines("\n".join(_card(row) for row in rows)))
         return
     columns = list(rows[0]) if rows else ["name"]
-    sys.stdout.write(render(columns, [[_cell(row[c]) for c in columns] for row in rows], form))
+    sys.stdout.write(render(columns, [[_cell(row[c]) for c in columns] for row in rows], form, widest=_WIDEST))
 
 
 def _explained(kind: Kind, names: list[str]) -> Rows:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +15,7 @@ from moesim.core.limits import PROCESSES, REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import InterruptError
+from moesim.errors import ConfigError, InputError, InterruptError
 from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, parse_config
 from moesim.experiment.dry import describe_grid
@@ -98,6 +101,20 @@ def compare(
 
     Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.125,0.25,12GiB --batch 1,8
     """
+    with _options_named(overrides):
+        config = _compared(
+            policies, model, hardware, trace, cache, batch, prompt, decode, n_batches, seed, transfer, overrides, repeat, dry
+        )
+        if small:
+            config = quick(config, "compare", imports=not dry)
+        return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
+
+
+def _compared(
+    policies: str, model: str, hardware: str, trace: str | None, cache: str, batch: str, prompt: str, decode: str,
+    n_batches: str, seed: str, transfer: str, overrides: list[str], repeat: int, dry: bool,
+) -> Config:  # fmt: skip
+    """Make the experiment of the options of ``compare``."""
     workload = {
         "batch_size": batch,
         "prompt_tokens": prompt,
@@ -121,10 +138,28 @@ def compare(
     if "trace" not in raw:
         for line in choose_traces(raw, "compare", imports=not dry):
             say(line)
-    config = parse_config(raw, "compare")
-    if small:
-        config = quick(config, "compare", imports=not dry)
-    return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
+    return parse_config(raw, "compare")
+
+
+_OPTIONS = {
+    "workload.batch_size": "batch", "workload.prompt_tokens": "prompt", "workload.decode_tokens": "decode",
+    "workload.n_batches": "n-batches", "workload.seed": "seed", "cache.ratio": "cache", "cache.budget": "cache", "cache": "cache",
+    "transfer.curve": "transfer",
+} | {name: name for name in ("model", "hardware", "trace", "policies")}  # fmt: skip
+"""Keys of an experiment, and the options of ``compare`` that say the same."""
+
+
+@contextmanager
+def _options_named(overrides: list[str]) -> Iterator[None]:
+    """Name the option in an error about a key, unless ``--set`` gave the key."""
+    try:
+        yield
+    except InputError as error:
+        found = re.match(r"compare: ([a-z_.]+)(?:\[\d+\])*: ", str(error))
+        option = _OPTIONS.get(found[1]) if found else None
+        if found is None or option is None or any(one.partition("=")[0].startswith(found[1]) for one in overrides):
+            raise
+        raise type(error)(f"compare: --{option}: {str(error)[found.end() :]}") from None
 
 
 def _values(option: str, text: str) -> Any:
@@ -138,6 +173,9 @@ def _sizes(text: str) -> dict[str, list[Any]]:
     values = read_yaml_value(f"[{text}]", "compare: --cache")
     shares = [value for value in values if not isinstance(value, str)]
     sizes = [value for value in values if isinstance(value, str)]
+    for size in sizes:
+        if not size[:1].isdigit():
+            raise ConfigError(f"compare: --cache: expected shares such as 0.25, or sizes such as 8GiB, got '{size}'; correct it")
     return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
 
 

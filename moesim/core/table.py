@@ -36,8 +36,10 @@ class Format(StrEnum):
         return self in (Format.CSV, Format.JSON, Format.JSONL)
 
 
-def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = ()) -> str:
-    """Write a table of texts.
+def render(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = (), widest: int | None = None
+) -> str:
+    """Write a table of texts; off a terminal, columns but the last are at most `widest` characters wide, if that is given.
 
     >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
     | policy | hits |
@@ -52,12 +54,13 @@ def render(columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, 
         lines = ["| " + " | ".join(one.replace("|", "\\|") for one in row) + " |" for row in (columns, *rows)]
         return "\n".join([lines[0], head, *lines[1:]]) + "\n"
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    terminal = sys.stdout.isatty()
+    for place, column in enumerate(columns, 1):
+        most = None if terminal or place == len(columns) else widest
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold", max_width=most)
     for row in rows:
         table.add_row(*row)
     text = io.StringIO()
-    terminal = sys.stdout.isatty()
     console = Console(file=text, force_terminal=terminal, width=None if terminal else _WIDE, highlight=False, markup=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -67,7 +67,17 @@ def read_yaml_value(text: str, place: str) -> Any:
     except RecursionError:
         raise ConfigError(f"{place}: {_TOO_DEEP}") from None
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # some are Python's own
-        raise ConfigError(f"{place}: expected valid YAML, got {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{place}: expected valid YAML, got {_told(error)}") from None
+
+
+def _told(error: Exception) -> str:
+    """Say in one line what is wrong and where, without PyYAML's name for a text that came from no file."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem is None or error.problem_mark is None:
+        return " ".join(str(error).replace(' in "<unicode string>"', "").split())
+    mark, begun = error.problem_mark, error.context_mark
+    begin = f" from line {begun.line + 1}" if begun is not None and begun.line != mark.line else ""
+    context = f" ({error.context}{begin})" if error.context else ""
+    return " ".join(f"an error in line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}".split())
 
 
 @lru_cache(maxsize=128)

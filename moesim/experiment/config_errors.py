@@ -19,7 +19,9 @@ _TAGS = ("one", "many")  # of a sweepable field: which of its two forms was mean
 _EXPECTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",
+    "int_parsing": "an integer",
     "float_type": "a number",
+    "float_parsing": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "a text",

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,12 @@ def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.Cap
             "small.yaml/a/b: expected a folder that can be written, got: ",
         ),
         (["run", "small.yaml", "--out", "/proc/moesim/a"], "/proc/moesim/a: expected a folder that can be written, got: "),
-        (["compare", "--policies", "lru", "--cache", "0.5,8 G"], "compare: cache.budget[0]: expected a size with a unit"),
-        (["compare", "--policies", "lru", "--batch", "1,x", "--trace", "small.safetensors"], "compare: workload.batch_size[1]: "),
+        (["compare", "--policies", "lru", "--cache", "0.5,8 G"], "compare: --cache: expected a size with a unit"),
+        (["compare", "--policies", "lru", "--batch", "1,x", "--trace", "small.safetensors"], "compare: --batch: expected an int"),
+        (["compare", "--policies", "lru", "--cache", "half"], "compare: --cache: expected shares such as 0.25, or sizes such as"),
+        (["compare", "--policies", "lru", "--cache", "0.5,2"], "compare: --cache: expected a number in [0, 1], got 2"),
+        (["compare", "--policies", "lru", "--transfer", "x"], "compare: --transfer: expected 'pinned', 'pageable' or"),
+        (["compare", "--policies", "lru", "--set", "workload.batch_size=0"], "compare: workload.batch_size: expected an integer"),
         (["compare"], "Missing option '--policies'"),
         (["list", "things"], "Invalid value for "),
         (["trace", "stats", "nothing"], "unknown trace 'nothing'"),
@@ -185,6 +190,23 @@ def test_a_profile_without_a_unit_or_a_source(tmp_path: Path, capsys: pytest.Cap
 def test_wrong_arguments(tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     write_yaml(tmp_path)
     assert fails(arguments, 2, capsys).startswith(message)
+
+
+def test_a_syntax_error_names_the_file_and_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "bad.yaml").write_text("name: a\nmodel: [1\ntrace: b\n")
+    told = "bad.yaml: expected valid YAML, got an error in line 3, column 6: expected ',' or ']', but got ':'"
+    message = fails(["run", "bad.yaml"], 2, capsys)
+    assert message.startswith(told) and "unicode" not in message
+    (tmp_path / "bad.yaml").write_text("name: \x00\n")
+    assert "unicode string" not in fails(["run", "bad.yaml"], 2, capsys)
+
+
+@pytest.mark.parametrize("kind", ["parts", "hardware", "traces"])
+def test_a_piped_list_is_not_padded_to_its_longest_text(kind: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(gap) for line in lines[1:] for gap in re.findall(r"(?<=\S) {2,}(?=\S)", line)) <= 50
+    assert all(line == line.rstrip() for line in lines)
 
 
 def test_list_policies_names_all_with_what_they_lack(capsys: pytest.CaptureFixture[str]):

@@ -75,7 +75,7 @@ def test_compare_without_a_trace_for_several_models(capsys: pytest.CaptureFixtur
 def test_what_compare_cannot_choose(capsys: pytest.CaptureFixture[str]):
     for options, words in [
         (["--model", "olmoe"], "compare: expected routing of olmoe (16 layers of 64 experts, top 8), got none"),
-        (["--model", "mixtrall"], "compare: model: unknown model 'mixtrall'"),
+        (["--model", "mixtrall"], "compare: --model: unknown model 'mixtrall'"),
         (
             ["--model", "qwen3-30b-a3b", "--trace", "mini-mixtral"],
             "choose one of that shape, such as mini-qwen3, or choose another",
@@ -85,7 +85,7 @@ def test_what_compare_cannot_choose(capsys: pytest.CaptureFixture[str]):
             "make one of that shape up: trace: {synthesize: gpt-oss-20b, requests:",
         ),
         (["--model", "olmoe", "--trace", "mini-mixtral"], "import it with 'moesim trace import FILE --model olmoe"),
-        (["--model", "gpt-oss-20b", "--batch", "0"], "workload.batch_size: expected an integer of at least 1"),
+        (["--model", "gpt-oss-20b", "--batch", "0"], "--batch: expected an integer of at least 1"),
     ]:
         assert main(["compare", "--policies", "lru", "--cache", "0.25", *options]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -100,8 +100,8 @@ def test_the_table_says_what_is_known_and_of_how_many_rows():
 
 BAD = {
     "a: 1": "expected a list of choices, got dict",
-    "- {choice: a, value: b, other: c, known: true}": "choice 1: numbers: Field required",
-    "- {choice: a, value: b, other: c, known: true, numbers: {}, more: 1}": "choice 1: more: Extra inputs",
+    "- {choice: a, value: b, other: c, known: true}": "choice 1: numbers: expected this key, got nothing; add it",
+    "- {choice: a, value: b, other: c, known: true, numbers: {}, more: 1}": "choice 1: more: unknown key 'more'; known: ",
 }
 
 

@@ -54,6 +54,16 @@ def makespans(two: tuple[Outcome, Outcome]) -> list[int]:
     return found  # type: ignore[return-value]
 
 
+def test_long_settings_are_whole(two: tuple[Outcome, Outcome]):
+    a, b = two
+    words = " ".join(f"word{n}" for n in range(40))
+    longer = replace(b, row={**b.row, "notes": words})
+    for form in (Format.TABLE, Format.MD):
+        text = text_of(Diff.of(a, longer), "a", "b", form)
+        assert [one for one in text.split() if one.startswith("word")] == words.split()
+        assert form is Format.MD or max(map(len, text.splitlines())) < 200
+
+
 def test_every_way_of_adding_up_gives_the_difference_of_the_makespans(two: tuple[Outcome, Outcome]):
     found, (a, b) = Diff.of(*two), makespans(two)
     *causes, total = found.times()

@@ -34,7 +34,9 @@ BAD = {
     "no unit": (GOOD.replace("tokens/s", ""), "unit: expected a unit, got nothing"),
     "unknown unit": (GOOD.replace("tokens/s", "token/s"), "did you mean 'tokens/s'"),
     "negative": (GOOD.replace(",30,", ",-30,"), "value: expected a value above 0, got -30"),
-    "no number": (GOOD.replace(",30,", ",fast,"), "value: "),
+    "no number": (GOOD.replace(",30,", ",fast,"), "value: expected a number, got 'fast'; correct it"),
+    "a comma": (GOOD.replace(",30,", ',"27,67",'), "value: expected a number, got '27,67'; write 27.67"),
+    "half a batch": (GOOD.replace("=48,1,", "=48,0.5,"), "batch: expected an integer, got '0.5'; correct it"),
     "too many layers": (GOOD.replace("=48", "=60"), "expected n_cpu_moe of at most 48"),
     "unknown word": (GOOD.replace("n_cpu_moe", "n_gpu_moe"), "did you mean 'n_cpu_moe'"),
     "unknown policy": (GOOD.replace("n_cpu_moe=48", "policy=lrv"), "did you mean 'lru'"),
@@ -50,7 +52,7 @@ BAD = {
     "a check that contradicts": (GOOD + GOOD.replace(",30,", ",40,").replace("identification", "check"), "rows of one setting"),
     "a ratio to nothing": (GOOD.replace("tokens/s", "ratio:9"), "expected a ratio to another row"),
     "too few fields": (GOOD + "qwen3-30b-a3b,1\n", "expected 10 fields, got 2"),
-    "a role": (GOOD.replace("identification", "both"), "role: "),
+    "a role": (GOOD.replace("identification", "both"), "role: expected 'identification' or 'check', got 'both'; correct it"),
     "prefill without prompt": (GOOD.replace("decode", "prefill"), "context: expected the tokens of the prompt"),
 }
 

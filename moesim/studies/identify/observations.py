@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from moesim.core.limits import TOKENS
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.config_errors import first_problem
 
 UNITS: Final = ("tokens/s", "tokens/s/sequence", "ms/token", "s", "ratio:ROW")
 """Units of a value: of the whole batch; of one sequence; between two tokens of a sequence; of a whole prefill or decode; or the
@@ -142,13 +144,10 @@ def observation(values: dict[str, Any]) -> Observation:
     try:
         return Observation(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        words = first["msg"].removeprefix("Value error, ")
-        if first["type"] != "value_error":
-            words = f"{words[0].lower()}{words[1:]}, got {first['input']!r}; correct it"
-        place = values.get("place") or "observation"
-        raise ConfigError(f"{place}: {key}: {words}" if key else f"{place}: {words}") from None
+        told = first_problem(error, Observation)
+        comma = re.search(r"got '(\d+),(\d+)'", told)
+        remedy = f"; write {comma[1]}.{comma[2]}" if comma else "" if "; " in told else "; correct it"
+        raise ConfigError(f"{values.get('place') or 'observation'}: {told}{remedy}") from None
 
 
 def check_rows(rows: Sequence[Observation]) -> None:

@@ -22,6 +22,7 @@ from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, MoesimError
+from moesim.experiment.config_errors import first_problem
 from moesim.studies.validation.public_checks import Check, checks_file, read_checks
 from moesim.studies.validation.public_predict import predict
 from moesim.studies.validation.public_rows import shipped_table
@@ -63,9 +64,7 @@ def read_choices(path: Path) -> list[Choice]:
         try:
             found.append(Choice.model_validate(one))
         except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(step) for step in first["loc"])
-            raise ConfigError(f"{path}: choice {number}: {key}: {first['msg']}; correct it") from None
+            raise ConfigError(f"{path}: choice {number}: {first_problem(error, Choice)}") from None
     return found
 
 
