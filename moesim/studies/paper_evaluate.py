@@ -25,32 +25,14 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Evaluator:
-    """Runs what the rows of a paper need, shortened, on machines with other constants.
+    """Runs what the rows of a paper need, shortened, on machines with other constants."""
 
-    Parameters
-    ----------
-    plan : Plan
-        What is identified.
-    machine : Machine
-        With its free constants.
-    rows : list of Published
-        Rows that take part.
-    configs : mapping of str to Config
-        Their experiments, whole.
-    jobs : int or None
-        Processes.
-    folder : Path
-        Where runs are kept: what has been run there is not run again.
-    traces : dict
-        Traces that other plans have read.
-    """
-
-    plan: Plan
-    machine: Machine
-    rows: Sequence[Published]
-    configs: Mapping[str, Config]
+    plan: Plan  # what is identified
+    machine: Machine  # with its free constants
+    rows: Sequence[Published]  # that take part
+    configs: Mapping[str, Config]  # their experiments, whole
     jobs: int | None
-    folder: Path
+    folder: Path  # what has been run there is not run again
     traces: dict[str, Trace] = field(default_factory=dict)
     _experiments: dict[str, Experiment] = field(default_factory=dict, init=False)
 
@@ -134,20 +116,7 @@ class Evaluator:
 
 
 def stretched(row: Row, decode_tokens: Any, prompt_tokens: Any) -> dict[str, Any]:
-    """Give what a run of the whole length would say, whose steps are like those of a shorter one.
-
-    Parameters
-    ----------
-    row : mapping
-        A result row.
-    decode_tokens, prompt_tokens : int or other
-        Of the whole run; what is swept is no shorter.
-
-    Returns
-    -------
-    dict
-        Totals of prefill and decode grow with their tokens; shares, rates and times of a step stay.
-    """
+    """Give what a run of the whole length would say: totals grow with their tokens; shares, rates and times of a step stay."""
     found = dict(row)
     decode = decode_tokens / row["decode_tokens"] if isinstance(decode_tokens, int) else 1.0
     prompt = prompt_tokens / row["prompt_tokens"] if isinstance(prompt_tokens, int) else 1.0

@@ -12,44 +12,17 @@ from moesim.studies.published import PUBLISHED, SHARED, Published
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table of a paper, or an experiment beside it that no printed number belongs to.
-
-    Attributes
-    ----------
-    paper, name, ref : str
-    rows : tuple of Published
-        Its printed numbers.
-    experiments : tuple of str
-        What is run for it, as paper and file name without suffix.
-    """
+    """A figure or table of a paper, or an experiment beside it that no printed number belongs to."""
 
     paper: str
     name: str
     ref: str
-    rows: tuple[Published, ...]
-    experiments: tuple[str, ...]
+    rows: tuple[Published, ...]  # its printed numbers
+    experiments: tuple[str, ...]  # what is run for it, as paper and file name without suffix
 
 
 def figures(rows: Sequence[Published], folder: Path) -> list[Figure]:
-    """List the figures of all papers, with the experiments in their folders that no printed number belongs to.
-
-    Parameters
-    ----------
-    rows : sequence of Published
-        The table.
-    folder : Path
-        Where the papers' folders are.
-
-    Returns
-    -------
-    list of Figure
-        Paper by paper in the order of the table; within each, figures in its order, then the other experiments.
-
-    Raises
-    ------
-    ConfigError
-        If a row names an experiment that is not there.
-    """
+    """List the figures of all papers, with the experiments in their folders that no printed number belongs to."""
     found = []
     for paper in dict.fromkeys(row.paper for row in rows):
         mine = [row for row in rows if row.paper == paper]
@@ -68,25 +41,7 @@ def figures(rows: Sequence[Published], folder: Path) -> list[Figure]:
 
 
 def choose(known: Sequence[Figure], names: Iterable[str]) -> list[Figure]:
-    """Choose figures by name.
-
-    Parameters
-    ----------
-    known : sequence of Figure
-        As by `figures`.
-    names : iterable of str
-        Papers, or ``"paper/figure"``; none: all.
-
-    Returns
-    -------
-    list of Figure
-        In their order.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such paper or figure.
-    """
+    """Choose figures by the names of papers or as ``"paper/figure"``; no name chooses all."""
     wanted = list(names)
     possible = {figure.paper for figure in known} | {f"{figure.paper}/{figure.name}" for figure in known}
     for name in wanted:

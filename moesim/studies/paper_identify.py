@@ -39,22 +39,13 @@ _TRIES: Final = 3
 
 @dataclass(frozen=True)
 class Answer:
-    """A printed row beside three simulated numbers.
-
-    Attributes
-    ----------
-    published : Published
-    block : str
-    derived, left_out, everything : float or None
-        By the derived profile; by constants from all other blocks, or from the one that tells alone; by constants from all
-        blocks, this one included (None if one tells alone). As printed: a gain in per cent.
-    """
+    """A printed row next to three simulated numbers, as printed: a gain in per cent."""
 
     published: Published
     block: str
-    derived: float | None
-    left_out: float | None
-    everything: float | None
+    derived: float | None  # by the derived profile
+    left_out: float | None  # by constants from all other blocks, or from the one that tells alone
+    everything: float | None  # by constants from all blocks, this one included; None if one tells alone
 
     def ratio(self, value: float | None) -> float | None:
         """Simulated over printed, of gains that of the factors."""
@@ -71,23 +62,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Identified:
-    """What was found for a paper.
+    """What was found for a paper."""
 
-    Attributes
-    ----------
-    constants : dict of str to dict
-        By block that was left out, and for ``""`` (none was), the constants by name.
-    bits : dict of str to dict
-        Likewise the precision of models whose precision is not printed.
-    base, prior, sigma : dict of str
-        Of each constant its base, and one standard deviation of its logarithm before any block, below and above its base,
-        and after all blocks.
-    answers : list of Answer
-    """
-
-    constants: dict[str, dict[str, float]]
-    bits: dict[str, dict[str, float]]
-    base: dict[str, float]
+    constants: dict[str, dict[str, float]]  # by name, for each block that was left out, and for "": none was
+    bits: dict[str, dict[str, float]]  # likewise the precision of models whose precision is not printed
+    base: dict[str, float]  # of each constant
+    # prior, sigma: standard deviation of its logarithm before any block, below and above the base; after all blocks
     prior: dict[str, tuple[float, float]]
     sigma: dict[str, float]
     answers: list[Answer]
@@ -101,27 +81,7 @@ def identify_paper(
     plan: Plan, constants: Sequence[Constant], rows: Sequence[Published], whole: Sequence[Compared], evaluate: Evaluate,
     moves: int = 2,
 ) -> Identified:  # fmt: skip
-    """Identify a platform with each block left out in turn.
-
-    Parameters
-    ----------
-    plan : Plan
-        Blocks, and bits to choose from.
-    constants : sequence of Constant
-        The free ones, with their priors.
-    rows : sequence of Published
-        All rows of the paper; those of no block take no part.
-    whole : sequence of Compared
-        The same rows by whole runs on the profile as it is.
-    evaluate : callable
-        Runs the experiments, shortened.
-    moves : int
-        How often a search goes on from where the engine was asked last: before contradicting rows are set aside, and after.
-
-    Returns
-    -------
-    Identified
-    """
+    """Identify a platform with each block left out in turn; a search goes on `moves` times from where it asked last."""
     blocks = [plan.block_of(row) for row in rows]
     every = [index for index, block in enumerate(blocks) if block is not None]
     derived = _logs(rows, range(len(rows)), whole)

@@ -53,23 +53,7 @@ class Plan(BaseModel):
 
 
 def read_plans(folder: Path) -> dict[str, Plan]:
-    """Read what is identified of which paper.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the papers' experiments.
-
-    Returns
-    -------
-    dict of str to Plan
-        By name; `Plan.paper` is always given.
-
-    Raises
-    ------
-    ConfigError
-        If the file is not as it must be.
-    """
+    """Read what is identified of which paper; `Plan.paper` is always given. Raises `ConfigError`."""
     path = folder / NAME
     raw = read_yaml_value(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(raw, dict):

@@ -168,9 +168,10 @@ class Knob:
 def single(config: Config, place: str) -> Base:
     """Take an experiment that sweeps nothing but its policies."""
     points = expand(config, place)
+    order = list(Config.model_fields)
     swept = {
         key: values
-        for name in KEYS
+        for name in sorted(KEYS, key=lambda name: order.index(KEYS[name].partition(".")[0]))
         if name != "policy"
         for key, values in _spread(name, [getattr(point, name) for point in points]).items()
         if len(values) > 1

@@ -20,7 +20,7 @@ LISTED = [
 ]
 SECTION = re.compile(r"^ *(Parameters|Returns|Yields|Raises|Attributes)\n *-{3,}$", re.M)
 NEED_TORCH = ("moesim.recorder", "moesim.live", "moesim.live.profiler")
-NOT_YET = ("live/", "studies/paper_")
+NOT_YET = ("live/",)
 """Here docstrings of internal names may have sections."""
 
 
