@@ -60,6 +60,7 @@ from moesim.policies.part_conditions import (
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart, Setup, Unit
 from moesim.policies.score_parts import MRSScore
+from moesim.policies.transient import Transient
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -78,7 +79,6 @@ from moesim.policy import (
     View,
 )
 
-PREFETCHED = "prefetch"  # the pool of a transient prefetch part
 PartSpec = str | Mapping[str, Any]
 MRS_SCORE = Where("mrs-score", lambda part: isinstance(part, MRSScore))
 # It prefetches where the GPU has something to do, which it then never has.
@@ -199,13 +199,13 @@ class Composed(PolicyBase):
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
         self._now = (-1, -1)  # step and layer routed last
         self._ahead = not isinstance(prefetch, NoPrefetch)
-        self._transient: dict[int, list[int]] = {}  # layer -> experts fetched ahead into the transient pool
+        self._transient = Transient(gpu)
         n_bytes = slot_bytes(view)
         pools = [Pool(gpu, CACHE, [n * n_bytes for n in slots] if per_layer else slots[0] * n_bytes, per_layer)]
         if not replacement.admits:
             pools.append(staging_pool(view, gpu, self.staging_slots))
         if prefetch.transient:
-            pools.append(Pool(gpu, PREFETCHED, min(prefetch.slots, view.model.n_experts) * slot_bytes(view)))
+            pools.append(self._transient.pool(prefetch.slots, view))
         copies = [Copy(layer, experts, gpu) for layer, experts in enumerate(residents) if experts]
         return Placement(copies=copies, pools=pools)
 
@@ -305,12 +305,8 @@ class Composed(PolicyBase):
 
     def _load(self, layer: int, misses: Sequence[int], view: View) -> list[Action]:
         """Fetch what the GPU lacks; what is already on its way only becomes more urgent, in the pool it was meant for."""
-        ahead = self._transient.get(layer, ())
-        early = [e for e in misses if e in ahead and view.is_pending(layer, e, self._gpu)]
-        rest = [e for e in misses if e not in early] if early else misses
-        actions: list[Action] = []
-        if early:
-            actions.append(Fetch(layer, early, self._gpu, DEMAND, PREFETCHED))
+        early, rest = self._transient.demand(layer, misses, view)
+        actions: list[Action] = [*early]
         if rest and self.parts.replacement.admits:
             self.parts.replacement.inserted(layer, rest)
             actions.append(Fetch(layer, rest, self._gpu, DEMAND, CACHE))
@@ -333,8 +329,7 @@ class Composed(PolicyBase):
         for layer, group in groupby(wanted, key=itemgetter(0)):
             experts = [expert for _, expert in group]
             if self.parts.prefetch.transient:
-                self._transient.setdefault(layer, []).extend(experts)
-                actions.append(Fetch(layer, experts, gpu, PREFETCH, PREFETCHED))
+                actions.append(self._transient.fetch(layer, experts))
             else:
                 self.parts.replacement.inserted(layer, experts)
                 actions.append(Fetch(layer, experts, gpu, PREFETCH, CACHE))
@@ -342,13 +337,9 @@ class Composed(PolicyBase):
 
     def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu
-        _, _, prefetch, replacement = self.parts
+        replacement = self.parts.replacement
         held = [] if replacement.admits else layer_residents(view, gpu, STAGING, layer)
-        if prefetch.transient:
-            held += layer_residents(view, gpu, PREFETCHED, layer)
-            # What is in this list and still pending is on its way to the transient pool, for nobody.
-            busy = [e for e in self._transient.pop(layer, ()) if view.is_pending(layer, e, gpu)]
-            held += busy
+        held += self._transient.layer_end(layer, view)
         swap = replacement.layer_end(event.step, layer, _OnTheWay(view, layer, gpu))
         actions: list[Action] = []
         newcomers: Sequence[int] = ()
@@ -379,15 +370,4 @@ class Composed(PolicyBase):
             return self.parts.replacement.victim(fetch, view)
         if fetch.pool == STAGING:
             return idle_resident(view, fetch)
-        return self._spent(fetch, view)
-
-    def _spent(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Return a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""
-        _, now = self._now
-        for layer, experts in self._transient.items():
-            if layer <= now or fetch.urgency == DEMAND:
-                for expert in experts:
-                    if view.is_resident(layer, expert, self._gpu) and not view.is_in_use(layer, expert, self._gpu):
-                        experts.remove(expert)
-                        return layer, expert
-        return None
+        return self._transient.spent(fetch, self._now[1], view)

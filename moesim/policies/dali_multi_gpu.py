@@ -43,16 +43,15 @@ from moesim.policies.base import (
     slot_bytes,
     slots_per_layer,
 )
-from moesim.policies.composed import PREFETCHED
 from moesim.policies.dali import FEW_EXPERTS, NO_PREFETCH, PUBLISHED_PREFETCH_SIZE, PUBLISHED_U_SIZE
 from moesim.policies.declare import option_of
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import source_needs
 from moesim.policies.prefetching import Lane, TopPredicted
 from moesim.policies.replacement import Firing, WorkloadAware
+from moesim.policies.transient import Transient
 from moesim.policy import (
     DEMAND,
-    PREFETCH,
     UPDATE,
     Action,
     Copy,
@@ -138,7 +137,7 @@ class DaliMultiGpu(PolicyBase):
             pools.append(Pool(gpu.name, CACHE, [count * slot_bytes(view) for count in of_layers], per_layer=True))
             pools.append(staging_pool(view, gpu.name, self.staging_slots))
             if self._size:
-                pools.append(Pool(gpu.name, PREFETCHED, min(self._size, model.n_experts) * slot_bytes(view)))
+                pools.append(gpu.transient.pool(self._size, view))
         copies = [Copy(i, sorted(at), gpu.name) for gpu in self._gpus for i, at in enumerate(gpu.members) if at]
         return Placement(copies=copies, pools=pools)
 
@@ -209,8 +208,7 @@ class DaliMultiGpu(PolicyBase):
         for gpu, experts in zip(self._gpus, dealt, strict=True):
             wanted = [e for e in experts if not view.is_pending(layer, e, gpu.name)]
             if wanted:
-                gpu.ahead.setdefault(layer, []).extend(wanted)
-                actions.append(Fetch(layer, wanted, gpu.name, PREFETCH, PREFETCHED))
+                actions.append(gpu.transient.fetch(layer, wanted))
         return actions
 
     def _layer_end(self, layer: int, view: View) -> list[Action]:
@@ -231,7 +229,7 @@ class DaliMultiGpu(PolicyBase):
         if fetch.pool == STAGING:
             return idle_resident(view, fetch)
         gpu = next(gpu for gpu in self._gpus if gpu.name == fetch.device)
-        return gpu.replaced(fetch, view) if fetch.pool == CACHE else gpu.spent(fetch, self._now[1], view)
+        return gpu.replaced(fetch, view) if fetch.pool == CACHE else gpu.transient.spent(fetch, self._now[1], view)
 
 
 class _Gpu:
@@ -240,7 +238,7 @@ class _Gpu:
     def __init__(self, view: View, name: str) -> None:
         self.name = name
         self.members: list[set[int]] = []  # of its cache, by layer
-        self.ahead: dict[int, list[int]] = {}  # layer -> experts fetched into its prefetch pool
+        self.transient = Transient(name)
         self._compute_ns = CostTable(view, name)
         self._load_ns = [view.costs.fetch_ns(view.host, name, None, layer) for layer in range(view.model.n_layers)]
 
@@ -256,18 +254,12 @@ class _Gpu:
 
     def load(self, layer: int, misses: list[int], view: View) -> list[Action]:
         """Fetch what is not here; what is on its way already only becomes more urgent."""
-        ahead = self.ahead.get(layer, ())
-        early = [e for e in misses if e in ahead and view.is_pending(layer, e, self.name)]
-        rest = [e for e in misses if e not in early]
-        both = ((early, PREFETCHED), (rest, STAGING))
-        return [Fetch(layer, experts, self.name, DEMAND, pool) for experts, pool in both if experts]
+        early, rest = self.transient.demand(layer, misses, view)
+        return [*early, Fetch(layer, rest, self.name, DEMAND, STAGING)] if rest else [*early]
 
     def layer_end(self, layer: int, pairs: Sequence[tuple[int, int]], view: View) -> list[Action]:
         """Drop what was transient, and swap; a newcomer on its way to another pool is left for a later window."""
-        held = layer_residents(view, self.name, STAGING, layer)
-        if (ahead := self.ahead.pop(layer, None)) is not None:
-            held += layer_residents(view, self.name, PREFETCHED, layer)
-            held += [e for e in ahead if view.is_pending(layer, e, self.name)]
+        held = layer_residents(view, self.name, STAGING, layer) + self.transient.layer_end(layer, view)
         pairs = [(out, new) for out, new in pairs if not view.is_pending(layer, new, self.name)]
         victims, newcomers = [out for out, _ in pairs], [new for _, new in pairs]
         self.members[layer].difference_update(victims)
@@ -283,14 +275,4 @@ class _Gpu:
         for expert in layer_residents(view, self.name, CACHE, fetch.layer):
             if expert not in self.members[fetch.layer] and not view.is_in_use(fetch.layer, expert, self.name):
                 return fetch.layer, expert
-        return None
-
-    def spent(self, fetch: Fetch, now: int, view: View) -> tuple[int, int] | None:
-        """Name a prefetched expert whose layer is routed and that nothing uses; for a demand load, any idle one."""
-        for layer, experts in self.ahead.items():
-            if layer <= now or fetch.urgency == DEMAND:
-                for expert in experts:
-                    if view.is_resident(layer, expert, self.name) and not view.is_in_use(layer, expert, self.name):
-                        experts.remove(expert)
-                        return layer, expert
         return None

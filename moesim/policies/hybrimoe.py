@@ -49,11 +49,12 @@ from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
 from moesim.policies.composed import Composed, PartSpec, Prefetch
 from moesim.policies.declare import option
+from moesim.policies.impact_part import ImpactDriven
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_conditions import ALL_CPU, FILLS_NO_CACHE, NAMED, NEVER_FILLED, NOTHING_EVICTED
 from moesim.policies.parts import PrefetchPart, ReplacementPart, Unit
-from moesim.policies.queue_parts import ImpactDriven, Queues
+from moesim.policies.queue_parts import Queues
 from moesim.policies.score_parts import IDLE_GPU, MRS, NEVER_BUSY_GPU, Credit, MRSScore
 from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Run, StepBegin, View
 

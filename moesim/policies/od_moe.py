@@ -35,17 +35,15 @@ none``: experts are loaded once routed).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from moesim.errors import ConfigError, HardwareError
-from moesim.hardware.costs.model import SHADOW_BITS
-from moesim.model.spec import ModelSpec, bits_to_bytes
 from moesim.policies.algorithms.drawing import sample
-from moesim.policies.algorithms.od_moe import assign_loads, by_rank, is_due
+from moesim.policies.algorithms.od_moe import assign_loads, by_rank
 from moesim.policies.base import STAGING, PolicyBase, Range, slot_bytes
 from moesim.policies.moot import MootIf, Where
+from moesim.policies.od_moe_shadow import Alignment, Shadow
 from moesim.policies.parts import source_needs
 from moesim.policy import (
     DEMAND,
@@ -56,12 +54,10 @@ from moesim.policy import (
     LayerBegin,
     Placement,
     Pool,
-    Predict,
     Predicted,
     Ran,
     Routed,
     Run,
-    Send,
     Sent,
     StepBegin,
     View,
@@ -162,8 +158,10 @@ class OdMoE(PolicyBase):
         """Give the roles out: nothing is on the workers, everything else on the main node, and the shadow on its own."""
         model = view.model
         self._main = _named(view, "main", self.main)[0]
-        self._shadows = _named(view, "shadow", self.shadow, (self._main,)) if self.has_shadow else []
-        self._workers = _named(view, "workers", self.workers, (self._main, *self._shadows))
+        shadows = _named(view, "shadow", self.shadow, (self._main,)) if self.has_shadow else []
+        alignment = Alignment(self.token_period, self.kv_period, self.prompt_kv == "sent")
+        self._shadow = Shadow(self.source, self._main, shadows, alignment, model) if shadows else None
+        self._workers = _named(view, "workers", self.workers, (self._main, *shadows))
         self._size = self.group_size or model.top_k
         if len(self._workers) < self._size:
             raise HardwareError(
@@ -173,10 +171,6 @@ class OdMoE(PolicyBase):
         self._n_groups = len(self._workers) // self._size
         self._n_experts = model.n_experts
         self._last = model.n_layers - 1
-        each = -(-model.n_layers // max(1, len(self._shadows)))
-        self._shares = [range(i * each, min((i + 1) * each, model.n_layers)) for i in range(len(self._shadows))]
-        self._aligned: dict[int, tuple[int, int, int]] = {}  # request -> tokens decoded, in the main node's KV cache, sent of it
-        self._awaited: dict[str, tuple[int, int]] = {}  # message -> step, share of the shadow that it sets going
         self._step = -1
         self._rows = 0
         self._prefill = False
@@ -191,17 +185,8 @@ class OdMoE(PolicyBase):
         return Placement(
             pools=[Pool(worker, STAGING, n_bytes) for worker in self._workers],
             parts=parts if elsewhere else {},
-            reserved=self._shadow_bytes(model) if self.has_shadow else {},
+            reserved=self._shadow.weights(self.precision) if self._shadow else {},
         )
-
-    def _shadow_bytes(self, model: ModelSpec) -> dict[str, int]:
-        """Weights of the shadow on each of its GPUs; embedding, norms, routers and LM head keep their precision."""
-        layer = model.attention_params + model.shared_params + model.n_experts * model.expert_params
-        layer_bytes = bits_to_bytes(layer, SHADOW_BITS[self.precision]) + model.dense_bytes()
-        held = {gpu: len(share) * layer_bytes for gpu, share in zip(self._shadows, self._shares, strict=True)}
-        held[self._shadows[0]] += model.embedding_bytes + model.leading_bytes
-        held[self._shadows[-1]] += model.head_bytes
-        return held
 
     # ------------------------------------------------------------------------------------------------------- deciding
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -214,8 +199,7 @@ class OdMoE(PolicyBase):
         if kind is Ran:
             return self._computed(event)
         if kind is Sent:
-            step, share = self._awaited.pop(event.tag)
-            return self._predict(share) if step == self._step else ()
+            return self._shadow.sent(event) if self._shadow else ()
         if kind is LayerBegin:
             return self._load_ahead(event.layer) if self._prefill else ()
         return self._begin(event, view)
@@ -224,49 +208,14 @@ class OdMoE(PolicyBase):
         """Begin a step: the shadow departs at once, or once the main node's token and KV have come."""
         self._step, self._rows, self._prefill = event.step, len(event.requests), event.phase == "prefill"
         self._queues, self._used, self._running, self._releases = {}, {}, {}, {}
-        if not self.has_shadow:
-            return () if self._prefill or self._seed is None else self._load_random(self._seed, view.model.top_k)
-        n_bytes = self._aligned_bytes(Counter(event.requests.tolist()), view)
-        if self._prefill:
-            return ()
-        return (self._message(n_bytes, self._main, 0),) if n_bytes else self._predict(0)
-
-    def _aligned_bytes(self, requests: Counter[int], view: View) -> int:
-        """Count the rows of a step, and return the bytes that the shadow gets before it: tokens as embeddings, and KV."""
-        tokens = kv = 0
-        for request, rows in requests.items():
-            decoded, known, aligned = self._aligned.get(request, (0, 0, 0))
-            if self._prefill:
-                if decoded:  # served again
-                    decoded = known = aligned = 0
-                if self.prompt_kv == "own":
-                    aligned += rows
-            else:
-                if is_due(decoded, self.token_period):
-                    tokens += rows
-                if is_due(decoded, self.kv_period):
-                    kv, aligned = kv + known - aligned, known
-                decoded += 1
-            self._aligned[request] = decoded, known + rows, aligned
-        return view.model.activation_bytes(tokens) + kv * view.model.kv_bytes_per_token
-
-    def _message(self, n_bytes: int, src: str, share: int) -> Send:
-        """Send what a share of the shadow waits for."""
-        tag = f"step {self._step}, shadow {share}"
-        self._awaited[tag] = self._step, share
-        return Send(n_bytes, src, self._shadows[share], tag)
-
-    def _predict(self, share: int) -> list[Action]:
-        """Let a share of the shadow compute its layers, one after the other."""
-        return [Predict(self._step, layer, self.source, self._shadows[share]) for layer in self._shares[share]]
+        if self._shadow:
+            return self._shadow.begin(event)
+        return () if self._prefill or self._seed is None else self._load_random(self._seed, view.model.top_k)
 
     def _load(self, event: Predicted, view: View) -> list[Action]:
         """Load what was predicted on the workers whose turn it is, and hand the shadow's state on."""
         layer = event.layer
-        actions: list[Action] = []
-        share = layer // len(self._shares[0])
-        if event.mb == 0 and layer == self._shares[share][-1] and layer < self._last:
-            actions.append(self._message(view.model.activation_bytes(self._rows), self._shadows[share], share + 1))
+        actions = self._shadow.predicted(event) if self._shadow else []
         if layer not in self._used:  # else too late: the layer is routed
             self._assign(layer, by_rank(event.ids.tolist()), final=False)
             actions += self._fetches(layer, self._queues[layer], PREFETCH)

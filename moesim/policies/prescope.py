@@ -42,20 +42,16 @@ alone keeps the rule for the number of prefetches, equations 6 and 7, behind ano
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
 from moesim.policies.base import (
     CACHE,
     STAGING,
-    CostTable,
     PolicyBase,
     Range,
     cpu_of,
@@ -65,14 +61,14 @@ from moesim.policies.base import (
     slot_bytes,
 )
 from moesim.policies.composed import PartSpec
-from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, absent, most_absent
+from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, most_absent
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_names import make_part
 from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_needs
 from moesim.policies.prefetch_groups import PrefetchGroups
+from moesim.policies.prescope_plan import Planner, PlanRule, Visit
 from moesim.policies.turns import Turns
 from moesim.policy import (
-    DEMAND,
     Action,
     Copy,
     Drop,
@@ -81,11 +77,9 @@ from moesim.policy import (
     LayerEnd,
     Placement,
     Pool,
-    Predict,
     Predicted,
     Ran,
     Routed,
-    Run,
     SharedRan,
     StepBegin,
     View,
@@ -192,20 +186,22 @@ class PreScope(PolicyBase):
     def place(self, view: View) -> Placement:
         """Fill the hot table, and set the buffers up."""
         placement, scheduler = self.parts
-        model, costs = view.model, view.costs
-        gpu, cpu = self._gpu, self._cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
+        model = view.model
+        gpu, cpu = gpu_of(view, "prescope"), cpu_of(view, "prescope")
+        self._gpu = gpu
         setup = Setup(view, gpu, cpu, [min(view.cache_slots(gpu), model.n_layers * model.n_experts)], per_layer=False)
         residents = placement.choose(setup)
         if scheduler is not None:
             scheduler.start(setup)
-        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
-        self._load_ns = [costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
-        self._slots = min(self.prefetch_slots or most_absent(view, residents), model.n_experts)
-        self._groups = PrefetchGroups(gpu, self._slots, view)
+        slots = min(self.prefetch_slots or most_absent(view, residents), model.n_experts)
+        self._groups = PrefetchGroups(gpu, slots, view)
         self._foresight, self._foresight2 = Foresight(model, self.prior_hit), Foresight(model, self.prior_hit)
-        self._rows = 0  # of the present step
-        self._dense: int | None = None  # t_attn of the present step, once asked
-        self._visit: _Visit | None = None  # the layer that is routed and has not ended
+        further = self.next2_predictor if self.looks_further else None
+        rule = PlanRule(
+            self.none_better, self.limit_to_queue, self.prefetch_size, self.prefetch_order == "printed", further, self.lane
+        )
+        self._planner = Planner(rule, gpu, cpu, self._groups, slots, self._foresight, view)
+        self._visit: Visit | None = None  # the layer that is routed and has not ended
         self._turns = Turns(gpu, min(self.demand_slots, model.n_experts))
         table = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(residents))
         pools = [Pool(gpu, CACHE, table), Pool(gpu, STAGING, min(self.demand_slots, model.n_experts) * slot_bytes(view))]
@@ -251,8 +247,7 @@ class PreScope(PolicyBase):
         return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _step_begin(self, event: StepBegin) -> Iterable[Action]:
-        self._rows = len(event.requests)
-        self._dense = None
+        self._planner.begin_step(len(event.requests))
         self._foresight.step_begin(event)
         self._foresight2.step_begin(event)
         scheduler = self.parts.scheduler
@@ -264,9 +259,9 @@ class PreScope(PolicyBase):
         actions: list[Action] = []
         visit = self._visit
         if visit is None:  # the first micro-batch
-            visit = self._visit = _Visit(event.step, event.layer)
+            visit = self._visit = Visit(event.step, event.layer)
             if self.predictor is not None:
-                actions += self._ask(self.predictor, event.layer + 1, visit, view)
+                actions += self._planner.ask(self.predictor, event.layer + 1, visit, view)
                 visit.awaits = bool(actions)
             if self.cancel == "next-gate":
                 cancelled = self._groups.cancel_queued(view)
@@ -276,12 +271,12 @@ class PreScope(PolicyBase):
         if self.looks_further:
             self._foresight2.routed(event)
         if self.parts.scheduler is not None:
-            return actions + self._by_layer(self.parts.scheduler, event, visit, view)
-        actions += self._residents(event, visit, view)
+            return actions + self._planner.by_layer(self.parts.scheduler, event, visit, view)
+        actions += self._planner.residents(event, visit, view)
         if visit.complete and not visit.awaits:
-            actions += self._plan(visit, view)
+            actions += self._planner.plan(visit, view)
         elif visit.complete and self.head_start and self.async_io:
-            actions += self._begin_cpu(visit, view)
+            actions += self._planner.begin_cpu(visit, view)
         return actions
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
@@ -295,13 +290,13 @@ class PreScope(PolicyBase):
                 return []
             visit.awaits = False
             if self.parts.scheduler is not None:
-                return self._fill_gap(event.layer, counts, self._foresight, visit, view)
-            return self._plan(visit, view) if visit.complete else []
+                return self._planner.fill_gap(event.layer, counts, self._foresight, visit, view)
+            return self._planner.plan(visit, view) if visit.complete else []
         if visit.looks_further and event.layer == visit.layer + 2:
             counts = self._foresight2.predicted(event)
             if counts is not None:
                 visit.looks_further = False
-                return self._fill_gap(event.layer, counts, self._foresight2, visit, view)
+                return self._planner.fill_gap(event.layer, counts, self._foresight2, visit, view)
         return []
 
     def _layer_end(self, event: LayerEnd, view: View) -> list[Action]:
@@ -314,143 +309,3 @@ class PreScope(PolicyBase):
             if self.cancel == "layer-end":
                 actions += self._groups.cancel_queued(view)
         return actions
-
-    # ------------------------------------------------------------------------------------------------------ the plan
-    def _ask(self, source: str, layer: int, visit: _Visit, view: View) -> list[Action]:
-        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
-        if layer >= len(self._load_ns) or not view.foresees(source, layer):
-            return []
-        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self.lane)]
-
-    def _residents(self, event: Routed, visit: _Visit, view: View) -> list[Action]:
-        """Run on the GPU what is there or on its way; leave the rest to the plan."""
-        layer, gpu = event.layer, self._gpu
-        resident = view.residency(layer, gpu)
-        here, coming = [], []
-        for expert in event.active:
-            if resident[expert]:
-                here.append(expert)
-            elif expert not in visit.cancelled and view.is_pending(layer, expert, gpu):
-                coming.append(expert)
-            else:
-                visit.rows[expert] = visit.rows.get(expert, 0) + event.rows[expert]
-        return self._on_gpu(layer, here, coming, [], view)
-
-    def _timing(self, visit: _Visit, busiest: int, view: View) -> Timing:
-        layer = visit.layer
-        following = min(layer + 1, len(self._load_ns) - 1)
-        return Timing(
-            self._cpu_ns,
-            self._load_ns[layer],
-            self._load_ns[following],
-            self._gpu_ns[busiest],
-            self._dense_part(layer, view),
-            self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0),
-        )
-
-    def _begin_cpu(self, visit: _Visit, view: View) -> list[Action]:
-        """Let the CPU begin with what every plan gives it, while the prediction is made."""
-        current = visit.current()
-        tokens = [visit.rows[e] for e in current]
-        visit.n_certain = certain_for_cpu(tokens, self._timing(visit, (tokens or [0])[-1], view), self.none_better)
-        visit.routed_ns = view.now_ns
-        return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
-
-    def _plan(self, visit: _Visit, view: View) -> list[Action]:
-        """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
-        layer, rows, counts = visit.layer, visit.rows, visit.counts or {}
-        current = visit.current()
-        wanted = absent(counts, layer + 1, self._gpu, view) if counts else []
-        tokens = [rows[e] for e in current]
-        predicted = [counts[e] for e in reversed(wanted)]
-        timing = self._timing(visit, (tokens or predicted or [0])[-1], view)
-        plan = cross_layer_plan(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self.none_better)
-        visit.gap = plan.gap
-        actions = self._on_gpu(layer, [], [], current[plan.first :], view)
-        if plan.first > visit.n_certain:
-            actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
-        n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self.limit_to_queue else plan.n_prefetch
-        actions += self._prefetch(layer + 1, wanted, self.prefetch_size or n_prefetch)
-        if self.looks_further and not plan.queue[1]:
-            further = self._ask(self.next2_predictor, layer + 2, visit, view)
-            visit.looks_further = bool(further)
-            actions += further
-        return actions
-
-    def _by_layer(self, scheduler: AssignmentPart, event: Routed, visit: _Visit, view: View) -> list[Action]:
-        """Plan a micro-batch by an assignment that knows nothing of the next layer."""
-        layer, gpu, rows = event.layer, self._gpu, event.rows
-        resident = view.residency(layer, gpu)
-        coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
-        waiting = [0] * len(resident)
-        for expert in event.active:
-            if not resident[expert]:
-                waiting[expert] = view.remaining_ns(layer, expert, gpu) if expert in coming else self._load_ns[layer]
-        if scheduler.uses_cpu:
-            if hasattr(scheduler, "routed"):
-                scheduler.routed(event)
-            plan = scheduler.assign(layer, rows, waiting)
-        else:
-            plan = Plan(tuple(event.active), (), 0, 0)
-        on_gpu, on_cpu = (sorted(side, key=lambda e: (rows[e], e)) for side in (plan.gpu, plan.cpu))
-        loads = [e for e in on_gpu if not resident[e] and e not in coming]
-        if not event.mb:
-            visit.gap = -self._groups.busy_ns(view)
-        visit.gap += sum([self._cpu_ns[rows[e]] for e in on_cpu]) - len(loads) * self._load_ns[layer]
-        actions = self._on_gpu(layer, [e for e in on_gpu if resident[e]], [e for e in on_gpu if e in coming], loads, view)
-        if on_cpu:
-            actions.append(Run(layer, on_cpu, self._cpu))
-        return actions
-
-    def _fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: _Visit, view: View) -> list[Action]:
-        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
-        wanted = absent(counts, layer, self._gpu, view)
-        share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
-        n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
-        return self._prefetch(layer, wanted, self.prefetch_size or n_prefetch)
-
-    def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
-        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
-        actions: list[Action] = []
-        if coming:
-            actions.append(self._groups.keep(layer, coming))
-        if loads:
-            actions += self._groups.finish_first(view)
-            actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))
-        if here or coming or loads:
-            actions.append(Run(layer, [*here, *coming, *loads], self._gpu))
-        return actions
-
-    def _prefetch(self, layer: int, wanted: Sequence[int], size: int) -> list[Action]:
-        chosen = wanted[: min(size, self._slots)]
-        if self.prefetch_order == "printed":
-            chosen = chosen[::-1]
-        return [self._groups.fetch(layer, chosen)] if chosen else []
-
-    def _dense_part(self, layer: int, view: View) -> int:
-        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
-        if self._dense is None:
-            self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
-        return self._dense
-
-
-@dataclass(slots=True, eq=False)
-class _Visit:
-    """The present visit of a layer."""
-
-    step: int
-    layer: int
-    rows: dict[int, int] = field(default_factory=dict)  # of the experts that are neither on the GPU nor on their way
-    counts: Mapping[int, int] | None = None  # rows predicted in the next layer, of experts that have any
-    cancelled: set[int] = field(default_factory=set)  # of its experts, prefetches that are given up as it is routed
-    awaits: bool = False  # a prediction of the next layer has been asked for and is not in
-    complete: bool = False  # all micro-batches are routed
-    shared: int = 0  # micro-batches whose shared experts are still to be run
-    looks_further: bool = False  # a prediction of the layer after the next has been asked for
-    gap: float = 0  # T_gap of the plan
-    n_certain: int = 0  # experts that the CPU has begun with before the plan
-    routed_ns: int = 0  # when it did
-
-    def current(self) -> list[int]:
-        """Return the experts to be planned, fewest rows first."""
-        return sorted(self.rows, key=lambda e: (self.rows[e], e))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from moesim.metrics import summarise
 from moesim.policies.algorithms.assignment import Plan, greedy_assignment
 from moesim.policies.algorithms.impact import Ahead, impact_driven
-from moesim.policies.algorithms.queues import CODE_COSTS, PerRow, Reading, Timings, queue_plan, replay, two_ended_plan
+from moesim.policies.algorithms.queues import Reading, Timings, queue_plan, replay
+from moesim.policies.algorithms.two_ended import CODE_COSTS, PerRow, two_ended_plan
 from moesim.policies.declare import option_parameters
 from moesim.policies.hybrimoe import HybriMoECode, HybriMoEPaper
 from moesim.policies.part_names import PARTS, make_part

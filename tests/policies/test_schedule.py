@@ -6,15 +6,8 @@ import random
 
 import pytest
 
-from moesim.policies.algorithms.schedule import (
-    Layer,
-    Piece,
-    best_order,
-    brute_force_schedule,
-    executed_schedule,
-    layer_lower_bound,
-    optimal_schedule,
-)
+from moesim.policies.algorithms.optimum import brute_force_schedule, layer_lower_bound, optimal_schedule
+from moesim.policies.algorithms.schedule import Layer, Piece, best_order, executed_schedule
 from moesim.policy import Copy, Fetch, Routed, Run, View
 from moesim.records import Records
 from tests.engine.engine_kit import Script, cpu, device, machine, play, tiny_model, workload

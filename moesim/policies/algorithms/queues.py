@@ -6,7 +6,7 @@ Both build a plan by simulating it. Times may be integers (nanoseconds, as the p
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from moesim.policies.algorithms.assignment import Costs, Plan
@@ -179,82 +179,6 @@ def _first_there(queue: Sequence[tuple[int, int]], arrival: Mapping[int, float],
         if time < soonest:
             soonest, found = time, place
     return found
-
-
-def two_ended_plan(order: Sequence[int], cached: Container[int], loads: Sequence[int], costs: Timings) -> Plan:
-    """Split a layer as HybriMoE's released code does: the GPU takes from one end of a list, the CPU from the other.
-
-    Parameters
-    ----------
-    order : sequence of int
-        Active experts as the gate ranks them, which decides among equal rows.
-    cached : container of int
-        Experts that the cache holds.
-    loads : sequence of int, shape (n_experts,)
-        Rows of each expert.
-    costs : Timings
-        Of this layer; ``gpu_first`` and ``cpu_first`` are the code's intercepts.
-
-    Returns
-    -------
-    Plan
-        Orders of assignment; the GPU's transfers in the order in which it takes them.
-
-    Notes
-    -----
-    The list is the cached experts, then the others, each by rows, most first. The GPU's candidate is its head, which waits
-    for its transfer behind those counted so far; the CPU's is its tail. The one that would end first is assigned; ties go to
-    the GPU. So the CPU gets a cached expert only after it has got all others.
-
-    Examples
-    --------
-    The instance of `queue_plan`, where the CPU cannot take E as long as C is in the list, and decode with the constants of
-    the code, six experts of which four are cached:
-
-    >>> two_ended_plan([0, 1, 2, 3, 4], {3, 4}, [1, 1, 5, 4, 1], Timings(3, [0, 2, 2, 2, 2, 2], range(6))).makespan
-    6
-    >>> two_ended_plan(range(6), range(4), [1] * 6, CODE_COSTS).cpu
-    (5,)
-    """
-    transfer, gpu_cost, cpu_cost, gpu_extra, cpu_extra = costs
-    assert cpu_cost is not None
-    here = sorted([e for e in order if e in cached], key=lambda e: -loads[e])
-    queue = here + sorted([e for e in order if e not in cached], key=lambda e: -loads[e])
-    n_here = len(here)
-    gpu_end: float = 0
-    cpu_end: float = 0
-    link_end: float = 0
-    head, tail = 0, len(queue)
-    while head < tail:
-        in_list = head >= n_here
-        start = max(gpu_end, link_end + transfer) if in_list else gpu_end
-        at_gpu = start + gpu_cost[loads[queue[head]]] + gpu_extra
-        at_cpu = cpu_end + cpu_cost[loads[queue[tail - 1]]] + cpu_extra
-        if at_gpu <= at_cpu:
-            link_end += transfer if in_list else 0
-            gpu_end, gpu_extra = at_gpu, 0
-            head += 1
-        else:
-            cpu_end, cpu_extra = at_cpu, 0
-            tail -= 1
-    return Plan(tuple(queue[:head]), tuple(reversed(queue[tail:])), gpu_end, cpu_end, tuple(queue[n_here:head]))
-
-
-class PerRow:
-    """A cost in proportion to the rows, or the same whatever they are."""
-
-    def __init__(self, fixed: float, each: float = 0) -> None:
-        self._fixed, self._each = fixed, each
-
-    def __getitem__(self, rows: int, /) -> float:
-        """Return the cost."""
-        return self._fixed + self._each * rows
-
-
-CODE_CPU_PER_ROW = {"deepseek": 1.0, "mixtral": 0.2, "qwen2": 0.8}
-"""Time of a row of an expert on the CPU: in the released code for DeepSeek, in its comments for the others."""
-CODE_COSTS = Timings(0.41791011235117914, PerRow(0.5), PerRow(0, CODE_CPU_PER_ROW["deepseek"]), 0, 0.79)
-"""The constants of the released code, the same for every model and, by its comment, to be tested; presumably milliseconds."""
 
 
 def replay(plan: Plan, loads: Sequence[int], costs: Timings, ready: Mapping[int, float], link_free: float = 0) -> Ends:

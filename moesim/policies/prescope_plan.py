@@ -1,0 +1,183 @@
+"""PreScope's decisions in a layer visit: what the GPU loads, what the CPU computes, and what is prefetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
+from moesim.policies.base import STAGING, CostTable
+from moesim.policies.cross_layer import Foresight, absent
+from moesim.policies.parts import AssignmentPart
+from moesim.policies.prefetch_groups import PrefetchGroups
+from moesim.policy import DEMAND, Action, Fetch, Predict, Routed, Run, View
+
+
+class PlanRule(NamedTuple):
+    """How the paper is read, as the options of the policy say."""
+
+    none_better: Literal["eq2", "printed", "sentinel"]
+    limit_to_queue: bool
+    prefetch_size: int | None
+    busiest_last: bool
+    further: str | None  # source of the prediction of the layer after the next, if one may be asked for
+    lane: Literal["main", "side"]
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """The present visit of a layer."""
+
+    step: int
+    layer: int
+    rows: dict[int, int] = field(default_factory=dict)  # of the experts that are neither on the GPU nor on their way
+    counts: Mapping[int, int] | None = None  # rows predicted in the next layer, of experts that have any
+    cancelled: set[int] = field(default_factory=set)  # of its experts, prefetches that are given up as it is routed
+    awaits: bool = False  # a prediction of the next layer has been asked for and is not in
+    complete: bool = False  # all micro-batches are routed
+    shared: int = 0  # micro-batches whose shared experts are still to be run
+    looks_further: bool = False  # a prediction of the layer after the next has been asked for
+    gap: float = 0  # T_gap of the plan
+    n_certain: int = 0  # experts that the CPU has begun with before the plan
+    routed_ns: int = 0  # when it did
+
+    def current(self) -> list[int]:
+        """Return the experts to be planned, fewest rows first."""
+        return sorted(self.rows, key=lambda e: (self.rows[e], e))
+
+
+class Planner:
+    """Plans the visits of one run."""
+
+    def __init__(
+        self, rule: PlanRule, gpu: str, cpu: str, groups: PrefetchGroups, slots: int, foresight: Foresight, view: View
+    ) -> None:
+        self._rule, self._gpu, self._cpu = rule, gpu, cpu
+        self._groups, self._slots, self._foresight = groups, slots, foresight
+        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
+        self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
+        self.begin_step(0)
+
+    def begin_step(self, n_rows: int) -> None:
+        """Note the rows of a step."""
+        self._rows = n_rows
+        self._dense: int | None = None  # t_attn of the present step, once asked
+
+    def ask(self, source: str, layer: int, visit: Visit, view: View) -> list[Action]:
+        """Ask for a prediction, unless there is no such layer or it is known that none will come."""
+        if layer >= len(self._load_ns) or not view.foresees(source, layer):
+            return []
+        return [Predict(visit.step, layer, source, view.dense_device(visit.layer), self._rule.lane)]
+
+    def residents(self, event: Routed, visit: Visit, view: View) -> list[Action]:
+        """Run on the GPU what is there or on its way; leave the rest to the plan."""
+        layer, gpu = event.layer, self._gpu
+        resident = view.residency(layer, gpu)
+        here, coming = [], []
+        for expert in event.active:
+            if resident[expert]:
+                here.append(expert)
+            elif expert not in visit.cancelled and view.is_pending(layer, expert, gpu):
+                coming.append(expert)
+            else:
+                visit.rows[expert] = visit.rows.get(expert, 0) + event.rows[expert]
+        return self._on_gpu(layer, here, coming, [], view)
+
+    def _timing(self, visit: Visit, busiest: int, view: View) -> Timing:
+        layer = visit.layer
+        following = min(layer + 1, len(self._load_ns) - 1)
+        return Timing(
+            self._cpu_ns,
+            self._load_ns[layer],
+            self._load_ns[following],
+            self._gpu_ns[busiest],
+            self._dense_part(layer, view),
+            self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0),
+        )
+
+    def begin_cpu(self, visit: Visit, view: View) -> list[Action]:
+        """Let the CPU begin with what every plan gives it, while the prediction is made."""
+        current = visit.current()
+        tokens = [visit.rows[e] for e in current]
+        visit.n_certain = certain_for_cpu(tokens, self._timing(visit, (tokens or [0])[-1], view), self._rule.none_better)
+        visit.routed_ns = view.now_ns
+        return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
+
+    def plan(self, visit: Visit, view: View) -> list[Action]:
+        """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
+        layer, rows, counts = visit.layer, visit.rows, visit.counts or {}
+        current = visit.current()
+        wanted = absent(counts, layer + 1, self._gpu, view) if counts else []
+        tokens = [rows[e] for e in current]
+        predicted = [counts[e] for e in reversed(wanted)]
+        timing = self._timing(visit, (tokens or predicted or [0])[-1], view)
+        plan = cross_layer_plan(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
+        visit.gap = plan.gap
+        actions = self._on_gpu(layer, [], [], current[plan.first :], view)
+        if plan.first > visit.n_certain:
+            actions.append(Run(layer, current[visit.n_certain : plan.first], self._cpu))
+        n_prefetch = min(plan.n_prefetch, plan.queue[1]) if self._rule.limit_to_queue else plan.n_prefetch
+        actions += self._prefetch(layer + 1, wanted, self._rule.prefetch_size or n_prefetch)
+        if self._rule.further is not None and not plan.queue[1]:
+            further = self.ask(self._rule.further, layer + 2, visit, view)
+            visit.looks_further = bool(further)
+            actions += further
+        return actions
+
+    def by_layer(self, scheduler: AssignmentPart, event: Routed, visit: Visit, view: View) -> list[Action]:
+        """Plan a micro-batch by an assignment that knows nothing of the next layer."""
+        layer, gpu, rows = event.layer, self._gpu, event.rows
+        resident = view.residency(layer, gpu)
+        coming = [e for e in event.active if e not in visit.cancelled and view.is_pending(layer, e, gpu)]
+        waiting = [0] * len(resident)
+        for expert in event.active:
+            if not resident[expert]:
+                waiting[expert] = view.remaining_ns(layer, expert, gpu) if expert in coming else self._load_ns[layer]
+        if scheduler.uses_cpu:
+            if hasattr(scheduler, "routed"):
+                scheduler.routed(event)
+            plan = scheduler.assign(layer, rows, waiting)
+        else:
+            plan = Plan(tuple(event.active), (), 0, 0)
+        on_gpu, on_cpu = (sorted(side, key=lambda e: (rows[e], e)) for side in (plan.gpu, plan.cpu))
+        loads = [e for e in on_gpu if not resident[e] and e not in coming]
+        if not event.mb:
+            visit.gap = -self._groups.busy_ns(view)
+        visit.gap += sum([self._cpu_ns[rows[e]] for e in on_cpu]) - len(loads) * self._load_ns[layer]
+        actions = self._on_gpu(layer, [e for e in on_gpu if resident[e]], [e for e in on_gpu if e in coming], loads, view)
+        if on_cpu:
+            actions.append(Run(layer, on_cpu, self._cpu))
+        return actions
+
+    def fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: Visit, view: View) -> list[Action]:
+        """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
+        wanted = absent(counts, layer, self._gpu, view)
+        share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
+        n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
+        return self._prefetch(layer, wanted, self._rule.prefetch_size or n_prefetch)
+
+    def _on_gpu(self, layer: int, here: Sequence[int], coming: Sequence[int], loads: Sequence[int], view: View) -> list[Action]:
+        """Run experts on the GPU: what is there, what is on its way, and what is loaded behind what the link has begun."""
+        actions: list[Action] = []
+        if coming:
+            actions.append(self._groups.keep(layer, coming))
+        if loads:
+            actions += self._groups.finish_first(view)
+            actions.append(Fetch(layer, loads, self._gpu, DEMAND, STAGING))
+        if here or coming or loads:
+            actions.append(Run(layer, [*here, *coming, *loads], self._gpu))
+        return actions
+
+    def _prefetch(self, layer: int, wanted: Sequence[int], size: int) -> list[Action]:
+        chosen = wanted[: min(size, self._slots)]
+        if self._rule.busiest_last:
+            chosen = chosen[::-1]
+        return [self._groups.fetch(layer, chosen)] if chosen else []
+
+    def _dense_part(self, layer: int, view: View) -> int:
+        """Return t_attn: what the next layer does before its routed experts; all layers of a step are alike."""
+        if self._dense is None:
+            self._dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
+        return self._dense
