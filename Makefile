@@ -13,6 +13,8 @@ JOBS ?= 2
 # The tests of the recorder need PyTorch. It comes first and alone, at one version: what depends on it would otherwise
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
+# The tests start many processes: without bytecode each would compile all of moesim.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-long lint format docs clean
 

@@ -23,6 +23,8 @@ EXAMPLE = re.compile(r"^ *Example: (moesim .+?)\s*$", re.MULTILINE)
 MEASURES = ("replay", "profile measure")  # need PyTorch, and two cores for two devices
 SHORTER = {  # what would take long; the example is the one that helps a reader
     "compare": ["--prompt", "64", "--decode", "2"],
+    "recommend": ["--prompt", "8", "--decode", "2"],
+    "whatif": ["--quick", "--no-next"],
     "replay": ["--quick"],
     "profile measure": ["--no-gpu"],
     "trace record": ["--max-new-tokens", "4"],

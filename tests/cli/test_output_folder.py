@@ -293,9 +293,11 @@ def test_a_folder_with_other_files_is_refused(
 def _slim(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the commands that compute or draw for long short: their files matter here."""
     if command == "validate":
-        monkeypatch.setattr(
-            "moesim.studies.validation.public.predict", lambda check, folder: {"predicted": check.value, "label": "assumed"}
-        )
+        for module in ("public", "public_sweeps"):
+            monkeypatch.setattr(
+                f"moesim.studies.validation.{module}.predict",
+                lambda check, folder: {"predicted": check.value, "label": "assumed"},
+            )
     if command == "stats":
         from moesim.plots import trace_figures
 
