@@ -61,3 +61,22 @@ def test_what_is_missing_is_seen():
     assert not exists("moesim.policy.Nothing")
     assert exists("moesim.policy.Routed")
     assert named_modules("from moesim.plots import save, no_such\n") >= {"moesim.plots.no_such"}
+
+
+def test_the_files_of_the_design_page_exist():
+    """A path stands below moesim/, or below the folder of the path before it in the same cell."""
+    table = (
+        (DOCS / "background" / "design.md")
+        .read_text(encoding="utf-8")
+        .partition("## Where a thing")[2]
+        .partition("\nA module")[0]
+    )
+    named = 0
+    for line in table.splitlines():
+        folder = DOCS.parent / "moesim"
+        for path in re.findall(r"`([\w/*.]+(?:\.py|/))`", line) if line.startswith("| ") and "question" not in line else []:
+            starts = [DOCS.parent / "moesim", DOCS.parent, folder]
+            found = [one for start in starts for one in start.glob(path.rstrip("/"))]
+            assert found, path
+            folder, named = found[-1] if path.endswith("/") else found[-1].parent, named + 1
+    assert named > 50

@@ -1,4 +1,4 @@
-"""Checks of a run's records that trust neither engine nor metrics: each from the rules in docs/background/design.md."""
+"""Checks of a run's records that trust neither engine nor metrics: each from the rules in docs/reference/engine.md."""
 
 from __future__ import annotations
 
