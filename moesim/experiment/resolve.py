@@ -192,6 +192,16 @@ class Experiment:
         found._signals = [self._signals[spec.index] for spec in specs]
         return found
 
+    @staticmethod
+    def joined(runs: Sequence[tuple[Experiment, RunSpec]]) -> Experiment:
+        """Give one experiment of runs of several, which all come from one place."""
+        found = copy(runs[0][0])
+        found.specs = [replace(spec, index=i) for i, (_, spec) in enumerate(runs)]
+        found._signals = [experiment.signals(spec) for experiment, spec in runs]
+        found.traces = {key: trace for experiment, _ in runs for key, trace in experiment.traces.items()}
+        found._workloads = {key: workload for experiment, _ in runs for key, workload in experiment._workloads.items()}
+        return found
+
     def trace(self, spec: RunSpec) -> Trace:
         """Give the trace of a run."""
         return self.traces[_key(spec.point.trace)]

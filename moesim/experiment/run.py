@@ -14,7 +14,7 @@ from moesim.experiment.estimate import worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.pool import Pool, make_pool, usable_cores
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import SIMULATED, Execution, run_one
+from moesim.experiment.runner import SIMULATED, Examine, Execution, run_one
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
 from moesim.experiment.submit import outcomes_of
@@ -64,6 +64,7 @@ class Results:
 def run_experiment(
     experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False,
     execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None, fail_fast: bool = False,
+    examine: Examine | None = None, pool: Pool | None = None,
 ) -> Results:  # fmt: skip
     """Run all runs of an experiment that have not been run.
 
@@ -85,6 +86,10 @@ def run_experiment(
         Address of a Dask scheduler, whose workers carry out the runs.
     fail_fast : bool
         Stop at the first failed run; those in flight are given up, those behind are not begun.
+    examine : callable, optional
+        What to look for in the records of each run, which need not be kept for that; the answer is `Outcome.found`.
+    pool : Pool, optional
+        Processes that are there already, and stay.
 
     Returns
     -------
@@ -94,7 +99,7 @@ def run_experiment(
     Raises
     ------
     InputError
-        If every run failed with one: then what was asked for is wrong.
+        If every run failed with one: then what was asked for is wrong. Not for a study that examines its runs.
     """
     if execution is not SIMULATED and (scheduler is not None or (jobs or 1) > 1):
         raise ConfigError("replay: expected one run after another on this machine, got several processes; leave them out")
@@ -105,13 +110,15 @@ def run_experiment(
     missing = [spec for spec in experiment.specs if spec.index not in found]
     done = list(found.values())
     n_steps = sum(len(experiment.workload(spec).steps) for spec in missing)
-    pool = make_pool(jobs, scheduler, lambda: worth_processes(experiment, missing, usable_cores())) if missing else None
+    mine = pool is None
+    if mine and missing:
+        pool = make_pool(jobs, scheduler, lambda: worth_processes(experiment, missing, usable_cores()))
     with Progress(n_steps, enabled=progress) as bar:
         told = _Told(bar, len(missing))
         if pool is None:
-            new = _here(experiment, missing, kept, told, execution)
+            new = _here(experiment, missing, kept, told, execution, examine)
         else:
-            new = _elsewhere(experiment, missing, kept, told, pool, _Known(experiment, store, keys, kept), folder)
+            new = _elsewhere(experiment, missing, kept, told, pool, _Known(experiment, store, keys, kept), folder, examine)
         try:
             for spec, outcome in new:
                 outcome.row.update(key=keys[spec.index], group=spec.group)
@@ -123,13 +130,13 @@ def run_experiment(
                 if fail_fast and outcome.failure is not None:
                     break
         finally:
-            if pool is not None:
+            if pool is not None and mine:
                 pool.close()
     if store is not None:
         store.merge()  # also what a sweep killed at its very end has left
     done.sort(key=lambda outcome: int(outcome.row["run"] or 0))
     failures = [outcome.failure for outcome in done]
-    if len(done) == len(keys) and failures and all(isinstance(failure, InputError) for failure in failures):
+    if examine is None and len(done) == len(keys) and failures and all(isinstance(failure, InputError) for failure in failures):
         assert failures[0] is not None
         raise type(failures[0])(f"{experiment.place}: {failures[0]}")
     return Results(experiment, done, len(found))
@@ -189,23 +196,25 @@ class _Told:
 
 
 def _here(
-    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, execution: Execution
+    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, execution: Execution, examine: Examine | None
 ) -> Iterator[tuple[RunSpec, Outcome]]:
     for spec in specs:
         told.doing(spec)
         begun, n_steps = told.bar.done, len(experiment.workload(spec).steps)
         outcome = run_one(
-            experiment, spec, keep=spec.index in kept, progress=lambda step: told.bar.advance(1), execution=execution
-        )
+            experiment, spec, keep=spec.index in kept, progress=lambda step: told.bar.advance(1), execution=execution,
+            examine=examine,
+        )  # fmt: skip
         told.done(spec, outcome, begun + n_steps - told.bar.done)  # a failed run has not told all its steps
         yield spec, outcome
 
 
 def _elsewhere(
-    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, pool: Pool, known: _Known, folder: Path | None
-) -> Iterator[tuple[RunSpec, Outcome]]:
+    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, pool: Pool, known: _Known,
+    folder: Path | None, examine: Examine | None,
+) -> Iterator[tuple[RunSpec, Outcome]]:  # fmt: skip
     with work_of(experiment, folder) as make:
-        for spec, outcome in outcomes_of(specs, lambda spec: make(spec, spec.index in kept), pool, known.now):
+        for spec, outcome in outcomes_of(specs, lambda spec: make(spec, spec.index in kept, examine), pool, known.now):
             told.done(spec, outcome, len(experiment.workload(spec).steps))
             yield spec, outcome
 

@@ -56,6 +56,8 @@ class Execution:
 
 
 SIMULATED = Execution(simulate)
+Examine = Callable[[Any, "RunSpec", Outcome], Any]
+"""What a study looks for in the records of a run; it goes to the process that has them, so it is a function of a module."""
 
 
 def run_one(
@@ -65,6 +67,7 @@ def run_one(
     keep: bool = False,
     progress: Callable[[int], None] | None = None,
     execution: Execution = SIMULATED,
+    examine: Examine | None = None,
 ) -> Outcome:
     """Run one run."""
     machine = Machine.of(spec.hardware)
@@ -73,7 +76,11 @@ def run_one(
         return Outcome({**spec.row(), "error": str(spec.refusal)}, machine, failure=spec.refusal)
     try:
         with collector.paused():
-            return _run(inputs, spec, machine, keep, progress, execution)
+            outcome = _run(inputs, spec, machine, keep or examine is not None, progress, execution)
+            if examine is None:
+                return outcome
+            found = examine(inputs, spec, outcome)
+            return replace(outcome, found=found) if keep else replace(outcome, records=None, split=None, found=found)
     except MoesimError as error:
         failure = error
     except Exception as error:

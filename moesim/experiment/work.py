@@ -19,7 +19,7 @@ from moesim.core.output_folder import OutputFolder
 from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
 from moesim.experiment.result import DATASET, OWNER
-from moesim.experiment.runner import run_one
+from moesim.experiment.runner import Examine, run_one
 from moesim.metrics.outcome import Outcome
 from moesim.policies.imports import code_names
 from moesim.policies.sources import sources_digest
@@ -51,6 +51,7 @@ class Work:
     trace_digest: str  # what the file must hold
     required: frozenset[str]  # signals that every request must have
     keep: bool  # whether records are wanted
+    examine: Examine | None  # what to look for in them
     code: str  # digest of the code that asks; another one may not answer
     policy_source: str | None  # likewise of the policy's source, if it is not moesim's own
 
@@ -81,7 +82,7 @@ class WorkMaker:
         self._sources = {names: sources_digest(names) for names in {code_names(spec.point.policy) for spec in experiment.specs}}
         self._paths: dict[str, Path] = {}
 
-    def __call__(self, spec: RunSpec, keep: bool) -> Work:
+    def __call__(self, spec: RunSpec, keep: bool, examine: Examine | None = None) -> Work:
         experiment = self._experiment
         written, digest = spec.point.trace, experiment.trace(spec).digest
         name = written if isinstance(written, str) else None
@@ -95,8 +96,9 @@ class WorkMaker:
         if policy not in self._sources:  # an oracle's, which the experiment does not name
             self._sources[policy] = sources_digest(policy)
         return Work(
-            spec, experiment.place, str(path), name, digest, experiment.signals(spec), keep, code_digest(), self._sources[policy]
-        )
+            spec, experiment.place, str(path), name, digest, experiment.signals(spec), keep, examine, code_digest(),
+            self._sources[policy],
+        )  # fmt: skip
 
     def _write(self, trace: Trace) -> Path:
         name = f"{_MADE}/{trace.digest}.safetensors"
@@ -185,7 +187,7 @@ def do(work: Work) -> Outcome:
     """Carry out a run in this process."""
     with _one_at_a_time, collector.paused():
         _check(work)
-        return run_one(_OneRun(work), work.spec, keep=work.keep)
+        return run_one(_OneRun(work), work.spec, keep=work.keep, examine=work.examine)
 
 
 def _check(work: Work) -> None:

@@ -31,6 +31,8 @@ class Outcome:
         Why it failed.
     provenance : mapping
         Where the costs that were used come from.
+    found : object
+        What a study found in the records, where the run was.
     """
 
     row: dict[str, Value]
@@ -39,3 +41,4 @@ class Outcome:
     split: Breakdown | None = None
     failure: MoesimError | None = None
     provenance: Mapping[str, Any] | None = None
+    found: Any = None

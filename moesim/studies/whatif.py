@@ -173,8 +173,7 @@ def whatif(
     changes = {together: change(base, together) for together in dict.fromkeys(variations)}
     _refuse_same(changes)
     names = [spec.policy_name for spec in Experiment(parse_config(base.raw, base.place), base.place).specs]
-    n_searches = sum(_axis(together, changed) is not None for together, changed in changes.items()) if look else 0
-    with Runs(base.place, jobs, len(names) * (1 + len(changes) + 7 * n_searches), progress) as runs:
+    with Runs(base.place, jobs, progress) as runs:
         as_is = runs.shots([(base.raw, i) for i in range(len(names))])
         for name, shot in zip(names, as_is, strict=True):
             if shot.error is not None:

@@ -272,14 +272,14 @@ def test_an_experiment_that_fails_as_it_is_is_an_error(tmp_path: Path):
 def test_equal_runs_are_simulated_once_whatever_the_words_beside_their_numbers():
     calls: list[tuple[str, int]] = []
 
-    def simulate(raw: Mapping[str, Any], place: str, index: int) -> Shot:
-        calls.append((json.dumps(raw), index))
-        return Shot({"policy": "p"}, None, frozenset())
+    def simulate(works: Sequence[tuple[Mapping[str, Any], int]]) -> list[Shot]:
+        calls.extend((json.dumps(raw), index) for raw, index in works)
+        return [Shot({"policy": "p"}, None, frozenset())] * len(works)
 
     def raw(why: str, value: float) -> dict[str, Any]:
         return {"hardware": {"base": "x", "devices.cpu0.flops": {"value": value, "source": "derived", "how": why}}}
 
-    with Runs("x.yaml", 1, 4, False, simulate) as runs:
+    with Runs("x.yaml", 1, False, simulate) as runs:
         runs.shots([(raw("a", 1.0), 0), (raw("b", 1.0), 0), (raw("a", 2.0), 0), (raw("a", 1.0), 1)])
         runs.shots([(raw("c", 2.0), 0)])
         assert len(calls) == 3
