@@ -192,7 +192,7 @@ def _execute(
         results = run_experiment(
             experiment,
             jobs=jobs,
-            keep=(lambda index: index in output.kept) if output else (lambda index: False),
+            keep=(output.kept if output else set()).__contains__,
             progress=True,
             folder=folder,
             scheduler=scheduler,

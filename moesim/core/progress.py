@@ -53,6 +53,10 @@ class Progress:
             self._drawn = now
             self._draw()
 
+    def step(self, index: int) -> None:
+        """Count one step, whatever its number: what tells of its progress by index may call this."""
+        self.advance(1)
+
     def leave_out(self, steps: int) -> None:
         """Take steps off the total that are not needed after all."""
         self._total -= steps

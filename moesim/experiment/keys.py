@@ -8,10 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moesim.experiment.runner import drawn
 from moesim.metrics.naming import fingerprint
 from moesim.policies.imports import code_names
 from moesim.policies.sources import sources_digest
+from moesim.trace.workload.compose import drawn
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment

@@ -202,7 +202,7 @@ def _here(
         told.doing(spec)
         begun, n_steps = told.bar.done, len(experiment.workload(spec).steps)
         outcome = run_one(
-            experiment, spec, keep=spec.index in kept, progress=lambda step: told.bar.advance(1), execution=execution,
+            experiment, spec, keep=spec.index in kept, progress=told.bar.step, execution=execution,
             examine=examine,
         )  # fmt: skip
         told.done(spec, outcome, begun + n_steps - told.bar.done)  # a failed run has not told all its steps

@@ -23,6 +23,7 @@ from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
 from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.predictors.future import FutureUse
+from moesim.trace.workload.compose import drawn
 
 if TYPE_CHECKING:
     from moesim.experiment.spec import RunSpec
@@ -118,7 +119,7 @@ def _run(
         "cache_slots_used": slots_used(done.placement, spec.model),
         "cache_share": done.slots / (spec.model.n_layers * spec.model.n_experts),
         "routing": trace.origin,
-        "source_label": weakest(label for label in labels if label in LABELS),
+        "source_label": weakest([label for label in labels if label in LABELS]),
         "cost_label": "measured" if execution.measured else weakest(costs.labels(activities(records))),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
@@ -208,14 +209,3 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     notes += [f"model {label}" for label in spec.model.labels]
     notes += [f"{source} = {actual}" for source, actual in spec.point.predictors.items()]
     return notes
-
-
-def drawn(trace: Trace, workload: Workload, signals: frozenset[str]) -> str:
-    """Say how many requests were drawn from how many, and which signals leave others out."""
-    n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
-    n_covered = sum(signals.issubset(names) for names in recorded)
-    text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
-    if n_covered == len(recorded):
-        return f"{text}{n_covered}"
-    which = f"signal {' and '.join(sorted(signals))}" if len(signals) < 3 else f"the {len(signals)} signals needed"
-    return f"{text}the {n_covered} with {which}"

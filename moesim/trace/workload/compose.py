@@ -111,3 +111,14 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
     asked = {**asdict(spec), "require_signals": sorted(require_signals), "trace": trace.digest}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     return Workload(spec, steps, tuple(admitted), labels, digest)
+
+
+def drawn(trace: Trace, workload: Workload, signals: Collection[str]) -> str:
+    """Say how many requests were drawn from how many, and which signals leave others out."""
+    n_drawn, recorded = len(set(workload.requests)), trace.requests.signals
+    n_covered = sum(set(signals).issubset(names) for names in recorded)
+    text = f"{n_drawn} request{'s' if n_drawn > 1 else ''} of "
+    if n_covered == len(recorded):
+        return f"{text}{n_covered}"
+    which = f"signal {' and '.join(sorted(signals))}" if len(signals) < 3 else f"the {len(signals)} signals needed"
+    return f"{text}the {n_covered} with {which}"
