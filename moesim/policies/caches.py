@@ -23,7 +23,8 @@ from typing import Annotated, Any, Literal
 from moesim.policies import ranking, replacement
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, PartSpec
+from moesim.policies.composed import Composed
+from moesim.policies.composition import PartSpec
 from moesim.policies.declare import option, option_of, option_parameters
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_conditions import COLD, DEALT_OUT, LOADS_NOTHING, NO_LOADS

@@ -41,7 +41,8 @@ from typing import Annotated, Any
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
-from moesim.policies.composed import Composed, PartSpec
+from moesim.policies.composed import Composed
+from moesim.policies.composition import PartSpec
 from moesim.policies.declare import lifted_from, option, option_of
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.no_prefetch import NoPrefetch

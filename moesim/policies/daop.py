@@ -41,7 +41,7 @@ from moesim.model import ModelSpec
 from moesim.policies.algorithms.daop import SWAP_FACTOR
 from moesim.policies.assigning import Resident
 from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes
-from moesim.policies.composed import PartSpec
+from moesim.policies.composition import PartSpec
 from moesim.policies.daop_ahead import Ahead
 from moesim.policies.daop_swaps import PromptSwaps, SwapRule
 from moesim.policies.exchanging import LEAVING, Exchange

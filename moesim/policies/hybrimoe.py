@@ -47,7 +47,8 @@ from typing import Annotated, Any
 
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import CACHE, Range
-from moesim.policies.composed import Composed, PartSpec, Prefetch
+from moesim.policies.composed import Composed
+from moesim.policies.composition import PartSpec, Prefetch
 from moesim.policies.declare import option
 from moesim.policies.impact_part import ImpactDriven
 from moesim.policies.moot import MootIf, OnlyWith

@@ -60,7 +60,7 @@ from moesim.policies.base import (
     layer_residents,
     slot_bytes,
 )
-from moesim.policies.composed import PartSpec
+from moesim.policies.composition import PartSpec
 from moesim.policies.cross_layer import PUBLISHED_HIT, Foresight, most_absent
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.part_names import make_part
