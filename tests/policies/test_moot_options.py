@@ -275,5 +275,6 @@ def test_lists_show_the_rules(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["list", "policies", "-o", "json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["llama-cpp"]["moot"]["op_offload_min_rows"] == "only with op_offload true"
-    assert main(["list", "parts"]) == 0
-    assert "buffers=1 (only with pool transient)" in capsys.readouterr().out
+    assert main(["list", "parts", "-o", "json"]) == 0
+    predicted = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "predicted")
+    assert "buffers=1 (only with pool transient)" in predicted["options"]
