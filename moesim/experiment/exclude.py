@@ -7,10 +7,10 @@ from typing import Any
 
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.spec import KEYS, PLAIN, Point
+from moesim.experiment.spec import KEYS, VALUES, Point
 from moesim.metrics.naming import policy_label
 
-_ONE = {KEYS[name]: name for name in ("ratio", "budget_bytes", *PLAIN, "repeat")}
+_ONE = {KEYS[name]: name for name in VALUES}
 _NAMED = {"model": "base", "hardware": "base", "trace": "synthesize", "policies": "name"}
 _SIZES = tuple(key for key, name in _ONE.items() if name.endswith("_bytes"))
 _MISSING = object()

@@ -104,7 +104,7 @@ def _run(
     labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *done.labels]
     oracle = "oracle:routing" in policy.needs
     labels += ["oracle"] if oracle else []
-    labels += ["assumed"] if spec.point.decision_us or (trace.made_up and SCORES & policy.needs) else []
+    labels += ["assumed"] if spec.assumes or (trace.made_up and SCORES & policy.needs) else []
     notes = notes_of(spec, trace, workload, assumes_memory=not done.placement.enforce_capacity, signals=inputs.signals(spec))
     if own := spec.own_transfer(policy):
         notes.append(f"transfers of its own: {own}")

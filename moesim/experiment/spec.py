@@ -91,6 +91,8 @@ KEYS: Final[Mapping[str, str]] = {one.name: one.metadata.get("key") or one.name 
 """Fields of a point -> keys of an experiment."""
 PLAIN: Final = tuple(one.name for one in fields(Point) if one.metadata.get("grid"))
 """Fields that an experiment gives one value or several of, in the order in which sweeps vary them."""
+VALUES: Final = ("ratio", "budget_bytes", *PLAIN, "repeat")
+"""Fields whose value is a number, a word or nothing."""
 _SEEDED: Final = ("workload", "trace")
 
 
@@ -119,6 +121,11 @@ class RunSpec:
     def options(self) -> EngineOptions:
         """What the engine is told beside model, costs, workload and policy."""
         return EngineOptions(decision_ns=us_to_ns(self.point.decision_us))
+
+    @property
+    def assumes(self) -> bool:
+        """Whether the experiment itself adds a time that nobody measured."""
+        return bool(self.point.decision_us)
 
     def transfer(self, policy: Any) -> tuple[str, int | None]:
         """Say how weights travel: the policy's own way, or the experiment's curve and largest piece."""
