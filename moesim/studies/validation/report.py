@@ -120,19 +120,19 @@ class Report:
         folder = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else Path(here.name)
         file = folder / EXPERIMENT
         lines = [
-            "# Simulated beside replayed", "",
+            "# Simulated and replayed times", "",
             f"Measured {header.get('date')} with moesim {header.get('moesim')}:", "",
             *(line.removesuffix(": ") for line in machines), "",
             self.table(Format.MD), "",
-            f"* `{FILE}`: every measurement as it was taken; all else here is computed from it and from simulations.",
-            "* `results.csv`: one row a run, predicted and measured (median, smallest and largest of the replays).",
+            f"* `{FILE}`: every measurement as taken; the rest is computed from it and from simulations.",
+            "* `results.csv`: one row per run: predicted, and measured (median, smallest and largest).",
             "* `layers.csv`, `steps.csv`, `tasks.csv`: times of each layer, step and kind of task.",
-            "* `residuals.csv`, `residual.png`: measured less predicted mean decode step by cause; the causes add up to it.",
+            "* `residuals.csv`, `residual.png`: measured less predicted decode step (mean), by cause; the causes sum to it.",
             "* `scatter.png`: measured against predicted decode step.",
             "* `summary.json`: errors by figure and by policy.", "",
-            "Compute all of it again, without measuring (any machine, seconds):", "",
+            "Compute all of it again without measuring (any machine, seconds):", "",
             f"    moesim validate {file} --out {folder} --only-compare", "",
-            "Measure anew (the same kind of machine, profiled just before):", "",
+            "Measure again (the same kind of machine, profiled just before):", "",
             f"    moesim validate {file} --out NEW {how}", "",
         ]  # fmt: skip
         return "\n".join(lines)
