@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from moesim.engine import host_thread, movement, runs
+from moesim.engine import movement, runs
 from moesim.engine.checks import device_of, fail, unit_of
-from moesim.engine.lanes import submit, wake
+from moesim.engine.lanes import submit, submit_next, wake
 from moesim.engine.machine import AHEAD, Task
 from moesim.engine.state import State, next_number, state_is_there, when_state
 from moesim.engine.visit import SKIPPED
@@ -46,7 +46,7 @@ def apply(state: State, actions: Iterable[Any]) -> None:
     for group in groups.values():
         runs.launch(state, group)
     if state.thread is not None:
-        host_thread.advance(state, state.thread)
+        submit_next(state, state.thread)
 
 
 def _is_empty(action: Any) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from moesim.engine.actions import apply, tell
-from moesim.engine.crossing import cross
 from moesim.engine.lanes import submit, wake
+from moesim.engine.links import cross
 from moesim.engine.state import State, new_task
 from moesim.engine.visit import Visit
 from moesim.policy import Predicted, Routed
@@ -77,7 +77,7 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
     """Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile."""
     mb, now = state.mb, state.now
     state.records.decisions.append(DecisionRecord(now, now + state.options.decision_ns, visit.step, visit.layer))
-    visit.open += 1
+    visit.hold()
     state.deciding = True
     held = []
     for device in state.devices:
@@ -91,7 +91,7 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
     def take_effect() -> None:
         state.mb = mb
         apply(state, actions)
-        visit.open -= 1
+        visit.let_go()
         for device, unit, fetch in held:
             copy = device.memory.copies.get(unit)
             coming = device.pending.get(unit)
@@ -110,19 +110,12 @@ def _submit_shared(state: State, visit: Visit, mb: int) -> None:
     """Submit shared experts for every row, before the routed ones of the same device."""
     layer, rows = visit.layer, state.micro[mb].n_rows
     device, home = state.shared_at[layer], state.dense_at[layer]
-    visit.open += 1
-
-    def over() -> None:
-        visit.open -= 1
+    visit.hold()
 
     def done() -> None:
-        if device is home:
-            over()
-        else:
-            cross(state, device, home, layer, rows, "out", over, task)
+        cross(state, device, home, layer, rows, "out", visit.let_go, task)
 
     task = new_task(state, "shared", layer, mb, rows, state.costs.shared_ns(device.name, rows), done)
-    if device is not home:
-        task.waits = 1
-        cross(state, home, device, layer, rows, "in", lambda: wake(state, task), task)
+    task.waits = 1
     submit(state, device.main, task)
+    cross(state, home, device, layer, rows, "in", lambda: wake(state, task), task)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.loop import run
-from moesim.engine.setup import make_state, place
+from moesim.engine.setup import connect, place
 from moesim.engine.simulated import Simulated
-from moesim.engine.state import EngineOptions
+from moesim.engine.state import EngineOptions, State
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
@@ -62,10 +62,19 @@ def simulate(
     DeadlockError
         If nothing can happen any more and work remains.
     """
-    state = make_state(
-        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(),
-        policy_name or type(policy).__name__, progress,
-    )  # fmt: skip
+    state = State(
+        model,
+        costs,
+        workload,
+        policy,
+        cache_slots,
+        predictors or {},
+        tables or {},
+        options or EngineOptions(),
+        policy_name,
+        progress,
+    )
+    connect(state)
     place(state)
     state.carrier = Simulated(state)
     return run(state)
@@ -76,4 +85,6 @@ def empty_view(
     tables: Mapping[str, NDArray[Any]],
 ) -> View:  # fmt: skip
     """Show a machine on which nothing is placed yet, as `Policy.place` sees it."""
-    return make_state(model, costs, workload, policy, cache_slots, {}, tables, EngineOptions(), "", None).view
+    state = State(model, costs, workload, policy, cache_slots, {}, tables)
+    connect(state)
+    return state.view

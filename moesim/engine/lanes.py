@@ -1,14 +1,14 @@
-"""Lanes of devices: one task at a time, in order of submission among those that are ready (rule 4)."""
+"""Lanes of devices, and the host thread that submits Runs to them (rule 4)."""
 
 from __future__ import annotations
 
-from heapq import heappop
+from heapq import heappop, heappush
 from typing import Any
 
 from moesim.engine.contention import FULL
 from moesim.engine.machine import DeviceState, Lane, Task
-from moesim.engine.state import State
-from moesim.records import TaskRecord
+from moesim.engine.state import HostThread, State
+from moesim.records import DecisionRecord, TaskRecord
 
 _new: Any = tuple.__new__
 
@@ -83,3 +83,44 @@ def reading_share(state: State, device: DeviceState, rows: int) -> int:
         one, all_rows = state.costs.expert_ns(device.name, 1), state.costs.expert_ns(device.name, rows)
         share = device.reading[rows] = max(1, min(FULL, one * FULL // max(1, all_rows)))
     return share
+
+
+# ------------------------------------------------------------------ the host thread, where a profile says what submitting takes
+def take_in_turn(thread: HostThread, task: Task) -> None:
+    """Let a Run wait for its submission; `submit_next` begins it once all Runs of a decision are there."""
+    task.waits += 1
+    heappush(thread.queue, (task.key, task))
+
+
+def submit_next(state: State, thread: HostThread) -> None:
+    """Submit the next Run, unless the thread is busy."""
+    while thread.queue and not thread.busy:
+        task = heappop(thread.queue)[1]
+        if not thread.submit_ns:
+            _submit(state, thread, task)
+            continue
+        thread.busy = True
+        now = state.now
+        state.records.decisions.append(DecisionRecord(now, now + thread.submit_ns, task.step, task.layer))
+        state.carrier.after(thread.submit_ns, lambda task=task: _submitted(state, thread, task))  # type: ignore[misc]
+
+
+def _submitted(state: State, thread: HostThread, task: Task) -> None:
+    thread.busy = False
+    _submit(state, thread, task)
+    submit_next(state, thread)
+
+
+def _submit(state: State, thread: HostThread, task: Task) -> None:
+    if thread.shared and not task.lane.device.is_gpu:
+        thread.busy = True
+        thread.computing = task
+    wake(state, task)
+
+
+def computed(state: State, thread: HostThread, task: Task) -> None:
+    """Take note that a Run is done: a shared thread goes on once it has computed it."""
+    if task is thread.computing:
+        thread.computing = None
+        thread.busy = False
+        submit_next(state, thread)

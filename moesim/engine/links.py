@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from moesim.engine.checks import fail
-from moesim.engine.machine import DeviceState, LinkState, Medium, Transfer
+from moesim.engine.machine import Crossing, DeviceState, Group, LinkState, Medium, Task, Transfer
 from moesim.engine.state import State
 from moesim.errors import HardwareError
 from moesim.policy import Fetch
@@ -21,10 +21,7 @@ Entry = tuple[int, int, Transfer]
 
 def path_between(state: State, src: str, dst: str) -> tuple[LinkState, ...]:
     """Return the links from one device to another."""
-    path = state.paths.get((src, dst))
-    if path is None:
-        path = state.paths[src, dst] = tuple(state.links[link.name] for link in state.costs.path(src, dst))
-    return path
+    return tuple([state.links[link.name] for link in state.costs.path(src, dst)])
 
 
 def sources(state: State, device: DeviceState, name: str | None) -> list[DeviceState]:
@@ -59,6 +56,18 @@ def enqueue(state: State, link: LinkState, transfer: Transfer) -> None:
 def dequeue(transfer: Transfer) -> None:
     """Take a transfer that has not started out of its queue."""
     transfer.link.queue.remove((transfer.urgency, transfer.fetch, transfer))
+
+
+def send_message(
+    state: State, path: tuple[LinkState, ...], n_bytes: int, urgency: int, then: Callable[[], None],
+    crossing: Crossing | None = None,
+) -> None:  # fmt: skip
+    """Queue what is no expert: a message, or activations that share the link; ``then()`` follows its arrival."""
+    state.fetch_number += 1
+    layer, rows, cause = (-1, 0, "message") if crossing is None else (crossing.layer, crossing.rows, "activation")
+    message = Transfer(state.fetch_number, -1, layer, -1, n_bytes, n_bytes, path, urgency, state.now, path[0], cause)
+    message.rows, message.on_arrival = rows, then
+    enqueue(state, path[0], message)
 
 
 def start_next(state: State, medium: Medium) -> bool:
@@ -112,37 +121,26 @@ def _make_room(state: State, transfer: Transfer) -> bool:
     assert pool is not None
     memory = transfer.dst.memory
     n_experts = memory.n_experts
-    question = _new(Fetch, (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None))
+    question = Fetch(transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name)
     while transfer.n_bytes > pool.free(transfer.layer):
         victim = state.policy.evict(question, state.view)
         if victim is None:
             return False
         layer, expert = victim
         unit = layer * n_experts + expert
-        copy = memory.copies.get(unit)
-        if (
-            copy is None
-            or copy.pool is not pool
-            or copy.in_use
-            or not 0 <= expert < n_experts
-            or (pool.per_layer and layer != transfer.layer)
-        ):
-            _refuse_victim(state, transfer, layer, expert)
-        memory.remove(unit, "evict", state.now)
+        copy = memory.copies.get(unit) if 0 <= expert < n_experts else None
+        if copy is None or copy.pool is not pool:
+            wrong = f"not resident in pool '{pool.name}'", "name a resident of the pool that is full"
+        elif copy.in_use:
+            wrong = "it is in use", "check view.is_in_use, or return None to wait"
+        elif pool.per_layer and layer != transfer.layer:
+            wrong = "another layer's pool", f"name an expert of layer {transfer.layer}"
+        else:
+            memory.remove(unit, "evict", state.now)
+            continue
+        named = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
+        fail(state, f"{named}: {wrong[0]}", wrong[1])
     return True
-
-
-def _refuse_victim(state: State, transfer: Transfer, layer: int, expert: int) -> NoReturn:
-    pool = transfer.pool
-    assert pool is not None
-    memory = transfer.dst.memory
-    copy = memory.copies.get(layer * memory.n_experts + expert)
-    what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}) named L{layer}/E{expert}"
-    if copy is None or copy.pool is not pool or not 0 <= expert < memory.n_experts:
-        fail(state, f"{what}: not resident in pool '{pool.name}'", "name a resident of the pool that is full")
-    if copy.in_use:
-        fail(state, f"{what}: it is in use", "check view.is_in_use, or return None to wait")
-    fail(state, f"{what}: another layer's pool", f"name an expert of layer {transfer.layer}")
 
 
 # ---------------------------------------------------------------------------------------------------------- start and end
@@ -160,13 +158,10 @@ def _start(state: State, entry: Entry) -> None:
                 transfer.dst.memory.reserve(transfer.pool, transfer.layer, state.now)
     n_bytes = transfer.left
     if transfer.rows:  # activations: their own curve, and in one piece
-        work: int | None = state.costs.activation_ns(link.link, transfer.rows)
+        work = state.costs.activation_ns(link.link, transfer.rows)
     else:
-        if link.chunk and n_bytes > link.chunk:
-            n_bytes = link.chunk
-        work = link.memo.get(n_bytes)
-    if work is None:
-        work = link.memo[n_bytes] = state.costs.transfer_ns(link.link, n_bytes)
+        n_bytes = min(n_bytes, link.chunk or n_bytes)
+        work = state.costs.transfer_ns(link.link, n_bytes)
     link.current = transfer
     link.current_bytes = n_bytes
     link.start = state.now
@@ -223,3 +218,24 @@ def remaining_ns(state: State, transfer: Transfer) -> int:
         total += state.costs.transfer_ns(hop.link, rest) if rest else 0
         left = transfer.n_bytes
     return total
+
+
+# ------------------------------------------------------------------------------------------------------------ activations
+def cross(
+    state: State, src: DeviceState, dst: DeviceState, layer: int, rows: int, direction: str, then: Callable[[], None],
+    of: Group | Task | None = None,
+) -> None:  # fmt: skip
+    """Move the activations of `rows` rows from one device to another, hop by hop, then call ``then()``: at once if it is one."""
+    if src is dst:
+        then()
+        return
+    path = path_between(state, src.name, dst.name)
+    crossing = Crossing(layer, rows, direction, of)
+
+    def hop(i: int) -> None:
+        if i == len(path):
+            then()
+        else:
+            state.carrier.send_rows(path[i], crossing, lambda: hop(i + 1))
+
+    hop(0)

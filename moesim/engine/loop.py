@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from moesim.core import collector
-from moesim.engine import completion, delivery, lanes, links, steps
+from moesim.engine import delivery, lanes, links, runs, steps
+from moesim.engine.actions import tell
+from moesim.engine.machine import Transfer
 from moesim.engine.state import State
 from moesim.engine.stuck import explain
 from moesim.errors import DeadlockError
+from moesim.policy import Fetched, Ran, Sent, SharedRan
 from moesim.records import Records
 
+_new: Any = tuple.__new__
 _completion = itemgetter(1, 0, 2, 3)  # end, start, device, lane of a TaskRecord
 
 
@@ -38,9 +43,9 @@ def flush(state: State) -> None:
     """Tell what happened at this instant, in the order of rule 2, then start what can start."""
     while True:
         if state.finished or state.arrived or state.deferred or state.sent:
-            completion.take_in(state)
+            take_in(state)
         visit = state.visit
-        if visit is not None and visit.open <= 0:
+        if visit is not None and visit.over:
             steps.end_layer(state, visit)
         elif state.routed:
             mbs, state.routed = state.routed, []
@@ -64,3 +69,69 @@ def flush(state: State) -> None:
         for lane in state.lanes_to_start:
             lanes.start_next(state, lane)
         state.lanes_to_start.clear()
+
+
+def take_in(state: State) -> None:
+    """Take in completions, in the order of submission."""
+    finished, arrived = state.finished, state.arrived
+    if finished:
+        state.finished = []
+        if len(finished) > 1:
+            finished.sort(key=attrgetter("key"))
+        for task in finished:
+            if task.unit < 0:
+                task.then()
+                continue
+            task.lane.device.memory.release(task.unit, state.now)
+            task.visit.let_go()  # type: ignore[union-attr]  # the task of an expert has one
+            if task.group is not None:
+                runs.progress(state, task.group)
+            if state.thread is not None:
+                lanes.computed(state, state.thread, task)
+    if arrived:
+        state.arrived = []
+        if len(arrived) > 1:
+            arrived.sort(key=attrgetter("fetch"))
+        for transfer in arrived:
+            _arrive(state, transfer)
+    if state.deferred:
+        deferred, state.deferred = state.deferred, []
+        for call in deferred:
+            call()
+    if arrived and Fetched in state.listens:
+        for transfer in arrived:
+            if transfer.unit >= 0:
+                tell(state, _new(Fetched, (transfer.layer, transfer.expert, transfer.dst.name)))
+    if finished and Ran in state.listens:
+        for task in finished:
+            if task.unit >= 0:
+                tell(state, _new(Ran, (task.step, task.layer, (task.expert,), task.lane.device.name)))
+    if finished and SharedRan in state.listens:
+        for task in finished:
+            if task.kind == "shared":
+                tell(state, _new(SharedRan, (task.step, task.layer, task.mb, task.lane.device.name)))
+    if state.sent:
+        sent, state.sent = state.sent, []
+        for tag in sent:
+            tell(state, _new(Sent, (tag,)))
+
+
+def _arrive(state: State, transfer: Transfer) -> None:
+    unit, now = transfer.unit, state.now
+    if unit < 0:
+        transfer.on_arrival()
+        return
+    dst = transfer.dst
+    if transfer.transit is not None:
+        transfer.transit.memory.hold(-transfer.n_bytes, now)
+    del dst.pending[unit]
+    state.by_name[transfer.src].memory.release(unit, now)
+    if dst.backing:
+        return
+    copy = dst.memory.arrive(unit, transfer.pool, transfer.fetch)
+    copy.in_use = transfer.in_use
+    for task in transfer.waiting:
+        copy.in_use += 1
+        lanes.wake(state, task)
+    if transfer.drop_on_arrival:
+        dst.memory.drop(unit, now)

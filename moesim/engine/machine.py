@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from moesim.engine.contention import Server
 from moesim.engine.memory import DeviceMemory, PoolState
@@ -56,6 +56,15 @@ class Group:
         self.rows = 0
 
 
+class Crossing(NamedTuple):
+    """Activations that go from one device to another (rule 8)."""
+
+    layer: int  # -1 outside the MoE layers
+    rows: int
+    direction: str  # as in `ActivationRecord`
+    of: Group | Task | None  # whose rows they are; None: those of the hidden state
+
+
 class Lane(Server):
     """The main or side lane of a device: ready tasks in submission order, and the task that runs."""
 
@@ -85,7 +94,6 @@ class DeviceState:
         self.backing = memory.backing
         self.memory = memory
         self.first_extra = first_extra  # ns, for the first expert of a group
-        self.expert_ns: dict[int, int] = {}  # rows -> ns, filled as needed
         self.reading: dict[int, int] = {}  # rows -> part of an expert's time that reading takes, in millionths
         self.pending: dict[int, Transfer] = {}  # unit -> what is on its way here
         self.main = Lane(self, "main", contended)
@@ -152,6 +160,4 @@ class LinkState(Server):
         self.current: Transfer | None = None
         self.current_bytes = 0
         self.start = 0
-        self.memo: dict[int, int] = {}  # bytes -> ns alone
-        self.activation_memo: dict[int, tuple[int, int]] = {}  # rows -> bytes, ns alone
         self.control_free = 0  # when the control lane has no activations any more

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from moesim.engine.checks import device_of, fail, pool_of, unit_of
-from moesim.engine.links import dequeue, enqueue, path_between, sources
+from moesim.engine.links import dequeue, enqueue, path_between, send_message, sources
 from moesim.engine.machine import DeviceState, Transfer
 from moesim.engine.memory import PoolState
 from moesim.engine.state import State
-from moesim.policy import Drop, Fetch, Move, Send
+from moesim.policy import DEMAND, Drop, Fetch, Move, Send
 
 
 def fetch(state: State, action: Fetch) -> None:
@@ -110,8 +110,4 @@ def send(state: State, action: Send) -> None:
         fail(state, f"Send({n_bytes}, {src}, {dst})", "send at least one byte between two devices")
     device_of(state, src, "Send")
     device_of(state, dst, "Send")
-    path = path_between(state, src, dst)
-    state.fetch_number += 1
-    message = Transfer(state.fetch_number, -1, -1, -1, n_bytes, n_bytes, path, 0, state.now, path[0])
-    message.on_arrival = lambda: state.sent.append(tag)
-    enqueue(state, path[0], message)
+    send_message(state, path_between(state, src, dst), n_bytes, DEMAND, lambda: state.sent.append(tag))

@@ -7,12 +7,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from moesim.engine import host_thread
 from moesim.engine.checks import device_of, fail, unit_of
-from moesim.engine.crossing import cross
-from moesim.engine.lanes import submit, wake
+from moesim.engine.lanes import submit, take_in_turn, wake
+from moesim.engine.links import cross
 from moesim.engine.machine import Group, Task
-from moesim.engine.state import State, state_is_there, when_state
+from moesim.engine.state import State, new_visit, next_number, state_is_there, when_state
 from moesim.engine.visit import FRESH, STALE, Early, Visit
 from moesim.errors import unknown_name
 from moesim.policy import Run
@@ -50,23 +49,19 @@ def run(state: State, action: Run, groups: Groups) -> None:
                 _nothing_to_run(state, layer, expert, name)
             if group is not None:
                 group.union |= _row_bits(state, visit, expert)
-            if state.n_mbs > 1 or visit.has_slots:
+            if state.n_mbs > 1 or visit.slots is not None:
                 if state.names_rows:
                     row_ids = visit.rows_of(expert)
                 visit.note_taken(expert)
-            pending[expert] = 0
-            visit.open += 1 - n_rows  # its slots are served, the task is to be done
+            visit.take(expert)
         else:
             n_rows = _take_rows(state, visit, expert, rows, inputs_from)
-            visit.open += 1
             assert group is not None
             for row in rows:
                 group.union |= 1 << int(row)  # a NumPy integer would overflow
-        work = device.expert_ns.get(n_rows)
-        if work is None:
-            work = device.expert_ns[n_rows] = state.costs.expert_ns(device.name, n_rows)
-        number = state.number = state.number + 1
-        task = Task(number, "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
+        work = state.costs.expert_ns(device.name, n_rows)
+        visit.hold()  # until the task is done
+        task = Task(next_number(state), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
         task.row_ids = row_ids
         copy = device.memory.copies.get(unit)
         if copy is not None:
@@ -80,7 +75,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
             task.waits = 1
         if group is None:
             if state.thread is not None:
-                host_thread.take(state.thread, task)
+                take_in_turn(state.thread, task)
             submit(state, device.main, task)
         else:
             group.tasks.append(task)
@@ -104,8 +99,7 @@ def _visit_for(state: State, layer: int, rows: Sequence[int] | None, inputs_from
         return now
     visit = state.future.get(layer)
     if visit is None:
-        n_mbs, n_experts = state.n_mbs, state.model.n_experts
-        visit = state.future[layer] = Visit(state.step.index, layer, layer * n_experts, state.model.top_k, n_mbs, n_mbs)
+        visit = state.future[layer] = new_visit(state, layer)
     return visit
 
 
@@ -119,7 +113,7 @@ def _row_bits(state: State, visit: Visit, expert: int) -> int:
     """Rows that a Run of `expert` with rows=None takes, as bits."""
     if state.step_rows == 1:
         return 1
-    if visit.has_slots or len(visit.experts) > 1:
+    if visit.slots is not None or len(visit.experts) > 1:
         return sum(1 << row for row in visit.rows_of(expert))
     mask = np.packbits((visit.experts[0] == expert).any(axis=1), bitorder="little")
     return int.from_bytes(mask.tobytes(), "little")
@@ -145,32 +139,27 @@ def launch(state: State, group: Group) -> None:
     group.left = len(group.tasks)
     group.rows = group.union.bit_count()
     home = state.dense_at[group.inputs_from]
-    far = group.device is not home
-    ready = state_is_there(state, group.inputs_from)
-    if not ready and group.inputs_from == layer:  # the micro-batches it reads may be routed, if not all are
-        ready = group.union.bit_length() <= visit.routed_rows
     for task in group.tasks:
-        if far or not ready:
-            task.waits += 1
+        task.waits += 1
         if state.thread is not None:
-            host_thread.take(state.thread, task)
+            take_in_turn(state.thread, task)
         submit(state, group.device.main, task)
-    visit.open += 1  # the group itself: until its outputs are back
+    visit.hold()  # until its outputs are back
 
     def wake_all() -> None:
         for task in group.tasks:
             wake(state, task)
 
-    def inputs_ready() -> None:
-        if far:
-            cross(state, home, group.device, layer, group.rows, "in", wake_all, group)
-        elif not ready:
-            wake_all()
+    def bring_inputs() -> None:
+        cross(state, home, group.device, layer, group.rows, "in", wake_all, group)
 
+    ready = state_is_there(state, group.inputs_from)
+    if not ready and group.inputs_from == layer:  # the micro-batches it reads may be routed, if not all are
+        ready = group.union.bit_length() <= visit.routed_rows
     if ready:
-        inputs_ready()
+        bring_inputs()
     else:
-        when_state(state, group.inputs_from, inputs_ready)
+        when_state(state, group.inputs_from, bring_inputs)
 
 
 def progress(state: State, group: Group) -> None:
@@ -179,12 +168,4 @@ def progress(state: State, group: Group) -> None:
     if group.left:
         return
     visit = group.visit
-    home = state.dense_at[visit.layer]
-
-    def back() -> None:
-        visit.open -= 1
-
-    if group.device is home:
-        back()
-    else:
-        cross(state, group.device, home, visit.layer, group.rows, "out", back, group)
+    cross(state, group.device, state.dense_at[visit.layer], visit.layer, group.rows, "out", visit.let_go, group)

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from moesim.capacity import check_capacity, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
 from moesim.engine.memory import DeviceMemory, PoolState
-from moesim.engine.state import EngineOptions, HostThread, State
+from moesim.engine.state import HostThread, State
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError, unknown_name
-from moesim.hardware.costs import CostModel
-from moesim.model import ModelSpec
-from moesim.policy import Placement, Policy
-from moesim.trace.workload import Workload
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from moesim.trace.predictors import Predictor
+from moesim.policy import Placement
 
 LAYER_PARTS = ("attention", "dense", "shared")
 STEP_PARTS = ("embedding", "leading", "head")
@@ -28,18 +19,12 @@ FIXED = ("weights", "workspace", "reserved", "experts")
 """Purposes whose bytes are in use from start to end."""
 
 
-def make_state(
-    model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
-    predictors: Mapping[str, Predictor], tables: Mapping[str, NDArray[Any]], options: EngineOptions, policy_name: str,
-    progress: Callable[[int], None] | None,
-) -> State:  # fmt: skip
-    """Make the state of a run on an empty machine."""
+def connect(state: State) -> None:
+    """Give a state its machine: devices and links, empty."""
+    model, costs = state.model, state.costs
     submit_ns, shared = costs.host_expert_ns(), costs.host_shared()
-    state = State(
-        model, costs, workload, policy, policy_name, dict(cache_slots), predictors, tables, options, progress, policy.listens,
-        [model.expert_bytes(layer) for layer in range(model.n_layers)],
-        HostThread(submit_ns, shared) if submit_ns or shared else None, iter(workload.steps),
-    )  # fmt: skip
+    if submit_ns or shared:
+        state.thread = HostThread(submit_ns, shared)
     hardware, records = costs.hardware, state.records
     contended = {name for pair in hardware.contention for name in (pair.a, pair.b)}
     for index, (name, device) in enumerate(hardware.devices.items()):
@@ -57,7 +42,6 @@ def make_state(
         state.links[link.name] = LinkState(link, state.by_name[link.dst], medium, costs.chunk_bytes or 0, contended)
         medium.links.append(state.links[link.name])
     state.view = EngineView(state)
-    return state
 
 
 def place(state: State) -> None:

@@ -10,10 +10,12 @@ from simpy import Environment
 from simpy.core import Infinity
 from simpy.events import Timeout
 
-from moesim.engine import crossing, lanes, links
-from moesim.engine.contention import Contention
-from moesim.engine.machine import Group, Lane, LinkState, Task, Transfer
+from moesim.engine import lanes, links
+from moesim.engine.contention import FULL, Contention
+from moesim.engine.machine import Crossing, Lane, LinkState, Task, Transfer
 from moesim.engine.state import State
+from moesim.policy import DEMAND
+from moesim.records import ActivationRecord
 
 
 class Simulated:
@@ -35,11 +37,11 @@ class Simulated:
         """Be busy with a task."""
         if lane.plain:
             Timeout(self.env, task.work, lane).callbacks.append(self._task_over)
-        elif task.unit >= 0:
-            share = lanes.reading_share(self.state, lane.device, task.rows)
-            self.contention.begin(lane, lane.expert_activity, task.work, self._task_over, share)
-        else:
-            self.contention.begin(lane, lane.dense_activity, task.work, self._task_over)
+            return
+        activity, share = lane.dense_activity, FULL
+        if task.unit >= 0:
+            activity, share = lane.expert_activity, lanes.reading_share(self.state, lane.device, task.rows)
+        self.contention.begin(lane, activity, task.work, self._task_over, share)
 
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:
         """Be busy with some bytes of a transfer."""
@@ -60,12 +62,21 @@ class Simulated:
     def _transfer_over(self, alarm: Any) -> None:
         links.complete(self.state, alarm._value, self.state.now)
 
-    def send_rows(
-        self, link: LinkState, layer: int, rows: int, direction: str, submitted: int, then: Callable[[], None],
-        of: Group | Task | None,
-    ) -> None:  # fmt: skip
-        """Move activations; whose they are makes no difference here."""
-        crossing.send_rows(self.state, link, layer, rows, direction, submitted, then)
+    def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None:
+        """Move activations on the link's control lane, beside the weights, or among them if the profile says so."""
+        state, rows = self.state, crossing.rows
+        n_bytes = state.model.activation_bytes(rows)
+        if link.link.share_link:
+            links.send_message(state, (link,), n_bytes, DEMAND, then, crossing)
+            return
+        start = max(link.control_free, state.now)
+        end = link.control_free = start + state.costs.activation_ns(link.link, rows)
+        state.records.activations.append(
+            ActivationRecord(
+                start, end, link.name, state.step.index, crossing.layer, rows, n_bytes, crossing.direction, state.now
+            )
+        )
+        self.after(end - state.now, then)
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> None:
         """Do something after a time, among the completions of that instant."""

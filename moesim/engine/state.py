@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from moesim.engine.machine import DeviceState, Group, Lane, LinkState, Medium, Task, Transfer
+from moesim.engine.machine import Crossing, DeviceState, Lane, LinkState, Medium, Task, Transfer
 from moesim.engine.visit import Visit
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
@@ -26,16 +26,7 @@ class Carrier(Protocol):
     def ready(self, task: Task) -> None: ...
     def begin(self, lane: Lane, task: Task) -> None: ...
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None: ...
-    def send_rows(
-        self,
-        link: LinkState,
-        layer: int,
-        rows: int,
-        direction: str,
-        submitted: int,
-        then: Callable[[], None],
-        of: Group | Task | None,
-    ) -> None: ...
+    def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None: ...
     def after(self, delay_ns: int, call: Callable[[], None]) -> None: ...
     def next_instant(self) -> bool: ...
 
@@ -72,19 +63,19 @@ class State:
     costs: CostModel
     workload: Workload
     policy: Policy
-    policy_name: str
     cache_slots: Mapping[str, int]
     predictors: Mapping[str, Predictor]
     tables: Mapping[str, NDArray[Any]]
-    options: EngineOptions
-    progress: Callable[[int], None] | None
-    listens: frozenset[type]
-    expert_bytes: list[int]  # of each layer
-    thread: HostThread | None
-    steps: Iterator[Step]
-    view: View = None  # type: ignore[assignment]  # made with the state
+    options: EngineOptions = EngineOptions()
+    policy_name: str = ""
+    progress: Callable[[int], None] | None = None
+    view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
+    thread: HostThread | None = None
     names_rows: bool = False  # whether tasks must say which rows they serve, not only how many
+    listens: frozenset[type] = field(init=False)
+    expert_bytes: list[int] = field(init=False)  # of each layer
+    steps: Iterator[Step] = field(init=False)
     records: Records = field(default_factory=Records)
     # The machine and where the parts of the model are.
     by_name: dict[str, DeviceState] = field(default_factory=dict)
@@ -96,7 +87,6 @@ class State:
     shared_at: list[DeviceState] = field(default_factory=list)
     step_parts: dict[str, DeviceState] = field(default_factory=dict)
     kv_layers: dict[str, int] = field(default_factory=dict)  # attention layers of each device
-    paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
     sources: dict[str, list[DeviceState]] = field(default_factory=dict)
     # Completed at this instant and not yet told.
     now: int = 0
@@ -130,6 +120,12 @@ class State:
     undecided: list[int] = field(default_factory=list)  # micro-batches routed meanwhile: decisions are taken one at a time
     over: bool = False  # the last step has ended
 
+    def __post_init__(self) -> None:
+        self.policy_name = self.policy_name or type(self.policy).__name__
+        self.listens = self.policy.listens
+        self.expert_bytes = [self.model.expert_bytes(layer) for layer in range(self.model.n_layers)]
+        self.steps = iter(self.workload.steps)
+
 
 def next_number(state: State) -> int:
     """Number a task: the submission order on its lane."""
@@ -152,7 +148,12 @@ def when_state(state: State, layer: int, call: Callable[[], None]) -> None:
 
 def new_task(state: State, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None = None) -> Task:
     """Make a task of the present step that is no expert's."""
-    number = state.number = state.number + 1
-    task = Task(number, kind, state.step.index, layer, mb, rows, work, state.now, state.now)
+    task = Task(next_number(state), kind, state.step.index, layer, mb, rows, work, state.now, state.now)
     task.then = then
     return task
+
+
+def new_visit(state: State, layer: int) -> Visit:
+    """Make the visit of a layer in the present step."""
+    model = state.model
+    return Visit(state.step.index, layer, layer * model.n_experts, model.top_k, state.n_mbs)

@@ -7,10 +7,10 @@ from typing import Any
 
 from moesim.core.limits import RUN_NS
 from moesim.engine.actions import tell
-from moesim.engine.crossing import cross
 from moesim.engine.lanes import submit
+from moesim.engine.links import cross
 from moesim.engine.machine import DeviceState
-from moesim.engine.state import State, new_task
+from moesim.engine.state import State, new_task, new_visit
 from moesim.engine.visit import Visit
 from moesim.errors import HardwareError, PolicyError
 from moesim.policy import LayerBegin, LayerEnd, StepBegin, StepEnd
@@ -73,15 +73,7 @@ def _step_part(
     def run() -> None:
         submit(state, device.main, new_task(state, part, -1, 0, rows, work, then))
 
-    _after_crossing(state, hidden, device, -1, rows, run)
-
-
-def _after_crossing(state: State, src: DeviceState, dst: DeviceState, layer: int, rows: int, then: Callable[[], None]) -> None:
-    """Go on once the hidden state is where it is needed: at once if it is there."""
-    if src is dst:
-        then()
-    else:
-        cross(state, src, dst, layer, rows, "hidden", then)
+    cross(state, hidden, device, -1, rows, "hidden", run)
 
 
 def _end_step(state: State) -> None:
@@ -105,10 +97,7 @@ def _end_step(state: State) -> None:
 # ----------------------------------------------------------------------------------------------------------------- layers
 def begin_layer(state: State, layer: int) -> None:
     """Begin a visit of a layer: tell the policy, then submit its dense part for every micro-batch."""
-    visit = state.future.pop(layer, None) if state.future else None
-    if visit is None:
-        model = state.model
-        visit = Visit(state.step.index, layer, layer * model.n_experts, model.top_k, state.n_mbs, state.n_mbs)
+    visit = state.future.pop(layer, None) or new_visit(state, layer)
     visit.begin = state.now
     state.visit = visit
     state.reached = layer
@@ -134,17 +123,17 @@ def _submit_dense(
             state.dense_memo[dense.index, mb] = work
         submit(state, dense.main, new_task(state, "dense", layer, mb, rows, work))
 
-    def run_rest() -> None:
-        submit(state, dense.main, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)))
-
-    def to_dense() -> None:
-        cross(state, attention, dense, layer, rows, "hidden", run_rest)
-
     def run_attention() -> None:
         work = _attention_ns(state, attention, micro)
         submit(state, attention.main, new_task(state, "attention", layer, mb, rows, work, to_dense))
 
-    _after_crossing(state, hidden, attention, layer, rows, run_whole if attention is dense else run_attention)
+    def to_dense() -> None:
+        cross(state, attention, dense, layer, rows, "hidden", run_rest)
+
+    def run_rest() -> None:
+        submit(state, dense.main, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)))
+
+    cross(state, hidden, attention, layer, rows, "hidden", run_whole if attention is dense else run_attention)
 
 
 def _attention_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
@@ -163,7 +152,7 @@ def dense_ns(state: State, layer: int) -> int:
 
 def end_layer(state: State, visit: Visit) -> None:
     """Close a visit whose work is all done, and go on to the next layer or the LM head."""
-    if visit.has_slots:
+    if visit.slots is not None:
         _check_served(state, visit)
     if not state.policy.exact:
         state.gate_mass += visit.gate_mass()

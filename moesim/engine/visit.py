@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,15 +20,12 @@ KINDS = {
 }
 
 
-class Early:
+class Early(NamedTuple):
     """Rows of a Run that was issued before its layer was routed; served at Routed."""
 
-    __slots__ = ("expert", "rows", "stale")
-
-    def __init__(self, expert: int, rows: Sequence[int], stale: bool) -> None:
-        self.expert = expert
-        self.rows = rows
-        self.stale = stale
+    expert: int
+    rows: Sequence[int]
+    stale: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +33,7 @@ class Visit:
     """One visit of a layer.
 
     The usual case, each expert run once for all rows routed to it, needs only `pending` (rows nobody has taken yet) and
-    `open`. Runs of chosen rows, substitutions, stale inputs and skips go through a table of slots, `_slots`, which is
+    `open`. Runs of chosen rows, substitutions, stale inputs and skips go through a table of slots, `slots`, which is
     made when the first of them occurs.
     """
 
@@ -44,73 +41,77 @@ class Visit:
     layer: int
     base: int  # unit of its expert 0
     k: int
-    mbs_left: int
-    open: int  # what keeps the layer open: micro-batches to route, slots to serve, tasks and transfers to end
+    mbs_left: int  # micro-batches not yet routed
     begin: int = -1  # not begun: only early Runs refer to it
     routed_rows: int = 0  # rows of the micro-batches routed so far
-    has_slots: bool = False
     pending: Any = ()  # rows per expert that no Run has taken; a list of int once routed
     experts: tuple[Any, ...] = ()  # per micro-batch (n, k)
     weights: tuple[Any, ...] = ()
     early: Sequence[Early] = ()
-    _slots: Any = None
+    slots: Any = None  # one number a top-k slot, 0 if it is open; made when it is needed
+    _open: int = 0
     _taken: Mapping[int, int] | None = None  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
     _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to serve last
+
+    def __post_init__(self) -> None:
+        # What keeps the layer open: micro-batches to route, slots to serve, tasks and crossings to end.
+        self._open = self.mbs_left
+
+    @property
+    def over(self) -> bool:
+        return self._open <= 0
+
+    def hold(self) -> None:
+        """Keep the layer open for one more thing: a task, a crossing or a decision."""
+        self._open += 1
+
+    def let_go(self) -> None:
+        """Take note that one of these has ended."""
+        self._open -= 1
 
     def route(self, experts: Any, weights: Any, rows: Sequence[int], n_rows: int) -> None:
         """Take in one micro-batch's routing."""
         self.mbs_left -= 1
-        self.open += n_rows * self.k - 1
-        if not self.pending:  # the first
-            self.pending = list(rows)
-            self.experts = (experts,)
-            self.weights = (weights,)
-            self.routed_rows = n_rows
-            return
-        self.pending = [a + b for a, b in zip(self.pending, rows, strict=True)]
+        self._open += n_rows * self.k - 1
+        self.pending = [a + b for a, b in zip(self.pending, rows, strict=True)] if self.pending else list(rows)
         self.experts += (experts,)
         self.weights += (weights,)
         self.routed_rows += n_rows
-        if self._slots is not None:
-            self._extend_slots()
+        if self.slots is not None:
+            self.slots = np.concatenate((self.slots, np.zeros((n_rows, self.k), dtype=np.uint8)))
+
+    def take(self, expert: int) -> None:
+        """Serve all rows that are routed to an expert and that no Run has taken."""
+        self._open -= self.pending[expert]
+        self.pending[expert] = 0
 
     def add_early(self, early: Early) -> None:
         """Keep rows of a Run that was issued before the layer is routed."""
         self.early = (*self.early, early)
 
     # ------------------------------------------------------------------------------------------------ the general case
-    def _extend_slots(self) -> None:
-        known = 0 if self._slots is None else len(self._slots)
-        routed = sum(len(e) for e in self.experts)
-        fresh = np.zeros((routed, self.k), dtype=np.uint8)
-        if known:
-            fresh[:known] = self._slots
-        self._slots = fresh
+    def _table(self) -> Any:
+        return np.concatenate(self.experts)
 
     def _make_slots(self) -> None:
-        if self._slots is None:
-            self.has_slots = True
-            self._extend_slots()
-            table = np.concatenate(self.experts)
+        if self.slots is None:
+            table = self._table()
             taken = [e for e in np.unique(table).tolist() if not self.pending[e]]
-            slots: Any = self._slots
-            slots[np.isin(table, taken)] = FRESH
+            self.slots = np.where(np.isin(table, taken), FRESH, 0).astype(np.uint8)
             for expert, end in (self._taken or {}).items():
-                slots[:end][table[:end] == expert] = FRESH
+                self.slots[:end][table[:end] == expert] = FRESH
 
     def note_taken(self, expert: int) -> None:
         """Remember that a Run takes all rows routed to an expert so far, where `pending` cannot tell."""
         self._taken = {**(self._taken or {}), expert: self.routed_rows}
-        if self._slots is not None:
-            table = np.concatenate(self.experts)
-            self._slots[(table == expert) & (self._slots == 0)] = FRESH
+        if self.slots is not None:
+            self.slots[(self._table() == expert) & (self.slots == 0)] = FRESH
 
     def rows_of(self, expert: int) -> list[int]:
         """Rows routed to an expert that no Run has taken, ascending."""
-        table = np.concatenate(self.experts)
-        mask = table == expert
-        if self._slots is not None:
-            mask &= self._slots == 0
+        mask = self._table() == expert
+        if self.slots is not None:
+            mask &= self.slots == 0
         else:
             mask[: (self._taken or {}).get(expert, 0)] = False
         return [int(r) for r in mask.any(axis=1).nonzero()[0]]
@@ -118,15 +119,15 @@ class Visit:
     def serve(self, expert: int, rows: Sequence[int], kind_if_routed: int, stale: bool) -> None:
         """Serve the slots of `expert` for `rows`; rows not routed to it wait for `serve_substitutes`."""
         self._make_slots()
-        table = np.concatenate(self.experts)
+        table = self._table()
         for row in rows:
-            places = ((table[row] == expert) & (self._slots[row] == 0)).nonzero()[0]
+            places = ((table[row] == expert) & (self.slots[row] == 0)).nonzero()[0]
             if len(places):
-                self._slots[row, places[0]] = kind_if_routed
+                self.slots[row, places[0]] = kind_if_routed
                 self.pending[expert] -= 1
             else:
                 self._substitutes = (*self._substitutes, (expert, row, stale))
-            self.open -= 1
+            self._open -= 1
 
     def serve_early(self) -> None:
         """Serve the Runs that were issued before the layer was routed, where they match."""
@@ -140,27 +141,27 @@ class Visit:
 
     def serve_substitutes(self, where: str, who: str) -> None:
         """Give each Run of an expert that was not routed for a row that row's next unserved slot, in rank order."""
-        table = np.concatenate(self.experts) if self._substitutes else None
+        table = self._table() if self._substitutes else None
         for expert, row, stale in self._substitutes:
-            places = (self._slots[row] == 0).nonzero()[0]
+            places = (self.slots[row] == 0).nonzero()[0]
             if not len(places):
                 raise PolicyError(
                     f"{where}: Run(E{expert}) for row {row}: every slot of that row is served already; "
                     f"leave the row out, or Run fewer experts for it {who}"
                 )
-            self._slots[row, places[0]] = SUBSTITUTED_STALE if stale else SUBSTITUTED
+            self.slots[row, places[0]] = SUBSTITUTED_STALE if stale else SUBSTITUTED
             assert table is not None
             self.pending[int(table[row, places[0]])] -= 1
         self._substitutes = ()
 
     def inexact_records(self) -> list[InexactRecord]:
         """What was not fresh, once every slot is served."""
-        if self._slots is None:
+        if self.slots is None:
             return []
         weights = None if self.weights[0] is None else np.concatenate(self.weights).astype(np.float64)
         found = []
         for kind, name in KINDS.items():
-            mask = self._slots == kind
+            mask = self.slots == kind
             slots = int(mask.sum())
             if slots:
                 mass = None if weights is None else float(weights[mask].sum())

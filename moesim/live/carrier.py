@@ -13,7 +13,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from moesim.engine import lanes, links
-from moesim.engine.machine import DeviceState, Group, Lane, LinkState, Task, Transfer
+from moesim.engine.machine import Crossing, DeviceState, Lane, LinkState, Task, Transfer
 from moesim.engine.state import State
 from moesim.errors import LiveError, describe_exception
 from moesim.live.calls import Calls, dense_devices
@@ -74,13 +74,10 @@ class Live:
         link.end = self.state.now + work  # what a policy is told of the time that is left: the profile's estimate
         self._hand(self._links[link], transfer.fetch, self.calls.of_transfer(link, transfer, n_bytes), _Bytes(self, link))
 
-    def send_rows(
-        self, link: LinkState, layer: int, rows: int, direction: str, submitted: int, then: Callable[[], None],
-        of: Group | Task | None,
-    ) -> None:  # fmt: skip
+    def send_rows(self, link: LinkState, crossing: Crossing, then: Callable[[], None]) -> None:
         """Move activations at once: they are small, and nothing else could be done before they are there."""
-        state = self.state
-        start = self.clock()
+        state, (layer, rows, direction, of) = self.state, crossing
+        start, submitted = self.clock(), state.now
         self.calls.cross(link, rows, direction, of)
         n_bytes, step = state.model.activation_bytes(rows), state.step.index
         state.records.activations.append(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.loop import run
-from moesim.engine.setup import make_state, place
-from moesim.engine.state import EngineOptions
+from moesim.engine.setup import connect, place
+from moesim.engine.state import EngineOptions, State
 from moesim.errors import InputError
 from moesim.live.carrier import Live
 from moesim.live.kernels.affinity import pinned
@@ -65,10 +65,10 @@ def replay(
             f"decision time: expected none in a replay, where decisions take the time they take, got {options.decision_ns} ns"
         )
     machine.outputs.clear()
-    state = make_state(
-        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(),
-        policy_name or type(policy).__name__, progress,
-    )  # fmt: skip
+    state = State(
+        model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(), policy_name, progress
+    )
+    connect(state)
     place(state)
     live = Live(state, machine)
     interval = sys.getswitchinterval()

@@ -393,7 +393,7 @@ def test_a_router_that_weighs_otherwise_is_refused() -> None:
 # ------------------------------------------------------------------------------------------------------- settlement
 def visit_of(routed: np.ndarray, weights: np.ndarray) -> Visit:
     n, k = routed.shape
-    visit = Visit(step=0, layer=1, base=0, k=k, mbs_left=1, open=1)
+    visit = Visit(step=0, layer=1, base=0, k=k, mbs_left=1)
     visit.route(routed, weights, np.bincount(routed.ravel(), minlength=9).tolist(), n)
     return visit
 
