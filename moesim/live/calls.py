@@ -56,14 +56,8 @@ def dense_devices(run: State) -> dict[str, int]:
 class Routed:
     """Who serves which rows of a layer with which gate weight; one tensor a device for all experts.
 
-    Parameters
-    ----------
-    experts : tuple of ndarray
-        Of each micro-batch that is routed, (n, top_k).
-    weights : tuple of ndarray or None
-        Beside them.
-    otherwise : float
-        Gate weight where none was recorded.
+    ``experts`` are those of each micro-batch that is routed, (n, top_k), with ``weights`` beside them or None; ``otherwise`` is
+    the gate weight where none was recorded.
     """
 
     def __init__(self, experts: tuple[Any, ...], weights: tuple[Any, ...], otherwise: float) -> None:

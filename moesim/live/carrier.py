@@ -23,15 +23,7 @@ from moesim.records import ActivationRecord, DecisionRecord
 
 
 class Live:
-    """A carrier (`moesim.engine.state.Carrier`) on a real clock.
-
-    Parameters
-    ----------
-    state : State
-        A run whose placement is made.
-    machine : LiveMachine
-        Workers and memory, prepared here for the model.
-    """
+    """A carrier (`moesim.engine.state.Carrier`) on a real clock, for a run whose placement is made."""
 
     def __init__(self, state: State, machine: LiveMachine) -> None:
         self.state = state

@@ -20,13 +20,6 @@ class Slots:
 
     A device may be granted more slots than there are buffers (weights are random, and as good as any others): the buffers
     then take turns, and two units may share one.
-
-    Parameters
-    ----------
-    device : DeviceState
-        The engine's state of the device: what is resident or on its way.
-    n_buffers : int
-        Real buffers.
     """
 
     def __init__(self, device: DeviceState, n_buffers: int) -> None:
@@ -74,28 +67,8 @@ class Slots:
 def share_out(wanted: Mapping[str, int], expert_bytes: int, fixed_bytes: int, budget_bytes: int, where: str) -> dict[str, int]:
     """Find how many buffers each device gets.
 
-    Parameters
-    ----------
-    wanted : mapping of str to int
-        Buffers that would make every unit of a device a buffer of its own.
-    expert_bytes : int, bytes
-        Of one buffer.
-    fixed_bytes : int, bytes
-        What is needed besides.
-    budget_bytes : int, bytes
-        What may be used in all.
-    where : str
-        Of the memory, for the message.
-
-    Returns
-    -------
-    dict of str to int
-        Never more than wanted; if not all fits, the devices share equally what there is.
-
-    Raises
-    ------
-    CapacityError
-        If not even `FEWEST` buffers fit on each device, or all that are wanted.
+    No device gets more than the ``wanted`` buffers, which would give every unit its own. If not all fit, the devices share
+    equally what there is. A `CapacityError` says that not even `FEWEST` fit on each device, or all that are wanted.
 
     Examples
     --------

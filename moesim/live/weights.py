@@ -31,35 +31,9 @@ _ROW_COPIES = 6  # tensors of all rows of a step that a device may hold at once
 class WeightStore:
     """Memory for one model, within a budget; checked before anything is allocated.
 
-    Parameters
-    ----------
-    model : ModelSpec
-        Shapes and precisions.
-    hardware : HardwareProfile
-        Which devices hold experts, in which role.
-    places : mapping of str to str
-        Where each device is for PyTorch.
-    max_rows, max_kv_tokens : int
-        Of the largest step.
-    slots : mapping of str to int
-        Experts for which each accelerator has room in its pools.
-    dense : mapping of str to int
-        Devices that run other parts of the model, and of how many layers.
-    memory_bytes : int, bytes
-        Host memory that may be used; of a disk not more is used either.
-    disk : Path or None
-        Folder for the experts' file.
-    pinned : bool
-        Page-lock the experts in host memory.
-    seed : int
-        Of the random weights.
-
-    Raises
-    ------
-    CapacityError
-        If not even a few experts for each device fit.
-    InputError
-        If the profile has a disk and no folder was given.
+    ``places`` says where each device is for PyTorch, ``slots`` for how many experts each accelerator has room in its pools,
+    ``dense`` of how many layers a device runs other parts. Of a disk no more is used than of host memory. A `CapacityError`
+    says that not even a few experts for each device fit.
     """
 
     def __init__(
