@@ -1,6 +1,7 @@
 # make quickstart   install, run ten policies at six settings, print the table, write plots and a timeline
 # make test         install everything for development, run the tests
 # make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, pairs of options, identified machines: docs/reference/promises.md
+# make check        lint, types and a fast tier of the tests: a minute and a half, for every change before it is committed
 # make lint         ruff and mypy
 # make docs         the documentation as a site in site/, links checked
 #
@@ -16,7 +17,7 @@ TORCH ?= torch==2.13.0
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-long lint format docs clean
+.PHONY: quickstart test test-long check fast lint format docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -28,6 +29,16 @@ test: $(VENV)/.installed-dev
 # One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q --tb=short tests/long/campaign_*.py $(CAMPAIGN)
+
+# Rules of the engine, metrics, machines, models, algorithms, options and the order of imports: no processes, no figures.
+FAST := engine hardware metrics model docs/test_layers.py docs/test_docstrings.py \
+	policies/test_algorithms.py policies/test_registry.py policies/test_declared.py
+
+check: $(VENV)/.installed-dev
+	$(MAKE) --no-print-directory -j 2 lint fast
+
+fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(addprefix tests/,$(FAST))
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

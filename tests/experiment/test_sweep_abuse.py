@@ -441,7 +441,7 @@ def test_a_disk_that_is_full_in_earnest(
         assert code == (2 if "expected a folder that can be written" in said[0] else 1)
         assert not (out / "summary.json").exists()
         assert len(Store(out).read()) >= before, "finished runs were kept"
-        size = size * 3 // 2
+        size = size * 2
         assert size < 10_000
         assert _mount("-o", f"remount,size={size}k", str(disk))
     assert size > 50, "it was full several times"
