@@ -21,7 +21,10 @@ Entry = tuple[int, int, Transfer]
 
 def path_between(state: State, src: str, dst: str) -> tuple[LinkState, ...]:
     """Return the links from one device to another."""
-    return tuple([state.links[link.name] for link in state.costs.path(src, dst)])
+    path = state.paths.get((src, dst))
+    if path is None:
+        path = state.paths[src, dst] = tuple(state.links[link.name] for link in state.costs.path(src, dst))
+    return path
 
 
 def sources(state: State, device: DeviceState, name: str | None) -> list[DeviceState]:
@@ -121,7 +124,7 @@ def _make_room(state: State, transfer: Transfer) -> bool:
     assert pool is not None
     memory = transfer.dst.memory
     n_experts = memory.n_experts
-    question = Fetch(transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name)
+    question = _new(Fetch, (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None))
     while transfer.n_bytes > pool.free(transfer.layer):
         victim = state.policy.evict(question, state.view)
         if victim is None:
@@ -160,8 +163,9 @@ def _start(state: State, entry: Entry) -> None:
     if transfer.rows:  # activations: their own curve, and in one piece
         work = state.costs.activation_ns(link.link, transfer.rows)
     else:
-        n_bytes = min(n_bytes, link.chunk or n_bytes)
-        work = state.costs.transfer_ns(link.link, n_bytes)
+        if link.chunk and n_bytes > link.chunk:
+            n_bytes = link.chunk
+        work = link.transfer_ns(n_bytes)
     link.current = transfer
     link.current_bytes = n_bytes
     link.start = state.now

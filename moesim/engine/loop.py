@@ -45,7 +45,7 @@ def flush(state: State) -> None:
         if state.finished or state.arrived or state.deferred or state.sent:
             take_in(state)
         visit = state.visit
-        if visit is not None and visit.over:
+        if visit is not None and visit.open <= 0:
             steps.end_layer(state, visit)
         elif state.routed:
             mbs, state.routed = state.routed, []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from moesim.engine.contention import Server
 from moesim.engine.memory import DeviceMemory, PoolState
 from moesim.engine.visit import Visit
+from moesim.hardware.costs import CostModel
 from moesim.hardware.types import Device, Link
 from moesim.policy import DEMAND, PREFETCH
 
@@ -86,14 +88,15 @@ class Lane(Server):
 class DeviceState:
     """A device: its memory, its lanes and what is on its way to it."""
 
-    def __init__(self, device: Device, index: int, memory: DeviceMemory, first_extra: int, contended: Collection[str]):
+    def __init__(self, device: Device, index: int, memory: DeviceMemory, costs: CostModel, contended: Collection[str]):
         self.name = device.name
         self.index = index
         self.is_gpu = device.role == "accelerator"
         self.computes = device.role != "storage"
         self.backing = memory.backing
         self.memory = memory
-        self.first_extra = first_extra  # ns, for the first expert of a group
+        self.first_extra = costs.first_extra_ns(device.name)  # for the first expert of a group
+        self.expert_ns = cache(partial(costs.expert_ns, device.name))  # of rows
         self.reading: dict[int, int] = {}  # rows -> part of an expert's time that reading takes, in millionths
         self.pending: dict[int, Transfer] = {}  # unit -> what is on its way here
         self.main = Lane(self, "main", contended)
@@ -148,13 +151,14 @@ class Medium:
 class LinkState(Server):
     """A directed link: its queue, what is in flight, and its control lane."""
 
-    def __init__(self, link: Link, to: DeviceState, medium: Medium, chunk: int, contended: Collection[str]) -> None:
+    def __init__(self, link: Link, to: DeviceState, medium: Medium, costs: CostModel, contended: Collection[str]) -> None:
         super().__init__()
         self.link = link
         self.name = link.name
         self.to = to
         self.medium = medium
-        self.chunk = chunk  # bytes; 0: whole experts
+        self.chunk = costs.chunk_bytes or 0  # 0: whole experts
+        self.transfer_ns = cache(partial(costs.transfer_ns, link))  # of bytes
         self.plain = link.name not in contended
         self.queue: list[tuple[int, int, Transfer]] = []  # (urgency, fetch number, transfer), ascending
         self.current: Transfer | None = None

@@ -53,14 +53,14 @@ def run(state: State, action: Run, groups: Groups) -> None:
                 if state.names_rows:
                     row_ids = visit.rows_of(expert)
                 visit.note_taken(expert)
-            visit.take(expert)
+            visit.take(expert)  # and hold the layer open for the task
         else:
             n_rows = _take_rows(state, visit, expert, rows, inputs_from)
+            visit.hold()
             assert group is not None
             for row in rows:
                 group.union |= 1 << int(row)  # a NumPy integer would overflow
-        work = state.costs.expert_ns(device.name, n_rows)
-        visit.hold()  # until the task is done
+        work = device.expert_ns(n_rows)
         task = Task(next_number(state), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
         task.row_ids = row_ids
         copy = device.memory.copies.get(unit)

@@ -32,14 +32,14 @@ def connect(state: State) -> None:
             name, model.n_layers, model.n_experts, state.expert_bytes, device.memory_bytes, name in hardware.backing,
             records.evictions, records.memory,
         )  # fmt: skip
-        found = state.by_name[name] = DeviceState(device, index, memory, costs.first_extra_ns(name), contended)
+        found = state.by_name[name] = DeviceState(device, index, memory, costs, contended)
         state.devices.append(found)
         if found.is_gpu:
             state.gpus.append(found)
     media: dict[str, Medium] = {}
     for link in hardware.links:
         medium = media.setdefault(link.medium or link.name, Medium())
-        state.links[link.name] = LinkState(link, state.by_name[link.dst], medium, costs.chunk_bytes or 0, contended)
+        state.links[link.name] = LinkState(link, state.by_name[link.dst], medium, costs, contended)
         medium.links.append(state.links[link.name])
     state.view = EngineView(state)
 

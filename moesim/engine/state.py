@@ -87,6 +87,7 @@ class State:
     shared_at: list[DeviceState] = field(default_factory=list)
     step_parts: dict[str, DeviceState] = field(default_factory=dict)
     kv_layers: dict[str, int] = field(default_factory=dict)  # attention layers of each device
+    paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
     sources: dict[str, list[DeviceState]] = field(default_factory=dict)
     # Completed at this instant and not yet told.
     now: int = 0

@@ -49,30 +49,26 @@ class Visit:
     weights: tuple[Any, ...] = ()
     early: Sequence[Early] = ()
     slots: Any = None  # one number a top-k slot, 0 if it is open; made when it is needed
-    _open: int = 0
+    open: int = 0
     _taken: Mapping[int, int] | None = None  # expert -> rows, from row 0, of which a Run has taken all that were routed to it
     _substitutes: Sequence[tuple[int, int, bool]] = ()  # (expert, row, stale) to serve last
 
     def __post_init__(self) -> None:
-        # What keeps the layer open: micro-batches to route, slots to serve, tasks and crossings to end.
-        self._open = self.mbs_left
-
-    @property
-    def over(self) -> bool:
-        return self._open <= 0
+        # What keeps the layer open: micro-batches to route, slots to serve, tasks and crossings to end. Changed here only.
+        self.open = self.mbs_left
 
     def hold(self) -> None:
         """Keep the layer open for one more thing: a task, a crossing or a decision."""
-        self._open += 1
+        self.open += 1
 
     def let_go(self) -> None:
         """Take note that one of these has ended."""
-        self._open -= 1
+        self.open -= 1
 
     def route(self, experts: Any, weights: Any, rows: Sequence[int], n_rows: int) -> None:
         """Take in one micro-batch's routing."""
         self.mbs_left -= 1
-        self._open += n_rows * self.k - 1
+        self.open += n_rows * self.k - 1
         self.pending = [a + b for a, b in zip(self.pending, rows, strict=True)] if self.pending else list(rows)
         self.experts += (experts,)
         self.weights += (weights,)
@@ -81,8 +77,8 @@ class Visit:
             self.slots = np.concatenate((self.slots, np.zeros((n_rows, self.k), dtype=np.uint8)))
 
     def take(self, expert: int) -> None:
-        """Serve all rows that are routed to an expert and that no Run has taken."""
-        self._open -= self.pending[expert]
+        """Serve all rows routed to an expert that no Run has taken, and hold the layer open for the task that computes them."""
+        self.open += 1 - self.pending[expert]
         self.pending[expert] = 0
 
     def add_early(self, early: Early) -> None:
@@ -127,7 +123,7 @@ class Visit:
                 self.pending[expert] -= 1
             else:
                 self._substitutes = (*self._substitutes, (expert, row, stale))
-            self._open -= 1
+            self.open -= 1
 
     def serve_early(self) -> None:
         """Serve the Runs that were issued before the layer was routed, where they match."""
