@@ -23,17 +23,17 @@ from moesim.experiment.output import Output
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import expand
-from moesim.studies.decision_time import run_clocked
-from moesim.studies.paper_figures import Figure, choose, figures
-from moesim.studies.papers import compare, variants
-from moesim.studies.papers_check import check_answers
-from moesim.studies.papers_report import identified, listing, report
-from moesim.studies.published import PUBLISHED, paper_folder, read_published
-from moesim.studies.rank_agreement import agreements
+from moesim.studies.papers.check import check_answers
+from moesim.studies.papers.compare import compare, variants
+from moesim.studies.papers.decision_time import run_clocked
+from moesim.studies.papers.figures import Figure, choose, figures
+from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
+from moesim.studies.papers.rank_agreement import agreements
+from moesim.studies.papers.report import identified, listing, report
 from moesim.trace import Trace
 
 if TYPE_CHECKING:
-    from moesim.studies.paper_identify import Identified
+    from moesim.studies.papers.identify import Identified
 
 
 def papers(
@@ -118,9 +118,9 @@ def _identify(
 ) -> int:
     from moesim.hardware import override, read_profile
     from moesim.studies.identify.constants import Machine
-    from moesim.studies.paper_evaluate import Evaluator  # SciPy takes most of a second to import
-    from moesim.studies.paper_identify import identify_paper
-    from moesim.studies.paper_plan import NAME, read_plans
+    from moesim.studies.papers.evaluate import Evaluator  # SciPy takes most of a second to import
+    from moesim.studies.papers.identify import identify_paper
+    from moesim.studies.papers.plan import NAME, read_plans
 
     plans = read_plans(folder)
     papers_chosen = {one.paper for one in chosen}
@@ -154,7 +154,7 @@ def _answered(out: Path, found: dict[str, Identified]) -> dict[str, bytes]:
     """Make files of the answers, beside the derived ones if `moesim papers` has left them in this folder."""
     from moesim.plots.printed import printed  # Matplotlib takes a second to import
     from moesim.plots.style import pictures
-    from moesim.studies.three_ways import read_results, three_ways, write_constants, write_results
+    from moesim.studies.papers.three_ways import read_results, three_ways, write_constants, write_results
 
     files = {"identified.csv": identified(found, Format.CSV).encode(), "constants.csv": write_constants(found).encode()}
     if (out / "papers.csv").is_file():

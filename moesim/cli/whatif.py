@@ -23,7 +23,7 @@ from moesim.experiment.quick import quick
 from moesim.metrics.frames import frame_bytes
 
 if TYPE_CHECKING:
-    from moesim.studies.whatif import Line
+    from moesim.studies.whatif.study import Line
 
 
 def whatif(
@@ -49,9 +49,9 @@ def whatif(
 
     Example: moesim whatif experiments/fiddler-a6000.yaml --quick --vary "link.bytes_per_s x0.5,x2" --vary "cpu.memory 4->8"
     """
-    from moesim.studies.settings import parse_vary, single
-    from moesim.studies.whatif import RATES, variations_of
-    from moesim.studies.whatif import whatif as vary_experiment
+    from moesim.studies.whatif.settings import parse_vary, single
+    from moesim.studies.whatif.study import RATES, variations_of
+    from moesim.studies.whatif.study import whatif as vary_experiment
 
     if knobs:
         sys.stdout.write(knob_table(form))
@@ -86,7 +86,7 @@ def files_of(lines: Sequence[Line], small: bool = False) -> dict[str, bytes]:
 
 def knob_table(form: Format) -> str:
     """Write the table of knobs."""
-    from moesim.studies.knobs import KNOBS
+    from moesim.studies.whatif.knobs import KNOBS
 
     rows = [(knob.name, knob.values, knob.changes) for knob in KNOBS.values()]
     rows.append(("any key", "a value; xF, ±P% of a number", "of the experiment or the hardware profile, as --set spells it"))
@@ -96,7 +96,7 @@ def knob_table(form: Format) -> str:
 
 
 def _records(lines: Sequence[Line], small: bool) -> list[dict[str, Any]]:
-    from moesim.studies.whatif import records
+    from moesim.studies.whatif.study import records
 
     return [{**record, "quick": small} for record in records(lines)]
 
@@ -197,8 +197,8 @@ def _factor(factor: float) -> str:
 
 
 def _value(line: Line) -> str:
-    from moesim.studies.knobs import knob_of
-    from moesim.studies.settings import quantity
+    from moesim.studies.whatif.knobs import knob_of
+    from moesim.studies.whatif.settings import quantity
 
     return "" if line.at is None else f" ({quantity(line.at, knob_of(line.settings[0].knob).unit)})"
 

@@ -22,7 +22,7 @@ from moesim.hardware.schema import ProfileFile
 from moesim.model import ModelSpec
 from moesim.policies.declare import option_hints, option_parameters
 from moesim.policies.registry import POLICIES, policy_class
-from moesim.studies.knobs import KNOBS
+from moesim.studies.whatif.knobs import KNOBS
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.synthesis.parameter_set import NUMBERS, read_parameters
 from tests.hardware.test_hardware_nonsense import good

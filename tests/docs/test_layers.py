@@ -57,7 +57,7 @@ ONLY = {  # who may import what
     "safetensors": ["recorder.*"],
     "pydantic": [
         "studies.identify.observations",
-        "studies.paper_plan",
+        "studies.papers.plan",
         "studies.validation.choices",
         "experiment.config",
         "experiment.config_errors",

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from moesim.studies.published import PUBLISHED, paper_folder, read_published
-from moesim.studies.three_ways import KINDS, Summary, orders, published, read_results, summaries
+from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
+from moesim.studies.papers.three_ways import KINDS, Summary, orders, published, read_results, summaries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FRAME = read_results(DOCS / "background" / "results.csv")

@@ -11,12 +11,12 @@ import pytest
 
 from moesim.errors import ConfigError
 from moesim.studies.identify.constants import Constant
-from moesim.studies.paper_evaluate import stretched
-from moesim.studies.paper_identify import Identified, identify_paper
-from moesim.studies.paper_plan import Plan, read_plans
-from moesim.studies.paper_response import Point
-from moesim.studies.papers import Compared
-from moesim.studies.published import Published, paper_folder
+from moesim.studies.papers.compare import Compared
+from moesim.studies.papers.evaluate import stretched
+from moesim.studies.papers.identify import Identified, identify_paper
+from moesim.studies.papers.plan import Plan, read_plans
+from moesim.studies.papers.published import Published, paper_folder
+from moesim.studies.papers.response import Point
 
 PLAN = Plan.model_validate({"paper": "p", "hardware": "any", "spread": 0.02, "blocks": ["a", "b", "c"]})
 BASE = {"rate": 2.0, "cost": 1.0}
@@ -159,7 +159,7 @@ def test_totals_of_a_shortened_run_grow_with_its_tokens():
 def test_shipped_plans_name_figures_and_numbers_that_there_are():
     from moesim.hardware import override, read_profile
     from moesim.studies.identify.constants import Machine
-    from moesim.studies.published import PUBLISHED, read_published
+    from moesim.studies.papers.published import PUBLISHED, read_published
 
     folder = paper_folder()
     rows = read_published(folder / PUBLISHED)

@@ -8,9 +8,17 @@ import math
 import pandas as pd
 import pytest
 
-from moesim.studies.paper_identify import Answer, Identified
-from moesim.studies.published import Published
-from moesim.studies.three_ways import orders, published, read_results, summaries, three_ways, write_constants, write_results
+from moesim.studies.papers.identify import Answer, Identified
+from moesim.studies.papers.published import Published
+from moesim.studies.papers.three_ways import (
+    orders,
+    published,
+    read_results,
+    summaries,
+    three_ways,
+    write_constants,
+    write_results,
+)
 
 WORDS = dict.fromkeys(("ref", "unit", "baseline_input", "baseline", "where", "remark", "why"), "")
 

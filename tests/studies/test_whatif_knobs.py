@@ -16,9 +16,9 @@ from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.types import CostCurve, Transfer
 from moesim.model import load_model
-from moesim.studies.knobs import KNOBS, change, knob_of
-from moesim.studies.nominal import PCIE, memory_of, pcie_of
-from moesim.studies.scaling import (
+from moesim.studies.whatif.knobs import KNOBS, change, knob_of
+from moesim.studies.whatif.nominal import PCIE, memory_of, pcie_of
+from moesim.studies.whatif.scaling import (
     ONE,
     constant_us,
     faster_curve,
@@ -29,7 +29,7 @@ from moesim.studies.scaling import (
     time_at,
     wire_factors,
 )
-from moesim.studies.settings import Base, Changed, Setting, parse_vary, single
+from moesim.studies.whatif.settings import Base, Changed, Setting, parse_vary, single
 from tests.experiment.experiment_kit import small
 
 TWO = Fraction(2)

@@ -18,9 +18,9 @@ from moesim.core.table import Format
 from moesim.errors import InputError
 from moesim.experiment.config import parse_config
 from moesim.hardware import load_hardware
-from moesim.studies.knobs import change
-from moesim.studies.settings import Base, Changed, parse_vary, single
-from moesim.studies.whatif import Line, records, whatif
+from moesim.studies.whatif.knobs import change
+from moesim.studies.whatif.settings import Base, Changed, parse_vary, single
+from moesim.studies.whatif.study import Line, records, whatif
 from tests.experiment.experiment_kit import small, write_yaml
 
 LINK = "links.cpu0->gpu0.pinned.bytes_per_s"

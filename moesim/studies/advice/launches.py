@@ -17,7 +17,7 @@ from moesim.studies.advice.written import title
 
 if TYPE_CHECKING:
     from moesim.studies.advice.candidates import Candidate
-    from moesim.studies.limits import Limits
+    from moesim.studies.whatif.limits import Limits
 
 LARGE_SHARE: Final = 0.2
 """Share of a decode step from which on launches are said to decide."""
@@ -53,7 +53,7 @@ def gpu_share(limits: Limits) -> float:
 
     Examples
     --------
-    >>> from moesim.studies.limits import Limits
+    >>> from moesim.studies.whatif.limits import Limits
     >>> gpu_share(Limits({"link": 0.1, "CPU memory": 0.4, "GPU launches": 0.3, "decisions": 0.2}))
     0.5
     """

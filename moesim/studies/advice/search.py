@@ -22,7 +22,7 @@ from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, lay
 from moesim.studies.advice.routing import Routing, shortest_prompt
 from moesim.studies.advice.setting import PLACE, Setting
 from moesim.studies.advice.written import experiment_of, title
-from moesim.studies.limits import Limits, limits_of
+from moesim.studies.whatif.limits import Limits, limits_of
 
 COARSE: Final = 5
 """Points of a family's coarse grid."""

@@ -1,8 +1,8 @@
 """A machine with another memory, processor, GPU or link: what of a profile's numbers changes, and how.
 
 A profile states costs, not their causes. How each kind of number answers to a faster part is said here once, for
-`moesim.studies.knobs` (which writes it as overrides of a profile) and `moesim.studies.limits` (which asks what a part that took
-no time would save). `docs/guide/whatif.md` has the rules in words.
+`moesim.studies.whatif.knobs` (which writes it as overrides of a profile) and `moesim.studies.whatif.limits` (which asks what
+a part that took no time would save). `docs/guide/whatif.md` has the rules in words.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.studies.crossing import REACH, Crossing, search_all
-from moesim.studies.knobs import change, knob_of
-from moesim.studies.limits import RESOURCES
-from moesim.studies.settings import JOINED, Base, Changed, Setting
-from moesim.studies.shots import METRICS, Runs, Shot
+from moesim.studies.whatif.crossing import REACH, Crossing, search_all
+from moesim.studies.whatif.knobs import change, knob_of
+from moesim.studies.whatif.limits import RESOURCES
+from moesim.studies.whatif.settings import JOINED, Base, Changed, Setting
+from moesim.studies.whatif.shots import METRICS, Runs, Shot
 
 RATES = ("link.bytes_per_s", "cpu.memory_bandwidth", "cpu.compute", "gpu.memory_bandwidth", "gpu.compute")
 """Knobs of the machine of which more should be better."""

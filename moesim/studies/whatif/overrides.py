@@ -10,7 +10,7 @@ from typing import Any
 from moesim.errors import HardwareError
 from moesim.hardware import HardwareProfile, weakest
 from moesim.hardware.types import CostCurve, Device, Link, Transfer
-from moesim.studies.scaling import ONE, faster_device, faster_transfer, shared_shares
+from moesim.studies.whatif.scaling import ONE, faster_device, faster_transfer, shared_shares
 
 _PROOF = {"published": "ref", "spec-sheet": "ref", "derived": "how", "assumed": "why"}
 _PPM = 1_000_000
@@ -73,7 +73,7 @@ def written_curve(profile: HardwareProfile, curve: CostCurve, told: Told) -> dic
 def faster_devices(
     profile: HardwareProfile, devices: Iterable[Device], memory: Fraction, compute: Fraction, told: Told
 ) -> Overrides:
-    """Give devices a faster memory or more operations a second; see `moesim.studies.scaling.faster_device`."""
+    """Give devices a faster memory or more operations a second; see `moesim.studies.whatif.scaling.faster_device`."""
     found: Overrides = {}
     for device in devices:
         new, key = faster_device(device, memory, compute), f"devices.{device.name}"

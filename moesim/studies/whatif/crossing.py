@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from moesim.errors import InputError, MoesimError
-from moesim.studies.knobs import knob_of
-from moesim.studies.limits import Limits
-from moesim.studies.settings import Base, Changed
-from moesim.studies.shots import Runs
+from moesim.studies.whatif.knobs import knob_of
+from moesim.studies.whatif.limits import Limits
+from moesim.studies.whatif.settings import Base, Changed
+from moesim.studies.whatif.shots import Runs
 
 REACH = Fraction(8)
 """The search goes from the machine as it is to eight times as much, or an eighth."""

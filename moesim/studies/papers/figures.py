@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.studies.published import PUBLISHED, SHARED, Published
+from moesim.studies.papers.published import PUBLISHED, SHARED, Published
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, unknown_name
 from moesim.experiment.config import Config
 from moesim.hardware.schema import is_number, type_at
-from moesim.studies.overrides import Told, changed_number
-from moesim.studies.settings import Base, Changed, Knob, Setting, shown
+from moesim.studies.whatif.overrides import Told, changed_number
+from moesim.studies.whatif.settings import Base, Changed, Knob, Setting, shown
 
 
 def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool = False, most: int | None = None) -> Knob:

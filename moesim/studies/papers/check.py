@@ -10,10 +10,10 @@ from moesim.experiment.config import Config
 from moesim.experiment.sweep import expand
 from moesim.metrics.naming import policy_label
 from moesim.model import load_model
-from moesim.studies.cost_figures import check_cost
-from moesim.studies.papers import select, sides
-from moesim.studies.published import Published
-from moesim.studies.routing_figures import check_figure
+from moesim.studies.papers.compare import select, sides
+from moesim.studies.papers.cost_figures import check_cost
+from moesim.studies.papers.published import Published
+from moesim.studies.papers.routing_figures import check_figure
 
 
 def check_answers(rows: Iterable[Published], configs: Mapping[str, Config], place: str) -> None:

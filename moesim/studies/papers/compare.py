@@ -1,6 +1,6 @@
 """Published results beside simulated ones: every printed figure that the simulator can speak to, and those it cannot.
 
-Which they are is data (`moesim.studies.published`). Nothing is fitted to a figure: this is a report, whatever comes out.
+Which they are is data (`moesim.studies.papers.published`). Nothing is fitted to a figure: this is a report, whatever comes out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.studies.cost_figures import machine_cost
-from moesim.studies.decision_time import decision_share
-from moesim.studies.published import BOUNDS, RATIOS, RUNS, Published
-from moesim.studies.routing_figures import routing_figure
+from moesim.studies.papers.cost_figures import machine_cost
+from moesim.studies.papers.decision_time import decision_share
+from moesim.studies.papers.published import BOUNDS, RATIOS, RUNS, Published
+from moesim.studies.papers.routing_figures import routing_figure
 
 Row = Mapping[str, Any]
 NEAR = 0.1

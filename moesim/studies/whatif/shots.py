@@ -14,7 +14,7 @@ from moesim.experiment.pool import Pool, make_pool, usable_cores
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.studies.limits import Limits, limits_of
+from moesim.studies.whatif.limits import Limits, limits_of
 
 if TYPE_CHECKING:
     from moesim.metrics import Value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moesim.hardware.costs import CostModel
 from moesim.metrics.causes import CAUSES, task_cause
 from moesim.records import TaskRecord
-from moesim.studies.scaling import ONE, faster_device
+from moesim.studies.whatif.scaling import ONE, faster_device
 
 if TYPE_CHECKING:
     from moesim.experiment.runner import Inputs

@@ -58,8 +58,8 @@ class Published:
     # baseline_input, baseline: the same for the other side of a ratio; the input is the same one if empty
     baseline_input: str
     baseline: str
-    # of runs: a column of the results, or one of `moesim.studies.papers.DERIVED`; `"1/"` before it turns "less is better" into a
-    # speed. Else the name of a statistic or of a cost
+    # of runs: a column of the results, or one of `moesim.studies.papers.compare.DERIVED`; `"1/"` before it turns
+    # "less is better" into a speed. Else the name of a statistic or of a cost
     metric: str
     # `"model=mixtral-8x7b;batch_size=4|16"`: settings of the runs that count (empty: all), or arguments of the statistic or cost.
     # `cache_ratio=0.25>0` names the settings of a system and of its baseline, where they differ

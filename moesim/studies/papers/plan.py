@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
-from moesim.studies.published import Published
+from moesim.studies.papers.published import Published
 
 NAME = "_identify.yaml"
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
-from moesim.studies.published import BOUNDS
+from moesim.studies.papers.published import BOUNDS
 
 if TYPE_CHECKING:
-    from moesim.studies.papers import Compared
+    from moesim.studies.papers.compare import Compared
 
 Scores = tuple[float, float]  # logarithms of what is printed and of what is simulated, on a scale of their own
 _ABSOLUTE = ""  # the node that values are ratios over

@@ -11,10 +11,10 @@ from typing import IO
 import pandas as pd
 
 from moesim.core.text import cell, uncell
-from moesim.studies.paper_identify import Identified
-from moesim.studies.papers import Compared
-from moesim.studies.published import Published
-from moesim.studies.rank_agreement import Agreement, agreements
+from moesim.studies.papers.compare import Compared
+from moesim.studies.papers.identify import Identified
+from moesim.studies.papers.published import Published
+from moesim.studies.papers.rank_agreement import Agreement, agreements
 
 KINDS = ("value", "speedup", "gain")
 COLUMNS = ("identified", "ratio_identified", "with_all", "consistent")

@@ -9,7 +9,7 @@ from typing import Final
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile
-from moesim.studies.settings import Setting
+from moesim.studies.whatif.settings import Setting
 
 _CODED = Fraction(128, 130)  # of the bits on the wire, from generation 3 on
 PCIE: Final = {gen: gigatransfers * _CODED * 10**9 / 8 for gen, gigatransfers in ((3, 8), (4, 16), (5, 32))}

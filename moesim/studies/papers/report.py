@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.core.table import Format, render, render_records
 from moesim.policies.registry import policy_info
-from moesim.studies.paper_figures import Figure
-from moesim.studies.papers import Compared, Variant
-from moesim.studies.published import BOUNDS, Published
-from moesim.studies.rank_agreement import Agreement
+from moesim.studies.papers.compare import Compared, Variant
+from moesim.studies.papers.figures import Figure
+from moesim.studies.papers.published import BOUNDS, Published
+from moesim.studies.papers.rank_agreement import Agreement
 
 if TYPE_CHECKING:
-    from moesim.studies.paper_identify import Answer, Identified
+    from moesim.studies.papers.identify import Answer, Identified
 
 HEADINGS = [
     "figure",

@@ -14,10 +14,10 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.spec import RunSpec
 from moesim.hardware import HardwareProfile
 from moesim.studies.identify.constants import Machine
-from moesim.studies.paper_plan import Plan
-from moesim.studies.paper_response import Point
-from moesim.studies.papers import Compared, compare, select, sides
-from moesim.studies.published import Published
+from moesim.studies.papers.compare import Compared, compare, select, sides
+from moesim.studies.papers.plan import Plan
+from moesim.studies.papers.published import Published
+from moesim.studies.papers.response import Point
 from moesim.trace import Trace
 
 Row = Mapping[str, Any]
@@ -37,7 +37,7 @@ class Evaluator:
     _experiments: dict[str, Experiment] = field(default_factory=dict, init=False)
 
     def __call__(self, points: Sequence[Point | None], which: Sequence[int]) -> list[list[Compared]]:
-        """Compare rows on each machine; see `moesim.studies.paper_identify.Evaluate`."""
+        """Compare rows on each machine; see `moesim.studies.papers.identify.Evaluate`."""
         rows = [self.rows[index] for index in which]
         results: list[dict[str, list[Row]]] = [{} for _ in points]
         for name in dict.fromkeys(one for row in rows for one in (row.experiment, row.baseline_experiment) if one):

@@ -11,9 +11,9 @@ from moesim.errors import ConfigError, HardwareError, InputError
 from moesim.experiment.config import parse_config
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.types import Device
-from moesim.studies.nominal import PCIE, memory_of, parse_memory, parse_pcie, pcie_of
-from moesim.studies.number_knobs import cache, cache_highest, cache_scale, cache_size, raw_knob, setting_knob
-from moesim.studies.overrides import (
+from moesim.studies.whatif.nominal import PCIE, memory_of, parse_memory, parse_pcie, pcie_of
+from moesim.studies.whatif.number_knobs import cache, cache_highest, cache_scale, cache_size, raw_knob, setting_knob
+from moesim.studies.whatif.overrides import (
     Overrides,
     Told,
     curves_of,
@@ -23,8 +23,8 @@ from moesim.studies.overrides import (
     replaced_device,
     shared_memories,
 )
-from moesim.studies.scaling import ONE, constant_us, rate_of, wire_factors
-from moesim.studies.settings import JOINED, Base, Changed, Knob, Setting, quantity, shown
+from moesim.studies.whatif.scaling import ONE, constant_us, rate_of, wire_factors
+from moesim.studies.whatif.settings import JOINED, Base, Changed, Knob, Setting, quantity, shown
 
 _GB = 10**9
 _FURTHEST = 1000
