@@ -184,7 +184,7 @@ def _override(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
             raise HardwareError(f"{place}: {key}: {unknown_key(steps[:end])}")
     number = is_number(steps)
     if number and not isinstance(value, Mapping):
-        value = {"value": value, "source": "assumed", "why": f"set in {place}"}
+        value = {"value": value, "source": "assumed", "why": "set by the experiment"}
     here: Any = raw
     for position, step in enumerate(steps[:-1]):
         inside = here[step] if (step in here if isinstance(here, dict) else _has(here, step)) else None

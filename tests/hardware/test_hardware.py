@@ -378,7 +378,7 @@ def test_overrides_are_labelled_assumed(tiny_path: str) -> None:
     assert profile.name == "other"
     assert profile.path == tiny_path
     number = profile.numbers["devices.gpu0.memory_bytes"]
-    assert (number.source, number.ref) == ("assumed", "set in e.yaml: hardware")
+    assert (number.source, number.ref) == ("assumed", "set by the experiment")
     assert profile.numbers["devices.cpu0.launch_us"].source == "assumed"
     assert profile.numbers["devices.gpu0.flops"].source == "spec-sheet"
     assert profile.overrides[:2] == ("devices.gpu0.memory_bytes", "links.cpu0->gpu0.pinned.bytes_per_s")
