@@ -9,7 +9,7 @@ from moesim.engine import movement, runs
 from moesim.engine.checks import device_of, fail, unit_of
 from moesim.engine.lanes import submit, submit_next, wake
 from moesim.engine.machine import AHEAD, Task
-from moesim.engine.state import State, next_number, state_is_there, when_state
+from moesim.engine.state import State, state_is_there, when_state
 from moesim.engine.visit import SKIPPED
 from moesim.errors import unknown_name
 from moesim.policy import Action, Drop, Fetch, Move, Predict, Run, Send, Skip
@@ -89,7 +89,7 @@ def predict(state: State, action: Predict) -> None:
         fail(state, what, f"measure a contention pair with '{name}.side', or use lane='main'")
     work = state.costs.predict_ns(name, state.step_rows, source)
     lane = device.main if lane_name == "main" else device.side
-    key = next_number(state) + (AHEAD if lane_name == "main" else 0)
+    key = next(state.task_numbers) + (AHEAD if lane_name == "main" else 0)
     task = Task(key, "predict", step, layer, -1, state.step_rows, work, state.now, state.now)
     task.then = lambda: state.predicted.append((step, layer, source, predictor))
     needed = predictor.needs_layer(layer)

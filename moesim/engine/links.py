@@ -66,9 +66,8 @@ def send_message(
     crossing: Crossing | None = None,
 ) -> None:  # fmt: skip
     """Queue what is no expert: a message, or activations that share the link; ``then()`` follows its arrival."""
-    state.fetch_number += 1
     layer, rows, cause = (-1, 0, "message") if crossing is None else (crossing.layer, crossing.rows, "activation")
-    message = Transfer(state.fetch_number, -1, layer, -1, n_bytes, n_bytes, path, urgency, state.now, path[0], cause)
+    message = Transfer(next(state.fetch_numbers), -1, layer, -1, n_bytes, n_bytes, path, urgency, state.now, path[0], cause)
     message.rows, message.on_arrival = rows, then
     enqueue(state, path[0], message)
 

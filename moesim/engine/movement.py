@@ -57,9 +57,9 @@ def _new_transfer(state: State, layer: int, expert: int, unit: int, device: Devi
         fail(state, f"Fetch(L{layer}/E{expert}, {device.name}): {known}", "leave source out, or fetch it to there first")
     copy.in_use += 1
     path = path_between(state, src.name, device.name)
-    number = state.fetch_number = state.fetch_number + 1
     transfer = Transfer(
-        number, unit, layer, expert, n_bytes, n_bytes, path, urgency, state.now, path[0], src.name, device, pool
+        next(state.fetch_numbers), unit, layer, expert, n_bytes, n_bytes, path, urgency, state.now, path[0], src.name, device,
+        pool,
     )  # fmt: skip
     device.pending[unit] = transfer
     enqueue(state, path[0], transfer)

@@ -11,7 +11,7 @@ from moesim.engine.checks import device_of, fail, unit_of
 from moesim.engine.lanes import submit, take_in_turn, wake
 from moesim.engine.links import cross
 from moesim.engine.machine import Group, Task
-from moesim.engine.state import State, new_visit, next_number, state_is_there, when_state
+from moesim.engine.state import State, new_visit, state_is_there, when_state
 from moesim.engine.visit import FRESH, STALE, Early, Visit
 from moesim.errors import unknown_name
 from moesim.policy import Run
@@ -40,7 +40,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(visit, device, read)
-    now, pending, row_ids = state.now, visit.pending, rows
+    now, pending, row_ids, numbers = state.now, visit.pending, rows, state.task_numbers
     for expert in experts:
         unit = visit.base + expert
         if rows is None:
@@ -61,7 +61,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
             for row in rows:
                 group.union |= 1 << int(row)  # a NumPy integer would overflow
         work = device.expert_ns(n_rows)
-        task = Task(next_number(state), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
+        task = Task(next(numbers), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
         task.row_ids = row_ids
         copy = device.memory.copies.get(unit)
         if copy is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim.engine.machine import Crossing, DeviceState, Lane, LinkState, Medium, Task, Transfer
@@ -102,8 +103,8 @@ class State:
     media_to_start: list[Medium] = field(default_factory=list)
     blocked: list[Medium] = field(default_factory=list)  # their queues wait for memory; tried again at every instant
     # The present step and layer.
-    number: int = 0  # of the latest task
-    fetch_number: int = 0  # of the latest transfer
+    task_numbers: Iterator[int] = field(default_factory=lambda: count(1))  # the submission order on lanes
+    fetch_numbers: Iterator[int] = field(default_factory=lambda: count(1))  # the same of transfers
     step: Step = None  # type: ignore[assignment]
     step_rows: int = 0
     micro: tuple[MicroBatch, ...] = ()
@@ -128,12 +129,6 @@ class State:
         self.steps = iter(self.workload.steps)
 
 
-def next_number(state: State) -> int:
-    """Number a task: the submission order on its lane."""
-    state.number += 1
-    return state.number
-
-
 def state_is_there(state: State, layer: int) -> bool:
     """Whether the gate input of a layer exists in this step, for all rows."""
     visit = state.visit
@@ -149,7 +144,7 @@ def when_state(state: State, layer: int, call: Callable[[], None]) -> None:
 
 def new_task(state: State, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None = None) -> Task:
     """Make a task of the present step that is no expert's."""
-    task = Task(next_number(state), kind, state.step.index, layer, mb, rows, work, state.now, state.now)
+    task = Task(next(state.task_numbers), kind, state.step.index, layer, mb, rows, work, state.now, state.now)
     task.then = then
     return task
 
