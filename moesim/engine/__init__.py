@@ -14,8 +14,8 @@ The ten rules, each with an exact-timeline test in ``tests/engine/test_engine_ru
 4.  A lane of a device does one task at a time, in order of submission; what still lacks weights or inputs is passed over.
 5.  A link has one direction, one transfer at a time, and never interrupts it. Of those that could start the most urgent goes
     first, then the oldest. Chunks let a demand in between; the links of a medium take turns; every hop stores before it forwards.
-6.  A transfer takes its memory when it begins; dropping or evicting gives it back. Runs and copies, waiting or under way, pin
-    what they read on a device. Copies on backing devices never go.
+6.  A transfer takes its memory when it begins; dropping or evicting gives it back. What a Run or a
+    copy reads on a device, waiting or under way, is in use and stays. Copies on backing devices never go.
 7.  A Run brings no weights: they are there, or a fetch of them is under way.
 8.  The rows of a group of runs cross to a device together, each once, and so do their outputs.
 9.  Named activities that overlap slow each other down to the rates measured for the pair, the smallest of several.

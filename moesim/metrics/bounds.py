@@ -76,13 +76,13 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
         dense = [cheapest.dense(step, micro) for micro in step.micro]
         shared = cheapest.shared(step)
         first = min(min(attention) + min(rest) for attention, rest in dense)  # each may be on a device of its own
-        for layer, loads in enumerate(_loads(step)):
-            visits.append([(layer, expert) for expert in loads])
-            experts = [cheapest.expert(rows) for rows in loads.values()]
+        for layer, rows_of in enumerate(_rows_by_expert(step)):
+            visits.append([(layer, expert) for expert in rows_of])
+            experts = [cheapest.expert(rows) for rows in rows_of.values()]
             computed += [on_cpu for _, on_cpu in experts] if cheapest.n_cpus else []
             asked += experts
             before += first
-            key = (tuple(sorted(loads.values())), tuple(dense), tuple(shared))
+            key = (tuple(sorted(rows_of.values())), tuple(dense), tuple(shared))
             if key not in known:
                 known[key] = first + cheapest.split(experts + shared)
                 if len(step.micro) > 1:  # experts of one run beside the dense part of another: what the lanes do in all
@@ -95,14 +95,14 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
     return RunBounds(compute, transfer, fewest)
 
 
-def _loads(step: Step) -> Iterator[dict[int, int]]:
+def _rows_by_expert(step: Step) -> Iterator[dict[int, int]]:
     """Rows of each active expert, layer by layer, over the micro-batches of a step."""
     for layers in zip(*(micro.layers for micro in step.micro), strict=True):
-        loads: dict[int, int] = {}
+        rows_of: dict[int, int] = {}
         for routing in layers:
             for expert in routing.active:
-                loads[expert] = loads.get(expert, 0) + routing.loads[expert]
-        yield loads
+                rows_of[expert] = rows_of.get(expert, 0) + routing.rows[expert]
+        yield rows_of
 
 
 class _Cheapest:
@@ -213,7 +213,7 @@ def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, in
         Of Belady's rule, with the best content at the start; a lookup is a layer visit and an expert.
         A cache that fetches ahead can have more hits; fetches it can only save as many.
     """
-    visits = [[(layer, e) for e in loads] for step in workload.steps for layer, loads in enumerate(_loads(step))]
+    visits = [[(layer, e) for e in rows_of] for step in workload.steps for layer, rows_of in enumerate(_rows_by_expert(step))]
     return _belady(visits, model, slots)
 
 

@@ -42,17 +42,17 @@ def check_slots(policy: Any, workload: tuple[Trace, Workload], records: Records)
     for step in workload[1].steps:
         for micro in step.micro:
             for layer, routing in enumerate(micro.layers):
-                wanted.update({(step.index, layer, expert): routing.loads[expert] for expert in routing.active})
+                wanted.update({(step.index, layer, expert): routing.rows[expert] for expert in routing.active})
                 mass[step.index] += 0 if routing.weights is None else routing.weights.sum(dtype=np.float64)
     if policy.exact:
         expect(ran == wanted, "experts were executed for other rows than were routed to them")
         expect(not records.inexact, "exact, and yet not all slots are fresh")
         return
-    settled, slots = _by_visit(ran), _by_visit(wanted)
+    served, slots = _by_visit(ran), _by_visit(wanted)
     for inexact in records.inexact:
         if inexact.kind == "skipped":
-            settled[inexact.step, inexact.layer] += inexact.slots
-    expect(settled == slots, "rows executed and slots skipped are not the slots there were")
+            served[inexact.step, inexact.layer] += inexact.slots
+    expect(served == slots, "rows executed and slots skipped are not the slots there were")
     lost: dict[int, float] = defaultdict(float)
     for inexact in records.inexact:
         lost[inexact.step] += inexact.mass or 0

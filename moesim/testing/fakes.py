@@ -131,7 +131,7 @@ class FakeView:
         self.pools: dict[tuple[str, str], Pool] = {}
         self._resident: dict[tuple[str, int, int], str] = {}
         self._pending: dict[tuple[str, int, int], int] = {}
-        self._pinned: set[tuple[str, int, int]] = set()
+        self._in_use: set[tuple[str, int, int]] = set()
 
     # ------------------------------------------------------------------------------------------------- set by hand
     def use(self, placement: Placement) -> None:
@@ -157,10 +157,12 @@ class FakeView:
         for expert in experts:
             self._pending[device, layer, expert] = remaining_ns
 
-    def pin(self, layer: int, experts: Sequence[int], device: str, pinned: bool = True) -> None:
-        """Pin experts, or unpin them."""
+    def hold(self, layer: int, experts: Sequence[int], device: str, in_use: bool = True) -> None:
+        """Make experts in use, or no longer so."""
         keys = {(device, layer, expert) for expert in experts}
-        self._pinned = self._pinned | keys if pinned else self._pinned - keys
+        self._in_use = self._in_use | keys if in_use else self._in_use - keys
+
+    pin = hold  # the old name, for one version
 
     # ---------------------------------------------------------------------------------------------------- the view
     @property
@@ -213,8 +215,8 @@ class FakeView:
         return (device, layer, expert) in self._pending
 
     def is_in_use(self, layer: int, expert: int, device: str) -> bool:
-        """Say whether it was pinned."""
-        return (device, layer, expert) in self._pinned
+        """Say whether it is in use."""
+        return (device, layer, expert) in self._in_use
 
     is_pinned = is_in_use  # the old name, for one version
 

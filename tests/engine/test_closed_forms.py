@@ -29,7 +29,7 @@ def _work(n_requests: int = 1) -> Any:
 
 def _active(work: Any) -> list[list[list[int]]]:
     """Rows of each active expert, by step and layer."""
-    return [[[n for n in layer.loads if n] for layer in step.micro[0].layers] for step in work.steps]
+    return [[[n for n in layer.rows if n] for layer in step.micro[0].layers] for step in work.steps]
 
 
 EVERYTHING = [Copy(layer, range(EXPERTS), "gpu0") for layer in range(LAYERS)]

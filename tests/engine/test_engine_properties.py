@@ -312,7 +312,7 @@ def _check_rows(records: Records, wild: Wild, work: Any) -> None:
     for step in work.steps:
         for mb in step.micro:
             for layer, routing in enumerate(mb.layers):
-                for expert, n in enumerate(routing.loads):
+                for expert, n in enumerate(routing.rows):
                     routed[step.index, layer, expert if wild.exact else -1] += n
     assert +ran == +routed
     if not wild.exact:

@@ -98,12 +98,12 @@ def test_lru_evicts_what_was_used_longest_ago_and_nothing_in_use() -> None:
     view = start(policy, slots=12)  # residents 0, 1, 2 of each layer
     actions = list(policy.decide(routed([[0, 5]]), view))
     assert actions == [Fetch(0, [5], "gpu0", 0, "cache"), Run(0, [0, 5], "gpu0")]
-    view.pin(0, [1], "gpu0")
+    view.hold(0, [1], "gpu0")
     assert policy.evict(Fetch(0, [5], "gpu0"), view) == (0, 2)
     view.remove(0, [2], "gpu0")
-    view.pin(0, [0], "gpu0")
+    view.hold(0, [0], "gpu0")
     assert policy.evict(Fetch(0, [6], "gpu0"), view) is None
-    view.pin(0, [1, 0], "gpu0", pinned=False)
+    view.hold(0, [1, 0], "gpu0", in_use=False)
     assert policy.evict(Fetch(0, [6], "gpu0"), view) == (0, 1)
     assert policy.evict(Fetch(1, [6], "gpu0"), view) == (1, 0)
 
@@ -201,7 +201,7 @@ def test_belady_counts_layers_still_to_come_in_this_step() -> None:
     policy.bind_oracle(_Future({(0, 0): [4], (1, 0): [4, 5], (2, 0): [3], (3, 0): [3, 9]}))
     view = start(policy, slots=4)  # expert 0 of each layer
     policy.decide(routed([[0, 5]], layer=1, step=3), view)
-    view.pin(1, [0], "gpu0")
+    view.hold(1, [0], "gpu0")
     assert policy.evict(Fetch(1, [5], "gpu0"), view) == (0, 0)  # layers 2 and 3 use theirs in step 3
 
 

@@ -362,14 +362,14 @@ def test_the_victim_has_the_smallest_score_and_ties_go_to_the_least_recently_use
     part.used(scored([[0.1, 0.4, 0, 0, 0.3, 0.2, 0, 0]], [[1, 4]]))
     part.used(scored([[0.1, 0.4, 0, 0, 0.3, 0.2, 0, 0]], [[2, 4]]))  # 2 is used, though it is not among the top p
     asked = Fetch(0, (4,), "gpu0")
-    view.pin(0, [3], "gpu0")
+    view.hold(0, [3], "gpu0")
     assert part.victim(asked, view) == (0, 2)
     view.remove(0, [2], "gpu0")
-    view.pin(0, [3], "gpu0", pinned=False)
+    view.hold(0, [3], "gpu0", in_use=False)
     part.inserted(0, [2])
     view.put(0, [2], "gpu0")
     assert part.victim(asked, view) == (0, 3)  # used before 2, and both have score 0
-    view.pin(0, [0, 1, 2], "gpu0")
+    view.hold(0, [0, 1, 2], "gpu0")
     assert part.victim(asked, view) is None
 
 
@@ -385,7 +385,7 @@ def test_the_cache_keeps_what_the_reference_scores_highest() -> None:
         active = sorted(np.argsort(-scores)[:2].tolist())
         part.used(scored([scores.tolist()], [active]))
         s = mrs_update(s, keep_top(scores, 4))
-        view.pin(0, active, "gpu0")
+        view.hold(0, active, "gpu0")
         for expert in [e for e in active if e not in held]:
             victim = min([e for e in held if e not in active], key=lambda e: s[e])
             part.inserted(0, [expert])
@@ -394,7 +394,7 @@ def test_the_cache_keeps_what_the_reference_scores_highest() -> None:
             view.remove(0, [victim], "gpu0")
             view.put(0, [expert], "gpu0")
             held[held.index(victim)] = expert
-        view.pin(0, active, "gpu0", pinned=False)
+        view.hold(0, active, "gpu0", in_use=False)
     assert len(evicted) > 30
 
 

@@ -264,11 +264,11 @@ def test_arc_names_only_what_is_idle() -> None:
     policy = Composed(replacement="arc")
     view = start(policy, slots=8)
     policy.decide(routed([[2, 3]]), view)
-    view.pin(0, [0], "gpu0")
+    view.hold(0, [0], "gpu0")
     assert policy.evict(Fetch(0, [2], "gpu0"), view) == (0, 1)
     view.remove(0, [1], "gpu0")
     assert policy.evict(Fetch(0, [3], "gpu0"), view) is None
-    view.pin(0, [0], "gpu0", pinned=False)
+    view.hold(0, [0], "gpu0", in_use=False)
     assert policy.evict(Fetch(0, [3], "gpu0"), view) == (0, 0)
 
 

@@ -81,9 +81,9 @@ def test_on_demand_fetches_runs_and_drops() -> None:
         Run(0, [0, 1, 3], "gpu0"),
     ]
     view.put(0, [0, 1], "gpu0", "staging")
-    view.pin(0, [0], "gpu0")
+    view.hold(0, [0], "gpu0")
     assert policy.evict(Fetch(0, [3], "gpu0", 0, "staging"), view) == (0, 1)
-    view.pin(0, [1], "gpu0")
+    view.hold(0, [1], "gpu0")
     assert policy.evict(Fetch(0, [3], "gpu0", 0, "staging"), view) is None
     assert list(policy.decide(LayerEnd(0, 0), view)) == [Drop(0, [0, 1], "gpu0")]
 

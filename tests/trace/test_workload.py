@@ -107,9 +107,9 @@ def test_routing_is_that_of_the_trace() -> None:
         assert routed.scores is not None
         assert np.array_equal(routed.scores, trace.scores[step.rows, layer])
         loads = [int((experts == e).sum()) for e in range(16)]
-        assert routed.loads == tuple(loads)
+        assert routed.rows == tuple(loads)
         assert routed.active == tuple(e for e in range(16) if loads[e])
-        assert all(type(n) is int for n in (*routed.loads, *routed.active))
+        assert all(type(n) is int for n in (*routed.rows, *routed.active))
 
 
 def test_routing_cannot_be_changed_by_a_policy() -> None:
@@ -126,7 +126,7 @@ def test_routing_is_kept_only_while_it_is_small(keep_bytes: int, monkeypatch: py
     assert first.micro is before  # the step at hand is always kept
     assert second.micro is second.micro
     assert (first.micro is before) == (keep_bytes > 0)
-    assert first.micro[0].layers[0].loads == before[0].layers[0].loads
+    assert first.micro[0].layers[0].rows == before[0].layers[0].rows
 
 
 def test_prompts_of_the_very_length_come_first_and_longer_ones_give_their_end() -> None:

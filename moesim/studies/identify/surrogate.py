@@ -55,7 +55,7 @@ class Surrogate:
         for s, step in enumerate(steps):
             for layer in range(n_layers):
                 routed = step.micro[0].layers[layer]
-                for expert, load in zip(routed.active, (routed.loads[e] for e in routed.active), strict=True):
+                for expert, load in zip(routed.active, (routed.rows[e] for e in routed.active), strict=True):
                     if bool(on_gpu[layer, expert]) is where:
                         found[s, layer, load] += 1
         return found

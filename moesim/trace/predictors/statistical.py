@@ -140,7 +140,7 @@ class _Past:
 
 
 def _stack_loads(layers: Any) -> NDArray[np.int64]:
-    return np.array([layer.loads for layer in layers], np.int64)
+    return np.array([layer.rows for layer in layers], np.int64)
 
 
 def _add_pairs(counts: NDArray[Any], layers: Any) -> None:

@@ -28,8 +28,8 @@ class LayerRouting(NamedTuple):
     experts: NDArray[Any]  # (n_rows, top_k) ids in rank order
     weights: NDArray[Any] | None  # (n_rows, top_k) as the model uses them; None if not recorded
     scores: NDArray[Any] | None  # (n_rows, n_experts) full softmax; None if not recorded
-    loads: tuple[int, ...]  # (n_experts,) rows per expert
-    active: tuple[int, ...]  # experts with a load, ascending
+    rows: tuple[int, ...]  # (n_experts,) rows of each expert
+    active: tuple[int, ...]  # experts with rows, ascending
 
 
 class MicroBatch(NamedTuple):
@@ -100,7 +100,7 @@ def layer_routing(
     >>> import numpy as np
     >>> ids = np.array([[[2, 0]], [[2, 1]]], dtype=np.uint8)
     >>> layer = layer_routing(ids, np.ones((2, 1, 2), np.float16), None, 4)[0]
-    >>> layer.loads, layer.active
+    >>> layer.rows, layer.active
     ((1, 1, 2, 0), (0, 1, 2))
     """
     n_layers = experts.shape[1]
