@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import moesim.trace.subset
+import moesim.trace.files
 from moesim.cli.main import main
 from moesim.errors import InputError, TraceError
 from moesim.experiment import run_experiment
@@ -58,7 +58,7 @@ def with_everything() -> Trace:
 
 @pytest.mark.parametrize("limit", [0, 2**30], ids=["on-disk", "in-memory"])
 def test_a_subset_keeps_what_was_recorded(limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(moesim.trace.subset, "_IN_MEMORY_BYTES", limit)
+    monkeypatch.setattr(moesim.trace.files, "_IN_MEMORY_BYTES", limit)
     whole = with_everything()
     part = subset(whole, [1, 4], folder=tmp_path)
     part.check()
