@@ -1,6 +1,6 @@
 """The engine: devices, links, memory and time. It knows no policy, no phase and no model by name.
 
-The ten rules, each with an exact-timeline test in ``tests/engine/test_engine_rules.py``:
+The ten rules, each with an exact-timeline test in ``tests/engine/test_rules_*.py``:
 
 1.  All times are whole nanoseconds, and equal inputs give equal timelines wherever they are run.
 2.  What falls on one instant is told in this order: what has ended and what memory that frees; Fetched and Ran; the end of a

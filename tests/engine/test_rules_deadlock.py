@@ -1,0 +1,51 @@
+"""Rule 10: a deadlock says who waits for what.
+
+Timelines are exact: literal ns, drawn by hand next to the test, a column is 20 ns unless a scale is given.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from moesim.errors import DeadlockError
+from moesim.policy import (
+    Copy,
+    Run,
+)
+from tests.engine.engine_kit import (
+    Script,
+    play,
+)
+from tests.engine.rules_kit import (
+    ALL,
+    ONE,
+    on_demand,
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (Script(hear=["Routed"]), ["layer 0 has 2 unserved slots of experts [0, 1]: no Run or Skip names them"]),
+        (
+            Script({("Routed", 0, 0, 0): on_demand}, copies=[Copy(1, [0], "gpu0")], slots=1),
+            [
+                "Fetch(L0/E0, gpu0, urgency=0) waits for memory in pool 'cache' (1 kB of 1 kB used, evict returned None)",
+                "Run(L0/E0, gpu0) waits for its fetch",
+            ],
+        ),
+        (
+            Script({("Routed", 0, 0, 0): [Run(0, [0, 1], "gpu0"), Run(1, [3], "cpu0", [0])], ("Routed", 0, 1, 0): []}, copies=ALL,
+                   exact=False),
+            ["layer 1 has 1 unserved slots of experts [2]"],
+        ),
+    ],
+)  # fmt: skip
+def test_rule_10_a_deadlock_says_who_waits_for_what(script: Script, says: list[str]) -> None:
+    with pytest.raises(DeadlockError) as error:
+        play(script, ONE, name="lazy")
+    message = str(error.value)
+    assert message.startswith("t=") and "nothing can happen and work remains" in message
+    assert message.endswith("[policy=lazy]") and "\n" not in message
+    for part in says:
+        assert part in message
