@@ -95,34 +95,34 @@ def _identified(
     from moesim.studies.identify.report import remarks
 
     rows = read_observations(file, [model] if model is not None and gguf is None and not model.startswith("{") else [])
-    with telling() as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
+    with telling(lines=True) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
         found = identify(base, rows, leave_out=False, tell=tell)
-        profile = write_bytes(Path(folder) / "identified.yaml", _dumped(found.raw))
+        raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
+        profile = write_bytes(Path(folder) / "identified.yaml", _dumped(raw))
         asked = Asked(
             _value(model, "--model"), str(profile), vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy
         )  # fmt: skip
         tell("placements")
         setting = look_up(asked, Path(folder))
         check_machine(setting)
-        contents = _dumped(with_buffers(found.raw, setting))
+        contents = _dumped(with_buffers(raw, setting))
         write_bytes(profile, contents)
-        advice = search(asked, jobs=jobs, progress=False)
+        advice = search(asked, jobs=jobs, progress=not sys.stderr.isatty())  # a terminal has room for one thing that moves
         tell("settings of llama.cpp")
         points = curve(setting, found)
-    text = output(advice, form).replace(str(profile), profile.name)  # the folder is gone when it is read
-    added = {"identified": remarks(found, []), "curve": curve_records(points)}
+    said = remarks(found, [])
+    observed = curve_text(points, setting, form) + "\n" + "".join(f"{'- ' * (form is Format.MD)}{one}\n" for one in said)
+    text = output(advice, form, observed).replace(str(profile), profile.name)  # the folder is gone when it is read
+    added = {"identified": said, "curve": curve_records(points)}
     if form is Format.JSON:
         text = json.dumps({**json.loads(text), **added}, indent=2) + "\n"
-    elif not form.for_programs:
-        between = "\n\n" if form is Format.MD else "\n"
-        text += between.join(["", *remarks(found, [])]) + "\n\n" + curve_text(points, setting, form)
     sys.stdout.write(text)
     if out is not None:
         more = {"identified.yaml": contents, "curve.csv": render_records(curve_records(points), Format.CSV).encode()}
         more |= curve_pictures(points, setting, found)
         image = "![speed over --n-cpu-moe by context](curve.png)"
-        page = "\n\n".join(["", *remarks(found, []), image, curve_text(points, setting, Format.MD)])
-        write_folder(advice, out, more, added=added, page=page)
+        page = f"{curve_text(points, setting, Format.MD)}\n{image}\n\n" + "".join(f"- {one}\n" for one in said)
+        write_folder(advice, out, more, added=added, observed=page)
         say(f"wrote {out}")
     return 0
 

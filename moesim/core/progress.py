@@ -1,4 +1,4 @@
-"""A progress bar for what takes longer than two seconds, and a line for what has no end in sight; on a terminal only."""
+"""A progress bar for what takes longer than two seconds, and a line for what has no end in sight; lines where no terminal is."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from moesim.core.text import shown
+from moesim.core.text import say, shown
 
 _DELAY_S = 2.0
 _EVERY_S = 0.1
+_LINES_S = 10.0
 
 
 class Progress:
-    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit."""
+    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit.
 
-    def __init__(self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "") -> None:
+    Off a terminal nothing is shown, or with `lines` a line for each thing that is done, and every ten seconds.
+    """
+
+    def __init__(
+        self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "", lines: bool = False
+    ) -> None:
         self.done = done
         self._total = total
         self._enabled = enabled and sys.stderr.isatty()
+        self._lines = lines and enabled and not sys.stderr.isatty()
         self._text = shown(text)
         self._unit = unit
         self._drawn = time.monotonic()
@@ -44,6 +51,8 @@ class Progress:
     def describe(self, text: str) -> None:
         """Say what is being done."""
         self._text = shown(text)
+        if self._lines:
+            self._say()
 
     def advance(self, steps: int) -> None:
         """Count steps."""
@@ -52,6 +61,8 @@ class Progress:
         if self._enabled and now >= self._from and now - self._drawn >= _EVERY_S:
             self._drawn = now
             self._draw()
+        if self._lines and now - self._drawn >= _LINES_S:
+            self._say()
 
     def step(self, index: int) -> None:
         """Count one step, whatever its number: what tells of its progress by index may call this."""
@@ -60,6 +71,10 @@ class Progress:
     def leave_out(self, steps: int) -> None:
         """Take steps off the total that are not needed after all."""
         self._total -= steps
+
+    def _say(self) -> None:
+        self._drawn = time.monotonic()
+        say(f"{self._text}: {self.done} of about {self._total}")
 
     def _draw(self) -> None:
         if self._bar is None:
@@ -79,10 +94,17 @@ class Progress:
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
-    """Show what is being done, which may never end; on a terminal only."""
+def telling(*, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show what is being done, which may never end; off a terminal only with `lines`, and each thing once."""
     if not sys.stderr.isatty():
-        yield lambda text: None
+        told: set[str] = set()
+
+        def tell(text: str) -> None:
+            if text not in told:
+                say(text)
+            told.add(text)
+
+        yield tell if lines else lambda text: None
         return
     with Console(stderr=True).status("") as status:
         yield lambda text: status.update(Text(shown(text)))

@@ -73,6 +73,16 @@ def test_the_best_is_the_first_beyond_the_cliff(known: tuple[Setting, Identified
     assert f"--n-cpu-moe {least[0]} -c 4096 -ub 512" in text and "nothing fits" in text
 
 
+def test_the_table_has_no_speed_where_nothing_fits(known: tuple[Setting, Identified]):
+    points = [Point(n, 4096, 512, 30.0 - n, 20.0, 40.0, 1, fits) for n, fits in ((0, False), (2, True))]
+    text = curve_text(points, known[0], Format.TABLE)
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.split()[:1] in (["0"], ["2"])}
+    assert rows == {"0": ["does", "not", "fit"], "2": ["28", "(20", "to", "40)"]}
+    assert text.index("Best of --n-cpu-moe: -ngl 99 --n-cpu-moe 2 ") < text.index("does not fit")
+    nothing = curve_text([replace(one, fits=False) for one in points], known[0], Format.MD)
+    assert "Best of --n-cpu-moe: nothing fits at 4096 tokens and -ub 512." in nothing
+
+
 def test_the_observed_setting_is_predicted_as_by_the_identification(known: tuple[Setting, Identified]):
     setting, found = known
     row = next(one for one in found.predictions if one.case.observation.row == "q4-48")
@@ -125,7 +135,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sizes = ["--bits", "4.85", "--prompt", "8", "--decode", "2", "--context", "2048"]
     arguments = ["recommend", "--model", "qwen3-30b-a3b", "--hardware", MACHINE, "--calibrate", str(ROWS), *sizes]
     assert main([*arguments, "-o", "json", "--out", str(out)]) == 0
-    told = json.loads(capsys.readouterr().out)
+    answer, progress = capsys.readouterr()
+    told = json.loads(answer)
+    assert {"which constants matter", "placements", "settings of llama.cpp"} <= set(progress.splitlines())
+    assert re.search(r"^all requests: \d+ of about \d+$", progress, re.M)
+    assert told["hardware"]["name"] == f"{MACHINE}-identified"
     assert {one["context"] for one in told["curve"]} == {2048, 8192, 32768}
     assert any("cpu" in line or "rows" in line for line in told["identified"])
     assert "/moesim." not in json.dumps(told), "a folder that is gone"
@@ -135,7 +149,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert json.loads((out / "recommendation.json").read_text()) == told
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG") and (out / "curve.pdf").read_bytes().startswith(b"%PDF")
     assert "](curve.png)" in (out / "recommendation.md").read_text()
-    assert "Best of --n-cpu-moe" in (out / "recommendation.md").read_text()
+    page = (out / "recommendation.md").read_text()
+    parts = ["on rtx2070s-i5-12400f-identified with", "## llama.cpp, whose speeds were observed", "Best of --n-cpu-moe"]
+    parts += ["](curve.png)", "## Placements for any engine", "## You can run this now", "Engines that can place experts so: "]
+    assert [page.index(part) for part in parts] == sorted(page.index(part) for part in parts)
     least = min(one["n_cpu_moe"] for one in told["curve"] if one["fits"] and (one["context"], one["ubatch"]) == (2048, 512))
     typed = [int(n) for n in re.findall(r"--n-cpu-moe (\d+)", json.dumps(told))]
     assert typed and all(n >= least for n in typed), "what is to be typed fits"

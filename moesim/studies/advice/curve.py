@@ -25,6 +25,8 @@ from moesim.studies.identify.predictor import Memo, Predictor
 from moesim.studies.identify.results import Identified
 from moesim.studies.identify.settings import read_setting
 
+OBSERVED: Final = "llama.cpp"
+"""The engine whose settings and costs the curve is of."""
 UBATCHES: Final = (512, 1024, 2048)
 CONTEXTS: Final = (1, 4, 16)
 """Times the context that was asked for."""
@@ -155,24 +157,32 @@ def curve_text(points: Sequence[Point], setting: Setting, form: Format) -> str:
             cliff.append([str(context), str(ubatch), *told])
     first = best(points, contexts[0], UBATCHES[0])
     lines = [
-        "Speed when the context is full, on the identified machine, with its interval of 90 %. *: beyond the GPU's memory at "
-        f"-ub {UBATCHES[0]}, where speed falls 2 to 5 times or loading fails.",
+        _best_line(first, setting),
+        "Speed when the context is full, on the identified machine, with its interval of 90 %. What does not fit needs more than "
+        f"the GPU's memory at -ub {UBATCHES[0]}: speed falls 2 to 5 times, or loading fails.",
         render(head, cells, form, head),
         "The least --n-cpu-moe that fits; KV cache and compute buffers grow with context and -ub.",
         render(["context", "-ub", "--n-cpu-moe", "tok/s", "on the GPU"], cliff, form, ["context", "-ub", "--n-cpu-moe"]),
     ]
-    if first is not None:
-        lines.append(
-            f"Best of --n-cpu-moe: -ngl 99 --n-cpu-moe {first.n_cpu_moe} -c {first.context * setting.asked.batch} "
-            f"-ub {first.ubatch}: {first.speed:.3g} tokens/s when the context is full, {first.low:.3g} to {first.high:.3g} "
-            "(90 %, by the observed speeds). Placements further up may hold single experts of a layer, which this option cannot; "
-            "their intervals (80 %) rest on other machines.\n"
-        )
-    return "\n".join(lines)
+    title = f"{OBSERVED}, whose speeds were observed"
+    return f"## {title}\n\n" + "\n".join(lines) if form is Format.MD else f"{title}\n\n" + "\n".join(lines)
+
+
+def _best_line(first: Point | None, setting: Setting) -> str:
+    if first is None:
+        return f"Best of --n-cpu-moe: nothing fits at {setting.context} tokens and -ub {UBATCHES[0]}.\n"
+    return (
+        f"Best of --n-cpu-moe: -ngl 99 --n-cpu-moe {first.n_cpu_moe} -c {first.context * setting.asked.batch} "
+        f"-ub {first.ubatch}: {first.speed:.3g} tokens/s when the context is full, {first.low:.3g} to {first.high:.3g} "
+        "(90 %, by the observed speeds). Placements for any engine, below, may hold single experts of a layer, which this option "
+        "cannot; their intervals (80 %) rest on other machines.\n"
+    )
 
 
 def _cell(one: Point | None) -> str:
-    return "-" if one is None else f"{one.speed:.3g} ({one.low:.3g} to {one.high:.3g})" + ("" if one.fits else " *")
+    if one is None:
+        return "-"
+    return f"{one.speed:.3g} ({one.low:.3g} to {one.high:.3g})" if one.fits else "does not fit"
 
 
 def curve_records(points: Sequence[Point]) -> list[dict[str, Any]]:

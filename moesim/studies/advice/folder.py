@@ -21,7 +21,12 @@ from moesim.studies.advice.written import experiment_of
 
 
 def write_folder(
-    advice: Advice, out: Path, more: Mapping[str, bytes] | None = None, *, added: Mapping[str, Any] | None = None, page: str = ""
+    advice: Advice,
+    out: Path,
+    more: Mapping[str, bytes] | None = None,
+    *,
+    added: Mapping[str, Any] | None = None,
+    observed: str = "",
 ) -> None:
     """Write an advice; an earlier result in the folder is replaced at the end."""
     rows = rows_of(advice)
@@ -38,7 +43,7 @@ def write_folder(
         raw["model"] = str(out / "model.yaml")
     files["best.yaml"] = yaml.safe_dump({"name": "best", **raw}, sort_keys=False).encode()
     files["recommendation.json"] = (json.dumps(document(advice) | dict(added or {}), indent=2) + "\n").encode()
-    files["recommendation.md"] = (text(advice, Format.MD) + page).encode()
+    files["recommendation.md"] = text(advice, Format.MD, observed).encode()
     files["runs.csv"] = render_records(rows, Format.CSV).encode()
     files[SUMMARY] = (json.dumps({"moesim": __version__, "runs": rows}, indent=2) + "\n").encode()
     if more and "identified.yaml" in more:  # where the machine was while it was simulated is of no use to a reader

@@ -102,7 +102,7 @@ class Search:
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
         total = len(coarse) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
-        with tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled) as bar:
+        with tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled, lines=True) as bar:
             self._bar, folder = bar, Path(name)
             self._traces = self.space.routing.write(folder)
             bar.describe("coarse grid")

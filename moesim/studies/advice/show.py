@@ -14,6 +14,7 @@ from moesim.experiment.notes import split_notes
 from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy
 from moesim.studies.advice.candidates import Candidate, gib
+from moesim.studies.advice.curve import OBSERVED
 from moesim.studies.advice.engines import describe, engines
 from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.studies.advice.recommend import Advice, Judged
@@ -25,12 +26,12 @@ _BAR: Final = 40  # characters of the longest bar
 _HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s", "tok/s", "interval", "x best")
 
 
-def output(advice: Advice, form: Format) -> str:
-    """Write an advice."""
+def output(advice: Advice, form: Format, observed: str = "") -> str:
+    """Write an advice; for people with what is `observed` of one engine in front."""
     if form is Format.JSON:
         return json.dumps(document(advice), indent=2) + "\n"
     if form in (Format.TABLE, Format.MD):
-        return text(advice, form)
+        return text(advice, form, observed)
     rows = [_flat(advice, one) for one in (*advice.runnable, *advice.papers)]
     if form is Format.CSV:
         rows = [row | {"commands": " | ".join(row["commands"])} for row in rows]
@@ -102,11 +103,13 @@ def _flat(advice: Advice, one: Judged) -> dict[str, Any]:
 # ---- for people
 
 
-def text(advice: Advice, form: Format) -> str:
-    """Write an advice for people: as plain text, or as Markdown."""
+def text(advice: Advice, form: Format, observed: str = "") -> str:
+    """Write an advice for people: as plain text, or as Markdown; `observed` as of `output`."""
     mark = "## " if form is Format.MD else ""
     sections = [
         ("", _question(advice)),
+        ("", observed),
+        ("Placements for any engine", _ANY_ENGINE) if observed else ("", ""),
         ("You can run this now", _runnable(advice, form)),
         ("What to type", _typed(advice, form)),
         ("Speed against experts on the GPU", _fenced(plot(advice), form)),
@@ -114,6 +117,12 @@ def text(advice: Advice, form: Format) -> str:
         ("How sure", _sure(advice)),
     ]
     return "\n".join(f"{mark}{name}\n\n{body}" if name else body for name, body in sections if body)
+
+
+_ANY_ENGINE: Final = (
+    f"Speeds from here on are of {OBSERVED}'s kernels, which the observed speeds identified, also where only another engine can\n"
+    "place experts so. That engine's kernels may be faster or slower.\n"
+)
 
 
 def _question(advice: Advice) -> str:
@@ -142,6 +151,8 @@ def _runnable(advice: Advice, form: Format) -> str:
         f"To be expected, by how such figures have compared with machines: {_number(best.low)} to {_number(best.high)} "
         f"({100 * LEVEL:.0f} % interval)."
     ]
+    able = [one.name for one in engines() if best.candidate.family in one.expresses]
+    lines.append(f"Engines that can place experts so: {', '.join(able)}.")
     limits = advice.found.limits[best.candidate]
     lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
     if advice.caution:
