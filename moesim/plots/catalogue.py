@@ -4,50 +4,52 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots import bars, heatmap, ladder, lines, pareto, regret, speedup, stacks, tornado, validation
+from moesim.plots import bars, heatmap, ladder, lines, pareto, regret, signals, speedup, stacks, tornado, trace_maps, validation
+from moesim.plots.balance import balance_cdf
 from moesim.plots.failures import failing
+from moesim.plots.gantt import gantt
 from moesim.plots.kinds import Kind
-from moesim.plots.kinds_frames import FRAME_KINDS
 from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
+from moesim.plots.tokens import hit_rate_by_token
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "decode_speed": Kind("decode speed by policy, in groups and panels", "rows", bars.decode_speed_data, bars.decode_speed,
-                         bars.decode_speed_caption),
-    "prefill_speed": Kind(
-        "prefill speed by policy, in groups and panels", "rows", bars.prefill_speed_data, bars.prefill_speed,
-        bars.prefill_speed_caption,
-    ),
-    "speedup": Kind(
-        "speed-up over a baseline policy, with the geometric mean", "rows", speedup.speedup_data, speedup.speedup,
-        speedup.speedup_caption,
-    ),
-    "hit_rate": Kind(
-        "hit rate against cache size, with Belady and chance", "rows", lines.hit_rate_data, lines.hit_rate, lines.hit_rate_caption
-    ),
-    "breakdown": Kind(
-        "time by what was waited for", "rows", stacks.breakdown_data, stacks.breakdown, stacks.breakdown_caption
-    ),
-    "ladder": Kind("ablation: what each variant gains over the one before", "rows", ladder.ladder_data, ladder.ladder,
-                   ladder.ladder_caption),
-    "heatmap": Kind("a metric over two options of a policy, or two settings", "rows", heatmap.heatmap_data, heatmap.heatmap,
-                    heatmap.heatmap_caption),
-    "energy": Kind("tokens per kilojoule by policy", "rows", bars.energy_data, bars.energy, bars.energy_caption),
-    "vram": Kind("GPU memory against decode speed, with the Pareto front", "rows", pareto.vram_data, pareto.vram,
-                 pareto.vram_caption),
-    "tornado": Kind("sensitivity to link, memory, CPU and GPU, largest first", "whatif", tornado.tornado_data, tornado.tornado,
-                    tornado.tornado_caption),
-    "regret": Kind("what each decision would save if an oracle made it", "regret", regret.regret_data, regret.regret,
-                   regret.regret_caption),
-    "validation": Kind("simulated against measured times", "validation", validation.validation_data, validation.validation,
-                       validation.validation_caption),
-    **FRAME_KINDS,
-}  # fmt: skip
+_KINDS: Final[Sequence[tuple[Any, str, str]]] = (
+    (bars.decode_speed, "rows", "decode speed by policy, in groups and panels"),
+    (bars.prefill_speed, "rows", "prefill speed by policy, in groups and panels"),
+    (speedup.speedup, "rows", "speed-up over a baseline policy, with the geometric mean"),
+    (lines.hit_rate, "rows", "hit rate against cache size, with Belady and chance"),
+    (stacks.breakdown, "rows", "time by what was waited for"),
+    (ladder.ladder, "rows", "ablation: what each variant gains over the one before"),
+    (heatmap.heatmap, "rows", "a metric over two options of a policy, or two settings"),
+    (bars.energy, "rows", "tokens per kilojoule by policy"),
+    (pareto.vram, "rows", "GPU memory against decode speed, with the Pareto front"),
+    (tornado.tornado, "whatif", "sensitivity to link, memory, CPU and GPU, largest first"),
+    (regret.regret, "regret", "what each decision would save if an oracle made it"),
+    (validation.validation, "validation", "simulated against measured times"),
+    (hit_rate_by_token, "steps", "hit rate of decoding by token index"),
+    (balance_cdf, "layers", "how evenly the experts of a layer occupy CPU and GPU: distribution over layer visits"),
+    (gantt, "records", "what devices and links did in a few layers"),
+    (signals.signal_accuracy, "trace", "accuracy of recorded signals: heat maps, layers by token index"),
+    (signals.signal_accuracy_by_layer, "trace", "accuracy of recorded signals: a line a signal, by layer"),
+    (trace_maps.reuse_map, "trace", "reuse of experts: heat maps, layers by distance and by rank"),
+    (trace_maps.coactivation, "trace", "which experts of the next layer follow those of a layer: heat maps"),
+    (trace_maps.coactivation_ranks, "trace", "how far an expert tells those of the next layer: heat maps, layers by rank"),
+)
+"""What draws, its source, and a title. Next to a function `NAME` that draws are `NAME_data` and `NAME_caption`."""
+
+
+def _kind(draw: Any, source: str, title: str) -> Kind:
+    module, name = sys.modules[draw.__module__], draw.__name__
+    return Kind(title, source, getattr(module, f"{name}_data"), draw, getattr(module, f"{name}_caption"))
+
+
+KINDS: Final[Mapping[str, Kind]] = {draw.__name__: _kind(draw, source, title) for draw, source, title in _KINDS}
 """Name -> kind."""
 
 SOURCES: Final[Mapping[str, str]] = {

@@ -14,8 +14,8 @@ def parse_option(kind: Kind, name: str, text: str) -> Any:
 
     Examples
     --------
-    >>> from moesim.plots.kinds_frames import FRAME_KINDS
-    >>> parse_option(FRAME_KINDS["gantt"], "layers", "15,16"), parse_option(FRAME_KINDS["hit_rate_by_token"], "smooth", "9")
+    >>> from moesim.plots.catalogue import KINDS
+    >>> parse_option(KINDS["gantt"], "layers", "15,16"), parse_option(KINDS["hit_rate_by_token"], "smooth", "9")
     ([15, 16], 9)
     """
     known = {key: str(p.annotation) for key, p in list(inspect.signature(kind.data).parameters.items())[1:]}

@@ -17,8 +17,8 @@ from moesim.metrics.frames import layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.plots.balance import balance_cdf, balance_cdf_caption, balance_cdf_data, one_sided
 from moesim.plots.captions import corner_label
+from moesim.plots.catalogue import KINDS
 from moesim.plots.gantt import gantt, gantt_caption, gantt_data, gantt_window
-from moesim.plots.kinds_frames import FRAME_KINDS
 from moesim.plots.lines import CHANCE
 from moesim.plots.map_panels import Panel, Words, heat_maps
 from moesim.plots.options import parse_option
@@ -35,7 +35,7 @@ from moesim.trace.stats.workload_recall import workload_recall
 from tests.experiment.experiment_kit import resolve
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))
-TRACE_KINDS = [name for name, kind in FRAME_KINDS.items() if kind.source == "trace"]
+TRACE_KINDS = [name for name, kind in KINDS.items() if kind.source == "trace"]
 
 
 def texts(figure: Figure) -> list[str]:
@@ -392,7 +392,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 
 @pytest.mark.parametrize("name", TRACE_KINDS)
 def test_figures_of_shipped_traces(trace: Trace, name: str):
-    kind = FRAME_KINDS[name]
+    kind = KINDS[name]
     data, figure, caption = kind.data(trace), kind.draw(trace), kind.caption(trace)
     check_for_paper(figure)
     assert len(data) > trace.n_layers - 2
@@ -450,7 +450,7 @@ def test_figures_of_a_sweep(sweep):
     label = corner_label(pd.DataFrame(sweep.rows))
     given = {"steps": (steps,), "layers": (layers,), "records": (runs, sweep.outcomes[0].machine)}
     drawn = 0
-    for name, kind in FRAME_KINDS.items():
+    for name, kind in KINDS.items():
         if kind.source not in given:
             continue
         options = {"label": label} if kind.source == "records" else {}
@@ -473,7 +473,7 @@ def test_hits_by_token_are_those_of_the_rows(sweep):
 
 
 def test_kinds_take_the_same_arguments():
-    for name, kind in FRAME_KINDS.items():
+    for name, kind in KINDS.items():
         first, *others = inspect.signature(kind.data).parameters.items()
         for function in (kind.draw, kind.caption):
             taken = inspect.signature(function).parameters
@@ -484,11 +484,11 @@ def test_kinds_take_the_same_arguments():
 
 
 def test_options_are_read_as_the_kind_takes_them():
-    assert parse_option(FRAME_KINDS["coactivation"], "layers", "3, 7") == [3, 7]
-    assert parse_option(FRAME_KINDS["signal_accuracy"], "signals", "residual,learned") == ["residual", "learned"]
-    assert parse_option(FRAME_KINDS["signal_accuracy"], "batch", "4") == 4
-    assert parse_option(FRAME_KINDS["signal_accuracy"], "metric", "workload") == "workload"
+    assert parse_option(KINDS["coactivation"], "layers", "3, 7") == [3, 7]
+    assert parse_option(KINDS["signal_accuracy"], "signals", "residual,learned") == ["residual", "learned"]
+    assert parse_option(KINDS["signal_accuracy"], "batch", "4") == 4
+    assert parse_option(KINDS["signal_accuracy"], "metric", "workload") == "workload"
     with pytest.raises(ConfigError, match="plot: step: expected a whole number, got 'two'"):
-        parse_option(FRAME_KINDS["gantt"], "step", "two")
+        parse_option(KINDS["gantt"], "step", "two")
     with pytest.raises(ConfigError, match="plot: unknown option 'layer'; did you mean 'layers'"):
-        parse_option(FRAME_KINDS["gantt"], "layer", "2")
+        parse_option(KINDS["gantt"], "layer", "2")

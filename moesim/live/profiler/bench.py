@@ -299,7 +299,3 @@ def _check(done: Done) -> None:
         raise done.error
     if done.error is not None:
         raise LiveError(f"profile measure: expected a call to end well, got {describe_exception(done.error)}") from done.error
-
-
-def _nothing() -> None:
-    pass
