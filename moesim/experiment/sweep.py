@@ -18,7 +18,7 @@ from moesim.experiment.config import Config, WorkloadConfig
 from moesim.experiment.exclude import Excluded
 from moesim.experiment.spec import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
-from moesim.hardware.schema import is_number
+from moesim.hardware.places import is_number
 from moesim.policies.declare import option_hints
 from moesim.policies.imports import would_import
 from moesim.policies.options import matches

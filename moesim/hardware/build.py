@@ -8,9 +8,10 @@ from typing import Any
 
 from moesim.errors import HardwareError
 from moesim.hardware.check import check_machine
+from moesim.hardware.curve_schema import Curve, ExpertCostFile
 from moesim.hardware.numbers import Sourced
 from moesim.hardware.read import validate
-from moesim.hardware.schema import Curve, ExpertCostFile, ProfileFile, TransferFile
+from moesim.hardware.schema import ProfileFile, TransferFile
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,

@@ -14,8 +14,8 @@ from typing import Any
 from moesim.core import data
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
+from moesim.hardware.places import is_number, type_at
 from moesim.hardware.read import read_yaml, unknown_key, validate
-from moesim.hardware.schema import is_number, type_at
 from moesim.hardware.types import (
     LABELS,
     TRANSFERS,

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError
-from moesim.hardware.schema import ProfileFile, is_number, keys_at
+from moesim.hardware.places import is_number, keys_at
+from moesim.hardware.schema import ProfileFile
 
 # ------------------------------------------------------------------------------------------------------------ reading
 

@@ -6,98 +6,29 @@ Every number is written ``{value: ..., source: ..., ref|how|why: ...}``; the uni
 
 from __future__ import annotations
 
-import types
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from moesim.core.limits import BITS, CORES, TOKENS, WIDTH
+from moesim.core.limits import CORES
 from moesim.errors import unknown_name
+from moesim.hardware.curve_schema import Curve, ExpertCostFile, ExpertCurve, PartCurve
 from moesim.hardware.numbers import (
     BytePoints,
     Flops,
     Launches,
     Memory,
-    Points,
     Power,
     Rate,
     Share,
     Size,
-    Sourced,
     Strict,
     Switch,
     Time,
-    Tokens,
 )
 
 PARTS = ("embedding", "leading", "attention", "dense", "shared", "expert", "predict", "head")
 """Parts of the work of a step whose kernel launches a device may state."""
-
-
-class Shape(Strict):
-    """What an expert curve was measured for."""
-
-    hidden: Annotated[int, Field(gt=0, le=WIDTH.most)]
-    intermediate: Annotated[int, Field(gt=0, le=WIDTH.most)]
-    bits: Annotated[float, Field(ge=BITS.least, le=BITS.most)]
-
-
-_FORMS: dict[str, tuple[str, ...]] = {
-    "linear": ("base_us", "per_token_us"),
-    "flat_linear": ("flat_us", "knee_tokens", "per_token_us"),
-    "points": ("points",),
-}
-
-
-def _check_range(sizes: list[float], first: int, last: int) -> None:
-    """Refuse a range that the points do not cover, and points that nothing in the range uses."""
-    if not sizes[0] <= first <= last <= sizes[-1]:
-        ends = [sizes[0], sizes[-1]]
-        raise ValueError(f"expected a range within the points {ends}, got {[first, last]}; narrow it or measure more")
-    unused = sizes[:1] if sizes[1] <= first else sizes[-1:] if sizes[-2] >= last else []
-    if unused and not first <= unused[0] <= last:
-        raise ValueError(
-            f"expected points for the range {[first, last]} only, got one at {unused[0]:g}, which nothing uses; widen the range "
-            "or remove it"
-        )
-
-
-_Rows = Annotated[int, Field(le=TOKENS.most)]
-
-
-class Curve(Strict):
-    """A time as a function of rows, in one of three forms, within the range it holds for."""
-
-    form: Literal["linear", "flat_linear", "points"]
-    range: tuple[_Rows, _Rows]
-    base_us: Time | None = None
-    per_token_us: Time | None = None
-    flat_us: Time | None = None
-    knee_tokens: Tokens | None = None
-    points: Points | None = None
-
-    @field_validator("range", mode="before")
-    @classmethod
-    def _pair(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
-
-    @model_validator(mode="after")
-    def _complete(self) -> Curve:
-        needed = _FORMS[self.form]
-        for key in ("base_us", "per_token_us", "flat_us", "knee_tokens", "points"):
-            if (key in needed) != (getattr(self, key) is not None):
-                got = "nothing" if key in needed else f"{key} as well"
-                remedy = f"add {key}" if key in needed else "remove it"
-                raise ValueError(f"expected the keys {', '.join(needed)} with form: {self.form}, got {got}; {remedy}")
-        first, last = self.range
-        if not 1 <= first <= last:
-            raise ValueError(
-                f"expected range: [first, last] with 1 <= first <= last, got {[first, last]}; exchange or correct them"
-            )
-        if self.points is not None:
-            _check_range([pair[0] for pair in self.points.value], first, last)
-        return self
 
 
 def _each_once(value: list[Any]) -> list[Any]:
@@ -108,40 +39,6 @@ def _each_once(value: list[Any]) -> list[Any]:
 
 
 Cores = Annotated[list[Annotated[int, Field(ge=0, le=CORES.most)]], Field(min_length=1), AfterValidator(_each_once)]
-
-
-class ExpertCurve(Curve):
-    """Time of one expert of a shape on a device."""
-
-    shape: Shape
-    first_extra_us: Time | None = None
-
-
-class PartCurve(Curve):
-    """Time of a part of a layer of one model on a device (instead of the roofline)."""
-
-    model: str
-    part: Literal["attention", "context", "dense", "shared", "head", "embedding", "leading"]
-
-
-class ExpertCostFile(Strict):
-    """Time of an expert of any shape, linear in its rows; see `moesim.hardware.costs.experts`."""
-
-    per_expert_us: Time | None = None
-    per_row_us: Time | None = None
-    read_bytes_per_s: Rate | None = None
-    few_row_flops: Flops
-    many_row_flops: Flops | None = None
-    crossover_rows: Tokens | None = None
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> ExpertCostFile:
-        if (self.many_row_flops is None) != (self.crossover_rows is None):
-            missing = "crossover_rows" if self.crossover_rows is None else "many_row_flops"
-            raise ValueError(f"{missing}: expected many_row_flops and crossover_rows together, got one; add {missing}")
-        if self.crossover_rows is not None and self.crossover_rows.value < 1:
-            raise ValueError("crossover_rows: expected at least 1 row, got 0; the first row is in reading")
-        return self
 
 
 _COMPUTING = (
@@ -299,51 +196,3 @@ class ProfileFile(Strict):
     host_expert_us: Time | None = None
     host_shared: Switch | None = None
     platform_w: Power | None = None
-
-
-# ------------------------------------------------------------------------------------------------------------- places
-
-
-def _models_in(annotation: Any) -> list[Any]:
-    """Look through Optional, Annotated and friends for the type that holds something."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _models_in(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [inner for arg in get_args(annotation) for inner in _models_in(arg)]
-    return [] if annotation is type(None) else [annotation]
-
-
-def type_at(loc: Sequence[str | int], root: Any = ProfileFile) -> Any:
-    """Find the annotation of a place in a profile, or None if the format has no such place."""
-    here = root
-    for step in loc:
-        candidates = _models_in(here)
-        here = None
-        for candidate in candidates:
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                found = candidate.model_fields.get(str(step))
-                here = found.annotation if found else None
-            elif get_origin(candidate) is dict:
-                here = get_args(candidate)[1]
-            elif get_origin(candidate) is list:
-                here = get_args(candidate)[0]
-            if here is not None:
-                break
-        if here is None:
-            return None
-    return here
-
-
-def keys_at(loc: Sequence[str | int]) -> list[str]:
-    """Name the keys a place in a profile may have."""
-    for candidate in _models_in(type_at(loc)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return list(candidate.model_fields)
-    return []
-
-
-def is_number(loc: Sequence[str | int]) -> bool:
-    """Tell whether the format has a sourced number at this place."""
-    found = _models_in(type_at(loc))
-    return any(isinstance(kind, type) and issubclass(kind, Sourced) for kind in found)

@@ -25,11 +25,12 @@ from moesim.hardware.load import hardware_names
 from moesim.studies.advice.candidates import Candidate, Misfit, Space
 from moesim.studies.advice.engines import Engine, commands, describe, engines
 from moesim.studies.advice.folder import write_folder
+from moesim.studies.advice.grid import coarse, halves
 from moesim.studies.advice.interval import mixed
 from moesim.studies.advice.launches import FEW_US, gpu_share, layer_us, with_fewer
 from moesim.studies.advice.recommend import Advice, recommend
 from moesim.studies.advice.routing import find_routing
-from moesim.studies.advice.search import _coarse, _halves, speed
+from moesim.studies.advice.search import speed
 from moesim.studies.advice.setting import Asked, look_up
 from moesim.studies.advice.show import document, output
 from moesim.studies.advice.written import experiment_of, title
@@ -156,13 +157,13 @@ def test_papers_are_ranked_beside_and_lossy_ones_only_on_request(advice: Advice,
 
 
 def test_coarse_grids_have_both_ends_and_gaps_are_halved():
-    assert _coarse(range(3, 6)) == [3, 4, 5]
-    assert _coarse(range(20, -1, -1)) == [20, 15, 10, 5, 0]
+    assert coarse(range(3, 6)) == [3, 4, 5]
+    assert coarse(range(20, -1, -1)) == [20, 15, 10, 5, 0]
     numbers = range(9)
     speeds = {0: 1.0, 4: 3.0, 8: 2.0}
-    assert _halves(numbers, speeds) == [2, 6]
-    assert _halves(numbers, {0: 1.0, 4: 2.0, 8: 3.0}) == [6]
-    assert _halves(numbers, {3: 1.0, 4: 2.0, 5: 1.5}) == []
+    assert halves(numbers, speeds) == [2, 6]
+    assert halves(numbers, {0: 1.0, 4: 2.0, 8: 3.0}) == [6]
+    assert halves(numbers, {3: 1.0, 4: 2.0, 5: 1.5}) == []
 
 
 # ---- flags

@@ -13,7 +13,8 @@ from moesim import __version__
 from moesim.core.progress import Progress
 from moesim.errors import InputError
 from moesim.live.profiler.bench import RealBench
-from moesim.live.profiler.profile_of import Facts, profiles_of
+from moesim.live.profiler.profile_numbers import Facts
+from moesim.live.profiler.profile_of import profiles_of
 from moesim.live.profiler.request import Prepared
 from moesim.live.profiler.sampling import Bench, sample
 from moesim.live.profiler.store import Store

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import isotonic_regression
 
 from moesim.core.units import format_bytes
-from moesim.live.profiler.fits import medians, pair_rates
 from moesim.live.profiler.layout import Device, Layout, Link, Tier
 from moesim.live.profiler.linear import FEW, Curve, linear
 from moesim.live.profiler.needs import Wanted, subject_of
 from moesim.live.profiler.plan import transfers
 from moesim.live.profiler.probes import FOLLOWING
+from moesim.live.profiler.profile_numbers import Facts, Numbers, monotone, us_of
 
-_FALL = 0.5  # the format takes no time of an expert below this share of an earlier one
 _PARTS = ("attention", "context", "dense", "shared", "head", "embedding", "leading")
 
 _ROUTER_PRODUCTS = ("gate", "residual")
@@ -39,62 +36,13 @@ _METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a profile says besides times."""
-
-    # name, date: name of the first profile, and the day of the measurement
-    name: str
-    date: str
-    machine: Mapping[str, str]  # what was measured, in words
-    memory_bytes: Mapping[str, int]  # capacity of each place of the layout
-    notes: Sequence[str] = ()  # what is not as might be expected
-
-
 def profiles_of(samples: pd.DataFrame, layout: Layout, wanted: Sequence[Wanted], facts: Facts) -> dict[str, dict[str, Any]]:
     """Make the contents of all profiles of a measurement."""
     maker = _Maker(samples, wanted, facts)
     return {facts.name + tier.suffix: maker.profile(tier) for tier in layout.tiers}
 
 
-class _Maker:
-    def __init__(self, samples: pd.DataFrame, wanted: Sequence[Wanted], facts: Facts) -> None:
-        self.table = medians(samples)
-        self.pairs = pair_rates(samples)
-        self.wanted, self.facts = wanted, facts
-
-    # ------------------------------------------------------------------------------------------------------------ numbers
-
-    def points_at(self, kind: str, device: str, **which: Any) -> pd.DataFrame:
-        """Medians of a curve by size; empty if it was not measured."""
-        rows = self.table[(self.table["kind"] == kind) & (self.table["device"] == device)]
-        for column, value in which.items():
-            rows = rows[rows[column].isna()] if value is None else rows[rows[column] == value]
-        return rows.sort_values("size")
-
-    def measured(self, value: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
-        """Write a number with its proof."""
-        return {
-            "value": value, "source": "measured", "date": self.facts.date, "method": method,
-            "repeats": int(rows["n"].min()), "spread": _spread(rows),
-        }  # fmt: skip
-
-    def read_off(self, value: Any, method: str) -> dict[str, Any]:
-        """Write what the system says, once."""
-        return {
-            "value": value, "source": "measured", "date": self.facts.date, "method": method, "repeats": 1, "spread": "none",
-        }  # fmt: skip
-
-    def curve(self, sizes: Any, times: Any, rows: pd.DataFrame, method: str) -> dict[str, Any]:
-        """Write a curve of points."""
-        us = np.maximum(np.asarray(times, dtype=float), 0)
-        if (us < _FALL * np.maximum.accumulate(us)).any():
-            us, method = _monotone(us), f"{method}; made monotone, since times fell to less than half"
-        points = [[int(n), _us(t)] for n, t in zip(sizes, us, strict=True)]
-        return {"form": "points", "range": [points[0][0], points[-1][0]], "points": self.measured(points, rows, method)}
-
-    # ------------------------------------------------------------------------------------------------------------ devices
-
+class _Maker(Numbers):
     def profile(self, tier: Tier) -> dict[str, Any]:
         words = self.facts.machine.get("processor", "a machine")
         gpus = self.facts.machine.get("gpus")
@@ -129,7 +77,7 @@ class _Maker:
         gap = self.points_at("runtime", device.name, variant="resident")
         if len(gap):
             method = "time of a layer in which no lane was busy: a replay of experts of 6.3 MB, all resident"
-            found["router_us"] = self.measured(_us(float(gap["median_us"].iloc[0])), gap, method)
+            found["router_us"] = self.measured(us_of(float(gap["median_us"].iloc[0])), gap, method)
         if device.kind == "cpu":
             found |= self.linear(device)
         found["experts"] = experts
@@ -150,7 +98,7 @@ class _Maker:
             if len(first) and len(second):
                 extra = max(0.0, float(first["median_us"].iloc[0]) - float(second["median_us"].iloc[0]))
                 method = "first expert of one row after 5 ms of dense parts, less the one that follows; difference of medians"
-                curve["first_extra_us"] = self.measured(_us(extra), first, method)
+                curve["first_extra_us"] = self.measured(us_of(extra), first, method)
             yield curve
 
     def linear(self, device: Device) -> dict[str, Any]:
@@ -169,8 +117,8 @@ class _Maker:
         fitted = "least squares of relative errors over experts of all shapes measured"
         few, many = table[table["size"] <= FEW], table[table["size"] > FEW]
         written = {
-            "per_expert_us": self.measured(_us(found.per_expert_us), few, f"what an expert takes whatever its size; {fitted}"),
-            "per_row_us": self.measured(_us(found.per_row_us), few, f"what a further row takes whatever its size; {fitted}"),
+            "per_expert_us": self.measured(us_of(found.per_expert_us), few, f"what an expert takes whatever its size; {fitted}"),
+            "per_row_us": self.measured(us_of(found.per_row_us), few, f"what a further row takes whatever its size; {fitted}"),
             "read_bytes_per_s": self.measured(round(found.read_bytes_per_s), few, f"weights of one row; {fitted}"),
             "few_row_flops": self.measured(round(found.few_row_flops), few, f"operations of rows 2 to {FEW}; {fitted}"),
         }
@@ -227,7 +175,7 @@ class _Maker:
                     continue
                 sizes, times = rows["size"].to_numpy(), rows["median_us"].to_numpy(float)
                 if part == "context":
-                    times = _monotone(times)
+                    times = monotone(times)
                     times = times - times[0]
                 elif part == "leading":
                     attention = self.points_at("attention", device.name, **which).set_index("size")["median_us"]
@@ -306,12 +254,6 @@ class _Maker:
             times, method = times + us, f"{method}, and {us:.0f} us from the end of one to the start of the next in a replay"
         return self.transfer(rows, times, method)
 
-    def transfer(self, rows: pd.DataFrame, times: Any, method: str) -> dict[str, Any]:
-        monotone = _monotone(times)
-        how = "medians" if np.array_equal(times, monotone) else "medians, made monotone"
-        points = [[int(n), _us(us)] for n, us in zip(rows["size"], monotone, strict=True)]
-        return {"points": self.measured(points, rows, f"{method}; {how}")}
-
     def contention(self, tier: Tier) -> Iterable[dict[str, Any]]:
         rates = {(row["activity"], row["beside"]): row for row in self.pairs.to_dict("records")}
         for a, b in tier.pairs:
@@ -333,25 +275,3 @@ class _Maker:
             "method": f"time alone / time beside {row['beside']}, in turns; medians of means over executions{told}",
             "repeats": int(row["n"]), "spread": f"interquartile range / median {100 * row['spread']:.2g} %",
         }  # fmt: skip
-
-
-def _us(value: float) -> float | int:
-    rounded = round(float(value), 3)
-    return int(rounded) if rounded.is_integer() else rounded
-
-
-def _monotone(times: Any) -> Any:
-    """Find the nearest times that do not fall, those of equal relative distance weighing the same."""
-    weights = 1 / np.maximum(times, 1e-3) ** 2
-    found: Any = np.asarray(isotonic_regression(times, weights=weights).x)
-    return times if (np.diff(times) >= 0).all() else found
-
-
-def _spread(rows: pd.DataFrame) -> str:
-    """Say how far repeats lie apart."""
-    spread = 100 * rows["spread"].to_numpy(float)
-    if len(rows) == 1:
-        return f"interquartile range / median {spread[0]:.2g} %"
-    at = int(rows["size"].iloc[int(spread.argmax())])
-    unit = str(rows["unit"].iloc[0])
-    return f"interquartile range / median {np.median(spread):.2g} % in the middle, at most {spread.max():.2g} % (at {at} {unit})"

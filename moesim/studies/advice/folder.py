@@ -16,7 +16,8 @@ from moesim.experiment.result import SUMMARY
 from moesim.studies.advice.candidates import STAND_INS
 from moesim.studies.advice.recommend import Advice
 from moesim.studies.advice.setting import model_yaml
-from moesim.studies.advice.show import document, rows_of, text
+from moesim.studies.advice.show import text
+from moesim.studies.advice.values import document, rows_of
 from moesim.studies.advice.written import experiment_of
 
 

@@ -6,7 +6,7 @@ Deterministic: the same question gives the same simulations in the same order, w
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,14 +18,13 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space
+from moesim.studies.advice.grid import coarse, halves, varied
 from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
 from moesim.studies.advice.routing import Routing, shortest_prompt
 from moesim.studies.advice.setting import PLACE, Setting
 from moesim.studies.advice.written import experiment_of, title
 from moesim.studies.whatif.limits import Limits, limits_of
 
-COARSE: Final = 5
-"""Points of a family's coarse grid."""
 REFINED: Final = 2
 """Families that are refined: the best of the coarse grid."""
 SCREEN_TOKENS: Final = 32
@@ -97,16 +96,16 @@ class Search:
                 self.found.no_fit[name] for name in ("expert-layers", "all-gpu", *self.found.no_fit) if name in self.found.no_fit
             ]
             raise CapacityError(f"{PLACE}: {_nothing_fits(self.space.setting, why[0])}")
-        coarse = [self._one(families[name], n) for name, numbers in fit.items() for n in _coarse(numbers)]
+        first = [self._one(families[name], n) for name, numbers in fit.items() for n in coarse(numbers)]
         finalists = FINALISTS + PAPER_FINALISTS
         n_crossed = 0 if self._other is None else 2 * CROSS_GROUPS * finalists
         # Halving the gaps takes some four rounds of two; a guess is enough for a bar.
-        total = len(coarse) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
+        total = len(first) + len(papers) + 8 * REFINED + finalists * len(self.space.routing.groups) + n_crossed + finalists
         with tempfile.TemporaryDirectory(prefix="moesim.") as name, Progress(total, enabled=self._enabled, lines=True) as bar:
             self._bar, folder = bar, Path(name)
             self._traces = self.space.routing.write(folder)
             bar.describe("coarse grid")
-            self._screen([*coarse, *papers])
+            self._screen([*first, *papers])
             bar.describe("refinement")
             self._refine([families[name] for name in fit], fit)
             bar.describe("all requests")
@@ -135,7 +134,7 @@ class Search:
 
         for family in sorted(families, key=lambda one: (-best(one), one.name))[:REFINED]:
             numbers = fit[family.name]
-            while between := _halves(numbers, self._speeds(family)):
+            while between := halves(numbers, self._speeds(family)):
                 self._screen(self._one(family, number) for number in between)
                 if not all(number in self._speeds(family) for number in between):
                     break  # a simulation failed: its place would be asked for again and again
@@ -156,7 +155,7 @@ class Search:
             )
             # A placement that is faster without liberties must not be crowded out by some that take them.
             exact = [one for one in ranked if one.family not in LOSSY]
-            chosen += _varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
+            chosen += varied(exact, FINALISTS if runnable else PAPER_FINALISTS) + [one for one in ranked if one.family in LOSSY]
         self.found.final = self._simulate(chosen, self._traces, self.space.setting.asked.decode)
 
     def _cross(self, folder: Path) -> None:
@@ -247,34 +246,6 @@ class Search:
 
 def _learned(candidate: Candidate) -> frozenset[str]:
     return frozenset({"signal:learned"}) if candidate.note else frozenset()
-
-
-def _coarse(numbers: Sequence[int]) -> list[int]:
-    """Spread points evenly over a range, both ends among them."""
-    last = len(numbers) - 1
-    if last < COARSE:
-        return list(numbers)
-    return [numbers[round(last * point / (COARSE - 1))] for point in range(COARSE)]
-
-
-def _halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
-    """Give the middle of the gaps on both sides of the fastest number; nothing if its neighbours are known."""
-    known = [place for place, number in enumerate(numbers) if number in speeds]
-    if not known:
-        return []
-    best = max(range(len(known)), key=lambda at: (speeds[numbers[known[at]]], -at))
-    around: Callable[[int, int], list[int]] = lambda a, b: [numbers[(a + b) // 2]] if b - a > 1 else []  # noqa: E731
-    below = around(known[best - 1], known[best]) if best > 0 else []
-    above = around(known[best], known[best + 1]) if best + 1 < len(known) else []
-    return below + above
-
-
-def _varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
-    """Take the first of each family, then the rest in order: runners-up of other engines are worth more than neighbours."""
-    firsts = list({one.family: one for one in reversed(ranked)}.values())
-    order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
-    kept = {ranked[0], *order[:n]} if ranked else set()
-    return [one for one in ranked if one in kept]
 
 
 def _nothing_fits(setting: Setting, why: str) -> str:

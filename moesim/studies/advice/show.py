@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
-from moesim import __version__
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.intervals import NOT_VARIED
 from moesim.experiment.notes import split_notes
@@ -19,7 +16,8 @@ from moesim.studies.advice.engines import describe, engines
 from moesim.studies.advice.interval import LEVEL, SAME_LEVEL, Evidence
 from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import speed
-from moesim.studies.advice.show_launches import fewer_table, fewer_values, unlike
+from moesim.studies.advice.show_launches import fewer_table, unlike
+from moesim.studies.advice.values import document, flat, model_bytes
 from moesim.studies.advice.written import title
 
 _BAR: Final = 40  # characters of the longest bar
@@ -32,72 +30,10 @@ def output(advice: Advice, form: Format, observed: str = "") -> str:
         return json.dumps(document(advice), indent=2) + "\n"
     if form in (Format.TABLE, Format.MD):
         return text(advice, form, observed)
-    rows = [_flat(advice, one) for one in (*advice.runnable, *advice.papers)]
+    rows = [flat(advice, one) for one in (*advice.runnable, *advice.papers)]
     if form is Format.CSV:
         rows = [row | {"commands": " | ".join(row["commands"])} for row in rows]
     return render_records(rows, form)
-
-
-def document(advice: Advice) -> dict[str, Any]:
-    """Give an advice as plain values, complete."""
-    setting, found, limits = advice.setting, advice.found, advice.found.limits[advice.best.candidate]
-    asked = {key: str(value) if key == "gguf" and value else value for key, value in asdict(setting.asked).items()}
-    return {
-        "moesim": __version__,
-        "asked": asked,
-        "model": {"name": model_label(setting.model), "source": setting.model.source, "bytes": _model_bytes(advice)},
-        "hardware": {
-            "name": setting.hardware.name, "labels": list(setting.hardware.labels), "gpu": setting.gpu, "host": setting.host,
-            "vram_bytes": setting.vram_bytes, "ram_bytes": setting.ram_bytes,
-        },
-        "context": setting.context,
-        "routing": {
-            "name": advice.routing.label, "origin": advice.routing.origin, "groups": len(advice.routing.groups),
-            "why": advice.routing.why, "other": advice.other.label if advice.other else None,
-        },
-        "level": LEVEL,
-        "evidence": [asdict(one) for one in advice.evidence],
-        "best": _flat(advice, advice.best),
-        "runnable": [_flat(advice, one) for one in advice.runnable],
-        "papers": [_flat(advice, one) for one in advice.papers],
-        "limit": {"largest": limits.limit, "shares": dict(limits.shares)},
-        "curve": [
-            {
-                "placement": title(one), "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
-                "decode_tokens_per_s": speed(row), "decode_tokens": row["decode_tokens"],
-            }
-            for one, row in found.screened.items()
-        ],
-        "engines": [
-            {"name": one.name, "checked": one.checked, "date": one.date, "expresses": list(one.expresses), "cannot": one.cannot}
-            for one in engines()
-        ],
-        "left_out": found.no_fit,
-        "failed": found.failed,
-        "n_simulations": found.n_simulations,
-        "caution": advice.caution,
-        "fewer_launches": fewer_values(advice),
-        "warnings": advice.warnings,
-    }  # fmt: skip
-
-
-def _model_bytes(advice: Advice) -> int:
-    model = advice.setting.model
-    return model.experts_bytes_total + model.non_expert_bytes
-
-
-def _flat(advice: Advice, one: Judged) -> dict[str, Any]:
-    candidate = one.candidate
-    return {
-        "placement": title(candidate), "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
-        "policy": json.dumps(dict(candidate.policy), sort_keys=True), "gpu_experts": candidate.gpu_experts,
-        "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
-        "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "requests_factor": one.speed.factor,
-        "groups": one.speed.n, "ratio_to_best": one.ratio, "indistinguishable": one.same, "ttft_s": one.ttft_s,
-        "fidelity_fresh_decode": one.fresh, "gpu_share": one.gpu_share, "launch_share": one.launch_share,
-        "other_routing_ratio": one.crossed, "label": one.label,
-        "notes": "; ".join(part for part in (candidate.note, one.notes) if part), "commands": [str(c) for c in one.commands],
-    }  # fmt: skip
 
 
 # ---- for people
@@ -130,7 +66,7 @@ def _question(advice: Advice) -> str:
     room = gib(setting.kv_tokens * setting.model.kv_bytes_per_token)
     host = f"{gib(setting.ram_bytes)} of RAM" if setting.host_computes else f"experts on {setting.host}"
     lines = [
-        f"{model_label(setting.model)}, {gib(_model_bytes(advice))}, on {setting.hardware.name} with {gib(setting.vram_bytes)} "
+        f"{model_label(setting.model)}, {gib(model_bytes(advice))}, on {setting.hardware.name} with {gib(setting.vram_bytes)} "
         f"on {setting.gpu} and {host}",
         f"batch {asked.batch}, prompt {asked.prompt}, decode {asked.decode}, KV cache for {setting.kv_tokens} tokens ({room})",
         f"routing: {routing.label}, {len(routing.groups)} x {asked.batch} requests"
@@ -299,9 +235,3 @@ def _evidence(one: Evidence) -> str:
 
 def _fenced(body: str, form: Format) -> str:
     return f"```\n{body}```\n" if form is Format.MD and body else body
-
-
-def rows_of(advice: Advice) -> list[Mapping[str, Any]]:
-    """List the rows of all finalists' runs, for a result folder."""
-    runs: Sequence[Mapping[str, Any]] = [row for rows in advice.found.final.values() for row in rows]
-    return [{**row, "run": number} for number, row in enumerate(runs)]

@@ -11,7 +11,7 @@ from moesim.core.units import format_bytes, parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, unknown_name
 from moesim.experiment.config import Config
-from moesim.hardware.schema import is_number, type_at
+from moesim.hardware.places import is_number, type_at
 from moesim.studies.whatif.overrides import Told, changed_number
 from moesim.studies.whatif.settings import Base, Changed, Knob, Setting, shown
 

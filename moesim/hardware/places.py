@@ -1,0 +1,57 @@
+"""Places of a hardware profile by their keys: which keys and numbers the format has there."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from moesim.hardware.numbers import Sourced
+from moesim.hardware.schema import ProfileFile
+
+
+def _models_in(annotation: Any) -> list[Any]:
+    """Look through Optional, Annotated and friends for the type that holds something."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _models_in(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [inner for arg in get_args(annotation) for inner in _models_in(arg)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def type_at(loc: Sequence[str | int], root: Any = ProfileFile) -> Any:
+    """Find the annotation of a place in a profile, or None if the format has no such place."""
+    here = root
+    for step in loc:
+        candidates = _models_in(here)
+        here = None
+        for candidate in candidates:
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found = candidate.model_fields.get(str(step))
+                here = found.annotation if found else None
+            elif get_origin(candidate) is dict:
+                here = get_args(candidate)[1]
+            elif get_origin(candidate) is list:
+                here = get_args(candidate)[0]
+            if here is not None:
+                break
+        if here is None:
+            return None
+    return here
+
+
+def keys_at(loc: Sequence[str | int]) -> list[str]:
+    """Name the keys a place in a profile may have."""
+    for candidate in _models_in(type_at(loc)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return list(candidate.model_fields)
+    return []
+
+
+def is_number(loc: Sequence[str | int]) -> bool:
+    """Tell whether the format has a sourced number at this place."""
+    found = _models_in(type_at(loc))
+    return any(isinstance(kind, type) and issubclass(kind, Sourced) for kind in found)

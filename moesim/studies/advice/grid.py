@@ -1,0 +1,39 @@
+"""Which numbers of a family a search tries, and which candidates it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from moesim.studies.advice.candidates import Candidate
+
+COARSE: Final = 5
+"""Points of a family's coarse grid."""
+
+
+def coarse(numbers: Sequence[int]) -> list[int]:
+    """Spread points evenly over a range, both ends among them."""
+    last = len(numbers) - 1
+    if last < COARSE:
+        return list(numbers)
+    return [numbers[round(last * point / (COARSE - 1))] for point in range(COARSE)]
+
+
+def halves(numbers: Sequence[int], speeds: Mapping[int, float]) -> list[int]:
+    """Give the middle of the gaps on both sides of the fastest number; nothing if its neighbours are known."""
+    known = [place for place, number in enumerate(numbers) if number in speeds]
+    if not known:
+        return []
+    best = max(range(len(known)), key=lambda at: (speeds[numbers[known[at]]], -at))
+    around: Callable[[int, int], list[int]] = lambda a, b: [numbers[(a + b) // 2]] if b - a > 1 else []  # noqa: E731
+    below = around(known[best - 1], known[best]) if best > 0 else []
+    above = around(known[best], known[best + 1]) if best + 1 < len(known) else []
+    return below + above
+
+
+def varied(ranked: Sequence[Candidate], n: int) -> list[Candidate]:
+    """Take the first of each family, then the rest in order: runners-up of other engines are worth more than neighbours."""
+    firsts = list({one.family: one for one in reversed(ranked)}.values())
+    order = [one for one in ranked if one in firsts] + [one for one in ranked if one not in firsts]
+    kept = {ranked[0], *order[:n]} if ranked else set()
+    return [one for one in ranked if one in kept]
