@@ -1,14 +1,54 @@
-"""How many bytes a placement needs on each device, and whether they are there."""
+"""Whether a placement is possible: what it names must exist, and the bytes that it needs must be there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from moesim.core.units import format_bytes
-from moesim.errors import CapacityError
+from moesim.errors import CapacityError, PolicyError, unknown_name
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
-from moesim.policy import Placement
+from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
+
+
+def check_placement(model: ModelSpec, hardware: HardwareProfile, placement: Placement, policy_name: str) -> None:
+    """Raise PolicyError at the first thing a placement names that does not exist or cannot be."""
+    if not isinstance(placement, Placement):
+        got = f"expected a moesim.policy.Placement, got {placement!r}; return one, Placement() if nothing is cached"
+        raise PolicyError(f"place(): {got} [policy={policy_name}]")
+    problem = next(_problems(model, hardware, placement), None)
+    if problem is not None:
+        raise PolicyError(f"place(): {problem} [policy={policy_name}]")
+
+
+def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> Iterator[str]:
+    n_layers, devices = model.n_layers, hardware.devices
+    for (part, layer), device in placement.parts.items():
+        if part not in (LAYER_PARTS if layer >= 0 else STEP_PARTS) or not -1 <= layer < n_layers:
+            yield f"no part ({part!r}, {layer}); layers 0..{n_layers - 1} have {LAYER_PARTS}, -1 has {STEP_PARTS}"
+        if device not in devices:
+            yield unknown_name("device", device, devices)
+    for name, n_bytes in placement.reserved.items():
+        if name not in devices:
+            yield unknown_name("device", name, devices)
+        if n_bytes < 0:
+            yield f"reserved on {name}: expected at least 0 bytes, got {n_bytes}"
+    names = set()
+    for pool in placement.pools:
+        if pool.device not in devices:
+            yield unknown_name("device", pool.device, devices)
+        sizes = pool.sizes(n_layers)
+        if (pool.device, pool.name) in names or min(sizes, default=0) < 0 or pool.device in hardware.backing:
+            yield f"Pool{tuple(pool)}: expected one pool of that name, at least 0 bytes, on a device that backs no weights"
+        if isinstance(pool.n_bytes, Sequence) and (not pool.per_layer or len(sizes) != n_layers):
+            expected = f"expected per_layer=True and one number of bytes for each of {n_layers} layers"
+            yield f"Pool('{pool.device}', '{pool.name}'): {expected}, got per_layer={pool.per_layer} and {len(sizes)}"
+        names.add((pool.device, pool.name))
+    for copy in placement.copies:
+        if (copy.device, copy.pool) not in names:
+            yield f"copies of layer {copy.layer} in pool '{copy.pool}' of {copy.device}: declare that pool"
+        if not 0 <= copy.layer < n_layers or any(not 0 <= e < model.n_experts for e in copy.experts):
+            yield f"copies of layer {copy.layer}, experts {list(copy.experts)[:8]}: no such units in {model.name}"
 
 
 def required_bytes(

@@ -125,6 +125,10 @@ Event = StepBegin | LayerBegin | Routed | Predicted | Fetched | Ran | SharedRan 
 
 # ------------------------------------------------------------------------------------------------------------ actions
 
+LAYER_PARTS = ("attention", "dense", "shared")
+STEP_PARTS = ("embedding", "leading", "head")
+"""Parts of the model that `Placement.parts` may put on other devices: of a layer, and of a step."""
+
 CACHE = "cache"  # the pool that the experiment's cache slots count
 
 

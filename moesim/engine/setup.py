@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from moesim.capacity import check_capacity, required_bytes
+from moesim.capacity import check_capacity, check_placement, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
 from moesim.engine.memory import DeviceMemory, PoolState
 from moesim.engine.state import HostThread, State
 from moesim.engine.view import EngineView
-from moesim.errors import PolicyError, unknown_name
-from moesim.policy import Placement
+from moesim.errors import PolicyError
+from moesim.policy import STEP_PARTS, Placement
 
-LAYER_PARTS = ("attention", "dense", "shared")
-STEP_PARTS = ("embedding", "leading", "head")
 FIXED = ("weights", "workspace", "reserved", "experts")
 """Purposes whose bytes are in use from start to end."""
 
@@ -47,11 +44,8 @@ def connect(state: State) -> None:
 def place(state: State) -> None:
     """Ask the policy for its placement, check it and put it into effect."""
     placement = state.policy.place(state.view)
-    if not isinstance(placement, Placement):
-        raise _bad(state, f"expected a moesim.policy.Placement, got {placement!r}; return one, Placement() if nothing is cached")
-    _check_parts(state, placement)
-    _check_pools(state, placement)
     model, costs = state.model, state.costs
+    check_placement(model, costs.hardware, placement, state.policy_name)
 
     def at(part: str, layer: int) -> DeviceState:
         return state.by_name[placement.parts.get((part, layer), costs.hardware.compute)]
@@ -76,50 +70,8 @@ def place(state: State) -> None:
     _place_copies(state, placement)
 
 
-def _bad(state: State, what: str) -> PolicyError:
-    return PolicyError(f"place(): {what} [policy={state.policy_name}]")
-
-
-def _check_parts(state: State, placement: Placement) -> None:
-    n_layers = state.model.n_layers
-    for (part, layer), device in placement.parts.items():
-        known = LAYER_PARTS if layer >= 0 else STEP_PARTS
-        if part not in known or not -1 <= layer < n_layers:
-            has = f"layers 0..{n_layers - 1} have {LAYER_PARTS}, -1 has {STEP_PARTS}"
-            raise _bad(state, f"no part ({part!r}, {layer}); {has}")
-        if device not in state.by_name:
-            raise _bad(state, unknown_name("device", device, state.by_name))
-    for name, n_bytes in placement.reserved.items():
-        if name not in state.by_name:
-            raise _bad(state, unknown_name("device", name, state.by_name))
-        if n_bytes < 0:
-            raise _bad(state, f"reserved on {name}: expected at least 0 bytes, got {n_bytes}")
-
-
-def _check_pools(state: State, placement: Placement) -> None:
-    model = state.model
-    names = set()
-    for pool in placement.pools:
-        if pool.device not in state.by_name:
-            raise _bad(state, unknown_name("device", pool.device, state.by_name))
-        sizes = pool.sizes(model.n_layers)
-        if (pool.device, pool.name) in names or min(sizes, default=0) < 0 or state.by_name[pool.device].backing:
-            expected = "expected one pool of that name, at least 0 bytes, on a device that backs no weights"
-            raise _bad(state, f"Pool{tuple(pool)}: {expected}")
-        if isinstance(pool.n_bytes, Sequence) and (not pool.per_layer or len(sizes) != model.n_layers):
-            expected = f"expected per_layer=True and one number of bytes for each of {model.n_layers} layers"
-            got = f"got per_layer={pool.per_layer} and {len(sizes)}"
-            raise _bad(state, f"Pool('{pool.device}', '{pool.name}'): {expected}, {got}")
-        names.add((pool.device, pool.name))
-    for copy in placement.copies:
-        if (copy.device, copy.pool) not in names:
-            raise _bad(state, f"copies of layer {copy.layer} in pool '{copy.pool}' of {copy.device}: declare that pool")
-        if not 0 <= copy.layer < model.n_layers or any(not 0 <= e < model.n_experts for e in copy.experts):
-            raise _bad(state, f"copies of layer {copy.layer}, experts {list(copy.experts)[:8]}: no such units in {model.name}")
-
-
 def _place_copies(state: State, placement: Placement) -> None:
-    model = state.model
+    model, who = state.model, f"[policy={state.policy_name}]"
     for pool in placement.pools:
         pools = state.by_name[pool.device].memory.pools
         pools[pool.name] = PoolState(pool.name, pool.sizes(model.n_layers), pool.per_layer)
@@ -129,8 +81,9 @@ def _place_copies(state: State, placement: Placement) -> None:
         for expert in copy.experts:
             unit = copy.layer * model.n_experts + expert
             if unit in memory.copies:
-                raise _bad(state, f"L{copy.layer}/E{expert} is placed twice on {copy.device}")
+                raise PolicyError(f"place(): L{copy.layer}/E{expert} is placed twice on {copy.device} {who}")
             if pool_state.free(copy.layer) < state.expert_bytes[copy.layer]:
-                raise _bad(state, f"pool '{copy.pool}' of {copy.device} is too small for the copies of layer {copy.layer}")
+                full = f"pool '{copy.pool}' of {copy.device} is too small for the copies of layer {copy.layer}"
+                raise PolicyError(f"place(): {full} {who}")
             memory.reserve(pool_state, copy.layer, 0)
             memory.arrive(unit, pool_state, -1)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from moesim.policies.base import CACHE, PolicyBase, gpu_of
-from moesim.policy import Action, Copy, Placement, Pool, Routed, Run, View
+from moesim.policy import LAYER_PARTS, Action, Copy, Placement, Pool, Routed, Run, View
 
 
 class AllGpu(PolicyBase):
@@ -37,7 +37,7 @@ class AllGpu(PolicyBase):
         n_bytes = dict.fromkeys(self._at, 0)
         for layer, gpu in enumerate(self._at):
             n_bytes[gpu] += len(everyone) * model.expert_bytes(layer)
-        parts = {(part, layer): gpu for layer, gpu in enumerate(self._at) for part in ("attention", "dense", "shared")}
+        parts = {(part, layer): gpu for layer, gpu in enumerate(self._at) for part in LAYER_PARTS}
         ends = {("embedding", -1): self._at[0], ("leading", -1): self._at[0], ("head", -1): self._at[-1]}
         return Placement(
             copies=[Copy(layer, everyone, gpu) for layer, gpu in enumerate(self._at)],

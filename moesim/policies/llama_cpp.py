@@ -35,7 +35,7 @@ from moesim.policies.base import (
 )
 from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.on_demand import staging_pool
-from moesim.policy import DEMAND, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
 
 
 class LlamaCpp(PolicyBase):
@@ -73,7 +73,7 @@ class LlamaCpp(PolicyBase):
         first_dense, first_expert = self._split(view)
         self._first = first_expert  # MoE layer from which on experts are on the GPU
         on_gpu = range(first_expert, model.n_layers)
-        parts = {(part, layer): cpu for layer in range(first_dense) for part in ("attention", "dense", "shared")}
+        parts = {(part, layer): cpu for layer in range(first_dense) for part in LAYER_PARTS}
         parts["embedding", -1] = cpu
         if self._first_model_layer(view) > 0 and model.n_dense_layers:
             parts["leading", -1] = cpu

@@ -47,7 +47,9 @@ from moesim.policies.od_moe_shadow import Alignment, Shadow
 from moesim.policies.parts import source_needs
 from moesim.policy import (
     DEMAND,
+    LAYER_PARTS,
     PREFETCH,
+    STEP_PARTS,
     Action,
     Drop,
     Fetch,
@@ -66,8 +68,6 @@ from moesim.policy import (
 NO_PREDICTION = "none"
 RANDOM = "random"
 NO_SHADOW = MootIf(prediction_source=Where("none or random", lambda given: _kind(given) in (NO_PREDICTION, RANDOM)))
-STEP_PARTS = ("embedding", "leading", "head")
-LAYER_PARTS = ("attention", "dense", "shared")
 
 
 class OdMoE(PolicyBase):
