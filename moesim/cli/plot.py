@@ -21,7 +21,9 @@ def plot(
         list[str] | None,
         typer.Argument(metavar="KIND... RESULT...", help="Kinds of figures, then folders, files or a trace; or `list`."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; required unless kinds are listed.")
+    ] = None,
     baseline: Annotated[str | None, typer.Option(help="Policy that speed-ups are over; default: the first.")] = None,
     policies: Annotated[str, typer.Option(help="Names in their order, separated by commas; default: all.")] = "",
     x: Annotated[
