@@ -79,4 +79,4 @@ def test_the_files_of_the_design_page_exist():
             found = [one for start in starts for one in start.glob(path.rstrip("/"))]
             assert found, path
             folder, named = found[-1] if path.endswith("/") else found[-1].parent, named + 1
-    assert named > 50
+    assert named > 40
