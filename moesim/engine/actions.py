@@ -10,7 +10,7 @@ from moesim.engine.checks import device_of, fail, unit_of
 from moesim.engine.lanes import submit, submit_next, wake
 from moesim.engine.machine import AHEAD, Task
 from moesim.engine.state import State, state_is_there, when_state
-from moesim.engine.visit import SKIPPED
+from moesim.engine.visit import SKIPPED, bits_of, rows_of
 from moesim.errors import unknown_name
 from moesim.policy import Action, Drop, Fetch, Move, Predict, Run, Send, Skip
 
@@ -64,10 +64,10 @@ def skip(state: State, action: Skip) -> None:
         fail(state, f"Skip(L{layer})", "skip slots of the present layer, once it is routed")
     for expert in experts:
         unit_of(state, layer, expert, "Skip")
-        routed = visit.rows_of(expert)
-        chosen = routed if rows is None else list(rows)
-        if not chosen or not set(routed).issuperset(chosen) or len(set(chosen)) != len(chosen):
-            what = f"Skip(L{layer}/E{expert}): rows {chosen[:8]} are not routed to it, or are served"
+        named = rows_of(visit.unserved[expert]) if rows is None else list(rows)
+        chosen = bits_of(row for row in named if row >= 0)
+        if not chosen or chosen & ~visit.unserved[expert] or chosen.bit_count() != len(named):
+            what = f"Skip(L{layer}/E{expert}): rows {named[:8]} are not routed to it, or are served"
             fail(state, what, "skip only open slots")
         visit.serve(expert, chosen, SKIPPED, False)
 

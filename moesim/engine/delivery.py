@@ -26,7 +26,7 @@ def routed(state: State, mb: int) -> None:
     micro = state.micro[mb]
     layer = visit.layer
     experts, weights, scores, rows, active = micro.layers[layer]
-    visit.route(experts, weights, rows, micro.n_rows)
+    visit.route(experts, weights, rows, active)
     _look_up(state, visit, mb, rows, active)
     state.mb = mb
     if not visit.mbs_left:

@@ -37,7 +37,7 @@ class Task:
     group: Group | None = None
     then: Any = None  # called at completion; None for experts, and for dense parts, which are followed by Routed
     waits: int = 0  # weights and inputs still missing
-    row_ids: Any = None  # rows of the step, where the Run named them
+    served: int = 0  # of an expert: the rows, as bits
     start: int = 0
     lane: Any = None  # Lane, once submitted
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-import numpy as np
-
 from moesim.engine.checks import device_of, fail, unit_of
 from moesim.engine.lanes import submit, take_in_turn, wake
 from moesim.engine.links import cross
 from moesim.engine.machine import Group, Task
 from moesim.engine.state import State, new_visit, state_is_there, when_state
-from moesim.engine.visit import FRESH, STALE, Early, Visit
+from moesim.engine.visit import FRESH, STALE, Early, Visit, bits_of
 from moesim.errors import unknown_name
 from moesim.policy import Run
 
@@ -40,29 +38,22 @@ def run(state: State, action: Run, groups: Groups) -> None:
         group = groups.get(key)
         if group is None:
             group = groups[key] = Group(visit, device, read)
-    now, pending, row_ids, numbers = state.now, visit.pending, rows, state.task_numbers
+    now, numbers = state.now, state.task_numbers
     for expert in experts:
         unit = visit.base + expert
         if rows is None:
-            n_rows = pending[expert] if 0 <= expert < n_experts else 0
-            if not n_rows:
+            served = visit.take(expert) if 0 <= expert < n_experts else 0
+            if not served:
                 _nothing_to_run(state, layer, expert, name)
-            if group is not None:
-                group.union |= _row_bits(state, visit, expert)
-            if state.n_mbs > 1 or visit.slots is not None:
-                if state.names_rows:
-                    row_ids = visit.rows_of(expert)
-                visit.note_taken(expert)
-            visit.take(expert)  # and hold the layer open for the task
         else:
-            n_rows = _take_rows(state, visit, expert, rows, inputs_from)
-            visit.hold()
-            assert group is not None
-            for row in rows:
-                group.union |= 1 << int(row)  # a NumPy integer would overflow
+            served = _take_rows(state, visit, expert, rows, inputs_from)
+        visit.hold()  # until its task is done
+        if group is not None:
+            group.union |= served
+        n_rows = served.bit_count()
         work = device.expert_ns(n_rows)
         task = Task(next(numbers), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
-        task.row_ids = row_ids
+        task.served = served
         copy = device.memory.copies.get(unit)
         if copy is not None:
             copy.in_use += 1
@@ -109,27 +100,18 @@ def _nothing_to_run(state: State, layer: int, expert: int, name: str) -> NoRetur
     fail(state, what, "run each active expert once; name rows to run another expert instead")
 
 
-def _row_bits(state: State, visit: Visit, expert: int) -> int:
-    """Rows that a Run of `expert` with rows=None takes, as bits."""
-    if state.step_rows == 1:
-        return 1
-    if visit.slots is not None or len(visit.experts) > 1:
-        return sum(1 << row for row in visit.rows_of(expert))
-    mask = np.packbits((visit.experts[0] == expert).any(axis=1), bitorder="little")
-    return int.from_bytes(mask.tobytes(), "little")
-
-
 def _take_rows(state: State, visit: Visit, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
     layer, n_step = visit.layer, state.step_rows
     unit_of(state, layer, expert, "Run")
     if any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
         fail(state, f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
     stale = inputs_from is not None and inputs_from != layer
+    served = bits_of(rows)
     if max(rows) < visit.routed_rows:
-        visit.serve(expert, rows, STALE if stale else FRESH, stale)
+        visit.serve(expert, served, STALE if stale else FRESH, stale)
     else:
-        visit.add_early(Early(expert, rows, stale))
-    return len(rows)
+        visit.early = (*visit.early, Early(expert, served, stale))
+    return served
 
 
 def launch(state: State, group: Group) -> None:

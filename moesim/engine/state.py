@@ -73,7 +73,6 @@ class State:
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
     thread: HostThread | None = None
-    names_rows: bool = False  # whether tasks must say which rows they serve, not only how many
     listens: frozenset[type] = field(init=False)
     expert_bytes: list[int] = field(init=False)  # of each layer
     steps: Iterator[Step] = field(init=False)

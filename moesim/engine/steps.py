@@ -7,12 +7,13 @@ from typing import Any
 
 from moesim.core.limits import RUN_NS
 from moesim.engine.actions import tell
+from moesim.engine.checks import fail
 from moesim.engine.lanes import submit
 from moesim.engine.links import cross
 from moesim.engine.machine import DeviceState
 from moesim.engine.state import State, new_task, new_visit
 from moesim.engine.visit import Visit
-from moesim.errors import HardwareError, PolicyError
+from moesim.errors import HardwareError
 from moesim.policy import LayerBegin, LayerEnd, StepBegin, StepEnd
 from moesim.records import LayerRecord, StepRecord
 from moesim.trace.workload import MicroBatch
@@ -152,8 +153,7 @@ def dense_ns(state: State, layer: int) -> int:
 
 def end_layer(state: State, visit: Visit) -> None:
     """Close a visit whose work is all done, and go on to the next layer or the LM head."""
-    if visit.slots is not None:
-        _check_served(state, visit)
+    _check_served(state, visit)
     if not state.policy.exact:
         state.gate_mass += visit.gate_mass()
     state.records.layers.append(_new(LayerRecord, (visit.begin, state.now, visit.step, visit.layer)))
@@ -167,12 +167,13 @@ def end_layer(state: State, visit: Visit) -> None:
 
 
 def _check_served(state: State, visit: Visit) -> None:
-    visit.serve_substitutes(f"step {visit.step}, layer {visit.layer}", f"[policy={state.policy_name}]")
+    excess = visit.serve_substitutes()
+    if excess is not None:
+        what = f"Run(E{excess[0]}) for row {excess[1]}: every slot of that row is served already"
+        fail(state, what, "leave the row out, or Run fewer experts for it")
     inexact = visit.inexact_records()
     if inexact and state.policy.exact:
         kinds = ", ".join(f"{r.slots} {r.kind}" for r in inexact)
-        raise PolicyError(
-            f"step {visit.step}, layer {visit.layer}: an exact policy served slots otherwise than fresh: {kinds}; "
-            f"run what is routed on fresh inputs, or set exact = False [policy={state.policy_name}]"
-        )
+        what = f"an exact policy served slots otherwise than fresh: {kinds}"
+        fail(state, what, "run what is routed on fresh inputs, or set exact = False")
     state.records.inexact.extend(inexact)

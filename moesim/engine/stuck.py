@@ -34,9 +34,10 @@ def explain(state: State) -> str:
                 waits.append(f"Run(L{task.layer}/E{task.expert}, {device.name}) waits for its fetch")
         if device.main.n_waiting and not device.pending:
             waits.append(f"{device.main.n_waiting} tasks on {device.name} wait for inputs")
-    if visit is not None and any(visit.pending):
-        left = [e for e, n in enumerate(visit.pending) if n]
-        waits.append(f"layer {layer} has {sum(visit.pending)} unserved slots of experts {left[:8]}: no Run or Skip names them")
+    if visit is not None and any(visit.unserved):
+        left = [e for e, rows in enumerate(visit.unserved) if rows]
+        n_slots = sum(rows.bit_count() for rows in visit.unserved)
+        waits.append(f"layer {layer} has {n_slots} unserved slots of experts {left[:8]}: no Run or Skip names them")
     where = f"t={format_ns(state.now)}, step {state.step.index}, layer {layer}"
     who = "; ".join(waits) or "no work is queued"
     return f"{where}: nothing can happen and work remains: {who} [policy={state.policy_name}]"

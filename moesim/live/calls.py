@@ -13,7 +13,7 @@ from typing import Any
 
 from moesim.engine.machine import DeviceState, Group, LinkState, Task, Transfer
 from moesim.engine.state import State
-from moesim.engine.visit import Visit
+from moesim.engine.visit import Visit, rows_of
 from moesim.errors import LiveError
 from moesim.live.kernels.serve import serve
 from moesim.live.machine import LiveMachine
@@ -163,9 +163,9 @@ class Calls:
     def _rows_of(self, visit: Visit, task: Task, device: str) -> tuple[Any, Any]:
         """Rows that a Run serves and their gates: those that were assigned when it was issued, or all routed to the expert."""
         routed = self._routing(visit.step, visit.layer, visit.experts, visit.weights)
-        if task.row_ids is None:
+        rows = rows_of(task.served)
+        if rows == routed.rows.get(task.expert):
             return routed.of_expert(task.expert, self.machine, device)
-        rows = [int(row) for row in task.row_ids]
         gates = [routed.gate(task.expert, row) for row in rows]
         return self.machine.index(device, rows), self.machine.gates(device, gates)
 

@@ -33,7 +33,6 @@ class Live:
         self._lanes = {lane: machine.worker(d.name, lane.name) for d in state.devices for lane in (d.main, d.side)}
         self._links = {link: machine.carrier(link.name) for link in state.links.values()}
         state.carrier = self
-        state.names_rows = True
         state.thread = None  # the real one submits, and takes the time it takes
         state.policy = Observed(state.policy, self)
         slots = {d.name: _slots_of(state, d) for d in state.devices if not d.backing}

@@ -392,9 +392,10 @@ def test_a_router_that_weighs_otherwise_is_refused() -> None:
 
 # ------------------------------------------------------------------------------------------------------- settlement
 def visit_of(routed: np.ndarray, weights: np.ndarray) -> Visit:
-    n, k = routed.shape
+    k = routed.shape[1]
     visit = Visit(step=0, layer=1, base=0, k=k, mbs_left=1)
-    visit.route(routed, weights, np.bincount(routed.ravel(), minlength=9).tolist(), n)
+    rows = np.bincount(routed.ravel(), minlength=9)
+    visit.route(routed, weights, rows.tolist(), rows.nonzero()[0].tolist())
     return visit
 
 
@@ -417,10 +418,10 @@ def test_slots_are_settled_and_counted_as_in_the_simulator(seed: int) -> None:
         for row, place in zip(*mask.nonzero(), strict=True):
             act(int(executed[row, place]), int(row))
 
-    each(stale, lambda e, row: visit.serve(e, [row], STALE, True))  # before the layer is routed
-    each(~stale & ~skipped, lambda e, row: visit.serve(e, [row], FRESH, False))
-    each(skipped, lambda e, row: visit.serve(e, [row], SKIPPED, False))
-    visit.serve_substitutes("here", "")
+    each(stale, lambda e, row: visit.serve(e, 1 << row, STALE, True))  # before the layer is routed
+    each(~stale & ~skipped, lambda e, row: visit.serve(e, 1 << row, FRESH, False))
+    each(skipped, lambda e, row: visit.serve(e, 1 << row, SKIPPED, False))
+    assert visit.serve_substitutes() is None
     expected = fidelity(
         Records(steps=[StepRecord(0, 1, 0, "decode", 0, n, n, visit.gate_mass())], inexact=visit.inexact_records())
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moesim.engine.visit import FRESH, KINDS, SKIPPED, STALE, SUBSTITUTED, SUBSTITUTED_STALE
+from moesim.engine.visit import FRESH, INEXACT, SKIPPED, STALE, SUBSTITUTED, SUBSTITUTED_STALE
 from moesim.metrics import fidelity
 from moesim.records import InexactRecord, Records, StepRecord
 
@@ -60,15 +60,15 @@ class Ledger:
     def __init__(self) -> None:
         self.late_mass = 0.0
         self._whole = 0.0
-        self._mass = dict.fromkeys(KINDS, 0.0)
-        self._slots = dict.fromkeys(KINDS, 0)
+        self._mass = dict.fromkeys(INEXACT, 0.0)
+        self._slots = dict.fromkeys(INEXACT, 0)
 
     def add(self, weights: Tensor, slots: Tensor, late: Tensor) -> None:
         """Add a layer's rows: gate weights, kinds and lateness of the slots, each (n_rows, top_k)."""
         masses = weights.double()
         self._whole += float(masses.sum())
         self.late_mass += float(masses[late].sum())
-        for kind in KINDS:
+        for kind in INEXACT:
             here = slots == kind
             self._mass[kind] += float(masses[here].sum())
             self._slots[kind] += int(here.sum())
@@ -76,7 +76,7 @@ class Ledger:
     def shares(self) -> dict[str, float | int | None]:
         """Return the shares as `moesim.metrics.fidelity` computes them, and ``deferred``, the share that came late."""
         step = StepRecord(0, 0, 0, "decode", 0, 0, 0, self._whole)
-        inexact = [InexactRecord(0, 0, name, self._slots[k], self._mass[k]) for k, name in KINDS.items() if self._slots[k]]
+        inexact = [InexactRecord(0, 0, name, self._slots[k], self._mass[k]) for k, name in INEXACT.items() if self._slots[k]]
         shares = fidelity(Records(steps=[step], inexact=inexact))
         shares["deferred"] = self.late_mass / self._whole if self._whole else None
         return shares
@@ -88,7 +88,7 @@ class Ledger:
         for part in parts:
             both.late_mass += part.late_mass
             both._whole += part._whole
-            for kind in KINDS:
+            for kind in INEXACT:
                 both._mass[kind] += part._mass[kind]
                 both._slots[kind] += part._slots[kind]
         return both
