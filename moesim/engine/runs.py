@@ -47,7 +47,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
                 _nothing_to_run(state, layer, expert, name)
         else:
             served = _take_rows(state, visit, expert, rows, inputs_from)
-        visit.hold()  # until its task is done
+            visit.hold()  # until its task is done
         if group is not None:
             group.union |= served
         n_rows = served.bit_count()

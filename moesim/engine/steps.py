@@ -153,7 +153,8 @@ def dense_ns(state: State, layer: int) -> int:
 
 def end_layer(state: State, visit: Visit) -> None:
     """Close a visit whose work is all done, and go on to the next layer or the LM head."""
-    _check_served(state, visit)
+    if visit.substitutes or visit.inexact:
+        _check_served(state, visit)
     if not state.policy.exact:
         state.gate_mass += visit.gate_mass()
     state.records.layers.append(_new(LayerRecord, (visit.begin, state.now, visit.step, visit.layer)))

@@ -63,8 +63,8 @@ class Visit:
     weights: tuple[Any, ...] = ()
     early: Sequence[Early] = ()
     open: int = 0
-    _substitutes: Sequence[Early] = ()  # Runs for rows that were not routed to their expert: served last
-    _inexact: Sequence[tuple[int, int, int]] = ()  # kind, expert whose slots were served that way, rows
+    substitutes: Sequence[Early] = ()  # Runs for rows that were not routed to their expert: served last
+    inexact: Sequence[tuple[int, int, int]] = ()  # kind, expert whose slots were served that way, rows
 
     def __post_init__(self) -> None:
         # What keeps the layer open: micro-batches to route, slots to serve, tasks and crossings to end. Changed here only.
@@ -92,10 +92,10 @@ class Visit:
         self.routed_rows += len(experts)
 
     def take(self, expert: int) -> int:
-        """Serve all rows routed to an expert that no Run has taken, and return them."""
+        """Serve all rows routed to an expert that no Run has taken, hold the layer open for their task, and return them."""
         rows = self.unserved[expert]
         self.unserved[expert] = 0
-        self.open -= rows.bit_count()
+        self.open += 1 - rows.bit_count()
         return rows
 
     def serve(self, expert: int, rows: int, kind: int, stale: bool) -> None:
@@ -103,13 +103,13 @@ class Visit:
         routed = self.unserved[expert] & rows
         self._close(expert, routed, kind)
         if routed != rows:
-            self._substitutes = (*self._substitutes, Early(expert, rows ^ routed, stale))
+            self.substitutes = (*self.substitutes, Early(expert, rows ^ routed, stale))
         self.open -= rows.bit_count()
 
     def _close(self, expert: int, rows: int, kind: int) -> None:
         self.unserved[expert] ^= rows
         if rows and kind != FRESH:
-            self._inexact = (*self._inexact, (kind, expert, rows))
+            self.inexact = (*self.inexact, (kind, expert, rows))
 
     def serve_early(self) -> None:
         """Serve the Runs that were issued before the layer was routed, where they match."""
@@ -126,27 +126,27 @@ class Visit:
 
         Returns the expert and the row of the first for which no slot is left.
         """
-        table = np.concatenate(self.experts) if self._substitutes else None
-        for expert, rows, stale in self._substitutes:
+        table = np.concatenate(self.experts) if self.substitutes else None
+        for expert, rows, stale in self.substitutes:
             for row in rows_of(rows):
                 assert table is not None
                 replaced = next((e for e in table[row].tolist() if self.unserved[e] >> row & 1), None)
                 if replaced is None:
                     return expert, row
                 self._close(replaced, 1 << row, SUBSTITUTED_STALE if stale else SUBSTITUTED)
-        self._substitutes = ()
+        self.substitutes = ()
         return None
 
     def inexact_records(self) -> list[InexactRecord]:
         """What was not fresh, once every slot is served."""
-        if not self._inexact:
+        if not self.inexact:
             return []
         table = np.concatenate(self.experts)
         weights = None if self.weights[0] is None else np.concatenate(self.weights).astype(np.float64)
         found = []
         for kind, name in INEXACT.items():
             slots = np.zeros(table.shape, dtype=bool)
-            for of_kind, expert, rows in self._inexact:
+            for of_kind, expert, rows in self.inexact:
                 if of_kind == kind:
                     at = rows_of(rows)
                     slots[at] |= table[at] == expert
