@@ -9,7 +9,7 @@ from moesim.engine import movement, runs
 from moesim.engine.checks import device_of, fail, unit_of
 from moesim.engine.lanes import submit, submit_next, wake
 from moesim.engine.machine import AHEAD, Task
-from moesim.engine.state import State, state_is_there, when_state
+from moesim.engine.state import State, gate_input_exists, when_gate_input
 from moesim.engine.visit import SKIPPED, bits_of, rows_of
 from moesim.errors import unknown_name
 from moesim.policy import Action, Drop, Fetch, Move, Predict, Run, Send, Skip
@@ -93,9 +93,9 @@ def predict(state: State, action: Predict) -> None:
     task = Task(key, "predict", step, layer, -1, state.step_rows, work, state.now, state.now)
     task.then = lambda: state.predicted.append((step, layer, source, predictor))
     needed = predictor.needs_layer(layer)
-    if needed is not None and not state_is_there(state, needed):
+    if needed is not None and not gate_input_exists(state, needed):
         task.waits = 1
-        when_state(state, needed, lambda: wake(state, task))
+        when_gate_input(state, needed, lambda: wake(state, task))
     submit(state, lane, task)
 
 

@@ -32,7 +32,7 @@ def routed(state: State, mb: int) -> None:
     if not visit.mbs_left:
         if visit.early:
             visit.serve_early()
-        for call in state.state_waiters.pop(layer, ()):
+        for call in state.gate_input_waiters.pop(layer, ()):
             call()
     if state.model.n_shared > 0:
         _submit_shared(state, visit, mb)

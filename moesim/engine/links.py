@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from operator import index
 from typing import Any
 
 from moesim.engine.checks import fail
@@ -128,8 +129,13 @@ def _make_room(state: State, transfer: Transfer) -> bool:
         victim = state.policy.evict(question, state.view)
         if victim is None:
             return False
-        layer, expert = victim
-        unit = layer * n_experts + expert
+        try:
+            layer, expert = victim
+            unit = index(layer) * n_experts + index(expert)
+        except (TypeError, ValueError):
+            got = " ".join(repr(victim).split())[:80]
+            what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}): expected (layer, expert) or None, got {got}"
+            fail(state, what, "name a resident of the pool, or return None to wait")
         copy = memory.copies.get(unit) if 0 <= expert < n_experts else None
         if copy is None or copy.pool is not pool:
             wrong = f"not resident in pool '{pool.name}'", "name a resident of the pool that is full"

@@ -9,7 +9,7 @@ from moesim.engine.checks import device_of, fail, unit_of
 from moesim.engine.lanes import submit, take_in_turn, wake
 from moesim.engine.links import cross
 from moesim.engine.machine import Group, Task
-from moesim.engine.state import State, new_visit, state_is_there, when_state
+from moesim.engine.state import State, gate_input_exists, new_visit, when_gate_input
 from moesim.engine.visit import FRESH, STALE, Early, Visit, bits_of
 from moesim.errors import unknown_name
 from moesim.policy import Run
@@ -135,13 +135,13 @@ def launch(state: State, group: Group) -> None:
     def bring_inputs() -> None:
         cross(state, home, group.device, layer, group.rows, "in", wake_all, group)
 
-    ready = state_is_there(state, group.inputs_from)
+    ready = gate_input_exists(state, group.inputs_from)
     if not ready and group.inputs_from == layer:  # the micro-batches it reads may be routed, if not all are
         ready = group.union.bit_length() <= visit.routed_rows
     if ready:
         bring_inputs()
     else:
-        when_state(state, group.inputs_from, bring_inputs)
+        when_gate_input(state, group.inputs_from, bring_inputs)
 
 
 def progress(state: State, group: Group) -> None:

@@ -112,7 +112,7 @@ class State:
     visit: Visit | None = None
     reached: int = -1  # the layer begun last in this step
     future: dict[int, Visit] = field(default_factory=dict)  # layers of this step that have early Runs
-    state_waiters: dict[int, list[Callable[[], None]]] = field(default_factory=dict)  # layer -> calls once its gate input exists
+    gate_input_waiters: dict[int, list[Callable[[], None]]] = field(default_factory=dict)  # layer -> calls once it exists
     hidden_at: DeviceState = None  # type: ignore[assignment]
     step_began: int = 0
     gate_mass: float = 0.0
@@ -128,7 +128,7 @@ class State:
         self.steps = iter(self.workload.steps)
 
 
-def state_is_there(state: State, layer: int) -> bool:
+def gate_input_exists(state: State, layer: int) -> bool:
     """Whether the gate input of a layer exists in this step, for all rows."""
     visit = state.visit
     if visit is None:  # before the first layer, between two, or after the last
@@ -136,9 +136,9 @@ def state_is_there(state: State, layer: int) -> bool:
     return layer < visit.layer or (layer == visit.layer and not visit.mbs_left)
 
 
-def when_state(state: State, layer: int, call: Callable[[], None]) -> None:
+def when_gate_input(state: State, layer: int, call: Callable[[], None]) -> None:
     """Do something once the gate input of a layer exists."""
-    state.state_waiters.setdefault(layer, []).append(call)
+    state.gate_input_waiters.setdefault(layer, []).append(call)
 
 
 def new_task(state: State, kind: str, layer: int, mb: int, rows: int, work: int, then: Callable[[], None] | None = None) -> Task:

@@ -33,7 +33,7 @@ def next_step(state: State) -> None:
     state.micro = step.micro
     state.n_mbs = len(state.micro)
     state.future.clear()
-    state.state_waiters.clear()
+    state.gate_input_waiters.clear()
     state.dense_memo.clear()
     state.step_began = state.now
     state.gate_mass = 0.0

@@ -22,9 +22,11 @@ def explain(state: State) -> str:
                 pool = transfer.pool
                 at = transfer.layer if pool.per_layer else 0
                 used, capacity = pool.used[at], pool.capacity[at]
+                # Only the head of each urgency class of a link asks; that it was asked for, and waits, is noted.
+                asked = "evict returned None" if transfer.waited_memory else "evict is asked for those before it first"
                 waits.append(
                     f"Fetch(L{transfer.layer}/E{transfer.expert}, {transfer.dst.name}, urgency={urgency}) waits for memory "
-                    f"in pool '{pool.name}' ({format_bytes(used)} of {format_bytes(capacity)} used, evict returned None)"
+                    f"in pool '{pool.name}' ({format_bytes(used)} of {format_bytes(capacity)} used, {asked})"
                 )
             else:
                 waits.append(f"a transfer of {format_bytes(transfer.n_bytes)} waits on {link.name}")

@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moesim.errors import CapacityError, DeadlockError, HardwareError, MoesimError, PolicyError
@@ -13,6 +14,7 @@ from moesim.policies.registry import make_policy
 from moesim.policy import Copy, Drop, Fetch, Move, Placement, Pool, Predict, Run, Send, Skip
 from moesim.testing import run_tiny, tiny_workload
 from tests.engine.engine_kit import Oracle, Script, cpu, gpu, link, machine, play, tiny_model, workload
+from tests.engine.rules_kit import on_demand
 
 ALL = [Copy(layer, range(4), "gpu0") for layer in (0, 1)]
 ONE = workload([[[[0, 1], [2, 3]]]])
@@ -197,6 +199,26 @@ def test_impossible_victims(victim: tuple[int, int], says: str) -> None:
     )  # fmt: skip
     message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
     assert message == f"{AT_ROUTED}evict(L0/E1, gpu0) named L{victim[0]}/E{victim[1]}: {says}"
+
+
+@pytest.mark.parametrize("victim", [3, (0, 1, 2), (), "ab", (0.0, 0.0), (0, None), False, Fetch(0, [0], "gpu0")], ids=repr)
+def test_a_victim_that_is_no_pair(victim: Any) -> None:
+    script = Script(
+        {("Routed", 0, 0, 0): [Fetch(0, [1], "gpu0")]}, copies=[Copy(0, [0], "gpu0")], slots=1, evict=lambda fetch, view: victim
+    )
+    message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
+    assert message == (
+        f"{AT_ROUTED}evict(L0/E1, gpu0): expected (layer, expert) or None, got {repr(victim)[:80]}; "
+        "name a resident of the pool, or return None to wait"
+    )
+
+
+def test_a_victim_of_numpys_integers_is_a_pair() -> None:
+    def first(fetch: Any, view: Any) -> Any:
+        return next((np.array(unit) for unit in view.residents("gpu0", "cache") if not view.is_in_use(*unit, "gpu0")), None)
+
+    script = Script({("Routed", 0, 0, 0): on_demand}, slots=1, routed=on_demand, evict=first)
+    assert len(play(script, ONE).evictions) == 3
 
 
 def test_victim_of_another_layers_pool() -> None:

@@ -31,6 +31,8 @@ from tests.engine.rules_kit import (
             Script({("Routed", 0, 0, 0): on_demand}, copies=[Copy(1, [0], "gpu0")], slots=1),
             [
                 "Fetch(L0/E0, gpu0, urgency=0) waits for memory in pool 'cache' (1 kB of 1 kB used, evict returned None)",
+                "Fetch(L0/E1, gpu0, urgency=0) waits for memory in pool 'cache' (1 kB of 1 kB used, "
+                "evict is asked for those before it first)",
                 "Run(L0/E0, gpu0) waits for its fetch",
             ],
         ),
@@ -49,3 +51,6 @@ def test_rule_10_a_deadlock_says_who_waits_for_what(script: Script, says: list[s
     assert message.endswith("[policy=lazy]") and "\n" not in message
     for part in says:
         assert part in message
+    if script.asked:  # "returned None" is said of those for which it was asked, and of no others
+        assert {(layer, expert) for _, layer, expert, _ in script.asked} == {(0, 0)}
+        assert message.count("evict returned None") == 1
