@@ -9,8 +9,8 @@ import pandas as pd
 
 from moesim.hardware import weakest
 from moesim.metrics.naming import COLUMNS, LIVE
-from moesim.plots.draws import DRAW, over_draws
 from moesim.plots.ends import OVER
+from moesim.plots.means import DRAW, over_draws
 from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")

@@ -10,7 +10,7 @@ from typing import Final
 
 import pandas as pd
 
-from moesim.plots.draws import over_draws
+from moesim.plots.means import over_draws
 from moesim.plots.rows import varying
 
 OVER: Final = " % over "

@@ -13,8 +13,8 @@ import pandas as pd
 from moesim.core.units import format_bytes
 from moesim.errors import ConfigError
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
-from moesim.plots.draws import interval, over_draws, with_draws
 from moesim.plots.failures import failing, without_retried
+from moesim.plots.means import interval, over_draws, with_draws
 from moesim.plots.memo import once
 from moesim.plots.style import need
 

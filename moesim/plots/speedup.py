@@ -14,9 +14,9 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.bars import AXES, legend_names, value_texts
 from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
-from moesim.plots.draws import interval, over_draws
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Bar, Words, grouped_bars
+from moesim.plots.means import interval, over_draws
 from moesim.plots.memo import once
 from moesim.plots.rows import REPEATS, group_name, named, policies_of, prepared, qualified, settings_in, varying
 from moesim.plots.style import CONDITIONED, add_corner, styled

@@ -65,7 +65,7 @@ ONLY = {  # who may import what
         "hardware.*",
     ],
     "distributed": ["experiment.pool"],
-    "gguf": ["studies.advice.gguf"],
+    "gguf": ["model.gguf"],
     "jinja2": ["report.*"],
     "pickle": [],
     "requests": [],

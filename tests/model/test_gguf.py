@@ -12,7 +12,7 @@ gguf = pytest.importorskip("gguf")
 
 from moesim.errors import ModelError  # noqa: E402
 from moesim.model import load_model  # noqa: E402
-from moesim.studies.advice.gguf import read_gguf  # noqa: E402
+from moesim.model.gguf import read_gguf  # noqa: E402
 from moesim.studies.advice.setting import model_yaml  # noqa: E402
 
 Q8_0, F16, F32, Q4_K = (getattr(gguf.GGMLQuantizationType, name) for name in ("Q8_0", "F16", "F32", "Q4_K"))

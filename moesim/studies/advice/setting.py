@@ -15,7 +15,7 @@ from moesim.core.units import format_bytes, parse_bytes
 from moesim.errors import CapacityError, ConfigError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.model import ModelSpec, load_model
-from moesim.studies.advice.gguf import read_gguf
+from moesim.model.gguf import read_gguf
 
 PLACE: Final = "recommend"
 DEFAULT_BITS: Final = 4.5

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moesim.errors import ModelError, unknown_name
-from moesim.model import ModelSpec
 from moesim.model.check import find_problem
-from moesim.model.spec import DEFAULTS
+from moesim.model.spec import DEFAULTS, ModelSpec
 
 ARCHITECTURES: Final = ("deepseek2", "gpt-oss", "llama", "olmoe", "phimoe", "qwen2moe", "qwen3moe")
 """Architectures, by llama.cpp's names, whose layers are of the kinds that `ModelSpec` describes."""
