@@ -70,7 +70,7 @@ def run(
 
 def compare(
     policies: Annotated[str, typer.Option(help="Names, or {name: ..., option: ...}, separated by commas.")],
-    model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4.5}",
+    model: Annotated[str, typer.Option(help="Name, or {base: NAME, field: value}.")] = "{base: mixtral-8x7b, expert_bits: 4}",
     hardware: Annotated[str, typer.Option(help="Name of a profile, or {base: NAME, key: value}.")] = "rtx3090-epyc7532",
     trace: Annotated[
         str | None,

@@ -17,9 +17,14 @@ import yaml
 from moesim import __version__
 from moesim.cli.main import main
 from moesim.core.manifest import FILE
+from moesim.experiment.config import parse_config
+from moesim.metrics.naming import model_label
+from moesim.model import load_model
 from moesim.policies.registry import policy_names
 from moesim.studies.bench import CASES
 from tests.experiment.experiment_kit import write_trace, write_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +93,17 @@ def test_compare_needs_no_file_and_writes_nothing(tmp_path: Path, capsys: pytest
     assert len(rows) == 8
     assert {row["policy"] for row in rows} == {"lru", "fiddler(rule=code)"}
     assert files(tmp_path) == {"t.safetensors"}
+
+
+def test_compare_alone_asks_for_model_and_machine_of_the_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trace = write_trace(tmp_path / "t.safetensors")
+    arguments = ["--trace", str(trace), "--cache", "0.25", "--prompt", "4", "--decode", "2", "-o", "json"]
+    assert main(["compare", "--policies", "lru", *arguments]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    quickstart = parse_config(yaml.safe_load((ROOT / "experiments" / "quickstart.yaml").read_text()), "quickstart")
+    assert row["model"] == model_label(load_model(quickstart.model)) == "mixtral-8x7b (expert_bits=4)"
+    assert row["hardware"] == quickstart.hardware
+    assert "no curve for experts" not in row["notes"]
 
 
 def test_compare_with_a_budget_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
