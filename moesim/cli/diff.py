@@ -86,7 +86,7 @@ def _words(entries: Sequence[Entry], form: Format) -> list[list[str]]:
 def _cells(entry: Entry) -> list[str]:
     change = "-"
     if entry.difference is not None and entry.a:
-        change = f"{100 * entry.difference / entry.a:+.1f} %"
+        change = f"{100 * entry.difference / entry.a:+z.1f} %"
     sides = [_value(v, entry.unit) for v in (entry.a, entry.b)]
     return [entry.key, *sides, _value(entry.difference, entry.unit, sign=True), change]
 
@@ -99,10 +99,10 @@ def _value(value: Any, unit: str, *, sign: bool = False) -> str:
         scale, word = next(
             (s, w) for s, w in ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns")) if abs(value) >= s or s == 1
         )
-        return f"{value / scale:{plus}.4g} {word}"
+        return f"{value / scale:{plus}z.4g} {word}"
     if unit == "bytes":
-        return f"{value / 1e9:{plus}.4g} GB" if abs(value) >= 1e9 else f"{value / 1e6:{plus}.4g} MB"
-    return f"{value:{plus},}" if isinstance(value, int) else f"{value:{plus}.4g}"
+        return f"{value / 1e9:{plus}z.4g} GB" if abs(value) >= 1e9 else f"{value / 1e6:{plus}z.4g} MB"
+    return f"{value:{plus},}" if isinstance(value, int) else f"{value:{plus}z.4g}"
 
 
 def _layers(found: Diff, form: Format) -> str:

@@ -141,7 +141,7 @@ def _saved(step: Step, one: Regret) -> str:
         return "-"
     if step.saved_ns is None or not isinstance(base, int):
         return "failed"
-    return f"{_time(step.after_ns)}{'*' if step.instant_links else ''} ({100 * step.saved_ns / base:+.1f} %)"
+    return f"{_time(step.after_ns)}{'*' if step.instant_links else ''} ({100 * step.saved_ns / base:+z.1f} %)"
 
 
 def _time(ns: Any) -> str:

@@ -101,7 +101,7 @@ def _parse(settings: list[str], kinds: dict[str, Any]) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]], form: Format) -> str:
     columns = list(rows[0])
     cells = [
-        ["-" if row[c] != row[c] else f"{row[c]:.4f}" if isinstance(row[c], float) else str(row[c]) for c in columns]
+        ["-" if row[c] != row[c] else f"{row[c]:z.4f}" if isinstance(row[c], float) else str(row[c]) for c in columns]
         for row in rows
     ]
     return render(columns, cells, form, columns[2:])

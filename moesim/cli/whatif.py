@@ -21,6 +21,7 @@ from moesim.experiment.config import load_config
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.quick import quick
 from moesim.metrics.frames import frame_bytes
+from moesim.metrics.fresh import fresh_cell
 
 if TYPE_CHECKING:
     from moesim.studies.whatif.study import Line
@@ -121,9 +122,7 @@ FRESH = "fresh %"
 
 
 def _fresh(line: Line) -> str:
-    if line.fresh is None:
-        return "-"
-    return "100" if line.fresh >= 1 - 1e-9 else f"{100 * line.fresh:.1f}*"
+    return "-" if line.fresh is None else fresh_cell(line.fresh)
 
 
 def _cells(line: Line) -> list[str]:
@@ -159,8 +158,8 @@ def _change(line: Line, key: str) -> str:
     change = line.change(key)
     if change is None:
         return "-"
-    text = f"{100 * change:+.1f}"
-    told = "0.0" if float(text) == 0 else text  # no sign where it rounds to nothing
+    text = f"{100 * change:+z.1f}"
+    told = "0.0" if text == "+0.0" else text  # no sign where it rounds to nothing
     return f"{told} %{'*' if line.uneven else ''}{' !' if key in line.anomalies else ''}"
 
 

@@ -91,7 +91,7 @@ def format_ns(ns: float) -> str:
     '12.403 ms'
     """
     if abs(ns) < NS_PER_US:
-        return f"{ns:.0f} ns"
+        return f"{ns:z.0f} ns"
     if abs(ns) < NS_PER_MS:
         return f"{ns / NS_PER_US:.3f} us"
     if abs(ns) < NS_PER_S:

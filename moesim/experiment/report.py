@@ -10,6 +10,7 @@ from moesim.core.units import NS_PER_MS, NS_PER_S, format_bytes
 from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.repeats import CI, aggregate, repeated
 from moesim.metrics import Value
+from moesim.metrics.fresh import fresh_cell, is_exact
 from moesim.metrics.naming import COLUMNS, HOW, LIVE, WORKLOAD
 
 Row = Mapping[str, Value]
@@ -51,7 +52,7 @@ def _fresh(row: Row) -> str:
         share = _number(row, "fidelity_fresh")
     if share is None:
         return "-"
-    return "100" if share >= 1 - 1e-9 else f"{100 * share:.1f}*"
+    return fresh_cell(share)
 
 
 def _speed(row: Row) -> str:
@@ -169,7 +170,7 @@ def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format, seeds: str) 
     lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
     lines += [seeds] if seeds else []
     lines += cost_notes(done)
-    if any((share := _number(row, "fidelity_fresh")) is not None and share < 1 - 1e-9 for row in rows):
+    if any((share := _number(row, "fidelity_fresh")) is not None and not is_exact(share) for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
     separator = "\n\n" if form is Format.MD else "\n"
     return "\n" + separator.join(lines) + "\n"

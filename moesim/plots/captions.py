@@ -8,6 +8,7 @@ from typing import Final
 import pandas as pd
 
 from moesim.hardware import weakest
+from moesim.metrics.fresh import fresh_percent
 from moesim.metrics.naming import COLUMNS, LIVE
 from moesim.plots.ends import OVER
 from moesim.plots.means import DRAW, over_draws
@@ -196,7 +197,7 @@ def _exactness(frame: pd.DataFrame) -> list[str]:
     if not names:
         return []
     shares = frame.loc[frame["policy"].isin(names), FRESH].astype(float)
-    low, high = (f"{100 * share:.0f}" for share in (shares.min(), shares.max()))
+    low, high = (f"{fresh_percent(share):g}" for share in (shares.min(), shares.max()))
     between = f"{low} %" if low == high else f"{low} to {high} %"
     return [
         f"* {', '.join(names)}: not exact, {between} of decoding's gate mass is computed as routed on fresh inputs; the routing "

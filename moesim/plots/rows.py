@@ -12,6 +12,8 @@ import pandas as pd
 
 from moesim.core.units import format_bytes
 from moesim.errors import ConfigError
+from moesim.metrics.fresh import fresh_percent
+from moesim.metrics.fresh import is_exact as all_fresh
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
 from moesim.plots.failures import failing, without_retried
 from moesim.plots.means import interval, over_draws, with_draws
@@ -32,7 +34,6 @@ FRESH: Final = "fidelity_fresh_decode"
 WORDS: Final = {name: column.word for name, column in COLUMNS.items()}
 """Words for the columns of settings."""
 
-_ROUNDING: Final = 1e-9  # of sums of gate weights
 _MADE: Final = re.compile(r"(synthetic-.*-seed)(\d+)")
 _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
@@ -202,7 +203,7 @@ def mean(frame: pd.DataFrame, column: str) -> float | None:
 
 def is_exact(fresh: float) -> bool:
     """Whether all of the decoding was computed as routed, as far as is known."""
-    return math.isnan(fresh) or fresh >= 1 - _ROUNDING
+    return math.isnan(fresh) or all_fresh(fresh)
 
 
 def fresh_mark(fresh: float) -> str:
@@ -213,7 +214,7 @@ def fresh_mark(fresh: float) -> str:
     >>> fresh_mark(0.99999), fresh_mark(1.0)
     ('99.9%*', '')
     """
-    return "" if is_exact(fresh) else f"{math.floor(1000 * fresh) / 10:g}%*"  # down: never 100% of what is not exact
+    return "" if is_exact(fresh) else f"{fresh_percent(fresh):g}%*"
 
 
 def lossy(frame: pd.DataFrame) -> list[str]:

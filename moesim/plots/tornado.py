@@ -152,8 +152,8 @@ def _percent(change: float) -> str:
     >>> _percent(-46.8), _percent(0.62), _percent(5.0), _percent(-0.01)
     ('-47%', '+0.6%', '+5%', '±0%')
     """
-    text = f"{change:+.0f}" if abs(change) >= 10 else f"{change:+.1f}".removesuffix(".0")
-    return "±0%" if text in ("+0", "-0") else f"{text}%"
+    text = f"{change:+z.0f}" if abs(change) >= 10 else f"{change:+z.1f}".removesuffix(".0")
+    return "±0%" if text == "+0" else f"{text}%"
 
 
 def _marks(frame: pd.DataFrame) -> dict[str, str]:

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from moesim.core.units import NS_PER_MS
 from moesim.experiment.repeats import CI, aggregate, repeated
+from moesim.metrics.fresh import fresh_percent, is_exact
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 Row = Mapping[str, Any]
 
 NOTHING: Final = "–"
-_EXACT: Final = 1 - 1e-9  # sums of gate weights are rounded
 _MOVED_OTHER: Final = ("update", "write_back", "message", "activation")
 
 
@@ -75,7 +75,7 @@ def fresh_share(row: Row) -> float | None:
 def is_lossy(row: Row) -> bool:
     """Tell whether a run computed anything else than the model asked for, in prefill or decoding."""
     shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
-    return any(share is not None and share < _EXACT for share in shares) or bool(number(row, "n_inexact_slots"))
+    return any(share is not None and not is_exact(share) for share in shares) or bool(number(row, "n_inexact_slots"))
 
 
 def _scaled(key: str, scale: float) -> Callable[[Row], float | None]:
@@ -107,9 +107,7 @@ def _busy(kind: str) -> Callable[[Row], float | None]:
 
 def _fresh(row: Row) -> float | None:
     share = fresh_share(row)
-    if share is None:
-        return None
-    return 100.0 if share >= _EXACT else math.floor(1000 * share) / 10  # down: never 100 of what is not exact
+    return None if share is None else fresh_percent(share)
 
 
 _CAUSES: Final = "megabytes over all links for each generated token, prefill included: "

@@ -8,6 +8,7 @@ from typing import Final
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.intervals import NOT_VARIED
 from moesim.experiment.notes import split_notes
+from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy
 from moesim.studies.advice.candidates import Candidate, gib
@@ -178,7 +179,7 @@ def _papers(advice: Advice, form: Format) -> str:
     headings = (*_HEADINGS, *(("fresh %",) if lossy else ()), "whose")
     rows = []
     for one in advice.papers:
-        fresh = [] if not lossy else ["100" if one.fresh is None else f"{100 * one.fresh:.1f}*"]
+        fresh = [] if not lossy else ["100" if one.fresh is None else fresh_cell(one.fresh)]
         whose = describe_policy(one.candidate.family).paper or "a baseline, no system"
         rows.append([*_cells(one, advice), *fresh, "; ".join(part for part in (whose, one.candidate.note) if part)])
     table = render(headings, rows, form, headings[1:-1])

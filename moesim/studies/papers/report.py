@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from moesim.core.table import Format, render, render_records
+from moesim.metrics.fresh import fresh_cell
 from moesim.policies.registry import policy_info
 from moesim.studies.papers.compare import Compared, Variant
 from moesim.studies.papers.figures import Figure
@@ -125,7 +126,7 @@ def _variant_table(found: Sequence[Variant], form: Format) -> str:
     rows = [
         [one.experiment, one.policy, str(one.n_settings), _share(one.decode),
          "" if one.low is None else f"{_share(one.low)} to {_share(one.high)}", _share(one.prefill),
-         "" if one.fidelity is None else f"{100 * one.fidelity:.1f}"]
+         "" if one.fidelity is None else fresh_cell(one.fidelity)]
         for one in found
     ]  # fmt: skip
     note = "decode and prefill speed: as shares of the first policy of the experiment, geometric mean over its settings\n"
@@ -133,7 +134,7 @@ def _variant_table(found: Sequence[Variant], form: Format) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:z.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def _share(value: float | None) -> str:

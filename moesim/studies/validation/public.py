@@ -153,8 +153,8 @@ def _line(what: str, frame: pd.DataFrame) -> str:
     worst = frame.iloc[int(errors.abs().to_numpy().argmax())]
     near = [max(ratio, 1 / ratio) for ratio in frame["ratio"].astype(float)]
     return (
-        f"{what}: {len(frame)}, median absolute error {100 * errors.abs().median():.0f} %, worst {100 * worst['error']:+.0f} % "
-        f"({worst['check']}: {worst['model']}, {worst['machine']}, {worst['setting']}); mean {100 * errors.mean():+.0f} %; "
+        f"{what}: {len(frame)}, median absolute error {100 * errors.abs().median():.0f} %, worst {100 * worst['error']:+z.0f} % "
+        f"({worst['check']}: {worst['model']}, {worst['machine']}, {worst['setting']}); mean {100 * errors.mean():+z.0f} %; "
         f"within 10 %: {sum(n <= 1.1 for n in near)}, within a factor of {FACTOR:g}: {sum(n <= FACTOR for n in near)}"
     )
 

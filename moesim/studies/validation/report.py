@@ -186,11 +186,11 @@ def _cells(name: str, runs: Sequence[Compared]) -> list[str]:
     parts = _mean_parts([_residual_row(one) for one in runs])
     cause = largest(parts)
     figures = ["-"] * 6 if steps is None or bare is None else [
-        _percent(steps.median), _percent(steps.worst), f"{100 * steps.mean_signed:+.1f}", _percent(bare.median),
+        _percent(steps.median), _percent(steps.worst), f"{100 * steps.mean_signed:+z.1f}", _percent(bare.median),
         _percent(steps.repeat_error), _percent(steps.spread),
     ]  # fmt: skip
     makespan = "-" if whole is None else _percent(whole.median)
-    return [name, str(len(runs)), *figures, makespan, ", ".join(equal), f"{cause} {100 * parts[cause]:+.1f} %"]
+    return [name, str(len(runs)), *figures, makespan, ", ".join(equal), f"{cause} {100 * parts[cause]:+z.1f} %"]
 
 
 def _mean_parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

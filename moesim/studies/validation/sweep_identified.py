@@ -122,7 +122,7 @@ def identified_table(frame: pd.DataFrame, form: Format) -> str:
     """Write the errors by group; ends with a newline."""
     cells = [
         [one["group"], str(one["rows"]), *(f"{100 * one[key]:.1f} %" for key in ("median", "p90")),
-         f"{100 * one['worst']:+.1f} %", one["worst_row"]]
+         f"{100 * one['worst']:+z.1f} %", one["worst_row"]]
         for one in identified_groups(frame).to_dict("records")
     ]  # fmt: skip
     return render(_HEADINGS, cells, form, _HEADINGS[1:5])

@@ -93,9 +93,9 @@ def group_table(frame: pd.DataFrame, form: Format) -> str:
             record["group"],
             str(record["rows"]),
             *(f"{100 * record[key]:.1f} %" for key in ("median", "p90")),
-            f"{100 * record['mean']:+.1f} %",
+            f"{100 * record['mean']:+z.1f} %",
             f"{100 * record['within']:.0f} %",
-            f"{100 * record['worst']:+.1f} %",
+            f"{100 * record['worst']:+z.1f} %",
             record["worst_row"],
         ]
         for record in records

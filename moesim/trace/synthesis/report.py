@@ -71,12 +71,12 @@ def cells(matches: Sequence[Match]) -> list[list[str]]:
             m.figure.source,
             f"{m.figure.value:.3f}",
             f"{m.mean:.3f}",
-            f"{m.error:+.3f}",
-            f"{m.worst:+.3f}",
+            f"{m.error:+z.3f}",
+            f"{m.worst:+z.3f}",
             f"{m.figure.tolerance:.3f}",
             "fitted" if m.figure.fitted else "check",
             "yes" if m.met else f"no, off by {abs(m.worst):.3f}",
-            *([] if m.held_out is None else [f"{m.held_out:.3f}", f"{m.mean - m.held_out:+.3f}"]),
+            *([] if m.held_out is None else [f"{m.held_out:.3f}", f"{m.mean - m.held_out:+z.3f}"]),
         ]
         for m in matches
     ]
