@@ -40,6 +40,7 @@ class Kind(StrEnum):
     HARDWARE = "hardware"
     TRACES = "traces"
     PREDICTORS = "predictors"
+    PARAMETERS = "parameters"
     FORMATS = "formats"
 
 
@@ -51,7 +52,7 @@ def listing(
     ] = None,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
 ) -> None:
-    """List policies, their parts, models, hardware profiles, traces, predictors, or formats of traces that can be imported.
+    """List policies, parts, models, hardware profiles, traces, predictors, parameters of synthetic routing, or import formats.
 
     Example: moesim list policies dali
     """
@@ -250,6 +251,23 @@ def _predictors() -> Rows:
     return rows
 
 
+def _parameters() -> Rows:
+    from moesim.trace.synthesis import parameter_names, read_parameters  # SciPy takes most of a second to import
+
+    return [
+        {
+            "name": name,
+            "routing of": found.model,
+            "layers": found.n_layers,
+            "experts": found.n_experts,
+            "top_k": found.top_k,
+            "fitted to": found.fitted_to,
+        }
+        for name in parameter_names()
+        for found in (read_parameters(name),)
+    ]
+
+
 def _formats() -> Rows:
     found = formats().values()
     return [{"name": one.name, "label": one.label or "to be given", "what it is": one.about} for one in found]
@@ -262,5 +280,6 @@ _LISTS: dict[Kind, Callable[[], Rows]] = {
     Kind.HARDWARE: _hardware,
     Kind.TRACES: _traces,
     Kind.PREDICTORS: _predictors,
+    Kind.PARAMETERS: _parameters,
     Kind.FORMATS: _formats,
 }

@@ -29,6 +29,7 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.config_errors import first_problem
 from moesim.experiment.include import read_merged
+from moesim.trace.made import MADE, made_schema
 
 T = TypeVar("T")
 
@@ -88,7 +89,11 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
 HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
-TraceRef = Annotated[Any, _named("a trace's name, the path of a file,", "synthesize"), _named_schema("synthesize")]
+TraceRef = Annotated[
+    Any,
+    _named("a trace's name, the path of a file,", MADE),
+    WithJsonSchema({"anyOf": [{"type": "string"}, made_schema()]}),
+]
 PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
 
 

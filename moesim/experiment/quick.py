@@ -7,6 +7,7 @@ from typing import Any
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
 from moesim.experiment.spec import Point
 from moesim.experiment.sweep import expand
+from moesim.trace.made import shortened
 
 QUICK_DECODE_TOKENS = 4
 
@@ -18,7 +19,9 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
     tokens = first.workload["decode_tokens"]
     fewer = min(QUICK_DECODE_TOKENS, tokens if isinstance(tokens, int) else QUICK_DECODE_TOKENS)
     workload = {**first.workload, "decode_tokens": fewer, "n_batches": 1}
-    small = {**first.written(), "workload": workload, "trace": _shorter(first.trace, fewer, first.workload["batch_size"])}
+    # no more synthetic routing than one batch takes
+    trace = first.trace if isinstance(first.trace, str) else shortened(first.trace, first.workload["batch_size"], fewer)
+    small = {**first.written(), "workload": workload, "trace": trace}
     sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
     update = {key: sections[key](**value) if key in sections else value for key, value in small.items()}
     return config.model_copy(update={**update, "zip": [], "exclude": [], "repeat": 1, "policies": _policies(points)})
@@ -26,14 +29,3 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
 
 def _policies(points: list[Point]) -> list[Any]:
     return [dict(point.policy) for point in points if point.setting == points[0].setting]
-
-
-def _shorter(trace: Any, decode: int, batch: int) -> Any:
-    """Make no more synthetic routing than one batch takes."""
-    if isinstance(trace, str):
-        return trace
-    return {**trace, "requests": _least(trace.get("requests", 1), batch), "decode": _least(trace.get("decode", 0), decode)}
-
-
-def _least(value: Any, limit: int) -> Any:
-    return min(value, limit) if isinstance(value, int) else value  # what is no number is refused where it is read

@@ -17,13 +17,14 @@ from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_nee
 from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import expand
 from moesim.experiment.trace_choice import fitting
-from moesim.experiment.traces import read_trace, trace_label
+from moesim.experiment.traces import read_trace
 from moesim.hardware import load_hardware
 from moesim.metrics.naming import fingerprint, hardware_label, model_label, policy_label
 from moesim.model import load_model
 from moesim.policies.imports import WouldImport, code_names, would_import
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
+from moesim.trace.made import trace_label
 from moesim.trace.predictors.chosen import ALWAYS
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.selection import select

@@ -15,10 +15,10 @@ from moesim.core.units import ceil_div, format_bytes, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
-from moesim.experiment.traces import trace_label
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.links import check_chunk, most_chunks
 from moesim.metrics.naming import fingerprint, hardware_label, model_label
+from moesim.trace.made import trace_label
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:

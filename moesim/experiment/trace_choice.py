@@ -10,10 +10,10 @@ from moesim.errors import TraceError
 from moesim.experiment.config import Config, WorkloadConfig, parse_config
 from moesim.experiment.needs import policy_needs
 from moesim.experiment.sweep import each_model, expand, listed
-from moesim.experiment.traces import MADE, MAX_TOKENS
 from moesim.model import load_model
 from moesim.policies.imports import would_import
 from moesim.trace import Trace, find_trace, trace_names
+from moesim.trace.made import MADE, MAX_TOKENS
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec

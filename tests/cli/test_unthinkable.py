@@ -210,7 +210,7 @@ def test_any_number_in_an_experiment(
 def test_any_number_of_made_up_routing(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str, value: Any
 ):
-    monkeypatch.setattr("moesim.experiment.traces.MAX_TOKENS", 1000)  # 100,000 take minutes
+    monkeypatch.setattr("moesim.trace.made.MAX_TOKENS", 1000)  # 100,000 take minutes
     trace = {"synthesize": "tiny-parameters.yaml", "requests": 2, "prompt": 3, "decode": 3, "seed": 0} | {key: value}
     (folder / "tiny-parameters.yaml").write_text(yaml.safe_dump(parameters()))
     run(folder, capsys, monkeypatch, experiment=EXPERIMENT | {"trace": trace})

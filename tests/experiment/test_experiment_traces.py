@@ -13,6 +13,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.traces import read_trace
+from moesim.trace.made import made_schema, read_made
 
 MADE = {"synthesize": "mixtral-8x7b", "requests": 2, "prompt": 6, "decode": 5}
 
@@ -55,6 +56,22 @@ def test_wrong_ways_to_make_one(changes: dict[str, Any], message: str):
         read_trace(MADE | changes, "a.yaml")
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_the_schema_states_types_bounds_and_defaults_of_what_is_read():
+    keys = made_schema()["properties"]
+    for key, one in keys.items():
+        assert one["description"]
+        kind = one["anyOf"][0]
+        if key != "synthesize":
+            assert getattr(read_made({"synthesize": "x"}, "a.yaml"), key) == one["default"]
+        if kind["type"] == "integer":
+            assert getattr(read_made(MADE | {key: kind["minimum"]}, "a.yaml"), key) == kind["minimum"]
+            with pytest.raises(ConfigError, match=f"trace.{key}: expected an integer of at least {kind['minimum']}"):
+                read_made(MADE | {key: kind["minimum"] - 1}, "a.yaml")
+        else:
+            with pytest.raises(ConfigError, match=f"trace.{key}: expected"):
+                read_made(MADE | {key: 1}, "a.yaml")
 
 
 def test_runs_say_that_their_routing_is_synthetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from scipy.special import ndtri
 
 from moesim.errors import ConfigError
@@ -20,6 +21,7 @@ from moesim.trace.stats.states import state_cosine
 from moesim.trace.synthesis import ParameterSet, parameter_names, read_parameters, synthesize
 from moesim.trace.synthesis.measure import measure
 from moesim.trace.synthesis.model import draw_model, expert_loads, request_states
+from moesim.trace.synthesis.parameter_set import parameter_schema
 from moesim.trace.synthesis.routing import read_gates, route
 
 SMALL = {"n_layers": 4, "n_experts": 8, "top_k": 2}
@@ -291,3 +293,18 @@ def test_an_experiment_runs_on_a_synthetic_trace(name: str, tmp_path: Path):
     assert {row["source_label"] for row in rows} <= {"synthetic", "oracle"}  # the weakest of routing and costs
     assert {row["routing"] for row in rows} == {"synthetic"}  # whatever the label is
     assert all(str(row["notes"]).startswith(f"synthetic routing of {name}") for row in rows)
+
+
+def test_the_schema_of_parameter_files_states_what_is_checked(tmp_path: Path):
+    schema = parameter_schema()["properties"]
+    raw = yaml.safe_load(read_parameters("mixtral-8x7b").to_yaml())
+    assert set(raw) <= set(schema)
+    values = raw["fitted"] | raw["assumed"]
+    for name, one in schema["fitted"]["properties"].items():
+        assert one["description"]
+        assert ("default" in one) or name in values
+        for end, step in (("minimum", -1), ("maximum", 1)):
+            changed = {"fitted": {}, "assumed": {**values, name: one[end] + step}}
+            (tmp_path / "p.yaml").write_text(yaml.safe_dump(raw | changed))
+            with pytest.raises(ConfigError, match=rf"{name}: expected .* from {one['minimum']:g} to {one['maximum']:g}, got"):
+                read_parameters(str(tmp_path / "p.yaml"))

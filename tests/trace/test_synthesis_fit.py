@@ -19,9 +19,10 @@ from moesim.trace import Trace
 from moesim.trace.stats.trace_stats import stats
 from moesim.trace.subset import subset
 from moesim.trace.synthesis import parameter_names, read_parameters, synthesize
+from moesim.trace.synthesis.data_files import data_names
 from moesim.trace.synthesis.fit import DETERMINED_BY, Quick, fit, free_parameters, from_scale, simulate, to_scale
 from moesim.trace.synthesis.measure import measure
-from moesim.trace.synthesis.parameter_set import NUMBERS, data_names
+from moesim.trace.synthesis.parameter_set import NUMBERS
 from moesim.trace.synthesis.report import Match, cells, report
 from moesim.trace.synthesis.target_figures import Figure, Targets, read_targets, targets_of
 from tests.helpers_bigmoe import read_route_trace

@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,22 @@ import yaml
 from moesim.core import atomic
 from moesim.core.limits import EXPERTS, LAYERS, SYNTHETIC
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError
+from moesim.trace.synthesis.data_files import data_file, data_names, mapping
 
 _SHAPE = ("n_layers", "n_experts", "top_k")
 _KEYS = ("model", "shape", "fitted_to", "fitted", "assumed")
 _OPTIONAL = ("why",)
 
 
-def _number(low: float, high: float, scale: str, default: Any = dataclasses.MISSING) -> Any:
-    """Declare a parameter: its bounds, and the scale on which a step of a fit has about the same effect everywhere."""
-    return dataclasses.field(default=default, metadata={"low": low, "high": high, "scale": scale})
+def _number(low: float, high: float, scale: str, meaning: str, *, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a parameter: its bounds, the scale on which a step of a fit has about the same effect everywhere, its meaning."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high, "scale": scale, "meaning": meaning})
 
 
 @dataclass(frozen=True)
 class ParameterSet:
-    """What the routing of one model follows from.
+    """What the routing of one model follows from; ``moesim schema parameters`` has the numbers with their meanings.
 
     Attributes
     ----------
@@ -51,49 +51,6 @@ class ParameterSet:
     renormalise : bool
         Whether gate weights are a softmax over the top k (which is the same as a softmax over all, renormalised)
         rather than over all experts.
-    popularity : float
-        Spread of the logarithm of the experts' loads, which training balanced no further than this.
-    popularity_tail : float
-        Its shape: 0 log-normal, above 0 a few very popular experts, below 0 a few hardly used ones.
-    n_topics : int
-        Topics that texts can be about.
-    topic_share : float
-        Share of a token's state, in energy, that its topic determines.
-    topic_persistence : float
-        Probability that a token has the topic of the one before; else it is drawn from the request's mixture.
-    topic_concentration : float
-        Of the Dirichlet distribution of requests' mixtures, per topic: the smaller, the fewer topics a request has.
-    context_share : float
-        Share, of what the topic leaves, that fades from token to token; the rest is new with every token.
-    context_persistence : float
-        Correlation of that part between neighbouring tokens.
-    width : int
-        Dimensions of the state that routers read; as many hold what they do not read.
-    spectrum : float
-        Variance falls along these dimensions as 1 / i ** spectrum: the steeper, the fewer directions matter and the
-        more the experts of a layer tell about those of the next.
-    innovation, first_innovation : float
-        Share of a token's state, in energy, that is new in the next layer: deep in the model, and from the first
-        layer to the second.
-    settling : float
-        Layers over which the first values become the later ones (by a factor e).
-    mean_share : float
-        Share of a gate input's energy that all tokens have in common.
-    mean_read : float
-        Share of that common part, in energy, in the dimensions that routers read.
-    mean_turn, first_turn : float
-        Share of the common part, in energy, that is new in the next layer: what the residual correction removes.
-    unread_share : float
-        Share of a gate input's energy that is a token's own, new in every layer and read by no router.
-    temperature : float
-        Standard deviation of a router's logits for one expert, which the gate weights depend on and the choice does not.
-    locality_spread : float
-        Standard deviation, over layers, of the logit of ``topic_share`` and of ``context_share``. 0: layers are alike.
-    popularity_spread : float
-        Standard deviation, over layers, of the logarithm of ``popularity``.
-    opening : float
-        Decoded tokens over which (by a factor e) requests stop having their states in common: they begin in the same
-        way. 0: they have nothing in common.
     fitted_to : str
         One line.
     origin : mapping of str to str
@@ -107,28 +64,45 @@ class ParameterSet:
     n_experts: int
     top_k: int
     renormalise: bool
-    popularity: float = _number(1e-3, 3.0, "log")
-    popularity_tail: float = _number(-4.0, 4.0, "linear")
-    n_topics: int = _number(1, 4096, "linear")
-    topic_share: float = _number(0.0, 0.99, "logit")
-    topic_persistence: float = _number(0.0, 0.9999, "logit")
-    topic_concentration: float = _number(1e-3, 100.0, "log")
-    context_share: float = _number(0.0, 1.0, "logit")
-    context_persistence: float = _number(0.0, 0.999, "logit")
-    width: int = _number(2, 512, "linear")
-    spectrum: float = _number(0.0, 6.0, "linear")
-    innovation: float = _number(0.0, 1.0, "logit")
-    first_innovation: float = _number(0.0, 1.0, "logit")
-    settling: float = _number(0.01, 100.0, "log")
-    mean_share: float = _number(0.0, 0.95, "logit")
-    mean_read: float = _number(0.0, 1.0, "logit")
-    mean_turn: float = _number(0.0, 1.0, "logit")
-    first_turn: float = _number(0.0, 1.0, "logit")
-    unread_share: float = _number(0.0, 0.95, "logit")
-    temperature: float = _number(1e-3, 100.0, "log")
-    locality_spread: float = _number(0.0, 3.0, "linear", 0.0)
-    popularity_spread: float = _number(0.0, 1.0, "linear", 0.0)
-    opening: float = _number(0.0, 64.0, "log1p", 0.0)
+    # fmt: off
+    popularity: float = _number(1e-3, 3.0, "log", meaning=
+        "Spread of the logarithm of the experts' loads, which training balanced no further than this.")
+    popularity_tail: float = _number(-4.0, 4.0, "linear", meaning=
+        "Shape of those loads: 0 log-normal, above 0 a few very popular experts, below 0 a few hardly used ones.")
+    n_topics: int = _number(1, 4096, "linear", "Topics that texts can be about.")
+    topic_share: float = _number(0.0, 0.99, "logit", "Share of a token's state, in energy, that its topic determines.")
+    topic_persistence: float = _number(0.0, 0.9999, "logit", meaning=
+        "Probability that a token has the topic of the one before; else it is drawn from the request's mixture.")
+    topic_concentration: float = _number(1e-3, 100.0, "log", meaning=
+        "Of the Dirichlet distribution of requests' mixtures, per topic: the smaller, the fewer topics a request has.")
+    context_share: float = _number(0.0, 1.0, "logit", meaning=
+        "Share, of what the topic leaves, that fades from token to token; the rest is new with every token.")
+    context_persistence: float = _number(0.0, 0.999, "logit", "Correlation of that part between neighbouring tokens.")
+    width: int = _number(2, 512, "linear", "Dimensions of the state that routers read; as many hold what they do not read.")
+    spectrum: float = _number(0.0, 6.0, "linear", meaning=
+        "Variance falls along these dimensions as 1 / i ** spectrum. Steeper: experts tell more about those of the next layer.")
+    innovation: float = _number(0.0, 1.0, "logit", meaning=
+        "Share of a token's state, in energy, that is new in the next layer, deep in the model.")
+    first_innovation: float = _number(0.0, 1.0, "logit", meaning=
+        "Share of a token's state, in energy, that is new in the second layer.")
+    settling: float = _number(0.01, 100.0, "log", meaning=
+        "Layers over which first_innovation and first_turn become innovation and mean_turn (by a factor e).")
+    mean_share: float = _number(0.0, 0.95, "logit", "Share of a gate input's energy that all tokens have in common.")
+    mean_read: float = _number(0.0, 1.0, "logit", "Share of that common part, in energy, in the dimensions that routers read.")
+    mean_turn: float = _number(0.0, 1.0, "logit", meaning=
+        "Share of the common part, in energy, that is new in the next layer, deep in the model: the residual removes it.")
+    first_turn: float = _number(0.0, 1.0, "logit", "Share of the common part, in energy, that is new in the second layer.")
+    unread_share: float = _number(0.0, 0.95, "logit", meaning=
+        "Share of a gate input's energy that is a token's own, new in every layer and read by no router.")
+    temperature: float = _number(1e-3, 100.0, "log", meaning=
+        "Standard deviation of a router's logits for one expert: gate weights depend on it, the choice does not.")
+    locality_spread: float = _number(0.0, 3.0, "linear", default=0.0, meaning=
+        "Standard deviation, over layers, of the logit of topic_share and of context_share. 0: layers are alike.")
+    popularity_spread: float = _number(0.0, 1.0, "linear", default=0.0, meaning=
+        "Standard deviation, over layers, of the logarithm of popularity.")
+    opening: float = _number(0.0, 64.0, "log1p", default=0.0, meaning=
+        "Decoded tokens over which (by a factor e) requests stop having their states in common. 0: they have nothing in common.")
+    # fmt: on
     fitted_to: str = ""
     origin: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     why: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
@@ -165,30 +139,9 @@ class ParameterSet:
 
 #: Bounds and scale of every parameter, by name.
 NUMBERS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in dataclasses.fields(ParameterSet) if f.metadata}
-_INTEGERS = ("n_topics", "width")
+_INTEGERS = tuple(f.name for f in dataclasses.fields(ParameterSet) if f.name in NUMBERS and f.type == "int")
 #: Parameters that a file may leave out; then they are 0, which changes nothing.
-OPTIONAL = ("locality_spread", "popularity_spread", "opening")
-
-
-def data_file(kind: str, name_or_path: str) -> tuple[str, str]:
-    """Read a file of the package by name, or any by path."""
-    if name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path or "\\" in name_or_path:
-        try:
-            return Path(name_or_path).read_text(encoding="utf-8"), name_or_path
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise ConfigError(f"{name_or_path}: expected a readable YAML file, got: {reason}; check the path") from None
-    known = data_names(kind)
-    if name_or_path not in known:
-        raise ConfigError(unknown_name(f"{kind} file", name_or_path, known))
-    file = resources.files("moesim.trace.synthesis") / kind / f"{name_or_path}.yaml"
-    return file.read_text(encoding="utf-8"), f"{kind}/{name_or_path}.yaml"
-
-
-def data_names(kind: str) -> list[str]:
-    """Names that `data_file` knows, sorted."""
-    folder = resources.files("moesim.trace.synthesis") / kind
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+OPTIONAL = tuple(f.name for f in dataclasses.fields(ParameterSet) if f.name in NUMBERS and f.default == 0)
 
 
 def parameter_names() -> list[str]:
@@ -239,19 +192,6 @@ def read_parameters(name_or_path: str) -> ParameterSet:
     return found
 
 
-def mapping(value: Any, place: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Check that a YAML value is a mapping with the right keys."""
-    if not isinstance(value, dict):
-        raise ConfigError(f"{place}: expected a mapping, got {value!r}; see docs/guide/synthesis.md")
-    for key in needed:
-        if key not in value:
-            raise ConfigError(f"{place}: expected the key '{key}', got {sorted(map(str, value))}; add it")
-    for key in value:
-        if key not in (*needed, *optional):
-            raise ConfigError(f"{place}: {unknown_name('key', str(key), (*needed, *optional))}")
-    return value
-
-
 def read_shape(value: Any, place: str) -> dict[str, Any]:
     """Check a routing shape: positive integers, top_k at most n_experts."""
     shape = mapping(value, place, (*_SHAPE, "renormalise"))
@@ -284,3 +224,30 @@ def _check(values: Mapping[str, Any], found: ParameterSet, place: str) -> None:
             f"{place}: mean_share + unread_share: expected less than 1, the rest is what routers tell tokens apart by, "
             f"got {shared:g}; lower one"
         )
+
+
+def parameter_schema() -> dict[str, Any]:
+    """Describe parameter files for editors, as JSON Schema."""
+    numbers = {}
+    for name, of in NUMBERS.items():
+        kind = {"type": "integer" if name in _INTEGERS else "number", "minimum": of["low"], "maximum": of["high"]}
+        numbers[name] = kind | {"description": of["meaning"]} | ({"default": 0} if name in OPTIONAL else {})
+    text = {"type": "string", "minLength": 1}
+    sizes = {
+        name: {"type": "integer", "minimum": 1, "maximum": LAYERS.most if name == "n_layers" else EXPERTS.most} for name in _SHAPE
+    }
+    weights = "Gate weights are a softmax over the top k, which is a softmax over all, renormalised; else over all experts"
+    whole = {
+        "model": text | {"description": "Whose routing it is"},
+        "shape": _closed(sizes | {"renormalise": {"type": "boolean", "description": weights}}, (*_SHAPE, "renormalise")),
+        "fitted_to": text | {"description": "What the fitted values were fitted to, in one line"},
+        "fitted": _closed(numbers)
+        | {"description": "Each parameter is in fitted or in assumed; one with a default may be in neither"},
+        "assumed": _closed(numbers) | {"description": "As fitted"},
+        "why": _closed({name: {"type": "string"} for name in numbers}) | {"description": "Remarks, by parameter"},
+    }
+    return {"title": "moesim parameters of synthetic routing", **_closed(whole, _KEYS)}
+
+
+def _closed(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}

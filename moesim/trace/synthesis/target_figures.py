@@ -24,8 +24,9 @@ import numpy as np
 
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
+from moesim.trace.synthesis.data_files import data_file, mapping
 from moesim.trace.synthesis.measure import STEPS_IN_STEP, check_figure, decode_rows, measure
-from moesim.trace.synthesis.parameter_set import NUMBERS, data_file, mapping, read_shape
+from moesim.trace.synthesis.parameter_set import NUMBERS, read_shape
 
 if TYPE_CHECKING:
     from moesim.trace import Trace

@@ -1,0 +1,103 @@
+"""Routing that an experiment has made up: each key of ``trace: {synthesize: ...}`` with type, bound, default and meaning, once.
+
+The making is in `moesim.trace.synthesis`, which needs SciPy; this file does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from moesim.errors import ConfigError, unknown_name
+
+MADE: Final = "synthesize"  # the key that tells synthetic routing from a file
+MAX_TOKENS = 100_000
+"""Of routing that is made up for an experiment: it is made anew each time, in memory, at 0.2 ms (DeepSeek-V2-Lite) to 0.7 ms
+(Qwen3-30B-A3B) a token on one Zen 5 core."""
+_TYPES: Final = {"str": "string", "int": "integer", "bool": "boolean"}
+
+
+def _count(default: int, least: int, meaning: str) -> Any:
+    return field(default=default, metadata={"least": least, "meaning": meaning})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What synthetic routing is asked to be; `synthesize` makes at most `MAX_TOKENS` tokens of it."""
+
+    synthesize: str = field(metadata={"meaning": "Parameters: a name of moesim list parameters, or the path of a file"})
+    requests: int = _count(1, 1, "Requests to make")
+    prompt: int = _count(0, 0, "Prompt tokens of each request")
+    decode: int = _count(0, 0, "Decoded tokens of each request")
+    seed: int = _count(0, 0, "Seed of routers, topics and requests; each repeat adds 1")
+    scores: bool = field(default=False, metadata={"meaning": "Keep the softmax over all experts"})
+
+    @property
+    def n_tokens(self) -> int:
+        """Count the tokens of all requests."""
+        return self.requests * (self.prompt + self.decode)
+
+
+_COUNTS: Final = {one.name: one for one in fields(Made) if "least" in one.metadata}
+
+
+def read_made(written: Mapping[str, Any], place: str) -> Made:
+    """Check what an experiment asks for."""
+    known = [one.name for one in fields(Made)]
+    for key in written:
+        if key not in known:
+            raise ConfigError(f"{place}: trace: {unknown_name('key', str(key), known)}")
+    if not isinstance(written[MADE], str):
+        raise ConfigError(f"{place}: trace.{MADE}: expected the name of a parameter file, got {written[MADE]!r}")
+    found = Made(**written)
+    if not isinstance(found.scores, bool):
+        raise ConfigError(f"{place}: trace.scores: expected true or false, got {found.scores!r}")
+    for key, one in _COUNTS.items():
+        value, least = getattr(found, key), one.metadata["least"]
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{place}: trace.{key}: expected an integer of at least {least}, got {value!r}")
+    if found.n_tokens > MAX_TOKENS:
+        raise ConfigError(
+            f"{place}: trace: expected at most {MAX_TOKENS} tokens, got {found.n_tokens} (requests x (prompt + decode)); make "
+            "that trace once, with moesim trace synthesize, and name its file"
+        )
+    return found
+
+
+def trace_label(written: str | Mapping[str, Any]) -> str:
+    """Name a trace in one word.
+
+    >>> trace_label({"synthesize": "mixtral-8x7b", "requests": 4, "prompt": 256, "decode": 512})
+    'synthetic-mixtral-8x7b-4x256+512-seed0'
+    """
+    if isinstance(written, str):
+        return written
+    made = Made(**written)
+    return f"synthetic-{made.synthesize}-{made.requests}x{made.prompt}+{made.decode}-seed{made.seed}"
+
+
+def shortened(written: Mapping[str, Any], requests: int, decode: int) -> dict[str, Any]:
+    """Ask for no more requests and decoded tokens than so many."""
+
+    def least(key: str, limit: int) -> Any:
+        value = written.get(key, _COUNTS[key].default)
+        return min(value, limit) if isinstance(value, int) else value  # what is no number is refused where it is read
+
+    return {**written, "requests": least("requests", requests), "decode": least("decode", decode)}
+
+
+def made_schema() -> dict[str, Any]:
+    """Describe the mapping for editors, as JSON Schema; any value may be a list to sweep."""
+    properties: dict[str, Any] = {}
+    for one in fields(Made):
+        kind: dict[str, Any] = {"type": _TYPES[str(one.type)]}
+        if one.name in _COUNTS:
+            kind["minimum"] = one.metadata["least"]
+        properties[one.name] = {"anyOf": [kind, {"type": "array", "items": kind}], "description": one.metadata["meaning"]}
+        if one.name != MADE:
+            properties[one.name]["default"] = one.default
+    about = f"Synthetic routing: requests x (prompt + decode) tokens, at most {MAX_TOKENS}"
+    return {
+        "type": "object", "description": about, "required": [MADE], "properties": properties, "additionalProperties": False,
+    }  # fmt: skip
