@@ -1,0 +1,58 @@
+"""Pages of the guide show numbers of shipped files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from moesim.studies.advice.interval import evidence
+from moesim.studies.advice.residuals import read_residuals
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MACHINES = {"memory": "zen4-2core", "disk": "zen4-2core-disk"}
+
+
+def words(name: str) -> str:
+    return " ".join((ROOT / "docs" / "guide" / f"{name}.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("profile", "experts", "told"),
+    [("derived", "cpu", "({n}, {ends})"), ("derived", "gpu", "({n}, {ends})"), ("measured", "any", "the replays count ({ends})")],
+)
+def test_ratios_on_the_page_of_recommend_are_those_of_the_residuals(profile: str, experts: str, told: str):
+    found = evidence(read_residuals(), profile, experts)
+    assert told.format(n=found.n, ends=f"x{found.low:.2f} to x{found.high:.2f}") in words("recommend")
+
+
+def shipped(machine: str, table: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / "hardware_profiles" / machine / "validation" / f"{table}.csv")
+
+
+@pytest.mark.parametrize("kind", MACHINES)
+def test_errors_of_a_measured_machine_are_those_of_its_validation(kind: str):
+    found = shipped(MACHINES[kind], "results")
+    errors, repeats = 100 * found["decode_step_ns_error"].abs(), 100 * found["decode_step_ns_repeat_error"]
+    (row,) = [line for line in (ROOT / "docs" / "guide" / "replay.md").read_text().splitlines() if line.startswith(f"| {kind}: ")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == str(len(found))
+    assert cells[3].startswith(f"**{errors.median():.1f} %**")
+    assert cells[4:6] == [f"{errors.max():.1f} %", f"{repeats.median():.1f} %"]
+    equal = found["must_be_equal"] & found["equal"]
+    assert cells[6] == f"equal in {equal.sum()} of {found['must_be_equal'].sum()}"
+    for number in (errors.median(), errors.max(), repeats.median()):
+        assert f"{number:.1f} " in README, "the README has the same"
+
+
+def test_residuals_on_the_page_of_replay_are_means_of_the_shipped_ones():
+    found = shipped("zen4-2core", "residuals")
+    means = 100 * found.groupby("policy").mean(numeric_only=True)
+    whole = 100 * found.mean(numeric_only=True)
+    page = words("replay")
+    assert f"experts, {whole['gpu_experts_share']:.1f}.**" in page
+    assert f"**Waiting, {whole['waiting_share']:+.1f}, and the runtime, {whole['gap_share']:+.1f}.**" in page
+    worst, second = means["gpu_experts_share"].nsmallest(2).items()
+    assert f"shows most with `{worst[0]}` ({worst[1]:.0f}) and `{second[0]}` ({second[1]:.0f})" in page
