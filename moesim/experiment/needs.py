@@ -23,9 +23,9 @@ _COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation
 _SHARE = 0.25  # of the requests, in the command that messages name
 
 
-def policy_needs(policy: Mapping[str, Any], predictors: Mapping[str, str], place: str) -> frozenset[str]:
-    """Name what a policy reads of a trace, with the predictors that answer in the place of others."""
-    made = make_policy(policy, f"{place}: policies")
+def policy_needs(policy: Mapping[str, Any], predictors: Mapping[str, str], place: str, entry: str) -> frozenset[str]:
+    """Name what a policy, an ``entry`` of the file, reads of a trace, with the predictors that answer in the place of others."""
+    made = make_policy(policy, entry)
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
     if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
         needs.update(*(stand_in_needs(source, predictors, place) for source in predictors))

@@ -15,7 +15,7 @@ from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, un
 from moesim.experiment.intervals import Ends, ends_of
 from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
 from moesim.experiment.spec import Point, RunSpec
-from moesim.experiment.sweep import expand
+from moesim.experiment.sweep import entries_of, expand
 from moesim.experiment.trace_choice import fitting
 from moesim.experiment.traces import read_trace
 from moesim.hardware import load_hardware
@@ -78,11 +78,12 @@ class Experiment:
         self.traces: dict[str, Trace] = {}
         self._known = {} if known is None else known
         self._workloads: dict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = {}
+        entries = entries_of(config, place, imports=imports)
         points = expand(config, place, imports=imports)
         if not imports:
-            of = {policy_label(p.policy): would_import(p.policy, f"{place}: policies") for p in points}
+            of = {policy_label(p.policy): would_import(p.policy, entries[repr(p.policy)]) for p in points}
             self.not_imported = {label: source for label, source in of.items() if source is not None}
-        needs = [self._policy_needs(point) for point in points]
+        needs = [self._policy_needs(point, entries[repr(point.policy)]) for point in points]
         specs = [self._resolve(i, point) for i, point in enumerate(points)]
         self._check_unique(specs)
         for spec in specs:
@@ -97,13 +98,13 @@ class Experiment:
                 self.workload(spec)
                 bar.advance(1)
 
-    def _policy_needs(self, point: Point) -> frozenset[str]:
-        return _remembered(self._needs, [point.policy, point.predictors], lambda: self._find_needs(point))
+    def _policy_needs(self, point: Point, entry: str) -> frozenset[str]:
+        return _remembered(self._needs, [point.policy, point.predictors], lambda: self._find_needs(point, entry))
 
-    def _find_needs(self, point: Point) -> frozenset[str]:
+    def _find_needs(self, point: Point, entry: str) -> frozenset[str]:
         if policy_label(point.policy) in self.not_imported:
             return frozenset()
-        return policy_needs(point.policy, point.predictors, self.place)
+        return policy_needs(point.policy, point.predictors, self.place, entry)
 
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place

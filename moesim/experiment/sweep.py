@@ -50,6 +50,16 @@ def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
     return points
 
 
+def entries_of(config: Config, place: str, *, imports: bool = True) -> dict[str, str]:
+    """Name the place in the file that each policy of a sweep comes from, by its ``repr``: the first, if it stands in several."""
+    found: dict[str, str] = {}
+    for i, spec in enumerate(config.policies):
+        entry = f"{place}: policies[{i}]"
+        for policy in policies_of(spec, entry, imports=imports):
+            found.setdefault(repr(policy), entry)
+    return found
+
+
 class _TooManyError(Exception):
     pass
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moesim.errors import TraceError
 from moesim.experiment.config import Config, WorkloadConfig, parse_config
 from moesim.experiment.needs import policy_needs
-from moesim.experiment.sweep import each_model, expand, listed
+from moesim.experiment.sweep import each_model, entries_of, expand, listed
 from moesim.model import load_model
 from moesim.policies.imports import would_import
 from moesim.trace import Trace, find_trace, trace_names
@@ -110,12 +110,13 @@ def choose_traces(raw: dict[str, Any], place: str, *, imports: bool = True) -> l
 def _needs_recording(config: Config, place: str, imports: bool) -> bool:
     """Whether any policy reads a signal that only recordings have."""
     seen: set[str] = set()
+    entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
-        written = repr((point.policy, point.predictors))
-        if written in seen or (not imports and would_import(point.policy, f"{place}: policies") is not None):
+        written, entry = repr((point.policy, point.predictors)), entries[repr(point.policy)]
+        if written in seen or (not imports and would_import(point.policy, entry) is not None):
             continue
         seen.add(written)
-        needs = policy_needs(point.policy, point.predictors, place)
+        needs = policy_needs(point.policy, point.predictors, place, entry)
         if any(need.startswith("signal:") and need not in _SIGNALS for need in needs):
             return True
     return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from moesim.errors import ConfigError, unknown_name
@@ -14,16 +14,18 @@ _PART = "a string or a mapping or an object"
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 
 
-def construct(cls: Any, options: Mapping[str, Any], what: str, place: str) -> Any:
+def construct(
+    cls: Any, options: Mapping[str, Any], what: str, place: str, hint: Callable[[str], str] = lambda option: ""
+) -> Any:  # fmt: skip
     """Build a policy or a part from options that a user wrote.
 
-    ``what`` and ``place`` are for messages: ``"policy dali"``, and a file and a key.
+    ``what`` and ``place`` are for messages: ``"policy dali"``, and a file and a key. ``hint`` may say more of an unknown option.
     """
     parameters, hints = option_parameters(cls), option_hints(cls)
     for name, value in options.items():
         if name not in parameters:
             known = unknown_name("option", str(name), parameters) if parameters else f"unknown option '{name}'; it has none"
-            raise ConfigError(f"{place}: {what}: {known}")
+            raise ConfigError("; ".join(filter(None, (f"{place}: {what}: {known}", hint(str(name))))))
         if name in hints and not matches(value, hints[name]):
             raise ConfigError(f"{place}: {what}: option {name}: expected {describe(hints[name])}, got {value!r}")
     required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]

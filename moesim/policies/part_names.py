@@ -107,7 +107,7 @@ def make_part(kind: str, spec: Any) -> Any:
 def _own_class(kind: str, target: str) -> type:
     """Import a part that is not moesim's own, and check that it has what its kind must have."""
     cls = import_class(check_target(target, kind), kind)
-    wanted = [name for name, one in vars(PROTOCOLS[kind]).items() if not name.startswith("_") and callable(one)]
+    wanted = methods_of(kind)
     lacking = [name for name in wanted if not callable(getattr(cls, name, None))]
     if lacking:
         raise ConfigError(
@@ -115,6 +115,11 @@ def _own_class(kind: str, target: str) -> type:
             f"got no {', no '.join(lacking)} in {cls.__name__}"
         )
     return cls
+
+
+def methods_of(kind: str) -> list[str]:
+    """Name the methods that a part of a kind must have."""
+    return [name for name, one in vars(PROTOCOLS[kind]).items() if not name.startswith("_") and callable(one)]
 
 
 def part_targets(policy: Mapping[str, Any]) -> list[str]:

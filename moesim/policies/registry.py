@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from moesim.policies.declare import option_parameters
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
+from moesim.policies.part_hints import class_as_policy, option_of_a_part, part_as_policy
 from moesim.policy import Policy
 
 GROUP = "moesim.policies"
@@ -119,12 +121,12 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     cls = policy_class(name, place)
     lacking = [method for method in ("place", "decide", "evict") if not callable(getattr(cls, method, None))]
     if lacking:
+        got = class_as_policy(name, cls) or f"got none of {', '.join(lacking)} in {cls.__name__}"
         raise ConfigError(
-            f"{place}: policy {name}: expected a class with place, decide and evict (see moesim.policy.Policy), "
-            f"got none of {', '.join(lacking)} in {cls.__name__}"
+            f"{place}: policy {name}: expected a class with place, decide and evict (see moesim.policy.Policy), {got}"
         )
     try:
-        policy = construct(cls, options, f"policy {name}", place)
+        policy = construct(cls, options, f"policy {name}", place, partial(option_of_a_part, cls, options))
     except MoesimError:
         raise
     except Exception as error:
@@ -182,7 +184,10 @@ def target_of(name: str, place: str = "policies") -> str:
     if target is None:
         found = _entry_points()
         if name not in found:
-            raise ConfigError(f"{place}: {unknown_name('policy', name, [*POLICIES, *found])}")
+            part = part_as_policy(name)
+            raise ConfigError(
+                f"{place}: " + (f"expected a policy, {part}" if part else unknown_name("policy", name, [*POLICIES, *found]))
+            )
         target = found[name].value
     return check_target(target, place)
 

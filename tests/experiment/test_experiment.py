@@ -266,7 +266,34 @@ def test_a_charged_decision_time_is_an_assumption_and_costs_time(tmp_path: Path)
     [
         ({"policies": ["fidler"]}, ConfigError, "small.yaml: policies[0]: unknown policy 'fidler'; did you mean 'fiddler'?"),
         ({"policies": ["lru", "lru"]}, ConfigError, "small.yaml: policies: expected each policy once, got 'lru' 2 times"),
-        ({"policies": [{"name": "lru", "sccope": 1}]}, ConfigError, "small.yaml: policies: policy lru: unknown option 'sccope'"),
+        (
+            {"policies": [{"name": "lru", "sccope": 1}]},
+            ConfigError,
+            "small.yaml: policies[0]: policy lru: unknown option 'sccope'",
+        ),
+        (
+            {"policies": ["on-demand", {"name": "lru", "use_order": ["id", "x"]}]},
+            ConfigError,
+            "small.yaml: policies[1]: policy lru: option use_order: expected 'rank' or 'id', got 'x'",
+        ),
+        (
+            {
+                "policies": ["lru", {"name": "lru", "scope": "x"}],
+                "workload": {"batch_size": [1, 2], "prompt_tokens": 6},
+                "zip": [["policies", "workload.batch_size"]],
+            },
+            ConfigError,
+            "small.yaml: policies[1]: policy lru: option scope: ",
+        ),
+        (
+            {
+                "policies": ["lru", "fidler"],
+                "workload": {"batch_size": [1, 2], "prompt_tokens": 6},
+                "zip": [["policies", "workload.batch_size"]],
+            },
+            ConfigError,
+            "small.yaml: policies[1]: unknown policy 'fidler'",
+        ),
         ({"model": "mixtrall"}, MoesimError, "small.yaml: model: unknown model 'mixtrall'; did you mean 'mixtral-8x7b'?"),
         ({"hardware": "rtx"}, MoesimError, "small.yaml: hardware: unknown hardware profile 'rtx'"),
         ({"trace": "nothing"}, TraceError, "small.yaml: trace: unknown trace 'nothing'"),

@@ -251,7 +251,7 @@ def test_a_sweep_that_combines_an_option_with_what_makes_it_moot_is_refused(
     write_yaml(tmp_path, policies=[swept])
     assert main(["run", str(tmp_path / "small.yaml")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "small.yaml: policies: policy dali: option w_size: cannot matter beside replacement: lru; leave it out" in line
+    assert "small.yaml: policies[0]: policy dali: option w_size: cannot matter beside replacement: lru; leave it out" in line
 
 
 def test_combinations_that_are_excluded_are_not_refused(tmp_path: Path) -> None:

@@ -223,3 +223,86 @@ def test_the_source_of_a_policy_is_its_file_and_those_beside_it_that_it_imports(
         digests.append(source_digest("with_helper:Elsewhere"))
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+OWN_PART = """
+from typing import Annotated
+
+from moesim.policies.base import Range
+from moesim.policies.replacement import FIFO
+
+
+class Newest(FIFO):
+    keep: Annotated[int, Range(0)] = 2
+"""
+
+
+@pytest.fixture
+def own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module with a replacement."""
+    (tmp_path / "own_part.py").write_text(OWN_PART)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_part", None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("greedy", "got 'greedy', an assignment: this is a part; write {name: composed, assignment: greedy}"),
+        (
+            {"name": "mrs", "x": 1},
+            "got 'mrs', a replacement: this is a part; write {name: composed, replacement: mrs}",
+        ),
+        (
+            "none",
+            "got 'none', a placement or prefetch: this is a part; write {name: composed, placement: none}",
+        ),
+        (
+            "own_part:Newest",
+            "policy own_part:Newest: expected a class with place, decide and evict (see moesim.policy.Policy), got Newest, a "
+            'replacement: this is a part; write {name: composed, replacement: "own_part:Newest"}',
+        ),
+        (
+            "moesim.policies.prefetching:TopPredicted",  # it has the method of a placement, too
+            "got TopPredicted, a prefetch: this is a part; write {name: composed, prefetch: ",
+        ),
+        ("moesim.policies.parts:Setup", "got none of place, decide, evict in Setup"),
+    ],
+)
+def test_a_part_where_a_policy_is_expected_is_named_with_its_place(own_part: None, spec: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_policy(spec, "a.yaml: policies[1]")
+    assert str(error.value).startswith("a.yaml: policies[1]: ") and says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"width": 3}, "it is an option of assignment beam: write assignment: {name: beam, width: 3}"),
+        (
+            {"replacement": {"name": "own_part:Newest"}, "keep": 3},
+            'it is an option of replacement own_part:Newest: write replacement: {name: "own_part:Newest", keep: 3}',
+        ),
+        (
+            {"replacement": "own_part:Newest", "victims": "idle"},  # of many parts: that one which is named
+            'it is an option of replacement own_part:Newest: write replacement: {name: "own_part:Newest", victims: "idle"}',
+        ),
+        ({"keep": 3}, "options of a part are written with its name, as in replacement: {name: PART, keep: 3}"),
+        ({"replacement": "no_such_module:X", "keep": 3}, "as in replacement: {name: PART, keep: 3}"),
+        ({"scoope": "global"}, "did you mean 'scope'? known: assignment, cache_only"),
+    ],
+)
+def test_an_option_of_a_part_is_named_with_its_part(own_part: None, options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make_policy({"name": "composed", **options}, "a.yaml: policies[1]")
+    assert "a.yaml: policies[1]: policy composed: unknown option" in str(error.value)
+    assert hint in str(error.value)
+    assert ("PART" in hint) == ("PART" in str(error.value))
+
+
+def test_the_hint_of_an_option_is_for_policies_that_take_the_part() -> None:
+    for name in ("lru", "fiddler"):  # one has its replacement fixed, the other no parts at all
+        with pytest.raises(ConfigError) as error:
+            make_policy({"name": name, "u_size": 3})
+        assert "it is an option of" not in str(error.value)
