@@ -47,6 +47,8 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
     for copy in placement.copies:
         if (copy.device, copy.pool) not in names:
             yield f"copies of layer {copy.layer} in pool '{copy.pool}' of {copy.device}: declare that pool"
+        if copy.bits is not None and copy.bits not in model.widths:
+            yield f"copies of layer {copy.layer}: no experts of {copy.bits:g} bits; set model.expert_bits to a list with them"
         if not 0 <= copy.layer < n_layers or any(not 0 <= e < model.n_experts for e in copy.experts):
             yield f"copies of layer {copy.layer}, experts {list(copy.experts)[:8]}: no such units in {model.name}"
 
@@ -82,11 +84,10 @@ def required_bytes(
         add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)))
     for name, n_bytes in placement.reserved.items():
         add(name, "reserved", n_bytes)
-    experts = sum(model.expert_bytes(layer) for layer in range(model.n_layers)) * model.n_experts
     for name, device in hardware.devices.items():
         add(name, "workspace", device.workspace_bytes)
         if name in hardware.backing:
-            add(name, "experts", experts)
+            add(name, "experts", model.experts_bytes_total)
     return need
 
 

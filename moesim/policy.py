@@ -144,6 +144,7 @@ class Fetch(NamedTuple):
     urgency: int = DEMAND
     pool: str = CACHE
     source: str | None = None  # None: the nearest copy by hops, then by name
+    bits: float | None = None  # which of the model's widths; None: the full one
 
 
 class Drop(NamedTuple):
@@ -152,6 +153,7 @@ class Drop(NamedTuple):
     layer: int
     experts: Sequence[int]
     device: str
+    bits: float | None = None
 
 
 class Move(NamedTuple):
@@ -161,6 +163,7 @@ class Move(NamedTuple):
     experts: Sequence[int]
     device: str
     pool: str
+    bits: float | None = None
 
 
 class Run(NamedTuple):
@@ -168,6 +171,8 @@ class Run(NamedTuple):
 
     ``rows=None``: every row routed to each expert that no Run has taken yet. Runs returned together for one device form
     a group: their rows cross to that device once, and their outputs come back once.
+
+    With ``late`` the output is added to the next layer's, so that its own layer does not wait for it.
     """
 
     layer: int
@@ -175,7 +180,8 @@ class Run(NamedTuple):
     device: str
     rows: Sequence[int] | None = None  # rows of the step; needed when the layer is not routed yet
     inputs_from: int | None = None  # layer of the hidden state it reads; None: its own
-    part: str = "expert"
+    bits: float | None = None  # at which of the model's widths; None: the full one
+    late: bool = False
 
 
 class Skip(NamedTuple):
@@ -204,6 +210,9 @@ class Send(NamedTuple):
     dst: str
     tag: str
 
+
+Victim = tuple[int, int] | tuple[int, int, float | None]
+"""Layer and expert of a copy, and its bits unless it has the full width."""
 
 Action = Fetch | Drop | Move | Run | Skip | Predict | Send
 
@@ -236,6 +245,7 @@ class Copy(NamedTuple):
     experts: Sequence[int]
     device: str
     pool: str = CACHE
+    bits: float | None = None  # which of the model's widths; None: the full one
 
 
 @dataclass(frozen=True)
@@ -309,22 +319,26 @@ class View(Protocol):
     def cache_slots(self, device: str) -> int:
         """Expert cache slots that the experiment grants to a device, over all layers."""
 
-    def is_resident(self, layer: int, expert: int, device: str) -> bool: ...
-    def is_pending(self, layer: int, expert: int, device: str) -> bool: ...
-    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
+    def is_resident(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
+        """Whether a copy is there, at the full width or at one with fewer bits."""
+
+    def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool: ...
+    def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
         """Whether a Run or a copy, waiting or under way, reads the copy: then it cannot be evicted."""
 
     def is_pinned(self, layer: int, expert: int, device: str) -> bool:
         """Old name of `is_in_use`, for one version."""
 
-    def residency(self, layer: int, device: str) -> bytes:
+    def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         """One byte an expert, 1 = resident: a copy of the present, (n_experts,)."""
 
-    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
+    def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:
         """Time to the arrival of a transfer in flight, as things stand; 0 if resident, its full time if only queued."""
 
-    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
-        """Residents of a pool: experts of a layer, or (layer, expert) pairs of all layers. O(answer), sorted."""
+    def residents(
+        self, device: str, pool: str, layer: int | None = None, bits: float | None = None
+    ) -> list[int] | list[tuple[int, int]]:
+        """Residents of a pool at one width: experts of a layer, or (layer, expert) pairs of all layers. O(answer), sorted."""
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int: ...
     def dense_device(self, layer: int) -> str:
@@ -358,5 +372,5 @@ class Policy(Protocol):
 
     def place(self, view: View) -> Placement: ...
     def decide(self, event: Any, view: View) -> Iterable[Action]: ...
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
-        """Name the victim (layer, expert) for a fetch of one expert that could start now; None: wait."""
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
+        """Name the victim for a fetch of one expert that could start now; None: wait."""

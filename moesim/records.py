@@ -22,6 +22,7 @@ class TaskRecord(NamedTuple):
     work: int  # ns it takes alone; end - start is longer under contention
     submitted: int  # ns at which the Run (or dense task) was submitted
     ready: int  # ns at which its weights and inputs were there
+    bits: float | None = None  # width of the expert's weights; None: the full one
 
 
 class TransferRecord(NamedTuple):
@@ -39,6 +40,7 @@ class TransferRecord(NamedTuple):
     fetch: int  # number of the fetch; the chunks and hops of one fetch share it
     last: bool  # the copy is complete at its destination when this ends
     waited_memory: bool  # it was first in line on an idle link, and had to wait for memory
+    bits: float | None = None  # width of the copy; None: the full one
 
 
 class ActivationRecord(NamedTuple):
@@ -64,8 +66,8 @@ class LookupRecord(NamedTuple):
     mb: int
     active: tuple[int, ...]  # distinct routed experts
     loads: tuple[int, ...]  # rows of each
-    hits: tuple[int, ...]  # 1: resident on a GPU
-    in_flight: tuple[int, ...]  # 1: on its way to a GPU
+    hits: tuple[int, ...]  # 1: resident on a GPU, at any width
+    in_flight: tuple[int, ...]  # 1: on its way to a GPU, at any width
 
 
 class EvictionRecord(NamedTuple):
@@ -79,6 +81,7 @@ class EvictionRecord(NamedTuple):
     reason: str  # "evict" | "drop"
     used: bool  # it was read by a Run after it arrived (or was placed at the start)
     fetch: int  # the fetch that had brought it, -1 if placed at the start
+    bits: float | None = None  # width of the copy; None: the full one
 
 
 class DecisionRecord(NamedTuple):
@@ -91,11 +94,11 @@ class DecisionRecord(NamedTuple):
 
 
 class InexactRecord(NamedTuple):
-    """Top-k slots served otherwise than fresh, in rank order, or skipped."""
+    """Top-k slots served otherwise than fresh and at full width, in rank order, or skipped."""
 
     step: int
     layer: int
-    kind: str  # "stale" | "substituted" | "substituted-stale" | "skipped"
+    kind: str  # "stale" | "substituted" | "substituted-stale" | "skipped" | "late" | "reduced": the first that is so
     slots: int
     mass: float | None  # sum of the gate weights of those slots; None if the trace has none
 

@@ -26,13 +26,24 @@ def device_of(state: State, name: str, what: str) -> DeviceState:
     return device
 
 
-def unit_of(state: State, layer: int, expert: int, what: str) -> int:
-    """Number an expert over all layers."""
+def unit_of(state: State, layer: int, expert: int, what: str, bits: float | None = None) -> int:
+    """Number an expert over all layers and widths."""
     n_layers, n_experts = state.model.n_layers, state.model.n_experts
     if not (0 <= layer < n_layers and 0 <= expert < n_experts):
         allowed = f"layers are 0..{n_layers - 1}, experts 0..{n_experts - 1}"
         fail(state, f"{what}(L{layer}/E{expert}): no such unit", allowed)
-    return layer * n_experts + expert
+    return first_of(state, bits, f"{what}(L{layer}/E{expert})") + layer * n_experts + expert
+
+
+def first_of(state: State, bits: float | None, what: str) -> int:
+    """Number the first unit of a width."""
+    if bits is None:
+        return 0
+    widths = state.weights.widths
+    if bits not in widths:
+        has = " and ".join(f"{width:g}" for width in widths)
+        fail(state, f"{what}: no experts of {bits:g} bits", f"set model.expert_bits to a list with {bits:g}; it has {has}")
+    return state.weights.first(bits)
 
 
 def pool_of(state: State, device: DeviceState, name: str, what: str) -> PoolState:

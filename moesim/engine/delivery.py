@@ -59,7 +59,11 @@ def predicted(state: State, step: int, layer: int, source: str, predictor: Any) 
 def _look_up(state: State, visit: Visit, mb: int, rows: Sequence[int], active: Sequence[int]) -> None:
     """Record which of the active experts are on a GPU, or on their way to one."""
     base, gpus = visit.base, state.gpus
-    if len(gpus) == 1:
+    if len(state.weights.widths) > 1:
+        places = [[base + state.weights.first(bits) + e for bits in state.weights.widths] for e in active]
+        hits = tuple([int(any(g.memory.resident[unit] for g in gpus for unit in units)) for units in places])
+        flying = tuple([int(any(unit in g.pending for g in gpus for unit in units)) for units in places])
+    elif len(gpus) == 1:
         resident = gpus[0].memory.resident
         pending = gpus[0].pending
         hits = tuple([resident[base + e] for e in active])

@@ -62,7 +62,7 @@ def done(state: State, task: Task, end: int) -> None:
         _new(
             TaskRecord,
             (task.start, end, lane.device.name, lane.name, task.kind, task.step, task.layer, task.mb, task.expert, task.rows,
-             task.work, task.submitted, task.ready),
+             task.work, task.submitted, task.ready, task.bits),
         )
     )  # fmt: skip
     if task.then is None and task.unit < 0:
@@ -71,17 +71,17 @@ def done(state: State, task: Task, end: int) -> None:
         state.finished.append(task)
 
 
-def reading_share(state: State, device: DeviceState, rows: int) -> int:
+def reading_share(device: DeviceState, rows: int, bits: float | None) -> int:
     """Return the part of an expert's time that reading its weights takes, in millionths: all of it with one row.
 
     Of a processor only: what slows a GPU's experts while its links are busy has not been told apart by rows.
     """
     if device.is_gpu or rows <= 1:
         return FULL
-    share = device.reading.get(rows)
+    share = device.reading.get((bits, rows))
     if share is None:
-        one, all_rows = state.costs.expert_ns(device.name, 1), state.costs.expert_ns(device.name, rows)
-        share = device.reading[rows] = max(1, min(FULL, one * FULL // max(1, all_rows)))
+        one, all_rows = device.expert_ns[bits](1), device.expert_ns[bits](rows)
+        share = device.reading[bits, rows] = max(1, min(FULL, one * FULL // max(1, all_rows)))
     return share
 
 

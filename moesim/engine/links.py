@@ -8,7 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import Any
 
-from moesim.engine.checks import fail
+from moesim.engine.checks import fail, first_of
 from moesim.engine.machine import Crossing, DeviceState, Group, LinkState, Medium, Task, Transfer
 from moesim.engine.state import State
 from moesim.errors import HardwareError
@@ -124,14 +124,16 @@ def _make_room(state: State, transfer: Transfer) -> bool:
     assert pool is not None
     memory = transfer.dst.memory
     n_experts = memory.n_experts
-    question = _new(Fetch, (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None))
+    asked = (transfer.layer, (transfer.expert,), transfer.dst.name, transfer.urgency, pool.name, None, transfer.bits)
+    question = _new(Fetch, asked)
     while transfer.n_bytes > pool.free(transfer.layer):
         victim = state.policy.evict(question, state.view)
         if victim is None:
             return False
         try:
-            layer, expert = victim
-            unit = index(layer) * n_experts + index(expert)
+            layer, expert, *width = victim
+            bits = width[0] if width else None
+            unit = first_of(state, bits, f"evict named L{layer}/E{expert}") + index(layer) * n_experts + index(expert)
         except (TypeError, ValueError):
             got = " ".join(repr(victim).split())[:80]
             what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}): expected (layer, expert) or None, got {got}"
@@ -163,7 +165,7 @@ def _start(state: State, entry: Entry) -> None:
             if transfer.hop < len(transfer.path) - 1:
                 link.to.memory.hold(transfer.n_bytes, state.now)
             elif transfer.pool is not None:
-                transfer.dst.memory.reserve(transfer.pool, transfer.layer, state.now)
+                transfer.dst.memory.reserve(transfer.pool, transfer.layer, transfer.n_bytes, state.now)
     n_bytes = transfer.left
     if transfer.rows:  # activations: their own curve, and in one piece
         work = state.costs.activation_ns(link.link, transfer.rows)
@@ -192,7 +194,7 @@ def complete(state: State, link: LinkState, now: int) -> None:
         _new(
             TransferRecord,
             (link.start, now, link.name, transfer.cause, transfer.layer, transfer.expert, n_bytes, transfer.urgency,
-             transfer.submitted, transfer.fetch, last, transfer.waited_memory),
+             transfer.submitted, transfer.fetch, last, transfer.waited_memory, transfer.bits),
         )
     )  # fmt: skip
     if last:

@@ -40,15 +40,17 @@ class Task:
     served: int = 0  # of an expert: the rows, as bits
     start: int = 0
     lane: Any = None  # Lane, once submitted
+    bits: float | None = None  # width of its weights; None: the full one
 
 
 class Group:
     """Runs returned together for one device: their rows cross once, their outputs come back once (rule 8)."""
 
-    __slots__ = ("device", "first_extra", "inputs_from", "left", "rows", "tasks", "union", "visit")
+    __slots__ = ("device", "first_extra", "inputs_from", "into", "left", "rows", "tasks", "union", "visit")
 
-    def __init__(self, visit: Visit, device: DeviceState, inputs_from: int) -> None:
+    def __init__(self, visit: Visit, into: Visit, device: DeviceState, inputs_from: int) -> None:
         self.visit = visit
+        self.into = into  # the visit that waits for the outputs: the next layer's if they come late
         self.device = device
         self.first_extra = device.first_extra
         self.inputs_from = inputs_from  # the layer whose hidden state is read
@@ -96,8 +98,9 @@ class DeviceState:
         self.backing = memory.backing
         self.memory = memory
         self.first_extra = costs.first_extra_ns(device.name)  # for the first expert of a group
-        self.expert_ns = cache(partial(costs.expert_ns, device.name))  # of rows
-        self.reading: dict[int, int] = {}  # rows -> part of an expert's time that reading takes, in millionths
+        widths = (None, *costs.model.low_bits)
+        self.expert_ns = {bits: cache(partial(costs.at_bits(bits).expert_ns, device.name)) for bits in widths}  # of rows
+        self.reading: dict[tuple[float | None, int], int] = {}  # width, rows -> part of an expert's time that reading takes
         self.pending: dict[int, Transfer] = {}  # unit -> what is on its way here
         self.main = Lane(self, "main", contended)
         self.side = Lane(self, "side", contended)
@@ -130,6 +133,7 @@ class Transfer:
     waited_memory: bool = False
     on_arrival: Any = None  # for messages
     rows: int = 0  # of activations that share the link
+    bits: float | None = None  # width of the copy; None: the full one
 
     @property
     def cause(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from moesim.engine.weights import Weights
 from moesim.records import EvictionRecord, MemoryRecord
 
 _new: Any = tuple.__new__
@@ -31,7 +32,7 @@ class PoolState:
         self.capacity = capacity
         self.per_layer = per_layer
         self.used = [0] * len(capacity)
-        self.members: dict[int, set[int]] = {}  # layer -> resident units, if there are any; sorted when asked for
+        self.members: dict[int, set[int]] = {}  # shelf (layer at a width) -> resident units, if any; sorted when asked for
         self.total = 0
         self.peak = 0
 
@@ -46,30 +47,30 @@ class PoolState:
         if self.total > self.peak:
             self.peak = self.total
 
-    def add(self, layer: int, unit: int) -> None:
-        self.members.setdefault(layer, set()).add(unit)
+    def add(self, shelf: int, unit: int) -> None:
+        self.members.setdefault(shelf, set()).add(unit)
 
-    def remove(self, layer: int, unit: int) -> None:
-        of_layer = self.members[layer]
-        of_layer.discard(unit)
-        if not of_layer:
-            del self.members[layer]
+    def remove(self, shelf: int, unit: int) -> None:
+        there = self.members[shelf]
+        there.discard(unit)
+        if not there:
+            del self.members[shelf]
 
 
 class DeviceMemory:
     """Copies and bytes of one device."""
 
     def __init__(
-        self, name: str, n_layers: int, n_experts: int, expert_bytes: list[int], capacity: int, backing: bool,
+        self, name: str, weights: Weights, capacity: int, backing: bool,
         evictions: list[EvictionRecord], memory: list[MemoryRecord],
     ) -> None:  # fmt: skip
         self.name = name
-        self.n_experts = n_experts
-        self.expert_bytes = expert_bytes  # per layer
+        self.weights = weights
+        self.n_experts = weights.n_experts
         self.capacity = capacity
         self.backing = backing
-        n_units = n_layers * n_experts
-        # One byte a unit (layer * n_experts + expert): 1 if a usable copy is here.
+        n_units = len(weights)
+        # One byte a unit: 1 if a usable copy is here.
         self.resident = bytearray(b"\x01" * n_units) if backing else bytearray(n_units)
         self.copies: dict[int, CopyState] = {u: CopyState(None, -1) for u in range(n_units)} if backing else {}
         self.pools: dict[str, PoolState] = {}
@@ -92,9 +93,8 @@ class DeviceMemory:
         self.spare -= n_bytes
         self.add(n_bytes, now)
 
-    def reserve(self, pool: PoolState, layer: int, now: int) -> None:
+    def reserve(self, pool: PoolState, layer: int, n_bytes: int, now: int) -> None:
         """Take a pool's memory for an expert that is to come."""
-        n_bytes = self.expert_bytes[layer]
         pool.take(layer, n_bytes)
         self.add(n_bytes, now)
 
@@ -109,16 +109,17 @@ class DeviceMemory:
         """Forget an idle copy and free its memory."""
         copy = self.copies.pop(unit)
         self.resident[unit] = 0
-        layer = unit // self.n_experts
+        shelf, expert = divmod(unit, self.n_experts)
+        layer = shelf % self.weights.n_layers
         pool: PoolState = copy.pool  # type: ignore[assignment]  # only copies on backing devices have none
-        n_bytes = self.expert_bytes[layer]
-        pool.remove(layer, unit)
+        n_bytes = self.weights.n_bytes[shelf]
+        pool.remove(shelf, unit)
         pool.take(layer, -n_bytes)
         self.add(-n_bytes, now)
         self._evictions.append(
             _new(
                 EvictionRecord,
-                (now, self.name, pool.name, layer, unit - layer * self.n_experts, reason, copy.used, copy.fetch),
+                (now, self.name, pool.name, layer, expert, reason, copy.used, copy.fetch, self.weights.bits(unit)),
             )
         )
 
@@ -141,9 +142,10 @@ class DeviceMemory:
         """Move a resident copy to another pool; the device's bytes do not change."""
         copy = self.copies[unit]
         assert copy.pool is not None
-        n_bytes = self.expert_bytes[layer]
+        shelf = unit // self.n_experts
+        n_bytes = self.weights.n_bytes[shelf]
         copy.pool.take(layer, -n_bytes)
-        copy.pool.remove(layer, unit)
+        copy.pool.remove(shelf, unit)
         pool.take(layer, n_bytes)
-        pool.add(layer, unit)
+        pool.add(shelf, unit)
         copy.pool = pool

@@ -12,13 +12,13 @@ from moesim.policy import DEMAND, Drop, Fetch, Move, Send
 
 def fetch(state: State, action: Fetch) -> None:
     """Queue copies of experts, or hasten those that are queued."""
-    layer, experts, name, urgency, pool_name, source = action
+    layer, experts, name, urgency, pool_name, _, bits = action
     device = device_of(state, name, "Fetch")
     pool = None if device.backing else pool_of(state, device, pool_name, f"Fetch(L{layer}, {name})")
     if urgency < 0:
         fail(state, f"Fetch(L{layer}, {name}): urgency {urgency}", "classes start at 0 (demand)")
     for expert in experts:
-        unit = unit_of(state, layer, expert, "Fetch")
+        unit = unit_of(state, layer, expert, "Fetch", bits)
         transfer = device.pending.get(unit)
         if transfer is not None:
             _hasten(state, transfer, urgency)
@@ -27,7 +27,7 @@ def fetch(state: State, action: Fetch) -> None:
         if copy is not None and not device.backing:
             copy.doomed = False
         else:
-            _new_transfer(state, layer, expert, unit, device, urgency, pool, source)
+            _new_transfer(state, action, expert, unit, device, pool)
 
 
 def _hasten(state: State, transfer: Transfer, urgency: int) -> None:
@@ -42,9 +42,9 @@ def _hasten(state: State, transfer: Transfer, urgency: int) -> None:
         enqueue(state, transfer.link, transfer)
 
 
-def _new_transfer(state: State, layer: int, expert: int, unit: int, device: DeviceState, urgency: int, pool: PoolState | None,
-                  source: str | None) -> None:  # fmt: skip
-    n_bytes = state.expert_bytes[layer]
+def _new_transfer(state: State, action: Fetch, expert: int, unit: int, device: DeviceState, pool: PoolState | None) -> None:
+    layer, _, _, urgency, _, source, _ = action
+    n_bytes = state.weights.n_bytes[unit // state.model.n_experts]
     if pool is not None and n_bytes > (capacity := pool.capacity[layer if pool.per_layer else 0]):
         holds = f"pool '{pool.name}' holds {capacity} bytes, the expert has {n_bytes}"
         fail(state, f"Fetch(L{layer}/E{expert}, {device.name}): {holds}", "make the pool at least one expert large")
@@ -59,7 +59,7 @@ def _new_transfer(state: State, layer: int, expert: int, unit: int, device: Devi
     path = path_between(state, src.name, device.name)
     transfer = Transfer(
         next(state.fetch_numbers), unit, layer, expert, n_bytes, n_bytes, path, urgency, state.now, path[0], src.name, device,
-        pool,
+        pool, bits=state.weights.bits(unit),
     )  # fmt: skip
     device.pending[unit] = transfer
     enqueue(state, path[0], transfer)
@@ -67,12 +67,12 @@ def _new_transfer(state: State, layer: int, expert: int, unit: int, device: Devi
 
 def drop(state: State, action: Drop) -> None:
     """Forget copies once idle; cancel what is queued."""
-    layer, experts, name = action
+    layer, experts, name, bits = action
     device = device_of(state, name, "Drop")
     if device.backing:
         fail(state, f"Drop(L{layer}, {name}): copies on a backing device stay", "drop copies on other devices only")
     for expert in experts:
-        unit = unit_of(state, layer, expert, "Drop")
+        unit = unit_of(state, layer, expert, "Drop", bits)
         if unit in device.memory.copies:
             device.memory.drop(unit, state.now)
             continue
@@ -89,15 +89,15 @@ def drop(state: State, action: Drop) -> None:
 
 def move(state: State, action: Move) -> None:
     """Relabel resident copies."""
-    layer, experts, name, pool_name = action
+    layer, experts, name, pool_name, bits = action
     device = device_of(state, name, "Move")
     pool = pool_of(state, device, pool_name, f"Move(L{layer}, {name})")
     for expert in experts:
-        unit = unit_of(state, layer, expert, "Move")
+        unit = unit_of(state, layer, expert, "Move", bits)
         copy = device.memory.copies.get(unit)
         if copy is None:
             fail(state, f"Move(L{layer}/E{expert}, {name}): not resident", "move only resident copies")
-        if copy.pool is not pool and pool.free(layer) < state.expert_bytes[layer]:
+        if copy.pool is not pool and pool.free(layer) < state.weights.n_bytes[unit // state.model.n_experts]:
             full = f"Move(L{layer}/E{expert}, {name}): pool '{pool_name}' is full"
             fail(state, full, "Drop or Move something out of it first")
         device.memory.relabel(unit, pool, layer)

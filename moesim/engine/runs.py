@@ -5,55 +5,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from moesim.engine.checks import device_of, fail, unit_of
+from moesim.engine.checks import device_of, fail, first_of, unit_of
 from moesim.engine.lanes import submit, take_in_turn, wake
 from moesim.engine.links import cross
 from moesim.engine.machine import Group, Task
 from moesim.engine.state import State, gate_input_exists, new_visit, when_gate_input
-from moesim.engine.visit import FRESH, STALE, Early, Visit, bits_of
-from moesim.errors import unknown_name
+from moesim.engine.visit import FRESH, LATE, REDUCED, STALE, Early, Visit, bits_of
 from moesim.policy import Run
 
-Groups = dict[tuple[int, int], Group]
-"""Device, and layers of state and experts -> the Runs of one decision that cross together."""
+Groups = dict[tuple[int, int, bool], Group]
+"""Device, layers of state and experts, whether late -> the Runs of one decision that cross together."""
 
 
 def run(state: State, action: Run, groups: Groups) -> None:
     """Make a task of each expert; those of no group are submitted at once."""
-    layer, experts, name, rows, inputs_from, part = action
+    layer, experts, name, rows, inputs_from, bits, late = action
     device = state.by_name.get(name) or device_of(state, name, "Run")
     if not device.computes:
         fail(state, f"Run(L{layer}, {name}): a disk computes nothing", "run experts where the dense part runs")
-    if part != "expert":
-        what = f"Run(L{layer}, {name}): {unknown_name('part', part, ['expert'])}"
-        fail(state, what, "this model has experts of one precision")
     visit = state.visit
     if visit is None or layer != visit.layer or visit.mbs_left == state.n_mbs or inputs_from is not None:
         visit = _visit_for(state, layer, rows, inputs_from, name)
+    first = visit.base + first_of(state, bits, f"Run(L{layer}, {name})") if bits is not None else visit.base
+    bits = state.weights.bits(first)  # None, too, if the full width was asked for by its bits
+    into = _next_visit(state, visit, name) if late else visit
+    whole = rows is None and bits is None and not late
+    kind = LATE if late else FRESH if bits is None else REDUCED
     n_experts = state.model.n_experts
     group: Group | None = None
-    if device is not state.dense_at[layer] or device.first_extra or rows is not None:
+    if device is not state.dense_at[layer] or device.first_extra or not whole:
         read = layer if inputs_from is None else inputs_from
-        key = (device.index, read * state.model.n_layers + layer)
+        key = (device.index, read * state.model.n_layers + layer, late)
         group = groups.get(key)
         if group is None:
-            group = groups[key] = Group(visit, device, read)
-    now, numbers = state.now, state.task_numbers
+            group = groups[key] = Group(visit, into, device, read)
+    now, numbers, expert_ns = state.now, state.task_numbers, device.expert_ns[bits]
     for expert in experts:
-        unit = visit.base + expert
-        if rows is None:
-            served = visit.take(expert) if 0 <= expert < n_experts else 0
-            if not served:
-                _nothing_to_run(state, layer, expert, name)
+        unit = first + expert
+        if rows is None and not (visit.unserved[expert] if 0 <= expert < n_experts else 0):
+            _nothing_to_run(state, layer, expert, name)
+        if whole:
+            served = visit.take(expert)
         else:
-            served = _take_rows(state, visit, expert, rows, inputs_from)
-            visit.hold()  # until its task is done
+            served = visit.unserved[expert] if rows is None else _bits_of_rows(state, layer, expert, rows)
+            _serve(visit, expert, served, inputs_from, kind)
+            into.hold()  # until its task is done
         if group is not None:
             group.union |= served
         n_rows = served.bit_count()
-        work = device.expert_ns(n_rows)
-        task = Task(next(numbers), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, visit, group)
-        task.served = served
+        work = expert_ns(n_rows)
+        task = Task(next(numbers), "expert", visit.step, layer, state.mb, n_rows, work, now, now, expert, unit, into, group)
+        task.served, task.bits = served, bits
         copy = device.memory.copies.get(unit)
         if copy is not None:
             copy.in_use += 1
@@ -88,10 +90,22 @@ def _visit_for(state: State, layer: int, rows: Sequence[int] | None, inputs_from
         fail(state, f"Run(L{layer}, {name}): inputs_from without rows", "name the rows that read the other state")
     if layer == now_layer and now is not None:
         return now
+    return _future_visit(state, layer)
+
+
+def _future_visit(state: State, layer: int) -> Visit:
     visit = state.future.get(layer)
     if visit is None:
         visit = state.future[layer] = new_visit(state, layer)
     return visit
+
+
+def _next_visit(state: State, visit: Visit, name: str) -> Visit:
+    """Return the visit that late outputs of a layer are added to."""
+    layer = visit.layer + 1
+    if layer == state.model.n_layers:
+        fail(state, f"Run(L{visit.layer}, {name}, late): no layer comes after it", "run the last layer's experts in time")
+    return _future_visit(state, layer)
 
 
 def _nothing_to_run(state: State, layer: int, expert: int, name: str) -> NoReturn:
@@ -100,18 +114,22 @@ def _nothing_to_run(state: State, layer: int, expert: int, name: str) -> NoRetur
     fail(state, what, "run each active expert once; name rows to run another expert instead")
 
 
-def _take_rows(state: State, visit: Visit, expert: int, rows: Sequence[int], inputs_from: int | None) -> int:
-    layer, n_step = visit.layer, state.step_rows
+def _bits_of_rows(state: State, layer: int, expert: int, rows: Sequence[int]) -> int:
+    n_step = state.step_rows
     unit_of(state, layer, expert, "Run")
     if any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
         fail(state, f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
-    stale = inputs_from is not None and inputs_from != layer
-    served = bits_of(rows)
-    if max(rows) < visit.routed_rows:
-        visit.serve(expert, served, STALE if stale else FRESH, stale)
+    return bits_of(rows)
+
+
+def _serve(visit: Visit, expert: int, rows: int, inputs_from: int | None, kind: int) -> None:
+    """Serve some rows, now or once they are routed; what is stale is so before it is anything else."""
+    stale = inputs_from is not None and inputs_from != visit.layer
+    early = Early(expert, rows, STALE if stale else kind, stale)
+    if rows.bit_length() <= visit.routed_rows:
+        visit.serve(*early)
     else:
-        visit.early = (*visit.early, Early(expert, served, stale))
-    return served
+        visit.early = (*visit.early, early)
 
 
 def launch(state: State, group: Group) -> None:
@@ -126,7 +144,7 @@ def launch(state: State, group: Group) -> None:
         if state.thread is not None:
             take_in_turn(state.thread, task)
         submit(state, group.device.main, task)
-    visit.hold()  # until its outputs are back
+    group.into.hold()  # until its outputs are back
 
     def wake_all() -> None:
         for task in group.tasks:
@@ -149,5 +167,5 @@ def progress(state: State, group: Group) -> None:
     group.left -= 1
     if group.left:
         return
-    visit = group.visit
-    cross(state, group.device, state.dense_at[visit.layer], visit.layer, group.rows, "out", visit.let_go, group)
+    layer, into = group.visit.layer, group.into
+    cross(state, group.device, state.dense_at[into.layer], layer, group.rows, "out", into.let_go, group)

@@ -18,7 +18,7 @@ FIXED = ("weights", "workspace", "reserved", "experts")
 
 def connect(state: State) -> None:
     """Give a state its machine: devices and links, empty."""
-    model, costs = state.model, state.costs
+    costs = state.costs
     submit_ns, shared = costs.host_expert_ns(), costs.host_shared()
     if submit_ns or shared:
         state.thread = HostThread(submit_ns, shared)
@@ -26,9 +26,8 @@ def connect(state: State) -> None:
     contended = {name for pair in hardware.contention for name in (pair.a, pair.b)}
     for index, (name, device) in enumerate(hardware.devices.items()):
         memory = DeviceMemory(
-            name, model.n_layers, model.n_experts, state.expert_bytes, device.memory_bytes, name in hardware.backing,
-            records.evictions, records.memory,
-        )  # fmt: skip
+            name, state.weights, device.memory_bytes, name in hardware.backing, records.evictions, records.memory
+        )
         found = state.by_name[name] = DeviceState(device, index, memory, costs, contended)
         state.devices.append(found)
         if found.is_gpu:
@@ -78,12 +77,13 @@ def _place_copies(state: State, placement: Placement) -> None:
     for copy in placement.copies:
         memory = state.by_name[copy.device].memory
         pool_state = memory.pools[copy.pool]
+        first, n_bytes = state.weights.first(copy.bits), model.expert_bytes(copy.layer, copy.bits)
         for expert in copy.experts:
-            unit = copy.layer * model.n_experts + expert
+            unit = first + copy.layer * model.n_experts + expert
             if unit in memory.copies:
                 raise PolicyError(f"place(): L{copy.layer}/E{expert} is placed twice on {copy.device} {who}")
-            if pool_state.free(copy.layer) < state.expert_bytes[copy.layer]:
+            if pool_state.free(copy.layer) < n_bytes:
                 full = f"pool '{copy.pool}' of {copy.device} is too small for the copies of layer {copy.layer}"
                 raise PolicyError(f"place(): {full} {who}")
-            memory.reserve(pool_state, copy.layer, 0)
+            memory.reserve(pool_state, copy.layer, n_bytes, 0)
             memory.arrive(unit, pool_state, -1)

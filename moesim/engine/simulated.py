@@ -40,7 +40,7 @@ class Simulated:
             return
         activity, share = lane.dense_activity, FULL
         if task.unit >= 0:
-            activity, share = lane.expert_activity, lanes.reading_share(self.state, lane.device, task.rows)
+            activity, share = lane.expert_activity, lanes.reading_share(lane.device, task.rows, task.bits)
         self.contention.begin(lane, activity, task.work, self._task_over, share)
 
     def set_off(self, link: LinkState, transfer: Transfer, n_bytes: int, work: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim.engine.machine import Crossing, DeviceState, Lane, LinkState, Medium, Task, Transfer
 from moesim.engine.visit import Visit
+from moesim.engine.weights import Weights
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
@@ -74,7 +75,7 @@ class State:
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
     thread: HostThread | None = None
     listens: frozenset[type] = field(init=False)
-    expert_bytes: list[int] = field(init=False)  # of each layer
+    weights: Weights = field(init=False)
     steps: Iterator[Step] = field(init=False)
     records: Records = field(default_factory=Records)
     # The machine and where the parts of the model are.
@@ -124,7 +125,7 @@ class State:
     def __post_init__(self) -> None:
         self.policy_name = self.policy_name or type(self.policy).__name__
         self.listens = self.policy.listens
-        self.expert_bytes = [self.model.expert_bytes(layer) for layer in range(self.model.n_layers)]
+        self.weights = Weights(self.model)
         self.steps = iter(self.workload.steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moesim.engine.checks import fail
+from moesim.engine.checks import fail, first_of
 from moesim.engine.links import remaining_ns
 from moesim.engine.state import State
 from moesim.engine.steps import dense_ns
@@ -74,33 +74,41 @@ class EngineView:
             fail(state, f"foresees: {unknown_name('source', source, state.predictors)}", "name a prediction source")
         return all(predictor.predict(state.step, mb, layer) is not None for mb in range(state.n_mbs))
 
-    def is_resident(self, layer: int, expert: int, device: str) -> bool:
-        return bool(self._by_name[device].memory.resident[layer * self._n_experts + expert])
+    def _first(self, bits: float | None) -> int:
+        return 0 if bits is None else first_of(self._state, bits, "the view was asked")
 
-    def is_pending(self, layer: int, expert: int, device: str) -> bool:
-        return layer * self._n_experts + expert in self._by_name[device].pending
+    def is_resident(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
+        return bool(self._by_name[device].memory.resident[self._first(bits) + layer * self._n_experts + expert])
 
-    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
-        copy = self._by_name[device].memory.copies.get(layer * self._n_experts + expert)
+    def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
+        return self._first(bits) + layer * self._n_experts + expert in self._by_name[device].pending
+
+    def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
+        copy = self._by_name[device].memory.copies.get(self._first(bits) + layer * self._n_experts + expert)
         return copy is not None and copy.in_use > 0
 
     is_pinned = is_in_use  # the old name, for one version
 
-    def residency(self, layer: int, device: str) -> bytes:
+    def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         n = self._n_experts
-        return bytes(self._by_name[device].memory.resident[layer * n : layer * n + n])
+        at = self._first(bits) + layer * n
+        return bytes(self._by_name[device].memory.resident[at : at + n])
 
-    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
-        transfer = self._by_name[device].pending.get(layer * self._n_experts + expert)
+    def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:
+        transfer = self._by_name[device].pending.get(self._first(bits) + layer * self._n_experts + expert)
         return remaining_ns(self._state, transfer) if transfer is not None else 0
 
-    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
+    def residents(
+        self, device: str, pool: str, layer: int | None = None, bits: float | None = None
+    ) -> list[int] | list[tuple[int, int]]:
         members = self._by_name[device].memory.pools[pool].members
         n = self._n_experts
+        first = self._first(bits)
         if layer is not None:
-            base = layer * n
-            return sorted([unit - base for unit in members.get(layer, ())])
-        return [divmod(unit, n) for of_layer in sorted(members) for unit in sorted(members[of_layer])]
+            base = first + layer * n
+            return sorted([unit - base for unit in members.get(base // n, ())])
+        shelves = [shelf for shelf in sorted(members) if 0 <= shelf - first // n < self.model.n_layers]
+        return [divmod(unit - first, n) for shelf in shelves for unit in sorted(members[shelf])]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
         return self._by_name[device].memory.pools[pool].free(layer)

@@ -13,8 +13,15 @@ import numpy as np
 
 from moesim.records import InexactRecord
 
-FRESH, STALE, SUBSTITUTED, SUBSTITUTED_STALE, SKIPPED = range(1, 6)
-INEXACT = {STALE: "stale", SUBSTITUTED: "substituted", SUBSTITUTED_STALE: "substituted-stale", SKIPPED: "skipped"}
+FRESH, STALE, SUBSTITUTED, SUBSTITUTED_STALE, SKIPPED, LATE, REDUCED = range(1, 8)
+INEXACT = {
+    STALE: "stale",
+    SUBSTITUTED: "substituted",
+    SUBSTITUTED_STALE: "substituted-stale",
+    SKIPPED: "skipped",
+    LATE: "late",
+    REDUCED: "reduced",
+}
 
 
 def bits_of(rows: Iterable[int]) -> int:
@@ -44,6 +51,7 @@ class Early(NamedTuple):
 
     expert: int
     rows: int
+    kind: int  # of the slots that are routed to the expert
     stale: bool
 
 
@@ -103,7 +111,7 @@ class Visit:
         routed = self.unserved[expert] & rows
         self._close(expert, routed, kind)
         if routed != rows:
-            self.substitutes = (*self.substitutes, Early(expert, rows ^ routed, stale))
+            self.substitutes = (*self.substitutes, Early(expert, rows ^ routed, SUBSTITUTED_STALE if stale else SUBSTITUTED, stale))
         self.open -= rows.bit_count()
 
     def _close(self, expert: int, rows: int, kind: int) -> None:
@@ -113,8 +121,8 @@ class Visit:
 
     def serve_early(self) -> None:
         """Serve the Runs that were issued before the layer was routed, where they match."""
-        for expert, rows, stale in self.early:
-            self.serve(expert, rows, STALE if stale else FRESH, stale)
+        for early in self.early:
+            self.serve(*early)
         self.early = ()
 
     def gate_mass(self) -> float:
@@ -127,13 +135,13 @@ class Visit:
         Returns the expert and the row of the first for which no slot is left.
         """
         table = np.concatenate(self.experts) if self.substitutes else None
-        for expert, rows, stale in self.substitutes:
+        for expert, rows, kind, _ in self.substitutes:
             for row in rows_of(rows):
                 assert table is not None
                 replaced = next((e for e in table[row].tolist() if self.unserved[e] >> row & 1), None)
                 if replaced is None:
                     return expert, row
-                self._close(replaced, 1 << row, SUBSTITUTED_STALE if stale else SUBSTITUTED)
+                self._close(replaced, 1 << row, kind)
         self.substitutes = ()
         return None
 

@@ -67,7 +67,11 @@ def read_records(data: bytes, place: str) -> Records:
 def _records(kind: Any, structs: Any) -> list[Any]:
     hints = get_type_hints(kind)
     columns = []
+    stored = {field.name for field in structs.type}
     for name in kind._fields:
+        if name not in stored and name in kind._field_defaults:  # a file from before records had this field
+            columns.append([kind._field_defaults[name]] * len(structs))
+            continue
         values = structs.field(name).to_pylist()
         columns.append([tuple(v) for v in values] if _type(hints[name]) == pa.list_(pa.int64()) else values)
     return [kind(*values) for values in zip(*columns, strict=True)]

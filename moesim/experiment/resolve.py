@@ -221,7 +221,7 @@ class Experiment:
         for spec in self.specs:
             machine = {k: v for k, v in vars(spec.hardware).items() if k != "path"}
             models[model_label(spec.model)] = {
-                "sha256": fingerprint(vars(spec.model)),
+                "sha256": fingerprint(spec.model.figures()),
                 "source": spec.model.source,
             }
             machines[hardware_label(spec.hardware)] = {

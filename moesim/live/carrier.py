@@ -174,5 +174,5 @@ class _Bytes:
 
 def _slots_of(state: State, device: DeviceState) -> int:
     """Experts for which the placement has room on a device."""
-    largest = max(state.expert_bytes)
+    largest = max(state.weights.n_bytes)
     return sum(sum(pool.capacity) // largest for pool in device.memory.pools.values())

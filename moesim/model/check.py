@@ -51,6 +51,9 @@ def _find_wrong_type(v: Mapping[str, Any]) -> str | None:
         number = isinstance(v[key], (int, float)) and not isinstance(v[key], bool)
         if not number or not BITS.hold(v[key]):
             return f"{key}: expected a number of bits {BITS}, got {v[key]!r}"
+    problem = _find_width_problem(v["low_bits"], v["expert_bits"])
+    if problem is not None:
+        return problem
     for key in _FLAGS:
         if not isinstance(v[key], bool):
             return f"{key}: expected true or false, got {v[key]!r}"
@@ -59,6 +62,18 @@ def _find_wrong_type(v: Mapping[str, Any]) -> str | None:
     labels = v["labels"]
     if not isinstance(labels, tuple) or not all(isinstance(label, str) for label in labels):
         return f"labels: expected a tuple of texts, got {labels!r}"
+    return None
+
+
+def _find_width_problem(low_bits: object, expert_bits: float) -> str | None:
+    if not isinstance(low_bits, tuple):
+        return f"low_bits: expected a tuple of numbers of bits, got {low_bits!r}"
+    above = expert_bits
+    for bits in low_bits:
+        if not isinstance(bits, (int, float)) or isinstance(bits, bool) or not BITS.hold(bits) or bits >= above:
+            got = f"{expert_bits:g}, {', '.join(str(one) for one in low_bits)}"
+            return f"expert_bits: expected numbers of bits {BITS}, each smaller than the one before, got {got}"
+        above = bits
     return None
 
 

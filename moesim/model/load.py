@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from moesim.core.limits import BITS
 from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, ModelError, unknown_name
@@ -111,6 +112,13 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
         raise ModelError(f"{place}: expected expert_bits or expert_bytes_by_layer, got both; leave one out")
     if changes.get("expert_bytes_by_layer") is not None:
         changes["expert_bytes_by_layer"] = _parse_layer_bytes(changes["expert_bytes_by_layer"], place)
+    if isinstance(changes.get("expert_bits"), (list, tuple)):
+        if not changes["expert_bits"]:
+            raise ModelError(f"{place}.expert_bits: expected a number of bits or several, the largest first, got none")
+        changes["expert_bits"], *low_bits = changes["expert_bits"]
+        changes["low_bits"] = tuple(low_bits)
+    elif "expert_bits" in changes:
+        changes.setdefault("low_bits", ())
     if "base" in source:
         values, labels = _apply_changes(source["base"], changes, place)
     else:
@@ -146,6 +154,8 @@ def _parse_layer_bytes(value: Any, place: str) -> tuple[int, ...]:
 
 
 def _show(value: Any) -> str:
+    if isinstance(value, tuple) and all(isinstance(one, (int, float)) and one <= BITS.most for one in value):
+        return "+".join(f"{one:g}" for one in value)
     if isinstance(value, tuple):  # bytes for each layer: the range is enough to tell results apart by eye
         return f"{min(value)}..{max(value)}" if value else "()"
     if isinstance(value, bool):

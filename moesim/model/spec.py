@@ -68,6 +68,9 @@ class ModelSpec:
         The shared experts' output is scaled by a learned gate (``hidden`` weights).
     attention_sinks : bool
         One learned sink per query head.
+    low_bits : tuple of float, bits per weight
+        Fewer bits at which every routed expert exists besides, in falling order; an experiment writes
+        ``expert_bits: [4, 2]``. Only policies that ask for them use them.
     expert_bytes_by_layer : tuple of int or None, bytes, shape (n_layers,)
         Bytes of one expert for each layer where quantisation is mixed; None: from ``expert_bits``.
     source : str
@@ -121,6 +124,7 @@ class ModelSpec:
     shared_gate: bool = False
     attention_sinks: bool = False
     expert_bytes_by_layer: tuple[int, ...] | None = None
+    low_bits: tuple[float, ...] = ()
     source: str = ""
     labels: tuple[str, ...] = ()
 
@@ -141,17 +145,24 @@ class ModelSpec:
         """Parameters of all routed experts of all layers."""
         return self.n_layers * self.n_experts * self.expert_params
 
-    def expert_bytes(self, layer: int = 0) -> int:
-        """Bytes of one routed expert of a layer; biases are held in ``other_bits``."""
+    @property
+    def widths(self) -> tuple[float, ...]:
+        """Bits at which every routed expert exists, the full width first."""
+        return (self.expert_bits, *self.low_bits)
+
+    def expert_bytes(self, layer: int = 0, bits: float | None = None) -> int:
+        """Bytes of one routed expert of a layer, at the full width or another; biases are held in ``other_bits``."""
         self._check_layer(layer)
-        if self.expert_bytes_by_layer is not None:
-            return self.expert_bytes_by_layer[layer]
-        return bits_to_bytes(self._expert_matrices, self.expert_bits) + self._other_bytes(self._expert_biases)
+        if bits is None or bits == self.expert_bits:
+            if self.expert_bytes_by_layer is not None:
+                return self.expert_bytes_by_layer[layer]
+            bits = self.expert_bits
+        return bits_to_bytes(self._expert_matrices, bits) + self._other_bytes(self._expert_biases)
 
     @property
     def experts_bytes_total(self) -> int:
-        """Bytes of all routed experts of all layers."""
-        return self.n_experts * sum(self.expert_bytes(layer) for layer in range(self.n_layers))
+        """Bytes of all routed experts of all layers, at all widths."""
+        return self.n_experts * sum(self.expert_bytes(layer, bits) for bits in self.widths for layer in range(self.n_layers))
 
     @property
     def _expert_matrices(self) -> int:
@@ -290,6 +301,10 @@ class ModelSpec:
         return bits_to_bytes(n_rows * self.hidden, self.act_bits)
 
     # ---- helpers
+
+    def figures(self) -> dict[str, object]:
+        """Give all fields by name; ``low_bits`` only if there are some, so that a model without keeps its fingerprint."""
+        return {key: value for key, value in vars(self).items() if key != "low_bits" or value}
 
     @property
     def _norm_params(self) -> int:

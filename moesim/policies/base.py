@@ -187,7 +187,7 @@ def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
 
     What sits idle in a staging pool has been used, because its Run was queued together with its Fetch.
     """
-    layer, _, device, _, pool, _ = fetch
+    layer, device, pool = fetch.layer, fetch.device, fetch.pool
     for expert in layer_residents(view, device, pool, layer):
         if not view.is_in_use(layer, expert, device):
             return layer, expert

@@ -18,7 +18,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.policy import Action, Fetch, Placement, Policy, View
+from moesim.policy import Action, Fetch, Placement, Policy, Victim, View
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from moesim.trace.predictors.chosen import PredictorSet
@@ -170,7 +170,7 @@ class Clocked:
         self.decide_ns += self._clock_ns() - began
         return answer
 
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
         began = self._clock_ns()
         victim = self._policy.evict(fetch, view)
         self.evict_ns += self._clock_ns() - began

@@ -62,9 +62,12 @@ def at_routed(*actions: Any, **more: Any) -> str:
         (Move(0, [7], "gpu0", "cache"), "Move(L0/E7): no such unit; layers are 0..1, experts 0..3"),
         (Run(0, [0], "tpu"), "Run: unknown device 'tpu'; known: cpu0, gpu0; name a device of the profile"),
         (
-            Run(0, [0], "gpu0", part="expert:int4"),
-            "Run(L0, gpu0): unknown part 'expert:int4'; did you mean 'expert'? known: expert; this model has experts of one "
-            "precision",
+            Run(0, [0], "gpu0", bits=2),
+            "Run(L0, gpu0): no experts of 2 bits; set model.expert_bits to a list with 2; it has 16",
+        ),
+        (
+            Fetch(0, [0], "gpu0", bits=4),
+            "Fetch(L0/E0): no experts of 4 bits; set model.expert_bits to a list with 4; it has 16",
         ),
         (
             Run(0, [2], "gpu0"),

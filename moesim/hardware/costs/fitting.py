@@ -11,8 +11,8 @@ NO_CURVE = "no curve for "
 """How the note begins that results carry where a device's curves are of something else, and a roofline stands in for them."""
 
 _EXPERTS_ONLY = frozenset(
-    ("n_layers", "top_k", "expert_intermediate", "expert_bits", "expert_bias", "expert_bytes_by_layer", "n_dense_layers",
-     "tie_embeddings", "act_bits")
+    ("n_layers", "top_k", "expert_intermediate", "expert_bits", "expert_bias", "expert_bytes_by_layer", "low_bits",
+     "n_dense_layers", "tie_embeddings", "act_bits")
 )  # fmt: skip
 """Fields of a model that the time of no part of a layer but its routed experts depends on."""
 

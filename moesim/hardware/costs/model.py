@@ -8,6 +8,7 @@ profile has a curve for the model's shape, that is the cost; otherwise a rooflin
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,8 +59,22 @@ class CostModel(PartCosts):
         self._tables: dict[str, list[int]] = {name: [0] for name in self.hardware.devices}
         self._arrays: dict[str, NDArray[np.int64]] = {}
         self._attention: dict[str, tuple[Roofline, int, int, int, int, bool]] = {}
+        self._narrower: dict[float, CostModel] = {}
 
     # ---- experts
+
+    def at_bits(self, bits: float | None) -> CostModel:
+        """Return the costs of the same model with experts of fewer bits; what they use counts as used here too."""
+        if bits is None or bits == self.model.expert_bits:
+            return self
+        if bits not in self._narrower:
+            model = replace(self.model, expert_bits=bits, low_bits=(), expert_bytes_by_layer=None)
+            other = CostModel(
+                model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, extrapolate=self.extrapolate
+            )
+            other._ledger = self._ledger.of(f"{bits:g} bits")
+            self._narrower[bits] = other
+        return self._narrower[bits]
 
     def expert_ns(self, device: str, n_rows: int) -> int:
         """Time of one routed expert.
@@ -355,7 +370,8 @@ class CostModel(PartCosts):
 
     def notes(self) -> list[str]:
         """Name, for costs asked for so far, curves of the profile that fit neither model nor precision: a roofline stood in."""
-        return self._unfitting.notes(self.hardware.name)
+        narrower = [note for costs in self._narrower.values() for note in costs.notes()]
+        return self._unfitting.notes(self.hardware.name) + narrower
 
     def label(self, activities: Collection[str] | None = None) -> str:
         """Weakest of `labels`."""

@@ -53,14 +53,21 @@ class Ledger:
     def __init__(self, hardware: HardwareProfile) -> None:
         self._hardware = hardware
         self._used: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._of = ""  # what a cost's name begins with
+
+    def of(self, what: str) -> Ledger:
+        """Return this ledger for costs of something else, such as experts of fewer bits."""
+        other = Ledger(self._hardware)
+        other._used, other._of = self._used, f"{what}: "
+        return other
 
     def note(self, cost: str, form: str, *keys: str) -> None:
         """Note that a cost of a form comes from the numbers at these dotted keys; absent ones are defaults of 0 or 1."""
-        self._used[cost] = (form, tuple(key for key in keys if key in self._hardware.numbers))
+        self._used[self._of + cost] = (form, tuple(key for key in keys if key in self._hardware.numbers))
 
     def add(self, cost: str, form: str, *keys: str) -> None:
         """Note more numbers of a cost that several calls make up, as more rows use more constants."""
-        before = self._used.get(cost, (form, ()))[1]
+        before = self._used.get(self._of + cost, (form, ()))[1]
         self.note(cost, form, *dict.fromkeys((*before, *keys)))
 
     def intervals(self) -> dict[str, tuple[float, float]]:

@@ -151,7 +151,9 @@ def _model(asked: Asked, folder: Path) -> tuple[ModelSpec, Any]:
 
 def model_yaml(model: ModelSpec) -> str:
     """Write a specification as a file that an experiment can name."""
-    values = {key: value for key, value in asdict(model).items() if key != "labels" and value is not None}
+    values = {key: value for key, value in asdict(model).items() if key not in ("labels", "low_bits") and value is not None}
+    if model.low_bits:
+        values["expert_bits"] = list(model.widths)
     if "expert_bytes_by_layer" in values:
         values["expert_bytes_by_layer"] = list(values["expert_bytes_by_layer"])
         values.pop("expert_bits")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import Any, Final
 
-from moesim.policy import Action, Fetch, LayerBegin, LayerEnd, Placement, Policy, Routed, Run, StepBegin, StepEnd, View
+from moesim.policy import Action, Fetch, LayerBegin, LayerEnd, Placement, Policy, Routed, Run, StepBegin, StepEnd, Victim, View
 
 ORDERED: Final = frozenset({StepBegin, LayerBegin, Routed, LayerEnd, StepEnd})
 """Events whose order the workload fixes; when any other comes, a clock says."""
@@ -97,7 +97,7 @@ class Watched:
             self._empty -= {pool for pool in self._empty if view.residents(*pool)}
         self._order |= {(event.layer, expert): _NOT_YET for expert in event.active}
 
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
         """Pass on the question for a victim."""
         victim = self._policy.evict(fetch, self._view.of(view))
         in_use = self._view.seen & {_WatchedView.PINNED}
