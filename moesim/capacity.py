@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from moesim.core.units import format_bytes
-from moesim.errors import CapacityError, PolicyError, unknown_name
+from moesim.errors import CapacityError, PolicyError, unknown_name, unknown_width
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
 from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
@@ -48,7 +48,7 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
         if (copy.device, copy.pool) not in names:
             yield f"copies of layer {copy.layer} in pool '{copy.pool}' of {copy.device}: declare that pool"
         if copy.bits is not None and copy.bits not in model.widths:
-            yield f"copies of layer {copy.layer}: no experts of {copy.bits:g} bits; set model.expert_bits to a list with them"
+            yield f"copies of layer {copy.layer}: {'; '.join(unknown_width(copy.bits, model.widths))}"
         if not 0 <= copy.layer < n_layers or any(not 0 <= e < model.n_experts for e in copy.experts):
             yield f"copies of layer {copy.layer}, experts {list(copy.experts)[:8]}: no such units in {model.name}"
 

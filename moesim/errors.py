@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -67,6 +67,12 @@ class WriteError(MoesimError):
 
 class LiveError(SimulationError):
     """What was carried out on the machine itself has failed."""
+
+
+def unknown_width(bits: float, widths: Sequence[float]) -> tuple[str, str]:
+    """Say that a model has no experts of some bits, and the remedy."""
+    has = " and ".join(f"{width:g}" for width in widths)
+    return f"no experts of {bits:g} bits", f"set model.expert_bits to a list with {bits:g}; it has {has}"
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from moesim.core.units import format_ns
 from moesim.engine.machine import DeviceState
 from moesim.engine.memory import PoolState
 from moesim.engine.state import State
-from moesim.errors import PolicyError, unknown_name
+from moesim.errors import PolicyError, unknown_name, unknown_width
 
 
 def fail(state: State, what: str, remedy: str) -> NoReturn:
@@ -41,8 +41,8 @@ def first_of(state: State, bits: float | None, what: str) -> int:
         return 0
     widths = state.weights.widths
     if bits not in widths:
-        has = " and ".join(f"{width:g}" for width in widths)
-        fail(state, f"{what}: no experts of {bits:g} bits", f"set model.expert_bits to a list with {bits:g}; it has {has}")
+        found, remedy = unknown_width(bits, widths)
+        fail(state, f"{what}: {found}", remedy)
     return state.weights.first(bits)
 
 

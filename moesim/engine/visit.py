@@ -111,7 +111,10 @@ class Visit:
         routed = self.unserved[expert] & rows
         self._close(expert, routed, kind)
         if routed != rows:
-            self.substitutes = (*self.substitutes, Early(expert, rows ^ routed, SUBSTITUTED_STALE if stale else SUBSTITUTED, stale))
+            self.substitutes = (
+                *self.substitutes,
+                Early(expert, rows ^ routed, SUBSTITUTED_STALE if stale else SUBSTITUTED, stale),
+            )
         self.open -= rows.bit_count()
 
     def _close(self, expert: int, rows: int, kind: int) -> None:
