@@ -131,8 +131,7 @@ def _make_room(state: State, transfer: Transfer) -> bool:
         if victim is None:
             return False
         try:
-            layer, expert, *width = victim
-            bits = width[0] if width else None
+            layer, expert, bits = victim if len(victim) == 3 else (*victim, None)
             unit = first_of(state, bits, f"evict named L{layer}/E{expert}") + index(layer) * n_experts + index(expert)
         except (TypeError, ValueError):
             got = " ".join(repr(victim).split())[:80]

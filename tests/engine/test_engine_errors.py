@@ -204,7 +204,9 @@ def test_impossible_victims(victim: tuple[int, int], says: str) -> None:
     assert message == f"{AT_ROUTED}evict(L0/E1, gpu0) named L{victim[0]}/E{victim[1]}: {says}"
 
 
-@pytest.mark.parametrize("victim", [3, (0, 1, 2), (), "ab", (0.0, 0.0), (0, None), False, Fetch(0, [0], "gpu0")], ids=repr)
+@pytest.mark.parametrize(
+    "victim", [3, (0, 1, 2, 3), (0, 1, "few"), (), "ab", (0.0, 0.0), (0, None), False, Fetch(0, [0], "gpu0")], ids=repr
+)
 def test_a_victim_that_is_no_pair(victim: Any) -> None:
     script = Script(
         {("Routed", 0, 0, 0): [Fetch(0, [1], "gpu0")]}, copies=[Copy(0, [0], "gpu0")], slots=1, evict=lambda fetch, view: victim
