@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from moesim.engine.checks import fail
 from moesim.engine.machine import DeviceState, Group, LinkState, Task, Transfer
 from moesim.engine.state import State
 from moesim.engine.visit import Visit, rows_of
@@ -127,6 +128,9 @@ class Calls:
     def _expert(self, task: Task, device: DeviceState) -> Callable[[], Any]:
         visit = task.visit
         assert visit is not None
+        if task.group is not None and task.group.into is not task.group.visit:
+            what = f"Run(L{task.layer}/E{task.expert}, {device.name}, late)"
+            fail(self.run, f"{what}: a replay adds outputs to their own layer only", "replay the policy with nothing late")
         state = self.states[device.name]
         if task.group is not None and device is not self.run.dense_at[task.layer]:
             sums = self._sums_of(task.group, device.name)

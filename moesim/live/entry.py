@@ -64,6 +64,9 @@ def replay(
         raise InputError(
             f"decision time: expected none in a replay, where decisions take the time they take, got {options.decision_ns} ns"
         )
+    if model.low_bits:
+        widths = ", ".join(f"{bits:g}" for bits in model.widths)
+        raise InputError(f"model.expert_bits: expected one width, since a replay holds experts at one, got {widths}; name one")
     machine.outputs.clear()
     state = State(
         model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(), policy_name, progress

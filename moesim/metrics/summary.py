@@ -18,7 +18,7 @@ from moesim.records import Records
 
 Value = float | int | str | None
 
-_INEXACT = ("stale", "substituted", "substituted-stale", "skipped")
+_INEXACT = ("stale", "substituted", "substituted-stale", "skipped", "late", "reduced")
 
 
 class StepLike(Protocol):
@@ -84,9 +84,9 @@ def fidelity(records: Records) -> dict[str, float | int | None]:
     Returns
     -------
     dict of str to float or None
-        Shares of the gate mass, ``fidelity_fresh``, ``_stale``, ``_substituted``, ``_substituted_stale`` and
-        ``_skipped``, which add up to 1; None if nothing was run, or if slots were inexact and the trace holds
-        no weights to tell how much that was. ``n_inexact_slots`` counts slots.
+        Shares of the gate mass, which add up to 1: ``fidelity_fresh``, ``_stale``, ``_substituted``,
+        ``_substituted_stale``, ``_skipped``, ``_late`` and ``_reduced``; None if nothing was run, or if slots were
+        inexact and the trace holds no weights to tell how much that was. ``n_inexact_slots`` counts slots.
     """
     whole = sum(s.gate_mass for s in records.steps)
     mass = dict.fromkeys(_INEXACT, 0.0)

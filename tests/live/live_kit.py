@@ -70,12 +70,13 @@ def experiment(folder: Path, **changes: Any) -> Experiment:
 class Divided:
     """Run the first active expert of a layer on the host and fetch the others; with ``empty`` also return empty actions."""
 
-    exact = True
     listens = frozenset({Routed, LayerEnd})
     needs: frozenset[str] = frozenset()
 
-    def __init__(self, empty: bool = False) -> None:
+    def __init__(self, empty: bool = False, late: bool = False) -> None:
         self.empty = empty
+        self.late = late
+        self.exact = not late
 
     def place(self, view: View) -> Placement:
         return Placement(pools=[Pool("fast", "staging", view.model.n_experts * view.model.expert_bytes(0))])
@@ -88,7 +89,8 @@ class Divided:
             real: list[Action] = [Drop(layer, held, "fast")] if (held := view.residents("fast", "staging", layer)) else []
         else:
             first, *rest = event.active
-            real = [Run(layer, [first], "host"), Fetch(layer, rest, "fast", pool="staging"), Run(layer, rest, "fast")]
+            late = self.late and layer + 1 < view.model.n_layers
+            real = [Run(layer, [first], "host", late=late), Fetch(layer, rest, "fast", pool="staging"), Run(layer, rest, "fast")]
         return [*empty, *real, *empty] if self.empty else real
 
     def evict(self, fetch: Fetch, view: View) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -214,6 +215,20 @@ def test_a_decision_time_is_refused(tmp_path: Path) -> None:
     with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
         failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
     assert "decision time: expected none in a replay" in str(failed.failure)
+
+
+def test_experts_of_several_widths_are_refused(tmp_path: Path) -> None:
+    setup = experiment(tmp_path, policies=["lru"], model=MODEL | {"expert_bits": [[32, 16]]})
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
+    assert "model.expert_bits: expected one width, since a replay holds experts at one, got 32, 16" in str(failed.failure)
+
+
+def test_late_outputs_are_refused(tmp_path: Path) -> None:
+    setup = experiment(tmp_path, policies=[{"name": "tests.live.live_kit:Divided", "late": True}])
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
+    assert re.search(r"Run\(L0/E\d+, host, late\): a replay adds outputs to their own layer only", str(failed.failure))
 
 
 def test_the_profiles_thread_is_not_the_real_one(tmp_path: Path) -> None:
