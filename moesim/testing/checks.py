@@ -73,19 +73,19 @@ def check_weights(
     inputs = run_inputs(policy, workload, slots, hardware, changes)
     machine = inputs["costs"].hardware
     copies = initial_placement(**inputs).copies
-    stays: dict[tuple[str, int, int], list[tuple[int, str]]] = {}  # device, layer, expert -> when it came and went
+    stays: dict[tuple[Any, ...], list[tuple[int, str]]] = {}  # device, layer, expert, bits -> when it came and went
     for copy in copies:
         for expert in copy.experts:
-            stays[copy.device, copy.layer, expert] = [(0, "come")]
+            stays[copy.device, copy.layer, expert, copy.bits] = [(0, "come")]
     for transfer in records.transfers:
         if transfer.last and transfer.expert >= 0:
-            unit = (machine.link(transfer.link).dst, transfer.layer, transfer.expert)
+            unit = (machine.link(transfer.link).dst, transfer.layer, transfer.expert, transfer.bits)
             stays.setdefault(unit, []).append((transfer.end, "come"))
     for eviction in records.evictions:
-        stays.setdefault((eviction.device, eviction.layer, eviction.expert), []).append((eviction.time, "go"))
+        stays.setdefault((eviction.device, eviction.layer, eviction.expert, eviction.bits), []).append((eviction.time, "go"))
     for task in records.tasks:
         if task.kind == "expert" and task.device not in machine.backing:
-            history = stays.get((task.device, task.layer, task.expert), [])
+            history = stays.get((task.device, task.layer, task.expert, task.bits), [])
             before = [what for time, what in sorted(history) if time <= task.start]
             within = [what for time, what in history if task.start < time < task.end]
             there = before[-1:] == ["come"] and "go" not in within

@@ -88,6 +88,10 @@ def tiny_machine(n_gpus: int = 1, **changes: Any) -> HardwareProfile:
     return load_hardware({**profile, **changes}, "tiny_machine")
 
 
+_Key = tuple[str, int, int, float | None]
+"""Device, layer, expert; bits unless it has the full width."""
+
+
 class FakeView:
     """A `moesim.policy.View` whose answers are set by hand, for tests of a policy without the engine.
 
@@ -129,9 +133,9 @@ class FakeView:
         self.slots = slots
         self.dense_part_ns = 1000
         self.pools: dict[tuple[str, str], Pool] = {}
-        self._resident: dict[tuple[str, int, int], str] = {}
-        self._pending: dict[tuple[str, int, int], int] = {}
-        self._in_use: set[tuple[str, int, int]] = set()
+        self._resident: dict[_Key, str] = {}
+        self._pending: dict[_Key, int] = {}
+        self._in_use: set[_Key] = set()
 
     # ------------------------------------------------------------------------------------------------- set by hand
     def use(self, placement: Placement) -> None:
@@ -139,30 +143,39 @@ class FakeView:
         for pool in placement.pools:
             self.pools[pool.device, pool.name] = pool
         for copy in placement.copies:
-            self.put(copy.layer, copy.experts, copy.device, copy.pool)
+            self.put(copy.layer, copy.experts, copy.device, copy.pool, copy.bits)
 
-    def put(self, layer: int, experts: Sequence[int], device: str, pool: str = "cache") -> None:
+    def put(
+        self, layer: int, experts: Sequence[int], device: str, pool: str = "cache", bits: float | None = None
+    ) -> None:  # fmt: skip
         """Make experts resident; they are no longer pending."""
         for expert in experts:
-            self._resident[device, layer, expert] = pool
-            self._pending.pop((device, layer, expert), None)
+            self._resident[device, layer, expert, self._width(bits)] = pool
+            self._pending.pop((device, layer, expert, self._width(bits)), None)
 
-    def remove(self, layer: int, experts: Sequence[int], device: str) -> None:
+    def remove(self, layer: int, experts: Sequence[int], device: str, bits: float | None = None) -> None:
         """Make experts absent."""
         for expert in experts:
-            del self._resident[device, layer, expert]
+            del self._resident[device, layer, expert, self._width(bits)]
 
-    def pend(self, layer: int, experts: Sequence[int], device: str, remaining_ns: int = TRANSFER_NS) -> None:
+    def pend(
+        self, layer: int, experts: Sequence[int], device: str, remaining_ns: int = TRANSFER_NS, bits: float | None = None
+    ) -> None:  # fmt: skip
         """Make experts pending, with this time to their arrival."""
         for expert in experts:
-            self._pending[device, layer, expert] = remaining_ns
+            self._pending[device, layer, expert, self._width(bits)] = remaining_ns
 
-    def hold(self, layer: int, experts: Sequence[int], device: str, in_use: bool = True) -> None:
+    def hold(
+        self, layer: int, experts: Sequence[int], device: str, in_use: bool = True, bits: float | None = None
+    ) -> None:  # fmt: skip
         """Make experts in use, or no longer so."""
-        keys = {(device, layer, expert) for expert in experts}
+        keys = {(device, layer, expert, self._width(bits)) for expert in experts}
         self._in_use = self._in_use | keys if in_use else self._in_use - keys
 
     pin = hold  # the old name, for one version
+
+    def _width(self, bits: float | None) -> float | None:
+        return None if bits == self.model.expert_bits else bits
 
     # ---------------------------------------------------------------------------------------------------- the view
     @property
@@ -206,39 +219,42 @@ class FakeView:
         """Say that every source knows every layer but the first."""
         return layer > 0
 
-    def is_resident(self, layer: int, expert: int, device: str) -> bool:
+    def is_resident(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
         """Say whether a copy is there; a backing device has all."""
-        return device in self.costs.hardware.backing or (device, layer, expert) in self._resident
+        return device in self.costs.hardware.backing or (device, layer, expert, self._width(bits)) in self._resident
 
-    def is_pending(self, layer: int, expert: int, device: str) -> bool:
+    def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
         """Say whether it was made pending."""
-        return (device, layer, expert) in self._pending
+        return (device, layer, expert, self._width(bits)) in self._pending
 
-    def is_in_use(self, layer: int, expert: int, device: str) -> bool:
+    def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
         """Say whether it is in use."""
-        return (device, layer, expert) in self._in_use
+        return (device, layer, expert, self._width(bits)) in self._in_use
 
     is_pinned = is_in_use  # the old name, for one version
 
-    def residency(self, layer: int, device: str) -> bytes:
+    def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         """Return one byte an expert."""
-        return bytes(self.is_resident(layer, expert, device) for expert in range(self.model.n_experts))
+        return bytes(self.is_resident(layer, expert, device, bits) for expert in range(self.model.n_experts))
 
-    def remaining_ns(self, layer: int, expert: int, device: str) -> int:
+    def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:
         """Return the time given with `pend`, or 0."""
-        return self._pending.get((device, layer, expert), 0)
+        return self._pending.get((device, layer, expert, self._width(bits)), 0)
 
-    def residents(self, device: str, pool: str, layer: int | None = None) -> list[int] | list[tuple[int, int]]:
-        """Return the residents of a pool, sorted."""
-        held = sorted((at, e) for (where, at, e), name in self._resident.items() if (where, name) == (device, pool))
+    def residents(
+        self, device: str, pool: str, layer: int | None = None, bits: float | None = None
+    ) -> list[int] | list[tuple[int, int]]:
+        """Return the residents of a pool at one width, sorted."""
+        wanted = device, pool, self._width(bits)
+        held = sorted((at, e) for (where, at, e, width), name in self._resident.items() if (where, name, width) == wanted)
         return held if layer is None else [expert for at, expert in held if at == layer]
 
     def free_bytes(self, device: str, pool: str, layer: int = 0) -> int:
         """Return what is left of a pool of a placement given to `use`."""
-        held = [at for (where, at, _), name in self._resident.items() if (where, name) == (device, pool)]
+        held = [(at, bits) for (where, at, _, bits), name in self._resident.items() if (where, name) == (device, pool)]
         found = self.pools[device, pool]
         room = found.sizes(self.model.n_layers)[layer if found.per_layer else 0]
-        return room - sum(self.model.expert_bytes(at) for at in held if at == layer or not found.per_layer)
+        return room - sum(self.model.expert_bytes(at, bits) for at, bits in held if at == layer or not found.per_layer)
 
 
 def routed(

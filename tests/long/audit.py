@@ -57,17 +57,17 @@ def _bytes(records: Records, model: ModelSpec) -> list[str]:
     for transfer in records.transfers:
         if transfer.expert >= 0 and transfer.cause not in ("message", "activation"):
             moved[transfer.fetch, transfer.link] += transfer.n_bytes
-            of_fetch[transfer.fetch] = transfer.layer
+            of_fetch[transfer.fetch] = model.expert_bytes(transfer.layer, transfer.bits)
             if transfer.last:
                 arrived.add(transfer.fetch)
     return [
-        f"fetch {fetch} moved {n} bytes over {link}, an expert has {model.expert_bytes(of_fetch[fetch])}"
+        f"fetch {fetch} moved {n} bytes over {link}, an expert has {of_fetch[fetch]}"
         for (fetch, link), n in moved.items()
-        if n > model.expert_bytes(of_fetch[fetch]) or (fetch in arrived and n != model.expert_bytes(of_fetch[fetch]))
+        if n > of_fetch[fetch] or (fetch in arrived and n != of_fetch[fetch])
     ][:3]
 
 
-Lives = dict[tuple[str, int, int], list[tuple[int, int]]]
+Lives = dict[tuple[str, int, int, float | None], list[tuple[int, int]]]
 _FOREVER = 1 << 62
 
 
@@ -76,12 +76,12 @@ def _lives(records: Records, hardware: HardwareProfile, placement: Placement) ->
     came, went = defaultdict(list), defaultdict(list)
     for copy in placement.copies:
         for expert in copy.experts:
-            came[copy.device, copy.layer, expert].append(0)
+            came[copy.device, copy.layer, expert, copy.bits].append(0)
     for transfer in records.transfers:
         if transfer.last and transfer.expert >= 0 and transfer.cause not in ("message", "activation", "write-back"):
-            came[hardware.link(transfer.link).dst, transfer.layer, transfer.expert].append(transfer.end)
+            came[hardware.link(transfer.link).dst, transfer.layer, transfer.expert, transfer.bits].append(transfer.end)
     for gone in records.evictions:
-        went[gone.device, gone.layer, gone.expert].append(gone.time)
+        went[gone.device, gone.layer, gone.expert, gone.bits].append(gone.time)
     return {
         unit: list(zip(sorted(times), [*sorted(went[unit]), *[_FOREVER] * len(times)], strict=False))
         for unit, times in came.items()
@@ -93,7 +93,7 @@ def _weights(records: Records, hardware: HardwareProfile, placement: Placement) 
     found = [f"{unit} is there twice: {both}" for unit, spans in lives.items() for both in overlaps(spans)]
     for task in records.tasks:
         if task.kind == "expert" and task.device not in hardware.backing:
-            spans = lives.get((task.device, task.layer, task.expert), [])
+            spans = lives.get((task.device, task.layer, task.expert, task.bits), [])
             if not any(begin <= task.start and task.end <= end for begin, end in spans):
                 found.append(f"computed without its weights: {task}")
     return found[:3]
@@ -105,7 +105,7 @@ def _hits(records: Records, hardware: HardwareProfile, placement: Placement) -> 
     lives = _lives(records, hardware, placement)
     for visit in records.lookups:
         for expert, hit in zip(visit.active, visit.hits, strict=True):
-            spans = [span for device in accelerators for span in lives.get((device, visit.layer, expert), [])]
+            spans = [span for device in accelerators for span in lives.get((device, visit.layer, expert, None), [])]
             surely = any(begin <= visit.time < end for begin, end in spans)
             maybe = any(begin <= visit.time <= end for begin, end in spans)
             if hit != surely and not (maybe and any(visit.time == end for _, end in spans)):
