@@ -688,6 +688,8 @@ def test_fidelity_adds_up_to_one():
         "fidelity_substituted": 0.0,
         "fidelity_substituted_stale": 0.0625,
         "fidelity_skipped": 0.25,
+        "fidelity_late": 0.0,
+        "fidelity_reduced": 0.0,
         "n_inexact_slots": 4,
     }
     assert fidelity(Records())["fidelity_fresh"] is None

@@ -274,7 +274,8 @@ def test_fidelity_is_told_by_mass() -> None:
     ]
     assert fidelity(records) == {
         "fidelity_fresh": (2 + 0.75) / 4, "fidelity_stale": 0.25 / 4, "fidelity_substituted": 0.75 / 4,
-        "fidelity_substituted_stale": 0.25 / 4, "fidelity_skipped": 0.0, "n_inexact_slots": 3,
+        "fidelity_substituted_stale": 0.25 / 4, "fidelity_skipped": 0.0, "fidelity_late": 0.0,
+        "fidelity_reduced": 0.0, "n_inexact_slots": 3,
     }  # fmt: skip
 
 
