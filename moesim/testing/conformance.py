@@ -15,6 +15,7 @@ each: every routed row is served once, weights are there while they are read, an
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from moesim.errors import CapacityError, InputError, MoesimError, describe_exception
+from moesim.errors import CapacityError, InputError, MoesimError, SimulationError, describe_exception
 from moesim.hardware import HardwareProfile
 from moesim.policies.declare import option_parameters
 from moesim.records import Records
@@ -41,6 +42,10 @@ from moesim.testing.runs import N_DECODE, N_PROMPT, machine_of, run_tiny, tiny_w
 
 SLOTS = (1, 4, 12, 32)
 """Cache slots that are tried: fewer than layers, one a layer, three a layer, all experts."""
+
+
+_NO_ROOM = re.compile(r"waits for memory|pool '[^']*' (holds \d+ bytes, the expert has|is full|of \S+ is too small)")
+"""What the engine says of an expert for which there is no place."""
 
 
 class _Setting(NamedTuple):
@@ -195,7 +200,7 @@ def examine_policy(
         checks += _constructor(make)
         caches = {n: _cache(make, n, hardware, tell) for n in slots}
         ample = caches[max(slots)].verdict != "failed" or not _each(max(slots))
-        checks += [_with_remedy(check, n) if ample else check for n, check in caches.items()]
+        checks += [check if ample else check._replace(remedy="") for check in caches.values()]
     return Report(_called(policy), (hardware or machine_of(policy)).name, tuple(checks))
 
 
@@ -217,6 +222,7 @@ def _constructor(make: Any) -> list[Check]:
 def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None, tell: Callable[[str], None]) -> Check:
     """Check all settings with a cache of some slots."""
     refusals: list[str] = []
+    remedies: list[str] = []  # of the one failure that there is
     what = f"{slots} cache slot{'s' if slots != 1 else ''}, {_each(slots)} a layer"
 
     def run() -> None:
@@ -230,11 +236,12 @@ def _cache(make: Callable[[], Any], slots: int, hardware: HardwareProfile | None
             except InputError:
                 raise
             except Exception as error:  # a policy raises whatever it likes
+                remedies.append(_remedy(error, setting, slots))
                 raise CheckError(f"{setting}: {_said(error)}") from error
 
     check = _tried(what, run)
     if check.verdict == "failed":
-        return check
+        return check._replace(remedy="".join(remedies))
     if len(refusals) == len(_SETTINGS):
         return check._replace(verdict="refused", detail=refusals[0])
     return check._replace(detail=f"{len(_SETTINGS) - len(refusals)} of {len(_SETTINGS)} workloads")
@@ -267,14 +274,15 @@ def _said(error: Exception) -> str:
     return str(error) if isinstance(error, CheckError | MoesimError) else describe_exception(error)
 
 
-def _with_remedy(check: Check, slots: int) -> Check:
-    """Say, where a policy fails with less than a slot for every expert, that it may refuse so small a cache."""
-    if check.verdict != "failed" or slots >= _n_units():
-        return check
-    model = tiny_model()
+def _remedy(error: Exception, setting: _Setting, slots: int) -> str:
+    """Say, where the engine lacks room in a cache that holds less of a layer than a row needs, that a policy may refuse it."""
+    model = tiny_model(**setting.shape)
+    if _each(slots) >= model.top_k or not isinstance(error, SimulationError) or not _NO_ROOM.search(str(error)):
+        return ""
     few = f"{slots} over {model.n_layers} layers are {_each(slots)} a layer, and a row needs {model.top_k} experts"
-    remedy = "a policy may refuse so few, by raising moesim.errors.CapacityError in place(), or keep a pool beside the cache"
-    return check._replace(remedy=f"{few}; {remedy}")
+    return (
+        f"{few}; a policy may refuse so few, by raising moesim.errors.CapacityError in place(), or keep a pool beside the cache"
+    )
 
 
 def _each(slots: int) -> int:

@@ -16,7 +16,7 @@ from moesim.policies.caches import LRU
 from moesim.policies.declare import option_parameters
 from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import POLICIES
-from moesim.policy import Action, Fetch, Placement, Pool, Routed, Run, Skip, View
+from moesim.policy import Action, Copy, Fetch, Placement, Pool, Routed, Run, Skip, View
 from moesim.records import EvictionRecord, InexactRecord
 from moesim.studies import bench
 from moesim.testing import CheckError, check_policy, examine_policy, run_tiny, tiny_machine, tiny_workload
@@ -99,6 +99,28 @@ class Small(OnHost):
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
         held = [(fetch.layer, expert) for expert in view.residents("gpu0", "cache", fetch.layer)]
         return next((unit for unit in held if not view.is_in_use(*unit, "gpu0")), None)
+
+
+class Keeps(Small):
+    """Never evicts."""
+
+    def evict(self, fetch: Fetch, view: View) -> None:
+        return None
+
+
+class Misnames(Small):
+    """Answers what is wrong with any size of the cache."""
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int]:
+        return fetch.layer, 99
+
+
+class Places(Small):
+    """Begins with two experts a layer, whatever the cache holds."""
+
+    def place(self, view: View) -> Placement:
+        pools = super().place(view).pools
+        return Placement([Copy(layer, (0, 1), "gpu0") for layer in range(view.model.n_layers)], pools)
 
 
 class Careful(Small):
@@ -195,6 +217,23 @@ def test_a_cache_without_a_slot_a_layer_is_explained_and_may_be_refused() -> Non
 
 def test_no_remedy_where_the_size_of_the_cache_is_not_the_matter() -> None:
     assert [check.remedy for check in examine_policy(Raises).failures] == [""] * 4
+    failures = {check.what: check for check in examine_policy(Misnames).failures}
+    for what in ("4 cache slots, 1 a layer", "12 cache slots, 3 a layer"):
+        assert "E99: not resident in pool 'cache'" in failures[what].detail and not failures[what].remedy
+
+
+def test_the_remedy_is_for_less_than_a_row_needs_where_the_engine_has_no_room() -> None:
+    none, one, three = examine_policy(Keeps).failures
+    assert "waits for memory in pool 'cache'" in one.detail and "waits for memory in pool 'cache'" in three.detail
+    assert none.remedy.startswith("1 over 4 layers are 0 a layer, and a row needs 2 experts; a policy may refuse so few")
+    assert one.remedy.startswith("4 over 4 layers are 1 a layer, and a row needs 2 experts; a policy may refuse so few")
+    assert three.what == "12 cache slots, 3 a layer" and three.remedy == "", "a row's experts have room"
+    placed = examine_policy(Places).failures
+    assert [check.remedy.partition(",")[0] for check in placed] == [
+        "1 over 4 layers are 0 a layer",
+        "4 over 4 layers are 1 a layer",
+    ]
+    assert all("is too small for the copies" in check.detail for check in placed)
 
 
 def test_a_report_says_what_was_checked() -> None:
