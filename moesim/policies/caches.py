@@ -45,7 +45,7 @@ def _cache(name: str, part: type, text: str) -> type[Composed]:
         fixed=("replacement", "staging_slots", "load_order", "cache_only"),
         oracles=MappingProxyType({"replacement": {"name": "belady", **dict.fromkeys(of_rule)}} | PLANNED),
         own=MappingProxyType({"replacement": part}),
-        replacement=None,  # the part
+        replacement=None,  # none by name: the part in `own`
         scope=option(Scope, "per-layer"),
         slots_split=option(Split, "spread"),
         **{name: option_of(part, NO_LOADS) for name in options},

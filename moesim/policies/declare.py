@@ -66,15 +66,45 @@ _THEIRS = object()
 
 
 def option(hint: Any, default: Any, meaning: str = "") -> Any:
-    """Declare an option of a preset: its type, its default and its meaning, or else that of the class."""
+    """Declare an option of a preset.
+
+    Parameters
+    ----------
+    hint : type
+        Its type, perhaps ``Annotated`` with a `Range`.
+    default : object
+        Its default.
+    meaning : str
+        What it is; empty: what the class says.
+
+    Returns
+    -------
+    object
+        A value for a keyword of `Declared.preset`.
+    """
     return Written(hint, default, meaning)
 
 
 def option_of(cls: type, *rules: Any, name: str = "", default: Any = _THEIRS, meaning: str = "") -> Any:
-    """Declare an option that is option ``name`` of a part or of another policy: its type, bounds, meaning, default and rules.
+    """Declare an option that is an option of a part or of another policy, with its type, bounds, meaning, default and rules.
 
-    Rules of the other class count as far as they are about options that this class has; ``rules`` come before them.
-    Another meaning may be given, or written below. With the default None, null is allowed.
+    Parameters
+    ----------
+    cls : type
+        The part or the other policy. Its rules count as far as they are about options that this class has.
+    *rules : object
+        Rules that come before those of ``cls``.
+    name : str
+        What the option is called there; empty: as here.
+    default : object
+        Another default; with None, null is allowed.
+    meaning : str
+        Another meaning, which may be written below the option as well.
+
+    Returns
+    -------
+    object
+        A value for an annotated attribute, or for a keyword of `Declared.preset`.
     """
     return Lifted(cls, name, rules, default, meaning)
 

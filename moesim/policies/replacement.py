@@ -45,7 +45,7 @@ class Admitting(Part):
         self._visit.add(event)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
-        members = self._members[layer if self._per_layer else 0]
+        members = self.members(layer)
         for expert in experts:
             members.pop((layer, expert), None)
             members[layer, expert] = None
@@ -54,8 +54,37 @@ class Admitting(Part):
         """Replace nothing: replacement happens on demand."""
         return None
 
+    def members(self, layer: int) -> dict[Unit, None]:
+        """Give the experts among which a fetch for a layer has its victim.
+
+        Parameters
+        ----------
+        layer : int
+            That of the fetch.
+
+        Returns
+        -------
+        dict of (int, int) to None
+            Layer and expert of each as keys, in order of insertion; of all layers if the cache is one pool for all. `victim`
+            deletes the one that it names.
+        """
+        return self._members[layer if self._per_layer else 0]
+
     def first_idle(self, ranked: Iterable[Unit], view: View) -> Unit | None:
-        """Return the first of these members that may go now; None if there is none."""
+        """Find the first of some members that may go now.
+
+        Parameters
+        ----------
+        ranked : iterable of (int, int)
+            Layer and expert of each, in the order in which they should go.
+        view : View
+            As given to `victim`.
+
+        Returns
+        -------
+        (int, int) or None
+            The first that is there and idle, and that the option ``victims`` does not protect; None if there is none.
+        """
         return self._visit.first_idle(ranked, self._gpu, view, self.victims)
 
 
@@ -64,7 +93,7 @@ class FIFO(Admitting):
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Name the first idle one in order of insertion, and forget it."""
-        members = self._members[fetch.layer if self._per_layer else 0]
+        members = self.members(fetch.layer)
         unit = self.first_idle(members, view)
         if unit is not None:
             del members[unit]
@@ -101,7 +130,7 @@ class LRU(FIFO, fixed=("victims",)):
             self._mark(layer, self._present)
 
     def _mark(self, layer: int, units: Iterable[Unit]) -> None:
-        members = self._members[layer if self._per_layer else 0]
+        members = self.members(layer)
         for unit in units:
             if unit in members:
                 del members[unit]
@@ -122,7 +151,7 @@ class RandomVictim(Admitting):
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
         """Draw among the idle residents, and forget the one drawn."""
         gpu, is_resident, is_in_use = self._gpu, view.is_resident, view.is_in_use
-        members = self._members[fetch.layer if self._per_layer else 0]
+        members = self.members(fetch.layer)
         routed = self._visit.units if self.victims == UNROUTED_FIRST else ()
         for group in ((unit for unit in members if unit not in routed), (unit for unit in members if unit in routed)):
             idle = [unit for unit in group if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)]

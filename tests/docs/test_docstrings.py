@@ -6,7 +6,9 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,28 @@ def test_sections_are_for_what_is_listed():
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         strangers = [name for name in with_sections(path) if (module, name) not in known]
         assert not strangers, f"{module}: {', '.join(strangers)}: one sentence, or a line in docs/reference/api.md"
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT)}-{i}")
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_example_imports_what_is_listed_and_uses_nothing_private(block: str):
+    nodes = list(ast.walk(ast.parse(block)))
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names = [(str(node.module), alias.name) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    ours = [one for one in names if one[0].partition(".")[0] == "moesim"]
+    assert not set(ours) - set(LISTED), "a line in docs/reference/api.md, or another example"
+    others = {module.partition(".")[0] for module in [*plain, *(module for module, _ in set(names) - set(ours))]}
+    assert "moesim" not in others and all(one in sys.stdlib_module_names or find_spec(one) for one in others)
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr)]
+    own = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    assert {node.attr for node in attributes} <= own
+
+
+def test_there_are_examples():
+    assert len([block for block in BLOCKS if "from moesim" in block.values[0]]) >= 5

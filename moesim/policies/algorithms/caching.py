@@ -19,6 +19,20 @@ def deal_slots(n_slots: int, n_layers: int, n_experts: int, split: SlotsSplit = 
     ``spread`` deals out all: the remainder of an equal share goes, one each, to layers that are evenly spaced over the stack.
     ``equal`` leaves it unused, as published systems do. No layer gets more slots than it has experts.
 
+    Parameters
+    ----------
+    n_slots : int
+        Slots of all layers together.
+    n_layers, n_experts : int
+        Layers with experts, and experts of each.
+    split : {"spread", "equal"}
+        What becomes of the remainder.
+
+    Returns
+    -------
+    list of int
+        Slots of each layer.
+
     Examples
     --------
     >>> deal_slots(19, 8, 8), deal_slots(19, 8, 8, "equal"), deal_slots(9, 4, 2)
