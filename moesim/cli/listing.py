@@ -113,6 +113,7 @@ def _card(row: dict[str, Any]) -> str:
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [f"{row['name']}: {row['summary']}", *(f"{key}: {_cell(row[key])}" for key in ("paper", "missing", "options"))]
     rules = dict.fromkeys(row["moot"].values())
+    lines += ["options that matter under a condition only, and are refused otherwise:"] if rules else []
     lines += [f"{', '.join(name for name, text in row['moot'].items() if text == rule)}: {rule}" for rule in rules]
     if not row["exact"]:
         lines.append("not exact: what it runs may differ from what was routed")

@@ -39,9 +39,9 @@ def regret(
 ) -> int:
     """Replace predictions, replacement, assignment and bandwidth of each policy by their oracles, one after the other.
 
-    In that order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. With the
-    bandwidth replaced the links take no time: that is another machine, marked *, with a bound of its own. A negative share means
-    that the run takes longer with the oracle.
+    In that order and reversed; then the best hit rate, the oracles one by one, and a lower bound on the makespan. The oracle of
+    bandwidth is a machine whose links take no time. Results on it are marked *, and have a lower bound of their own. A negative
+    share means that the run takes longer with the oracle.
 
     Example: moesim regret experiments/quickstart.yaml --policies dali --quick
     """

@@ -221,14 +221,14 @@ def _notes(lines: Sequence[Line], small: bool, inexact: bool) -> list[str]:
         f"{first['model']} on {first['hardware']}, routing {first['trace']} ({'; '.join(labels)}); simulated",
         *cost_notes([line.shot.row for line in lines]),
         _as_it_is(first),
-        "limited by: shares of the time of decoding: the largest part (link, CPU, GPU ...) is the limit, by its largest resource",
-        "next limit on this way: where the limit of the run as it is changes along the knob, to 5 %; looked for to x8 or x1/8",
-        "label: weakest source of the numbers; one computed from others is at best derived, one that was given is assumed",
+        "limited by: where decoding spends its time, largest shares first; the part (link, CPU, GPU ...) with most is the limit",
+        "next limit on this way: change the knob this far, to 5 %, and the run has another limit; searched up to x8 or x1/8",
+        "label: the weakest source among the numbers used; a scaled number is at best derived, a given one is assumed",
     ]
     if any(line.shot.limits and line.shot.limits.shares["GPU launches"] > 0 for line in lines):
         notes.append("GPU launches: starting kernels and telling the host what the router chose; no faster on a faster GPU")
     if any(line.effect == "not used" for line in lines):
-        notes.append("none: not used: none of the numbers changed enters this run; not limiting: they do, and it takes as long")
+        notes.append("none: not used: the run uses none of the changed numbers; not limiting: it uses them, and takes as long")
     if inexact:
         notes.append(f"* in {FRESH}: not exact: routing is replayed as recorded, whatever the policy computed")
     odd = [f"{line.policy}, {line.name}" for line in lines if line.anomalous]

@@ -200,6 +200,6 @@ def _exactness(frame: pd.DataFrame) -> list[str]:
     low, high = (f"{fresh_percent(share):g}" for share in (shares.min(), shares.max()))
     between = f"{low} %" if low == high else f"{low} to {high} %"
     return [
-        f"* {', '.join(names)}: not exact, {between} of decoding's gate mass is computed as routed on fresh inputs; the routing "
-        "is replayed as recorded all the same."
+        f"* {', '.join(names)}: not exact, {between} of decoding's gate weight is computed as routed. The rest is approximated, "
+        "and the replayed routing ignores it."
     ]

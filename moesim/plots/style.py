@@ -67,11 +67,11 @@ Medium = Literal["screen", "paper"]
 _medium: ContextVar[Medium] = ContextVar("medium", default="screen")
 
 CONDITIONED: Final = (
-    "* share of decoding's gate mass computed as routed, on fresh inputs; the rest was not, yet routing is replayed as recorded"
+    "* share of decoding's gate weight computed as routed; the policy approximates the rest, and the replayed routing ignores it"
 )
 """What must stand beside the speed of a policy that is not exact."""
 
-_CONDITIONED_BRIEFLY: Final = "* not exact: share of gate mass computed as routed"
+_CONDITIONED_BRIEFLY: Final = "* not exact: share of gate weight computed as routed"
 
 OPTIMUM: Final = "belady"
 """The policy that is drawn in black."""

@@ -70,7 +70,7 @@ def test_decode_speed():
     assert "decode speed\n(tokens/s, whole batch)" in found
     assert {"25\n95.6%*", "25 · 95.6%*"} & set(found)  # speed never stands without fidelity
     corner = next(t for t in found if "rtx3090" in t)
-    assert "replayed as recorded" in corner.replace("\n", " ")
+    assert "the replayed routing ignores" in corner.replace("\n", " ")
     assert "mixtral-8x7b · rtx3090-epyc7532 · mini-mixtral" in corner
     assert "weakest source: spec-sheet" in corner.replace("\n", " ")
 

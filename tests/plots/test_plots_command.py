@@ -99,7 +99,7 @@ def test_figures_of_a_real_sweep(name: str, medium: Any, folder: Path):
     if "daop-paper" in said:
         assert "daop-paper*" in said or name == "breakdown"
         assert "%*" in said or name == "hit_rate"
-        assert "gate mass" in said
+        assert "gate weight" in said
         assert "daop-paper: not exact" in caption
     assert not kind.data(part).empty
 

@@ -137,7 +137,7 @@ def test_speedups_are_like_with_like_and_end_with_the_geometric_mean():
     assert any("n=4" in text for text in shown)
     assert any("n=2" in text and "50%*" in text for text in shown)
     assert "fast 4, half 2" in speedup_caption(sweep(), "base")
-    assert "half: not exact, 50 % of decoding's gate mass" in speedup_caption(sweep(), "base")
+    assert "half: not exact, 50 % of decoding's gate weight" in speedup_caption(sweep(), "base")
 
 
 def test_times_are_sped_up_by_being_short():

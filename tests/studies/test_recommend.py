@@ -362,7 +362,7 @@ def test_the_order_of_placements_that_hangs_on_launches_is_said_to(eager: Advice
     first = max(by_llama, key=lambda one: fewer.speeds[one][::-1])
     typed = text.partition("with fewer launches the fastest of each engine")[2].partition("What to type")[0]
     assert f"llama.cpp, {title(first)}:\n  {commands(first, eager.setting)[0]}\n" in typed and "ktransformers, " in typed
-    unlike = text.partition("but not that of")[2].partition("launches")[0]
+    unlike = text.partition("but not for")[2].partition(", with another")[0]
     assert "expert-set" in unlike and "expert-layers" in unlike and title(eager.best.candidate) not in unlike
     values = document(eager)["fewer_launches"]
     assert (values["source_label"], values["flips"], values["fastest"]) == ("assumed", True, title(fewer.fastest))

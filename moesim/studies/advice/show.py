@@ -85,8 +85,8 @@ def _runnable(advice: Advice, form: Format) -> str:
     best = advice.best
     lines = [
         f"Best: {describe(best.candidate, advice.setting)}. Simulated: {_number(best.speed.value)} tokens/s while decoding. "
-        f"To be expected, by how such figures have compared with machines: {_number(best.low)} to {_number(best.high)} "
-        f"({100 * LEVEL:.0f} % interval)."
+        f"Expect {_number(best.low)} to {_number(best.high)} ({100 * LEVEL:.0f} % interval, from earlier predictions that were "
+        "measured)."
     ]
     able = [one.name for one in engines() if best.candidate.family in one.expresses]
     lines.append(f"Engines that can place experts so: {', '.join(able)}.")
@@ -95,7 +95,7 @@ def _runnable(advice: Advice, form: Format) -> str:
     if advice.caution:
         lines.append(f"Caution: {advice.caution}.")
     if same := [title(one.candidate) for one in advice.runnable if one.same]:
-        lines.append(f"Not to be told apart from it on these requests: {', '.join(same)}.")
+        lines.append(f"As fast as it, as far as these requests show: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
     left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _FAMILIES]
     out = "\n".join([*lines, "", table]) + ("left out: " + "; ".join(left) + "\n" if left else "")
@@ -199,17 +199,18 @@ def _sure(advice: Advice) -> str:
     lines = [_evidence(one) for one in advice.evidence]
     if len(advice.evidence) > 1:
         lines.append(
-            f"of the time of processor and GPU with the best, {100 * best.gpu_share:.0f} % is not the processor's: weighted so, "
-            "each placement by its own"
+            f"the best placement spends {100 * best.gpu_share:.0f} % of its time on the GPU and the link; its interval mixes the "
+            "ranges above by that share, and others by theirs"
         )
     if best.speed.n > 1:
-        lines.append(f"over {best.speed.n} groups of requests its mean holds to x{best.speed.factor:.2f} (Student t)")
+        known = f"its mean speed is known to a factor of {best.speed.factor:.2f} (Student's t)"
+        lines.append(f"requests differ: over {best.speed.n} groups {known}")
     if best.crossed is not None and advice.other is not None:
         lines.append(f"on other routing of this shape ({advice.other.label}) it is x{best.crossed:.2f} as fast")
-    ratios = "x best: ratios of placements that spend their time alike are better known than speeds"
+    ratios = "x best: speed over the best one's; better known than speeds for placements that spend their time alike"
     if names := unlike(advice):
-        ratios += f", but not that of {', '.join(names)}: launches on the GPU are another share of its steps"
-    lines.append(f"{ratios}; ~: differs by less than requests do ({100 * SAME_LEVEL:.0f} %)")
+        ratios += f", but not for {', '.join(names)}, with another share of GPU launches"
+    lines.append(f"{ratios}; ~: differs from the best by no more than requests differ ({100 * SAME_LEVEL:.0f} %)")
     notes, of_costs = split_notes({"notes": best.notes})
     lines.append("; ".join([f"weakest source of its numbers: {best.label}", *notes]))
     lines += [_ranges(note) for note in of_costs]
@@ -229,8 +230,8 @@ def _ranges(note: str) -> str:
 
 def _evidence(one: Evidence) -> str:
     return (
-        f"at least {100 * one.level:.0f} % of figures like these: {one.n} {one.what} were x{one.low:.2f} to x{one.high:.2f} "
-        "of what was simulated"
+        f"{one.n} {one.what}: the next one is x{one.low:.2f} to x{one.high:.2f} of its simulation with at least "
+        f"{100 * one.level:.0f} %"
     )
 
 
