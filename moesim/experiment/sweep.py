@@ -8,6 +8,7 @@ together. Combinations that ``exclude`` describes are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from math import prod
 from operator import attrgetter
@@ -32,7 +33,7 @@ def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
     excluded = Excluded(config.exclude, place)
     points: list[Point] = []
     n_combinations = 0
-    try:
+    with _bounded(place):
         for one in zipped(config, place):
             policies = [
                 p for i, spec in enumerate(one.policies) for p in policies_of(spec, f"{place}: policies[{i}]", imports=imports)
@@ -42,8 +43,6 @@ def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
                 _check_size(n_combinations)
                 made = (Point(**setting, policy=policy) for policy in policies)
                 points += [point for point in made if not excluded.covers(point)]
-    except _TooManyError:
-        raise ConfigError(f"{place}: expected at most {MAX_RUNS} combinations, got more; sweep fewer values") from None
     excluded.check_used()
     if not points:
         raise ConfigError(f"{place}: exclude: expected to leave a combination to run, got none; exclude less")
@@ -53,15 +52,26 @@ def expand(config: Config, place: str, *, imports: bool = True) -> list[Point]:
 def entries_of(config: Config, place: str, *, imports: bool = True) -> dict[str, str]:
     """Name the place in the file that each policy of a sweep comes from, by its ``repr``: the first, if it stands in several."""
     found: dict[str, str] = {}
-    for i, spec in enumerate(config.policies):
-        entry = f"{place}: policies[{i}]"
-        for policy in policies_of(spec, entry, imports=imports):
-            found.setdefault(repr(policy), entry)
+    with _bounded(place):
+        for i, spec in enumerate(config.policies):
+            entry = f"{place}: policies[{i}]"
+            for policy in policies_of(spec, entry, imports=imports):
+                found.setdefault(repr(policy), entry)
+            _check_size(len(found))
     return found
 
 
 class _TooManyError(Exception):
     pass
+
+
+@contextmanager
+def _bounded(place: str) -> Iterator[None]:
+    """Say that there are too many combinations."""
+    try:
+        yield
+    except _TooManyError:
+        raise ConfigError(f"{place}: expected at most {MAX_RUNS} combinations, got more; sweep fewer values") from None
 
 
 def _check_size(n: int) -> None:
