@@ -63,6 +63,8 @@ def test_registered_policy_passes_the_common_checks(name: str) -> None:
         {"name": "llama-cpp", "n_gpu_layers": 2},
         {"name": "llama-cpp", "n_cpu_moe": 4, "op_offload_min_rows": 1, "staging_slots": 1},
         {"name": "llama-cpp", "n_gpu_layers": 0, "op_offload": False},
+        {"name": "kt-layer", "prefill_threshold": 3, "side": "last"},
+        {"name": "kt-expert-deferral", "prefill_threshold": 3, "dynamic_update": True, "max_deferred": 1},
         {"name": "lru", "scope": "global", "assignment": "greedy", "placement": "none"},
         {"name": "on-demand", "staging_slots": 1},
     ],

@@ -41,6 +41,13 @@ DAOP = {
     "first_on_cpu": ({"first_on_cpu": "next"}, {"first_predict_layer": 1}),
 }
 
+KT_EXPERT = {
+    "prefill_threshold": ({"prefill_threshold": 5}, {}),
+    "strategy": ({"strategy": "frequency"}, {}),
+    "seed": ({"seed": 1}, {"strategy": "random"}),
+    "dynamic_update": ({"dynamic_update": True}, {"prefill_threshold": 5}),
+}
+
 # Policy -> option -> what it is changed to, and (second) what is set on both sides.
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "daop-code": DAOP,
@@ -135,6 +142,9 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
         "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
     },
+    "kt-layer": {"side": ({"side": "last"}, {}), "prefill_threshold": ({"prefill_threshold": 5}, {})},
+    "kt-expert": KT_EXPERT,
+    "kt-expert-deferral": {**KT_EXPERT, "max_deferred": ({"max_deferred": 1}, {})},
     "dali": {
         "assignment": ({"assignment": "all-gpu"}, {}),
         "replacement": ({"replacement": "static"}, {}),

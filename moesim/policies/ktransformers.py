@@ -1,0 +1,249 @@
+"""KTransformers: some experts stay on the GPU, the CPU computes all others; long prompts go through the GPU layer by layer.
+
+kvcache-ai/ktransformers: the operators of 2024 and 2025 (``kt-layer``), and kt-kernel at 95009ea with kvcache-ai/sglang
+``kt_ep_wrapper.py`` (``kt-expert``).
+
+Idea: a CPU with many cores computes experts faster than a link brings them. Nothing is cached or predicted.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| kt-layer: on the GPU | - | routed experts of layers that a name pattern chooses; all on the CPU by default | whole layers, as many as fit the cache slots, from the ``first`` or the ``last`` |
+| kt-layer: long prompts | - | with the option, a prompt above a threshold has each layer's experts copied to the GPU and given up again | the same (``prefill_threshold``), for chunks of prefill |
+| kt-expert: on the GPU | - | ``uniform``, ``front-loading``, ``random`` (seed 42) or ``frequency`` | the same (``strategy``); ``random`` draws other numbers |
+| how many | - | a number a layer, or a share of all | the granted cache slots |
+| layer | - | CPU and GPU at the same time; the layer ends with the later | the same |
+| kt-expert: long chunks | - | from ``--kt-gpu-prefill-token-threshold`` tokens on all experts of a layer are copied into one buffer; the CPU idles | the same (``prefill_threshold``); residents are copied as well, and nothing runs before all is there |
+| dynamic update | - | after such a layer the chunk's most frequent experts become its residents, as many as before | the same (``dynamic_update``); ties to the lower id |
+| deferral | - | the d smallest weights of a token may be late, unless another token of the call protects the expert | the same (``kt-expert-deferral``, ``max_deferred``); none in the last layer |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from moesim.policies.algorithms.ktransformers import Strategy, gpu_experts, most_used, split_late
+from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, layer_residents, slot_bytes
+from moesim.policies.declare import option
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policy import (
+    DEMAND,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Move,
+    Placement,
+    Pool,
+    Routed,
+    Run,
+    Send,
+    Sent,
+    StepBegin,
+    View,
+)  # fmt: skip
+
+LAYER = "layer"
+"""The pool that holds all experts of one layer during a long prompt."""
+RESIDENTS = "residents"
+
+
+class WholeLayer:
+    """One layer whose experts are all copied to a buffer on the GPU; what is routed runs once all are there."""
+
+    def __init__(self, gpu: str, host: str) -> None:
+        self._gpu, self._host = gpu, host
+        self.layer = -1
+        self._awaited: set[int | str] = set()
+        self._routed: set[int] = set()
+
+    def load(self, event: Routed, view: View) -> list[Action]:
+        """Begin with the first micro-batch; the experts of all wait together."""
+        self._routed.update(event.active)
+        if self.layer == event.layer:
+            return self._run()
+        layer = self.layer = event.layer
+        ids = range(view.model.n_experts)
+        absent = [e for e in ids if not view.is_resident(layer, e, self._gpu)]
+        self._awaited.update(absent)
+        actions: list[Action] = [Fetch(layer, absent, self._gpu, DEMAND, LAYER)]
+        n_again = len(ids) - len(absent)
+        if n_again:  # the buffer gets a copy of the residents too; the engine knows one copy a device, so their bytes are sent
+            self._awaited.add(RESIDENTS)
+            actions.append(Send(n_again * view.model.expert_bytes(layer), self._host, self._gpu, RESIDENTS))
+        return actions
+
+    def arrived(self, what: int | str) -> list[Action]:
+        """One expert is there, or the copies of the residents."""
+        self._awaited.discard(what)
+        return self._run()
+
+    def _run(self) -> list[Action]:
+        if self._awaited or not self._routed:
+            return []
+        routed, self._routed = sorted(self._routed), set()
+        return [Run(self.layer, routed, self._gpu)]
+
+    def give_up(self, view: View, keep: Collection[int] = ()) -> list[Action]:
+        """Empty the buffer at the end of the layer."""
+        layer, self.layer = self.layer, -1
+        held = [e for e in layer_residents(view, self._gpu, LAYER, layer) if e not in keep]
+        return [Drop(layer, held, self._gpu)]
+
+
+class _KTransformers(PolicyBase):
+    """Experts on the GPU at the start, the others on the CPU, and whole layers on the GPU for long prompts."""
+
+    prefill_threshold: Annotated[int, Range(1)] | None = None
+    """Rows from which on all experts of a layer are copied to the GPU and computed there; None: never."""
+
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing; with a threshold also phases, arrivals and layer ends."""
+        long = {StepBegin, Fetched, Sent, LayerEnd} if self.prefill_threshold else set()
+        return frozenset({Routed} | long)
+
+    def place(self, view: View) -> Placement:
+        """Put the chosen experts on the GPU."""
+        gpu, self._cpu = gpu_of(view, "ktransformers"), cpu_of(view, "ktransformers")
+        self._gpu = gpu
+        model = view.model
+        self._on_gpu = [set(experts) for experts in self.choose(view)]
+        self._whole = WholeLayer(gpu, view.host)
+        self._prefill = False
+        self._long: list[Any] = []  # routing of the micro-batches of the layer that is in the buffer
+        n_bytes = sum(len(on) * model.expert_bytes(layer) for layer, on in enumerate(self._on_gpu))
+        pools = [Pool(gpu, CACHE, n_bytes)]
+        if self.prefill_threshold:
+            pools.append(Pool(gpu, LAYER, model.n_experts * slot_bytes(view)))
+        return Placement([Copy(layer, sorted(on), gpu) for layer, on in enumerate(self._on_gpu) if on], pools)
+
+    def choose(self, view: View) -> list[list[int]]:
+        """Return the experts of each layer that are on the GPU."""
+        raise NotImplementedError
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Run experts where they are, or load the whole layer first."""
+        kind = type(event)
+        if kind is StepBegin:
+            self._prefill = event.phase == "prefill"
+            return ()
+        if kind is Fetched:
+            return self._whole.arrived(event.expert)
+        if kind is Sent:
+            return self._whole.arrived(event.tag)
+        if kind is LayerEnd:
+            return self.layer_ended(view) if self._whole.layer == event.layer else ()
+        if self.is_long(event):
+            self._long.append(event.experts)
+            return self._whole.load(event, view)
+        return self.divided(event, view)
+
+    def is_long(self, event: Routed) -> bool:
+        """Whether all experts of the layer go to the GPU: if they are not there, and there are enough rows."""
+        if self._whole.layer == event.layer:
+            return True
+        return bool(self.prefill_threshold) and len(event.experts) >= (self.prefill_threshold or 0)
+
+    def divided(self, event: Routed, view: View) -> list[Action]:
+        """Run each expert where it is."""
+        layer = event.layer
+        on_gpu = [e for e in event.active if e in self._on_gpu[layer]]
+        on_cpu = [e for e in event.active if e not in self._on_gpu[layer]]
+        return [Run(layer, on_gpu, self._gpu), Run(layer, on_cpu, self._cpu)]
+
+    def layer_ended(self, view: View) -> list[Action]:
+        """Give the buffer up."""
+        self._long = []
+        return self._whole.give_up(view)
+
+
+class KtLayer(_KTransformers):
+    """Experts of whole layers on the GPU, those of all others on the CPU (KTransformers' operators, 2024)."""
+
+    paper = "KTransformers (kvcache-ai/ktransformers, 2024)"
+    missing = ("operators chosen one by one: the attention and the dense part of a layer are on the GPU",)
+
+    side: Literal["first", "last"] = "first"
+    """Which layers are on the GPU."""
+
+    def choose(self, view: View) -> list[list[int]]:
+        """Return whole layers, as many as the cache slots hold."""
+        model = view.model
+        n = view.cache_slots(self._gpu) // model.n_experts
+        whole = range(n) if self.side == "first" else range(model.n_layers - n, model.n_layers)
+        return [list(range(model.n_experts)) if layer in whole else [] for layer in range(model.n_layers)]
+
+    def is_long(self, event: Routed) -> bool:
+        """Long prompts only, and layers that are not on the GPU anyway."""
+        return self._prefill and not self._on_gpu[event.layer] and super().is_long(event)
+
+
+class KtExpert(_KTransformers):
+    """Chosen experts of each layer on the GPU, the others on the CPU at the same time (KTransformers' kt-kernel, 2025)."""
+
+    paper = "KTransformers (kvcache-ai/ktransformers, kt-kernel)"
+    missing = (
+        "the copies within the GPU that make experts of the buffer residents (dynamic_update) take no time",
+        "one copy of a row to the CPU for both immediate and deferred experts: it crosses twice",
+    )
+
+    strategy: Strategy = "uniform"
+    """Which experts are on the GPU: as many of each layer, whole layers from the first, pairs drawn at random, or the most
+    frequent pairs of the calibration table."""
+    seed: Annotated[int, Range(0), OnlyWith(strategy="random")] = 42
+    """Of the draw."""
+    dynamic_update: Annotated[bool, MootIf(prefill_threshold=None)] = False
+    """After a layer of a long chunk, the chunk's most frequent experts become the layer's residents."""
+    max_deferred = 0
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Calibration frequencies, if the placement goes by them."""
+        return frozenset({"table:activation_frequency"} if self.strategy == "frequency" else ())
+
+    def choose(self, view: View) -> list[list[int]]:
+        """Return the granted number of experts by the strategy."""
+        model = view.model
+        counts = view.tables["activation_frequency"].tolist() if self.strategy == "frequency" else None
+        total = view.cache_slots(self._gpu)
+        return gpu_experts(self.strategy, total, model.n_layers, model.n_experts, seed=self.seed, counts=counts)
+
+    def divided(self, event: Routed, view: View) -> list[Action]:
+        """Run each expert where it is; outputs of the least weights on the CPU may be late."""
+        layer = event.layer
+        if not self.max_deferred or layer + 1 == view.model.n_layers:
+            return super().divided(event, view)
+        on_gpu = [e for e in event.active if e in self._on_gpu[layer]]
+        on_cpu = [e for e in event.active if e not in self._on_gpu[layer]]
+        now, late = split_late(event.experts, self.max_deferred, on_cpu)
+        return [Run(layer, on_gpu, self._gpu), Run(layer, now, self._cpu), Run(layer, late, self._cpu, late=True)]
+
+    def layer_ended(self, view: View) -> list[Action]:
+        """Give the buffer up; if asked to, its most frequent experts become the layer's residents."""
+        if not self.dynamic_update:
+            return super().layer_ended(view)
+        layer, routed = self._whole.layer, np.concatenate(self._long)
+        self._long = []
+        before = self._on_gpu[layer]
+        after = self._on_gpu[layer] = set(most_used(routed, view.model.n_experts, len(before)))
+        changes: list[Action] = [
+            Drop(layer, sorted(before - after), self._gpu),
+            Move(layer, sorted(after - before), self._gpu, CACHE),
+        ]
+        return [*changes, *self._whole.give_up(view, keep=after)]
+
+
+KtExpertDeferral = KtExpert.preset(
+    "KtExpertDeferral",
+    """Like kt-expert, but outputs of the least weighted CPU experts come a layer later (KTransformers' expert deferral).
+
+    Not exact: what is late is added to the next layer's output.
+    """,
+    exact=False,
+    max_deferred=option(Annotated[int, Range(1), MootIf(prefill_threshold=1)], 2, "Experts of a row whose outputs may be late."),
+)

@@ -1,0 +1,172 @@
+"""KTransformers: the worked examples of its descriptions, random instances against a restatement, and exact timelines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.policies.algorithms.ktransformers import gpu_experts, most_used, split_late
+from moesim.policies.registry import make_policy
+from moesim.records import InexactRecord, Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import cpu, gpu, link, machine, play, tasks, tiny_model, transfers, workload
+
+TABLE = {"activation_frequency": np.array([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]])}
+PROMPT = [[[0, 2], [1, 0]], [[2, 3], [0, 1]], [[0, 3], [2, 3]]]  # two tokens of a prompt, one generated
+
+
+def run(policy: Any, slots: int, requests: Any = (PROMPT,), prompt: int = 2, **more: Any) -> Records:
+    return play(make_policy(policy), workload(list(requests), prompt=prompt), slots={"gpu0": slots}, tables=TABLE, **more)
+
+
+# ------------------------------------------------------------------------------------------------------------ functions
+@pytest.mark.parametrize("seed", range(50))
+def test_placements_are_those_described(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 17))
+    n_units = n_layers * n_experts
+    total = int(draw.integers(0, n_units + 3))
+    counts = draw.permutation(n_units).reshape(n_layers, n_experts).tolist()
+    pairs = [(layer, expert) for layer in range(n_layers) for expert in range(n_experts)]
+
+    def chosen(strategy: Any) -> list[tuple[int, int]]:
+        found = gpu_experts(strategy, total, n_layers, n_experts, seed=seed, counts=counts)
+        assert len(found) == n_layers and all(experts == sorted(set(experts)) for experts in found)
+        return [(layer, expert) for layer, experts in enumerate(found) for expert in experts]
+
+    assert chosen("front-loading") == pairs[:total]
+    assert chosen("frequency") == sorted(sorted(pairs, key=lambda one: -counts[one[0]][one[1]])[:total])
+    drawn = chosen("random")
+    assert len(drawn) == min(total, n_units) and set(drawn) <= set(pairs)
+    assert drawn == chosen("random")
+    dealt = Counter(layer for layer, _ in chosen("uniform"))
+    fits = min(total, n_units)
+    assert [dealt[layer] for layer in range(n_layers)] == [
+        len(range(layer, fits, n_layers)) for layer in range(n_layers)
+    ]  # one expert to each layer in turn
+    assert all(expert < dealt[layer] for layer, expert in chosen("uniform"))
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_protection_and_updates_are_those_described(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n, k, n_experts = int(draw.integers(1, 6)), int(draw.integers(1, 6)), 9
+    experts = np.array([draw.permutation(n_experts)[:k] for _ in range(n)])
+    d = int(draw.integers(0, k + 2))
+    on_cpu = {e for e in range(n_experts) if draw.random() < 0.7} & set(experts.ravel().tolist())
+    now, late = split_late(experts, d, on_cpu)
+    for expert in on_cpu:
+        ranks = [int(np.flatnonzero(row == expert)[0]) for row in experts if expert in row]
+        assert (expert in late) == all(rank >= k - d for rank in ranks)
+    assert sorted(now + late) == sorted(on_cpu)
+    size = int(draw.integers(0, n_experts + 1))
+    rows = Counter(experts.ravel().tolist())
+    assert most_used(experts, n_experts, size) == sorted(sorted(range(n_experts), key=lambda e: (-rows[e], e))[:size])
+
+
+# ------------------------------------------------------------------------------------------------------------ timelines
+def test_each_expert_runs_where_it_is() -> None:
+    # Uniform: experts 0 and 1 of each layer on the GPU, 2 and 3 on the CPU. Nothing moves.
+    records = run("kt-expert", 4)
+    assert transfers(records) == [] and records.inexact == []
+    where = {(t.layer, t.expert): t.device for t in records.tasks if t.kind == "expert"}
+    assert all(device == ("gpu0" if expert < 2 else "cpu0") for (_, expert), device in where.items())
+
+
+@pytest.mark.parametrize(
+    ("policy", "on_gpu"),
+    [
+        ({"name": "kt-expert", "strategy": "front-loading"}, {(0, 0), (0, 1), (0, 2), (0, 3)}),
+        ({"name": "kt-expert", "strategy": "frequency"}, {(0, 1), (0, 3), (1, 1), (1, 2)}),
+        ("kt-layer", {(0, 0), (0, 1), (0, 2), (0, 3)}),
+        ({"name": "kt-layer", "side": "last"}, {(1, 0), (1, 1), (1, 2), (1, 3)}),
+    ],
+)
+def test_placements_of_runs(policy: Any, on_gpu: set[tuple[int, int]]) -> None:
+    every = [[[0, 1], [0, 1]], [[2, 3], [2, 3]]]
+    records = run(policy, 5 if "kt-layer" in str(policy) else 4, [every], prompt=1)
+    seen = {(t.layer, t.expert) for t in records.tasks if t.kind == "expert" and t.device == "gpu0"}
+    assert seen == on_gpu
+
+
+def test_a_long_chunk_waits_for_the_whole_layer_on_the_gpu() -> None:
+    # Expert 0 of each layer is resident; 1, 2 and 3 come, then the resident's bytes once more: 4000 ns a layer.
+    records = run({"name": "kt-expert", "prefill_threshold": 2}, 2)
+    first = [t for t in transfers(records) if t[0] < records.steps[0].end]
+    assert first[:4] == [
+        (100, 1100, "cpu0->gpu0", "demand 0/1"), (1100, 2100, "cpu0->gpu0", "demand 0/2"),
+        (2100, 3100, "cpu0->gpu0", "demand 0/3"), (3100, 4100, "cpu0->gpu0", "message"),
+    ]  # fmt: skip
+    assert tasks(records)[1:4] == [
+        (4100, 4200, "gpu0", "E0x1"),
+        (4200, 4300, "gpu0", "E2x2"),
+        (4300, 4400, "gpu0", "E3x1"),
+    ]
+    assert len(first) == 8
+    assert {t.device for t in records.tasks if t.step == 0} == {"gpu0"}
+    assert {t.device for t in records.tasks if t.step == 1 and t.kind == "expert"} == {"gpu0", "cpu0"}  # one row: divided
+    assert all(e.reason == "drop" and e.expert > 0 for e in records.evictions)
+    assert records.pool_peak_bytes["gpu0", "layer"] == 3000
+
+
+def test_the_chunk_decides_who_stays_if_asked_to() -> None:
+    # Layer 0: the two rows are routed to 0, 2 and 2, 3, so that 2 stays in the place of 0. Layer 1: 1, 0 and 0, 1: 0 stays.
+    records = run({"name": "kt-expert", "prefill_threshold": 2, "dynamic_update": True}, 2)
+    last = {(t.layer, t.expert): t.device for t in records.tasks if t.step == 1 and t.kind == "expert"}
+    assert last == {(0, 0): "cpu0", (0, 3): "cpu0", (1, 2): "cpu0", (1, 3): "cpu0"}
+    assert [(e.layer, e.expert, e.pool) for e in records.evictions] == [
+        (0, 0, "cache"), (0, 1, "layer"), (0, 3, "layer"), (1, 1, "layer"), (1, 2, "layer"), (1, 3, "layer")
+    ]  # fmt: skip
+    again = run({"name": "kt-expert", "prefill_threshold": 2, "dynamic_update": True}, 2, [[*PROMPT[:2], [[2, 3], [0, 1]]]])
+    assert {(t.layer, t.expert) for t in again.tasks if t.step == 1 and t.device == "gpu0" and t.expert >= 0} == {(0, 2), (1, 0)}
+
+
+def test_micro_batches_of_a_long_chunk_share_the_buffer() -> None:
+    requests = [[[[0, 1], [0, 1]], [[2, 3], [2, 3]]], [[[1, 2], [1, 2]], [[2, 3], [2, 3]]]]
+    one = run({"name": "kt-expert", "prefill_threshold": 1}, 2, requests, prompt=1)
+    two = play(
+        make_policy({"name": "kt-expert", "prefill_threshold": 1}), workload(requests, prompt=1, micro_batches=2),
+        slots={"gpu0": 2}, tables=TABLE,
+    )  # fmt: skip
+    assert len(one.transfers) == len(two.transfers)
+
+
+def test_only_prompts_are_long_for_kt_layer() -> None:
+    records = run({"name": "kt-layer", "prefill_threshold": 1}, 4)
+    loaded = {t.layer for t in records.transfers}
+    assert loaded == {1}  # layer 0 is on the GPU
+    assert all(t.end <= records.steps[0].end for t in records.transfers)
+    assert {t.device for t in records.tasks if t.step == 1 and t.layer == 1 and t.kind == "expert"} == {"cpu0"}
+
+
+def test_deferral_hides_the_cpu_behind_the_next_dense_part() -> None:
+    """Four experts of 100 ns a layer on the CPU and a dense part of 100 on the GPU: 500 a layer, and 400 if two may be late."""
+    model = tiny_model(n_layers=8, n_experts=8, top_k=4)
+    free = {"act_latency_ns": 0, "act_bytes_per_ns": 1e9}
+    toy = machine(
+        {"gpu0": gpu(), "cpu0": cpu(expert_ns=100, per_row_ns=0)}, {"cpu0->gpu0": link(**free), "gpu0->cpu0": link(**free)}
+    )  # fmt: skip
+    work = workload([[[[3, 1, 0, 2]] * 8]], n_experts=8, weights=(0.4, 0.3, 0.2, 0.1))
+    ends = {}
+    for name in ("kt-expert", "kt-expert-deferral"):
+        records = play(make_policy(name), work, toy, model=model, slots={"gpu0": 0})
+        ends[name] = [x.end - x.begin for x in records.layers]
+    assert ends["kt-expert"] == [502] * 8  # a row takes 1 ns there and 1 back
+    assert ends["kt-expert-deferral"] == [302, *[400] * 6, 600]  # the last layer waits for what is late, and for its own four
+    assert records.inexact == [InexactRecord(0, layer, "late", 2, pytest.approx(0.3, rel=1e-3)) for layer in range(7)]
+
+
+def test_a_row_that_protects_an_expert_protects_it_for_all() -> None:
+    one, two = [[[0, 2], [0, 2]]], [[[2, 3], [2, 3]]]
+    policy = {"name": "kt-expert-deferral", "max_deferred": 1}
+    assert [(r.kind, r.slots) for r in run(policy, 2, [one], prompt=0).inexact] == [("late", 1)]  # 2 is last of two
+    both = run(policy, 2, [one, two], prompt=0).inexact
+    assert [(r.kind, r.slots) for r in both] == [("late", 1)]  # 3 of the second row; 2 is protected by it
+
+
+@pytest.mark.parametrize("strategy", ["uniform", "front-loading", "random", "frequency"])
+def test_every_strategy_keeps_the_contract(strategy: str) -> None:
+    check_policy(lambda: make_policy({"name": "kt-expert", "strategy": strategy, "prefill_threshold": 3, "dynamic_update": True}))
