@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +21,7 @@ from pydantic import (
     Tag,
     ValidationError,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 
@@ -30,6 +32,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.config_errors import first_problem
 from moesim.experiment.include import read_merged
 from moesim.trace.made import MADE, made_schema
+from moesim.trace.workload import WorkloadSpec
 
 T = TypeVar("T")
 
@@ -122,19 +125,30 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class WorkloadConfig(_Strict):
+def _workload_form(name: str, default: Any, least: int | None) -> Any:
+    """Give what a file may hold for a parameter of a workload: one value of its type, or several to sweep."""
+    if name == "requests":
+        return RequestsRef | None
+    one: Any = get_type_hints(WorkloadSpec)[name]
+    if least is not None:
+        one = Annotated[int, Field(strict=True, ge=least, le=COUNT.most)]
+        one = one | None if default is None else one
+    sweep: Any = Sweep
+    return sweep[Flag if one is bool else one]
+
+
+_FORMS: dict[str, Any] = {
+    one.name: (_workload_form(one.name, one.default, one.metadata["least"]), one.default) for one in fields(WorkloadSpec)
+}
+_Workload: Any = create_model("_Workload", __base__=_Strict, **_FORMS)
+
+
+class WorkloadConfig(_Workload):
     """What to run; the meaning of each key is that of `moesim.trace.workload.WorkloadSpec`."""
 
-    batch_size: Sweep[Positive] = 1
-    prompt_tokens: Sweep[Natural | None] = None
-    decode_tokens: Sweep[Natural | None] = None
-    n_batches: Sweep[Positive] = 1
-    seed: Sweep[Natural] = 0
-    micro_batches: Sweep[Positive] = 1
-    prefill_chunk: Sweep[Positive | None] = None
-    refill: Sweep[Flag] = False
-    reuse: Sweep[Literal["shifted"] | None] = None
-    requests: RequestsRef | None = None
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class CacheConfig(_Strict):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from moesim.errors import MoesimError, WorkloadError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs.links import most_chunks
+from moesim.trace.workload.spec import WorkloadSpec, shortened
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
@@ -76,8 +77,7 @@ def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float 
 
 
 def _pace(experiment: Experiment, spec: RunSpec) -> float | MoesimError:
-    tokens = spec.workload.decode_tokens
-    short = replace(spec.workload, n_batches=1, decode_tokens=_TRIED_TOKENS if tokens is None else min(tokens, _TRIED_TOKENS))
+    short = WorkloadSpec(**shortened(vars(spec.workload), _TRIED_TOKENS))
     spec = spec.in_pieces(_TRIED_CHUNKS)
     try:
         tried = replace(spec, workload=short)

@@ -7,7 +7,8 @@ from typing import Any
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
 from moesim.experiment.spec import Point
 from moesim.experiment.sweep import expand
-from moesim.trace.made import shortened
+from moesim.trace.made import no_more_than
+from moesim.trace.workload.spec import shortened, size_of
 
 QUICK_DECODE_TOKENS = 4
 
@@ -16,11 +17,9 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
     """Take the first setting of the grid, one batch, and at most a few decode tokens; all its policies stay."""
     points = expand(config, place, imports=imports)
     first = points[0]
-    tokens = first.workload["decode_tokens"]
-    fewer = min(QUICK_DECODE_TOKENS, tokens if isinstance(tokens, int) else QUICK_DECODE_TOKENS)
-    workload = {**first.workload, "decode_tokens": fewer, "n_batches": 1}
-    # no more synthetic routing than one batch takes
-    trace = first.trace if isinstance(first.trace, str) else shortened(first.trace, first.workload["batch_size"], fewer)
+    workload = shortened(first.workload, QUICK_DECODE_TOKENS)
+    # no more synthetic routing than that takes
+    trace = first.trace if isinstance(first.trace, str) else no_more_than(first.trace, size_of(workload))
     small = {**first.written(), "workload": workload, "trace": trace}
     sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
     update = {key: sections[key](**value) if key in sections else value for key, value in small.items()}

@@ -14,6 +14,7 @@ from moesim.model import load_model
 from moesim.policies.imports import would_import
 from moesim.trace import Trace, find_trace, trace_names
 from moesim.trace.made import MADE, MAX_TOKENS
+from moesim.trace.workload.spec import LEAST, size_of
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -125,15 +126,15 @@ def _needs_recording(config: Config, place: str, imports: bool) -> bool:
 def _sizes(workload: WorkloadConfig) -> dict[str, int | bool]:
     """Requests, and tokens of each, that suffice for every workload of a sweep."""
 
-    def most(values: Any, unset: int) -> int:
-        return max(unset if value is None else int(value) for value in listed(values))
+    def most(values: Any) -> int:
+        return max(_TOKENS if value is None else int(value) for value in listed(values))
 
-    taken = most(workload.batch_size, 1) * most(workload.n_batches, 1)
-    prompt, decode = most(workload.prompt_tokens, _TOKENS), most(workload.decode_tokens, _TOKENS)
-    requests = max(_LEAST, 2 * taken)
-    if requests * (prompt + decode) > MAX_TOKENS:
-        requests = taken
-    return {"requests": requests, "prompt": prompt, "decode": decode, "scores": True}
+    largest = size_of({name: most(getattr(workload, name)) for name in LEAST})
+    tokens = (largest.prompt or 0) + (largest.decode or 0)
+    requests = max(_LEAST, 2 * largest.requests)
+    if requests * tokens > MAX_TOKENS:
+        requests = largest.requests
+    return {"requests": requests, "prompt": largest.prompt or 0, "decode": largest.decode or 0, "scores": True}
 
 
 def fitting(model: ModelSpec) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
@@ -21,6 +24,12 @@ class Column(NamedTuple):
     missing: type | None = None  # what its values are, if some runs have none
 
 
+def _of_workload(one: Field[Any]) -> Column:
+    missing = None if one.default is not None else int if one.metadata["least"] is not None else str
+    return Column(**one.metadata["column"], missing=missing)
+
+
+_WORKLOAD = {one.name: _of_workload(one) for one in fields(WorkloadSpec)}
 COLUMNS = {
     "model": Column("model"),
     "hardware": Column("hardware"),
@@ -29,16 +38,7 @@ COLUMNS = {
     "chunk_bytes": Column("chunk", missing=int),
     "decision_ns": Column("decision ns", usual="0"),
     "predictors": Column("predictors", missing=str),
-    "batch_size": Column("batch"),
-    "prompt_tokens": Column("prompt", missing=int),
-    "decode_tokens": Column("decode", missing=int),
-    "n_batches": Column("batches"),
-    "seed": Column("seed"),
-    "micro_batches": Column("micro-batches", "micro", usual="1"),
-    "prefill_chunk": Column("prefill chunk", "chunk", missing=int),
-    "refill": Column("refill", usual="False"),
-    "reuse": Column("reuse", missing=str),
-    "requests": Column("requests", missing=str),
+    **_WORKLOAD,
     "extrapolate": Column("extrapolate", usual="False"),
     "warm_up": Column("warm_up", "warm-up", missing=int),
     "cache_ratio": Column("cache ratio", missing=float),
@@ -47,7 +47,7 @@ COLUMNS = {
 """Columns of a result row that say what was asked for, but for the policy."""
 SETTINGS = tuple(COLUMNS)[:-2]
 CACHE_SETTINGS = tuple(COLUMNS)[-2:]
-WORKLOAD = tuple(COLUMNS)[7:17]
+WORKLOAD = tuple(_WORKLOAD)
 """Those of the workload, in the order of `moesim.trace.workload.WorkloadSpec`."""
 HOW = ("transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolate", "warm_up")
 """Those of how a run was carried out, in the order of rows."""

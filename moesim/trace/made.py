@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.trace.workload.spec import Size
 
 MADE: Final = "synthesize"  # the key that tells synthetic routing from a file
 MAX_TOKENS = 100_000
@@ -77,14 +78,14 @@ def trace_label(written: str | Mapping[str, Any]) -> str:
     return f"synthetic-{made.synthesize}-{made.requests}x{made.prompt}+{made.decode}-seed{made.seed}"
 
 
-def shortened(written: Mapping[str, Any], requests: int, decode: int) -> dict[str, Any]:
-    """Ask for no more requests and decoded tokens than so many."""
+def no_more_than(written: Mapping[str, Any], size: Size) -> dict[str, Any]:
+    """Ask for no more requests and decoded tokens than a workload takes."""
 
-    def least(key: str, limit: int) -> Any:
+    def least(key: str, limit: int | None) -> Any:
         value = written.get(key, _COUNTS[key].default)
-        return min(value, limit) if isinstance(value, int) else value  # what is no number is refused where it is read
+        return min(value, limit) if isinstance(value, int) and limit is not None else value  # other values are refused later
 
-    return {**written, "requests": least("requests", requests), "decode": least("decode", decode)}
+    return {**written, "requests": least("requests", size.requests), "decode": least("decode", size.decode)}
 
 
 def made_schema() -> dict[str, Any]:

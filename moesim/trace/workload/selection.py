@@ -60,7 +60,7 @@ def select(trace: Trace, spec: WorkloadSpec, require_signals: Collection[str]) -
         exact, wrapped = _repeatable(recorded, spec), True
     if spec.requests is None:
         order = _choose(exact, longer, spec)
-        want = spec.batch_size * spec.n_batches
+        want = spec.size.requests
     elif spec.requests == "all":
         order = np.flatnonzero(exact | longer).tolist()
         want = max(1, len(order))
@@ -118,7 +118,7 @@ def _used_prompt(r: _Recorded, spec: WorkloadSpec) -> NDArray[np.int64]:
 def _choose(exact: NDArray[np.bool_], longer: NDArray[np.bool_], spec: WorkloadSpec) -> list[int]:
     rng = np.random.default_rng(spec.seed)
     order = [int(r) for tier in (exact, longer) for r in rng.permutation(np.flatnonzero(tier))]
-    return order[: spec.batch_size * spec.n_batches]
+    return order[: spec.size.requests]
 
 
 def _cut(order: Sequence[int], r: _Recorded, spec: WorkloadSpec) -> list[Admitted]:

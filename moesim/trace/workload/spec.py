@@ -1,10 +1,26 @@
-"""What a workload is asked to be."""
+"""What a workload is asked to be. A parameter is declared here, once: experiment files, checks and columns are made from it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Literal, NamedTuple
 
 from moesim.errors import WorkloadError
+
+
+def _asked(default: Any, word: str, *, least: int | None = None, head: str = "", usual: str = "") -> Any:
+    """Declare a parameter: its default; its column's word in figures, head in tables and usual value; its bound if it counts."""
+    column = {"word": word, "head": head, "usual": usual}
+    return field(default=default, metadata={"column": column, "least": least})
+
+
+class Size(NamedTuple):
+    """How much a workload takes of a trace."""
+
+    requests: int
+    prompt: int | None  # tokens of each; None: as recorded
+    decode: int | None
 
 
 @dataclass(frozen=True)
@@ -44,24 +60,21 @@ class WorkloadSpec:
         If a value is out of range.
     """
 
-    batch_size: int = 1
-    prompt_tokens: int | None = None
-    decode_tokens: int | None = None
-    n_batches: int = 1
-    seed: int = 0
-    micro_batches: int = 1
-    prefill_chunk: int | None = None
-    refill: bool = False
-    reuse: str | None = None
-    requests: str | tuple[int, ...] | list[int] | None = None
+    batch_size: int = _asked(1, "batch", least=1)
+    prompt_tokens: int | None = _asked(None, "prompt", least=0)
+    decode_tokens: int | None = _asked(None, "decode", least=0)
+    n_batches: int = _asked(1, "batches", least=1)
+    seed: int = _asked(0, "seed", least=0)
+    micro_batches: int = _asked(1, "micro-batches", head="micro", usual="1", least=1)
+    prefill_chunk: int | None = _asked(None, "prefill chunk", head="chunk", least=1)
+    refill: bool = _asked(False, "refill", usual="False")
+    reuse: Literal["shifted"] | None = _asked(None, "reuse")
+    requests: str | tuple[int, ...] | list[int] | None = _asked(None, "requests")  # noqa: RUF009, it returns a field
 
     def __post_init__(self) -> None:
-        smallest = {"batch_size": 1, "prompt_tokens": 0, "decode_tokens": 0, "n_batches": 1, "seed": 0}
-        smallest |= {"micro_batches": 1, "prefill_chunk": 1}
-        may_be_none = {"prompt_tokens", "decode_tokens", "prefill_chunk"}
-        for name, least in smallest.items():
+        for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is None and name in may_be_none:
+            if value is None and name in _MAY_BE_NONE:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise WorkloadError(f"workload.{name}: expected an integer of at least {least}, got {value!r}")
@@ -95,3 +108,26 @@ class WorkloadSpec:
             )
         if isinstance(named, tuple) and len(set(named)) != len(named) and self.reuse is None:
             raise WorkloadError("workload.requests: a request is named twice; name it once, or set reuse: shifted")
+
+    @property
+    def size(self) -> Size:
+        """How much it takes of a trace, if requests are chosen with the seed."""
+        return size_of(vars(self))
+
+
+LEAST: Final[Mapping[str, int]] = {
+    one.name: one.metadata["least"] for one in fields(WorkloadSpec) if one.metadata["least"] is not None
+}
+"""Parameters that count something, with the least of each."""
+_MAY_BE_NONE: Final = tuple(one.name for one in fields(WorkloadSpec) if one.default is None)
+
+
+def size_of(asked: Mapping[str, Any]) -> Size:
+    """Say how much a workload takes of a trace, by its parameters."""
+    return Size(asked["batch_size"] * asked["n_batches"], asked["prompt_tokens"], asked["decode_tokens"])
+
+
+def shortened(asked: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+    """Ask for one batch that decodes no more than so many tokens."""
+    wanted = asked["decode_tokens"]
+    return {**asked, "decode_tokens": tokens if wanted is None else min(wanted, tokens), "n_batches": 1}
