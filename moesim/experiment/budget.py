@@ -18,6 +18,8 @@ from moesim.trace.workload import Workload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from moesim.experiment.spec import RunSpec
+
 
 def initial_placement(
     model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
@@ -42,6 +44,15 @@ def slots_used(placement: Placement, model: ModelSpec) -> int:
             held = sum(len(copy.experts) for copy in placement.copies if (copy.device, copy.pool) == (pool.device, CACHE))
             count[pool.device] = max(fit, held)  # experts smaller than the largest may be there beyond what fits
     return max(count.values(), default=0)
+
+
+def granted_slots(spec: RunSpec, workload: Workload, policy: Policy, tables: Mapping[str, NDArray[Any]]) -> int:
+    """Count the cache slots of each GPU over all layers: of a share as written, of a budget as many as fit."""
+    if spec.cache_slots is not None:
+        return spec.cache_slots
+    budget = spec.point.budget_bytes
+    assert budget is not None
+    return slots_within(budget, spec.model, spec.costs(policy), workload, policy, tables, spec.policy_name)
 
 
 def slots_within(

@@ -10,115 +10,39 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationError,
-    WithJsonSchema,
     create_model,
     model_validator,
 )
 
-from moesim.core.limits import CACHE_RATIO, COUNT, TIME_US
-from moesim.core.units import parse_bytes
+from moesim.core.limits import COUNT, TIME_US
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
 from moesim.experiment.config_errors import first_problem
+from moesim.experiment.forms import (
+    Flag,
+    HardwareRef,
+    ModelRef,
+    Natural,
+    PolicyRef,
+    Positive,
+    RequestsRef,
+    Share,
+    Size,
+    Sweep,
+    Text,
+    TraceRef,
+    listed,
+)  # fmt: skip
 from moesim.experiment.include import read_merged
-from moesim.trace.made import MADE, made_schema
 from moesim.trace.workload import WorkloadSpec
-
-T = TypeVar("T")
-
-
-def _how_many(value: Any) -> str:
-    return "many" if isinstance(value, list) else "one"
-
-
-Sweep = Annotated[Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_how_many)]
-"""One value, or a list of values to sweep."""
-
-
-def _named(what: str, key: str) -> AfterValidator:
-    """Check for a name, a path, or a mapping that contains `key`."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value.strip():
-            return value
-        if isinstance(value, dict) and all(isinstance(k, str) for k in value) and key in value:
-            return value
-        raise ValueError(f"expected {what} or a mapping with the key {key}, got {value!r}")
-
-    return AfterValidator(check)
-
-
-def _named_schema(key: str) -> WithJsonSchema:
-    mapping = {"type": "object", "required": [key], "properties": {key: {"type": "string"}}}
-    return WithJsonSchema({"anyOf": [{"type": "string"}, mapping]})
-
-
-def _size(value: Any) -> int:
-    try:
-        n_bytes = parse_bytes(value, "")
-    except ConfigError as error:
-        raise ValueError(str(error).removeprefix(": ")) from None
-    if n_bytes < 1:
-        raise ValueError(f"expected a size of at least 1 byte, got {value!r}")
-    return n_bytes
-
-
-def _share(value: float) -> float:
-    if 0 < value < CACHE_RATIO.least:
-        raise ValueError(f"expected a share of all experts of at least {CACHE_RATIO.least:g}, got {value:g}; less is no expert")
-    return value
-
-
-Positive = Annotated[int, Field(strict=True, ge=1, le=COUNT.most)]
-Natural = Annotated[int, Field(strict=True, ge=0, le=COUNT.most)]
-Size = Annotated[
-    Any,
-    AfterValidator(_size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
-]
-Flag = Annotated[bool, Field(strict=True)]
-Text = Annotated[str, Field(strict=True, min_length=1)]
-
-
-ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
-HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
-TraceRef = Annotated[
-    Any,
-    _named("a trace's name, the path of a file,", MADE),
-    WithJsonSchema({"anyOf": [{"type": "string"}, made_schema()]}),
-]
-PolicyRef = Annotated[Any, _named("a policy's name", "name"), _named_schema("name")]
-
-
-def _requests(value: Any) -> Any:
-    """Check for requests by number, or several such lists to sweep: the one list of an experiment that is no sweep by itself."""
-    for one in value if isinstance(value, list) and not all(map(_is_request, value)) else [value]:
-        if one != "all" and not (isinstance(one, list) and one and all(map(_is_request, one))):
-            raise ValueError(f"expected all, or a list of request numbers (or several such lists to sweep), got {value!r}")
-    return value
-
-
-def _is_request(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT.most
-
-
-_NUMBERS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_ONE_OF_REQUESTS: list[Any] = [{"const": "all"}, _NUMBERS]
-RequestsRef = Annotated[
-    Any,
-    AfterValidator(_requests),
-    WithJsonSchema({"anyOf": [*_ONE_OF_REQUESTS, {"type": "array", "items": {"anyOf": _ONE_OF_REQUESTS}}]}),
-]
 
 
 class _Strict(BaseModel):
@@ -154,7 +78,7 @@ class WorkloadConfig(_Workload):
 class CacheConfig(_Strict):
     """How many experts each GPU may cache: shares of all experts, or what fits into memory budgets, or those and then these."""
 
-    ratio: Sweep[Annotated[float, Field(strict=True, ge=0, le=CACHE_RATIO.most), AfterValidator(_share)]] | None = None
+    ratio: Sweep[Share] | None = None
     budget: Sweep[Size] | None = None
 
     @model_validator(mode="after")
@@ -162,6 +86,11 @@ class CacheConfig(_Strict):
         if self.ratio is None and self.budget is None:
             raise ValueError("expected ratio or budget, got neither")
         return self
+
+    def sizes(self) -> list[dict[str, Any]]:
+        """Give every size that is asked for, as fields of a run: a share of all experts, or the memory that all must fit into."""
+        shares = [{"ratio": one, "budget_bytes": None} for one in listed(self.ratio) if one is not None]
+        return shares + [{"ratio": None, "budget_bytes": one} for one in listed(self.budget) if one is not None]
 
 
 class TransferConfig(_Strict):

@@ -40,8 +40,7 @@ def lookups(experiment: Experiment, spec: RunSpec) -> int:
 def chunks(experiment: Experiment, spec: RunSpec) -> tuple[int, int]:
     """Count the chunks of a run's transfers."""
     each = most_chunks(spec.model, experiment.transfer(spec)[1])
-    missed = 1 - (spec.point.ratio or 0)
-    return each, each * round(lookups(experiment, spec) * missed)
+    return each, each * round(lookups(experiment, spec) * spec.point.share_outside)
 
 
 def _work(experiment: Experiment, spec: RunSpec) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from moesim.core.units import parse_bytes
 from moesim.errors import ConfigError, unknown_name
-from moesim.experiment.spec import KEYS, VALUES, Point
+from moesim.experiment.spec import KEYS, MAPPINGS, VALUES, Point
 from moesim.metrics.naming import policy_label
 
 _ONE = {KEYS[name]: name for name in VALUES}
@@ -47,8 +47,8 @@ class Excluded:
 
 def _values(key: str, value: Any, place: str) -> list[Any]:
     section, _, inside = key.partition(".")
-    if key not in _ONE and key not in _NAMED and not (inside and section in (*_NAMED, "workload", "predictors")):
-        known = [*_NAMED, *_ONE, "workload.KEY", "predictors.SOURCE", *(f"{name}.KEY" for name in _NAMED)]
+    if key not in _ONE and key not in _NAMED and not (inside and section in (*_NAMED, *MAPPINGS)):
+        known = [*_NAMED, *_ONE, *(f"{name}.{word}" for name, word in MAPPINGS.items()), *(f"{name}.KEY" for name in _NAMED)]
         raise ConfigError(f"{place}: {unknown_name('field', key, known)}")
     values = value if isinstance(value, list) else [value]
     return [parse_bytes(v, f"{place}: {key}") if isinstance(v, str) and key in _SIZES else v for v in values]

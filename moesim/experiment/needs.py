@@ -5,16 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.parts import source_needs
 from moesim.policies.registry import make_policy
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX
-from moesim.trace.predictors.chosen import stand_in
+from moesim.trace.predictors.chosen import ALWAYS, stand_in
 
 if TYPE_CHECKING:
+    from moesim.experiment.spec import Point
     from moesim.trace import Trace
 
 SCORES = frozenset({"scores", "scores-or-weights"})
@@ -23,16 +24,25 @@ _COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation
 _SHARE = 0.25  # of the requests, in the command that messages name
 
 
-def policy_needs(policy: Mapping[str, Any], predictors: Mapping[str, str], place: str, entry: str) -> frozenset[str]:
-    """Name what a policy, an ``entry`` of the file, reads of a trace, with the predictors that answer in the place of others."""
+def policy_needs(point: Point, place: str, entry: str) -> frozenset[str]:
+    """Name what a run's policy, an ``entry`` of the file, reads of a trace, with the predictors that answer in place of others."""
+    policy, predictors = point.reading
     made = make_policy(policy, entry)
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}
     if Predicted in made.listens:  # what answers may be a recorded signal too, which every request must have then
-        needs.update(*(stand_in_needs(source, predictors, place) for source in predictors))
+        needs.update(*(_stand_in_needs(source, predictors, place) for source in predictors))
     return frozenset(needs)
 
 
-def stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> frozenset[str]:
+def check_stand_ins(point: Point, trace: Trace, place: str) -> None:
+    """Refuse a predictor that needs a signal the trace does not have, whatever the policy."""
+    for source, actual in point.predictors.items():
+        signals = [need.removeprefix("signal:") for need in _stand_in_needs(source, point.predictors, place)]
+        if not set(signals) <= set(trace.signals):
+            raise ConfigError(f"{place}: predictors.{source}: {unknown_name('predictor', actual, (*ALWAYS, *trace.signals))}")
+
+
+def _stand_in_needs(source: str, predictors: Mapping[str, str], place: str) -> frozenset[str]:
     """Name what the predictor needs that answers in the place of a source. Raises `ConfigError` if it cannot be had."""
     try:
         return source_needs(predictors[source])

@@ -1,4 +1,4 @@
-"""Repeats of one run with other seeds, as one row: the mean of each metric and its 95 % interval."""
+"""Repeats of one run with other seeds: how they are drawn, and one row of them with means and their 95 % intervals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from moesim.errors import ConfigError
+from moesim.experiment.config import Config
+from moesim.experiment.forms import listed
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 
 Row = Mapping[str, Any]
@@ -16,8 +19,45 @@ Row = Mapping[str, Any]
 CI: Final = "ci95."
 """Beginning of the name of a column that holds half the width of an interval."""
 _SEEDED = ("seed", "trace")  # what differs between repeats; of a trace only if it is made up
+_DRAWN_FROM: Final = ("workload", "trace")  # fields of a run that have a seed
 _DRAWN = ("trace", "requests_drawn")  # two repeats with the same ones are no two draws
 _APART = ("run", "repeat", "key", "group", "workload_digest", "requests_drawn", *_SEEDED)
+
+
+def repeats_of(config: Config) -> dict[str, range]:
+    """Give the repeats of an experiment, as values of a field of a run."""
+    return {"repeat": range(config.repeat)}
+
+
+def check_one_seed(config: Config, place: str) -> None:
+    """Refuse to repeat a sweep over seeds."""
+    seeds: list[tuple[str, Any]] = [("workload.seed", config.workload.seed)]
+    seeds += [("trace.seed", trace.get("seed")) for trace in listed(config.trace) if isinstance(trace, Mapping)]
+    for field, seed in seeds:
+        if config.repeat > 1 and isinstance(seed, list):
+            raise ConfigError(f"{place}: repeat: expected one {field}, the first of {config.repeat}, got {seed}; remove either")
+
+
+def reseeded(setting: dict[str, Any]) -> dict[str, Any]:
+    """Draw other requests for a repeat, and other routing where it is made up."""
+    for name in _DRAWN_FROM if setting["repeat"] else ():
+        if isinstance(written := setting[name], Mapping):
+            setting[name] = {**written, "seed": written.get("seed", 0) + setting["repeat"]}
+    return setting
+
+
+def seedless(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what a run and its repeats have in common."""
+    common = {name: value for name, value in setting.items() if name != "repeat"}
+    for name in _DRAWN_FROM:
+        if isinstance(written := common[name], Mapping):
+            common[name] = {key: value for key, value in written.items() if key != "seed"}
+    return common
+
+
+def count_repeats(rows: Sequence[Row]) -> int:
+    """Count the repeats of a run."""
+    return 1 + max((int(row.get("repeat") or 0) for row in rows), default=0)
 
 
 def repeated(rows: Sequence[Row]) -> bool:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moesim.core.table import Format, render, render_records
-from moesim.core.units import NS_PER_MS, NS_PER_S, format_bytes
+from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.experiment.notes import cost_notes, split_notes
-from moesim.experiment.repeats import CI, aggregate, repeated
+from moesim.experiment.repeats import CI, aggregate, count_repeats
 from moesim.metrics import Value
 from moesim.metrics.fresh import fresh_cell, is_exact
-from moesim.metrics.naming import COLUMNS, HOW, LIVE, WORKLOAD
+from moesim.metrics.naming import COLUMNS, HOW, LIVE, WORKLOAD, cache_asked
 
 Row = Mapping[str, Value]
 
-_ORDER = ("model", "hardware", "trace", *WORKLOAD[1:], *(name for name in HOW if name != "predictors"), "predictors")
+_ORDER = ("model", "hardware", "trace", *WORKLOAD[1:], *sorted(HOW, key=lambda name: COLUMNS[name].missing is str))  # texts last
 _SETTINGS = {name: COLUMNS[name].head or COLUMNS[name].word for name in _ORDER}
 """Settings that get a column where they differ between runs."""
 
@@ -64,14 +64,13 @@ def _speed(row: Row) -> str:
 
 def _cache(row: Row) -> str:
     """Write the size asked for, and its slots where they do not follow from it: of a budget, and where not all are used."""
-    ratio, budget = _number(row, "cache_ratio"), _number(row, "cache_budget_bytes")
-    asked = f"{ratio:g}" if ratio is not None else format_bytes(budget or 0)
+    asked = cache_asked(row)
     granted, used = _number(row, "cache_slots"), _number(row, "cache_slots_used")
     if granted is None:
         return asked
     if used is not None and used != granted:
         return f"{asked} ({used:g} of {granted:g} slots)"
-    return asked if ratio is not None else f"{asked} ({granted:g} slots)"
+    return asked if row.get("cache_ratio") is not None else f"{asked} ({granted:g} slots)"
 
 
 def bytes_per_token(row: Row) -> str:
@@ -113,8 +112,8 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     """Write the results of an experiment."""
     if form.for_programs:
         return render_records(rows, form)
-    n_repeats = 1 + max((int(row.get("repeat") or 0) for row in rows), default=0)
-    if repeated(rows):
+    n_repeats = count_repeats(rows)
+    if n_repeats > 1:
         rows = aggregate(rows)
     varying = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     done = [row for row in rows if not row.get("error")]

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from moesim.core.progress import Progress
-from moesim.errors import ConfigError, InputError, TraceError, WorkloadError, unknown_name
+from moesim.errors import ConfigError, InputError, TraceError, WorkloadError
 from moesim.experiment.intervals import Ends, ends_of
-from moesim.experiment.needs import explain, lacking, policy_needs, stand_in_needs
+from moesim.experiment.needs import check_stand_ins, explain, lacking, policy_needs
 from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import entries_of, expand
 from moesim.experiment.trace_choice import fitting
@@ -25,7 +24,6 @@ from moesim.policies.imports import WouldImport, code_names, would_import
 from moesim.policies.registry import make_policy
 from moesim.policies.sources import source_digest
 from moesim.trace.made import trace_label
-from moesim.trace.predictors.chosen import ALWAYS
 from moesim.trace.workload import Workload, WorkloadSpec, compose
 from moesim.trace.workload.selection import select
 
@@ -87,7 +85,7 @@ class Experiment:
         specs = [self._resolve(i, point) for i, point in enumerate(points)]
         self._check_unique(specs)
         for spec in specs:
-            self._check_stand_ins(spec)
+            check_stand_ins(spec.point, self.trace(spec), place)
         self.specs, self._signals = self._served(specs, needs)
         refusals = [spec.refusal for spec in self.specs if spec.refusal is not None]
         if len(refusals) == len(self.specs):
@@ -99,12 +97,12 @@ class Experiment:
                 bar.advance(1)
 
     def _policy_needs(self, point: Point, entry: str) -> frozenset[str]:
-        return _remembered(self._needs, [point.policy, point.predictors], lambda: self._find_needs(point, entry))
+        return _remembered(self._needs, point.reading, lambda: self._find_needs(point, entry))
 
     def _find_needs(self, point: Point, entry: str) -> frozenset[str]:
         if policy_label(point.policy) in self.not_imported:
             return frozenset()
-        return policy_needs(point.policy, point.predictors, self.place, entry)
+        return policy_needs(point, self.place, entry)
 
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place
@@ -116,13 +114,8 @@ class Experiment:
             workload = WorkloadSpec(**point.workload)
         except WorkloadError as error:
             raise WorkloadError(f"{place}: {error}") from None
-        slots = None
-        if point.ratio is not None:
-            # Exact: 0.29 of 100 experts are 29, which floating point makes 28.
-            slots = int(Fraction(repr(point.ratio)) * model.n_layers * model.n_experts)
-        spec = RunSpec(
-            index, point, model, machine, workload, slots, policy_label(point.policy), ends=self._ends_of(point, machine)
-        )
+        name, ends = policy_label(point.policy), self._ends_of(point, machine)
+        spec = RunSpec(index, point, model, machine, workload, point.cache_slots(model), name, ends=ends)
         spec.check(place)
         return spec
 
@@ -151,15 +144,6 @@ class Experiment:
         for name in dict.fromkeys(first):
             if first.count(name) > 1:
                 raise ConfigError(f"{self.place}: policies: expected each policy once, got '{name}' {first.count(name)} times")
-
-    def _check_stand_ins(self, spec: RunSpec) -> None:
-        signals = self.traces[_key(spec.point.trace)].signals
-        for source, actual in spec.point.predictors.items():
-            if any(
-                need.removeprefix("signal:") not in signals for need in stand_in_needs(source, spec.point.predictors, self.place)
-            ):
-                known = (*ALWAYS, *signals)
-                raise ConfigError(f"{self.place}: predictors.{source}: {unknown_name('predictor', actual, known)}")
 
     def _served(self, specs: Sequence[RunSpec], needs: Sequence[frozenset[str]]) -> tuple[list[RunSpec], list[frozenset[str]]]:
         """Refuse what the traces cannot serve, and find the signals that each workload's requests must have for all the rest.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.core.progress import Progress
-from moesim.core.units import format_bytes
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.keys import run_keys
@@ -21,6 +20,7 @@ from moesim.experiment.submit import outcomes_of
 from moesim.experiment.work import work_of
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
+from moesim.metrics.naming import cache_asked
 from moesim.metrics.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -225,6 +225,4 @@ def describe_run(row: Mapping[str, Value]) -> str:
     >>> describe_run({"run": 3, "policy": "lru", "cache_ratio": 0.5, "cache_budget_bytes": None, "batch_size": 4})
     'run 3 (lru, cache 0.5, batch 4)'
     """
-    ratio, budget = row["cache_ratio"], row["cache_budget_bytes"]
-    cache = f"{ratio:g}" if isinstance(ratio, float) else format_bytes(int(budget or 0))
-    return f"run {row['run']} ({row['policy']}, cache {cache}, batch {row['batch_size']})"
+    return f"run {row['run']} ({row['policy']}, cache {cache_asked(row)}, batch {row['batch_size']})"

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moesim.core import collector
 from moesim.engine import simulate
 from moesim.errors import MoesimError, PolicyError, describe_exception
-from moesim.experiment.budget import initial_placement, slots_used, slots_within
+from moesim.experiment.budget import granted_slots, initial_placement, slots_used
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
 from moesim.experiment.needs import SCORES
 from moesim.hardware import LABELS, weakest
 from moesim.hardware.costs import CostModel
-from moesim.metrics import Value, summarise
+from moesim.metrics import Value
 from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
-from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.predictors.future import FutureUse
 from moesim.trace.workload.compose import drawn
 
@@ -170,25 +169,20 @@ def _carry_out(
     tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
-    slots = spec.cache_slots
-    if slots is None:
-        budget = spec.point.budget_bytes
-        assert budget is not None
-        slots = slots_within(budget, spec.model, spec.costs(policy), workload, policy, tables, spec.policy_name)
+    slots = granted_slots(spec, workload, policy, tables)
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
     placement = initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables)
-    predictors = PredictorSet(trace, workload, spec.point.predictors, spec.workload.seed)
-    costs = spec.costs(policy)
+    sources, costs = spec.sources(trace, workload), spec.costs(policy)
     records = execution.call(
-        model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=predictors,
+        model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=sources,
         tables=tables, options=spec.options, policy_name=spec.policy_name, progress=progress,
     )  # fmt: skip
     if execution.measured:  # nothing begins at the very nanosecond at which what it waited for has ended
         split = Chain(records, machine.kinds, machine.media).breakdown()
     else:
         split = breakdown(records, machine.kinds, machine.media)
-    metrics = summarise(records, machine, steps=workload.steps, warm_up_steps=spec.point.warm_up_steps, split=split)
-    return _Done(policy, costs, slots, placement, records, split, metrics, tuple(predictors.labels))
+    metrics = spec.metrics(records, machine, workload, split)
+    return _Done(policy, costs, slots, placement, records, split, metrics, sources.labels)
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:
@@ -206,6 +200,4 @@ def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory:
     notes += trace.remarks
     if assumes_memory:
         notes.append("assumes-memory")
-    notes += [f"model {label}" for label in spec.model.labels]
-    notes += [f"{source} = {actual}" for source, actual in spec.point.predictors.items()]
-    return notes
+    return notes + spec.notes()

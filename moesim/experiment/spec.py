@@ -9,29 +9,42 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
 from moesim.core.units import ceil_div, format_bytes, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
+from moesim.experiment.repeats import seedless
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.links import check_chunk, most_chunks
+from moesim.metrics import summarise
 from moesim.metrics.naming import fingerprint, hardware_label, model_label
 from moesim.trace.made import trace_label
+from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
     from moesim.metrics import Value
+    from moesim.metrics.breakdown import Breakdown
+    from moesim.metrics.machine import Machine
     from moesim.model import ModelSpec
+    from moesim.records import Records
+    from moesim.trace import Trace
+    from moesim.trace.workload import Workload
 
 
 def _setting(
-    key: str = "", column: str = "", *, default: Any = MISSING, to: Callable[[Any], Any] = lambda value: value, grid: bool = False
-) -> Any:
-    """Make a field: its key in a file and its column in a row, if they have other names; how it stands in a row; if it sweeps."""
-    return field(default=default, metadata={"key": key, "column": column, "to": to, "grid": grid})
+    key: str = "", column: str = "", *, default: Any = MISSING, to: Callable[[Any], Any] = lambda value: value,
+    grid: bool = False, inside: str = "",
+) -> Any:  # fmt: skip
+    """Make a field: its key in a file and its column in a row, if they have other names; how it stands in a row; if it sweeps.
+
+    Of a mapping, `inside` is the word for its keys.
+    """
+    return field(default=default, metadata={"key": key, "column": column, "to": to, "grid": grid, "inside": inside})
 
 
 def _json(value: Any) -> str | None:
@@ -48,10 +61,10 @@ class Point:
     trace: Any  # name or path, or how to synthesize it
     ratio: float | None = _setting("cache.ratio", "cache_ratio")  # share of all experts that each GPU may cache
     budget_bytes: int | None = _setting("cache.budget", "cache_budget_bytes")  # or the memory that everything must fit into
-    workload: Mapping[str, Any]  # keyword arguments of `moesim.trace.workload.WorkloadSpec`
+    workload: Mapping[str, Any] = field(metadata={"inside": "KEY"})  # keyword arguments of `moesim.trace.workload.WorkloadSpec`
     curve: str = _setting("transfer.curve", "transfer_curve", grid=True)
     chunk_bytes: int | None = _setting("transfer.chunk", grid=True)  # largest piece of a transfer
-    predictors: Mapping[str, str] = _setting(to=_json)  # prediction sources that another one stands in for
+    predictors: Mapping[str, str] = _setting(to=_json, inside="SOURCE")  # prediction sources that another one stands in for
     decision_us: float = _setting(column="decision_ns", to=us_to_ns, grid=True)  # time charged for a decision
     extrapolate: bool = _setting(default=False, grid=True)  # whether curves may be read outside of what was measured
     warm_up_steps: int | None = _setting(column="warm_up", default=None, grid=True)  # steps that count as cold in hit rates
@@ -64,6 +77,22 @@ class Point:
         """All but the policy: two points with the same one compare policies."""
         return tuple(value for name, value in vars(self).items() if name != "policy")
 
+    @property
+    def reading(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """What decides which signals of a trace are read: the policy, and prediction sources that another one stands in for."""
+        return self.policy, self.predictors
+
+    @property
+    def share_outside(self) -> float:
+        """Share of all experts that the cache has no room for; 1 if a budget decides, and it is not known yet."""
+        return 1 - (self.ratio or 0)
+
+    def cache_slots(self, model: ModelSpec) -> int | None:
+        """Count the slots of a cache over all layers; None: to be found from the budget."""
+        if self.ratio is None:
+            return None
+        return int(Fraction(repr(self.ratio)) * model.n_layers * model.n_experts)  # exact: 0.29 of 100 are 29, not 28
+
     def written(self) -> dict[str, Any]:
         """Give the keys of an experiment that has this setting alone, without its policies."""
         found: dict[str, Any] = {}
@@ -73,7 +102,7 @@ class Point:
             if inside and (section != "cache" or value is not None):  # a cache has a share or a budget
                 found.setdefault(section, {})[inside] = value
             elif not inside and name not in ("policy", "repeat"):
-                found[key] = dict(value) if name in ("workload", "predictors") else value
+                found[key] = dict(value) if name in MAPPINGS else value
         return found
 
     def row(self) -> dict[str, Any]:
@@ -93,7 +122,8 @@ PLAIN: Final = tuple(one.name for one in fields(Point) if one.metadata.get("grid
 """Fields that an experiment gives one value or several of, in the order in which sweeps vary them."""
 VALUES: Final = ("ratio", "budget_bytes", *PLAIN, "repeat")
 """Fields whose value is a number, a word or nothing."""
-_SEEDED: Final = ("workload", "trace")
+MAPPINGS: Final = {one.name: one.metadata["inside"] for one in fields(Point) if one.metadata.get("inside")}
+"""Fields that are mappings whose every value may be swept, with the word for their keys."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +181,20 @@ class RunSpec:
         curve, piece = self.transfer(policy)
         return CostModel(self.model, self.hardware, transfer=curve, chunk_bytes=piece, extrapolate=self.point.extrapolate)
 
+    def sources(self, trace: Trace, workload: Workload) -> PredictorSet:
+        """Make the prediction sources that policies may ask."""
+        return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)
+
     # ------------------------------------------------------------------------------------------------------------ to the rows
+    def metrics(self, records: Records, machine: Machine, workload: Workload, split: Breakdown) -> dict[str, Value]:
+        """Compute the metrics of a run."""
+        return summarise(records, machine, steps=workload.steps, warm_up_steps=self.point.warm_up_steps, split=split)
+
+    def notes(self) -> list[str]:
+        """List what was changed in the model, and the prediction sources that others stand in for."""
+        changed = [f"model {label}" for label in self.model.labels]
+        return changed + [f"{source} = {actual}" for source, actual in self.point.predictors.items()]
+
     def row(self) -> dict[str, Value]:
         """Say in a row what a run is: everything that was set, by name."""
         options = {key: value for key, value in self.point.policy.items() if key != "name"}
@@ -176,8 +219,4 @@ class RunSpec:
     @property
     def group(self) -> str:
         """Name a run and its repeats, and no other run: a hash of all that was written but the seeds."""
-        written = {name: value for name, value in vars(self.point).items() if name != "repeat"}
-        for name in _SEEDED:
-            if isinstance(written[name], Mapping):
-                written[name] = {key: value for key, value in written[name].items() if key != "seed"}
-        return fingerprint(written)[:16]
+        return fingerprint(seedless(vars(self.point)))[:16]

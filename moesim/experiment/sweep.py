@@ -17,6 +17,8 @@ from typing import Any
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config, WorkloadConfig
 from moesim.experiment.exclude import Excluded
+from moesim.experiment.forms import listed
+from moesim.experiment.repeats import check_one_seed, repeats_of, reseeded
 from moesim.experiment.spec import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
 from moesim.hardware.places import is_number
@@ -81,9 +83,7 @@ def _check_size(n: int) -> None:
 
 def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
     """Give all fields of a point but the policy, by name."""
-    _check_repeat(config, place)
-    sizes = [(ratio, None) for ratio in listed(config.cache.ratio) if ratio is not None]
-    sizes += [(None, budget) for budget in listed(config.cache.budget) if budget is not None]
+    check_one_seed(config, place)
     grid = _grid(
         {
             "model": [one for model in listed(config.model) for one in each_model(model)],
@@ -93,36 +93,12 @@ def _settings(config: Config, place: str) -> Iterator[dict[str, Any]]:
             **{name: listed(attrgetter(KEYS[name])(config)) for name in PLAIN},
             "predictors": list(_grid({source: listed(stand_in) for source, stand_in in config.predictors.items()})),
             "workload": list(_workloads(config.workload)),
-            "size": sizes,
-            "repeat": range(config.repeat),
+            "cache": config.cache.sizes(),
+            **repeats_of(config),
         }
     )
     for setting in grid:
-        ratio, budget = setting.pop("size")
-        yield _repeated({**setting, "ratio": ratio, "budget_bytes": budget})
-
-
-def _check_repeat(config: Config, place: str) -> None:
-    seeds: list[tuple[str, Any]] = [("workload.seed", config.workload.seed)]
-    seeds += [("trace.seed", trace.get("seed")) for trace in listed(config.trace) if isinstance(trace, Mapping)]
-    for field, seed in seeds:
-        if config.repeat > 1 and isinstance(seed, list):
-            raise ConfigError(f"{place}: repeat: expected one {field}, the first of {config.repeat}, got {seed}; remove either")
-
-
-def _repeated(setting: dict[str, Any]) -> dict[str, Any]:
-    """Draw other requests for a repeat, and other routing where it is made up."""
-    repeat, trace = setting["repeat"], setting["trace"]
-    if repeat:
-        setting["workload"] = {**setting["workload"], "seed": setting["workload"]["seed"] + repeat}
-        if isinstance(trace, Mapping):
-            setting["trace"] = {**trace, "seed": trace.get("seed", 0) + repeat}
-    return setting
-
-
-def listed(value: Any) -> list[Any]:
-    """Give the values of a field that may be one or several."""
-    return value if isinstance(value, list) else [value]
+        yield reseeded({**setting.pop("cache"), **setting})
 
 
 def _grid(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.errors import TraceError
 from moesim.experiment.config import Config, WorkloadConfig, parse_config
+from moesim.experiment.forms import listed
 from moesim.experiment.needs import policy_needs
-from moesim.experiment.sweep import each_model, entries_of, expand, listed
+from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
 from moesim.policies.imports import would_import
 from moesim.trace import Trace, find_trace, trace_names
@@ -113,11 +114,11 @@ def _needs_recording(config: Config, place: str, imports: bool) -> bool:
     seen: set[str] = set()
     entries = entries_of(config, place, imports=imports)
     for point in expand(config, place, imports=imports):
-        written, entry = repr((point.policy, point.predictors)), entries[repr(point.policy)]
+        written, entry = repr(point.reading), entries[repr(point.policy)]
         if written in seen or (not imports and would_import(point.policy, entry) is not None):
             continue
         seen.add(written)
-        needs = policy_needs(point.policy, point.predictors, place, entry)
+        needs = policy_needs(point, place, entry)
         if any(need.startswith("signal:") and need not in _SIGNALS for need in needs):
             return True
     return False

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.config import Config, parse_config
-from moesim.experiment.spec import KEYS, PLAIN
+from moesim.experiment.spec import KEYS, MAPPINGS, PLAIN
 
 MAX_RUNS = 100_000
 """Of an experiment: more would take weeks, and the memory to write them down."""
 _WHOLE = ("model", "hardware", "trace", "policies", *(KEYS[name] for name in PLAIN if KEYS[name] in Config.model_fields))
 _SECTIONS = ("workload", "cache", "transfer")
-_OPEN = ("model", "hardware", "trace", "predictors")  # mappings whose keys are not known here
+_OPEN = ("model", "hardware", "trace", *(name for name in MAPPINGS if name not in _SECTIONS))
+"""Mappings whose keys are not known here."""
 
 
 class _Field(NamedTuple):

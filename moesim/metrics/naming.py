@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moesim.core.units import format_bytes
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ HOW = ("transfer_curve", "chunk_bytes", "predictors", "decision_ns", "extrapolat
 """Those of how a run was carried out, in the order of rows."""
 LIVE = "live replay"
 """How the note begins that results of a replay carry."""
+
+
+def cache_asked(row: Mapping[str, Any]) -> str:
+    """Write the cache that a row asks for: a share of all experts, or memory.
+
+    >>> cache_asked({"cache_ratio": 0.5}), cache_asked({"cache_budget_bytes": 8e9})
+    ('0.5', '8 GB')
+    """
+    ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
+    return f"{ratio:g}" if isinstance(ratio, int | float) else format_bytes(budget or 0)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ LEVELS: list[dict[str, str]] = [
     {"model": "model model.*"},
     {
         "inputs": "hardware hardware.* hardware.costs.curves trace trace.* "
-        "experiment.config experiment.config_errors experiment.include",
+        "experiment.config experiment.config_errors experiment.forms experiment.include",
     },
     {"facts": "policy records capacity metrics.machine metrics.causes"},
     {"costs": "hardware.costs hardware.costs.*", "kernels": "live.kernels live.kernels.*"},
@@ -61,6 +61,7 @@ ONLY = {  # who may import what
         "studies.validation.choices",
         "experiment.config",
         "experiment.config_errors",
+        "experiment.forms",
         "experiment.quick",
         "hardware.*",
     ],
