@@ -1,7 +1,7 @@
 """One run, said once: what each field of it is called in a file, in a result row and in the engine, and what its key hashes.
 
 A `Point` is a run as written, a `RunSpec` the same with everything looked up: it travels from an experiment to workers, engine,
-rows and keys. A parameter that is to be added is added to `Point`.
+rows and keys. A parameter that is to be added is added to `Point`, one of the workload to `moesim.trace.workload.spec`.
 """
 
 from __future__ import annotations
