@@ -25,7 +25,7 @@ _SHARE = 0.25  # of the requests, in the command that messages name
 
 
 def policy_needs(point: Point, place: str, entry: str) -> frozenset[str]:
-    """Name what a run's policy, an ``entry`` of the file, reads of a trace, with the predictors that answer in place of others."""
+    """Name what a run's policy, an ``entry`` of the file, reads of a trace, with predictors that stand in for others."""
     policy, predictors = point.reading
     made = make_policy(policy, entry)
     needs = {n for n in made.needs if not n.startswith("signal:") or stand_in(n, predictors) == n}

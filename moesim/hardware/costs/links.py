@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from moesim.core.limits import CHUNKS
 from moesim.core.units import ceil_div, format_bytes
 from moesim.errors import HardwareError, unknown_name
@@ -41,6 +43,12 @@ class LinkCosts:
         self._fetches: dict[tuple[str, str, int, int | None], int] = {}
         self._activations: dict[tuple[str, int], int] = {}
         self._paths: dict[tuple[str, str], tuple[Link, ...]] = {}
+
+    def _of(self, model: ModelSpec) -> Self:
+        """Make the same costs of another model."""
+        return type(self)(
+            model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, extrapolate=self.extrapolate
+        )
 
     def path(self, src: str, dst: str) -> tuple[Link, ...]:
         """Links from one device to another, fewest hops, then by name. Raises `HardwareError` if there is no way."""

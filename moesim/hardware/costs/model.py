@@ -69,9 +69,7 @@ class CostModel(PartCosts):
             return self
         if bits not in self._narrower:
             model = replace(self.model, expert_bits=bits, low_bits=(), expert_bytes_by_layer=None)
-            other = CostModel(
-                model, self.hardware, transfer=self.transfer, chunk_bytes=self.chunk_bytes, extrapolate=self.extrapolate
-            )
+            other = self._of(model)
             other._ledger = self._ledger.of(f"{bits:g} bits")
             self._narrower[bits] = other
         return self._narrower[bits]
