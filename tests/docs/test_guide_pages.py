@@ -56,3 +56,25 @@ def test_residuals_on_the_page_of_replay_are_means_of_the_shipped_ones():
     assert f"**Waiting, {whole['waiting_share']:+.1f}, and the runtime, {whole['gap_share']:+.1f}.**" in page
     worst, second = means["gpu_experts_share"].nsmallest(2).items()
     assert f"shows most with `{worst[0]}` ({worst[1]:.0f}) and `{second[0]}` ({second[1]:.0f})" in page
+
+
+def test_the_readme_has_the_errors_of_the_public_measurements():
+    folder = ROOT / "docs" / "background"
+    swept, after, figures = (pd.read_csv(folder / f"{name}.csv") for name in ("public_sweeps", "public_identified", "public"))
+    done = swept[swept["status"] == "predicted"]
+    rest = after[after["part"] != "used"]
+    mine, others = done[done["rate"] == "measured"], done[done["rate"] != "measured"]
+    known, unknown = rest[rest["rate"] == "measured"], rest[rest["rate"] != "measured"]
+    single = figures.loc[figures["status"] == "predicted", "error"]
+    size = {len(frame): 100 * frame["error"].abs().median() for frame in (mine, others, known, unknown)}
+    wide = [f"{100 * frame['error'].abs().quantile(0.9):.0f}" for frame in (mine, known)]
+    worst = [f"{100 * errors.loc[errors.abs().idxmax()]:+.0f}" for errors in (mine["error"], known["error"], single)]
+    for told in (
+        f"{len(mine)} settings on machines with a measured memory rate, median {size[len(mine)]:.1f} %, nine of ten within "
+        f"{wide[0]} %, worst {worst[0]} %. {len(others)} elsewhere: {size[len(others)]:.1f} %. "
+        f"{(swept['status'] == 'not predicted').sum()} are not predicted.",
+        f"{len(known)} other settings, {size[len(known)]:.1f} %, nine of ten within {wide[1]} %, worst {worst[1]} %; "
+        f"{len(unknown)} without measured memory rate, {size[len(unknown)]:.1f} %.",
+        f"{len(single)} other published speeds: median {100 * single.abs().median():.0f} %, worst {worst[2]} %.",
+    ):
+        assert told in README
