@@ -169,8 +169,7 @@ def _start(state: State, entry: Entry) -> None:
     if transfer.rows:  # activations: their own curve, and in one piece
         work = state.costs.activation_ns(link.link, transfer.rows)
     else:
-        if link.chunk and n_bytes > link.chunk:
-            n_bytes = link.chunk
+        n_bytes = state.costs.next_bytes(n_bytes)
         work = link.transfer_ns(n_bytes)
     link.current = transfer
     link.current_bytes = n_bytes
@@ -223,9 +222,7 @@ def remaining_ns(state: State, transfer: Transfer) -> int:
         total = link.end - state.now
         left -= link.current_bytes
     for hop in transfer.path[transfer.hop :]:
-        full, rest = divmod(left, hop.chunk) if hop.chunk else (0, left)
-        total += full * state.costs.transfer_ns(hop.link, hop.chunk) if full else 0
-        total += state.costs.transfer_ns(hop.link, rest) if rest else 0
+        total += state.costs.hop_ns(hop.link, left) if left else 0
         left = transfer.n_bytes
     return total
 

@@ -161,7 +161,6 @@ class LinkState(Server):
         self.name = link.name
         self.to = to
         self.medium = medium
-        self.chunk = costs.chunk_bytes or 0  # 0: whole experts
         self.transfer_ns = cache(partial(costs.transfer_ns, link))  # of bytes
         self.plain = link.name not in contended
         self.queue: list[tuple[int, int, Transfer]] = []  # (urgency, fetch number, transfer), ascending

@@ -34,7 +34,6 @@ OTHERS = {  # where the word means another thing
 }  # those of a step, those that were drawn, how many are made up
 
 EXCEPTIONS = {  # files, and why
-    "chunk_bytes": (6, "the engine sends each chunk by itself: its links have a copy of the size, next to that of the costs"),
     "seed": (7, "it draws requests and also seeds predictors that are made up, whose interface names it"),
 }
 

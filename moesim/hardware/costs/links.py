@@ -76,13 +76,18 @@ class LinkCosts:
         key = (src, dst, layer if n_bytes is None else -1, n_bytes)
         if key not in self._fetches:
             size = self.model.expert_bytes(layer) if n_bytes is None else n_bytes
-            full, rest = (0, size) if self.chunk_bytes is None else divmod(size, self.chunk_bytes)
-            ns = 0
-            for link in self.path(src, dst):
-                ns += full * self.transfer_ns(link, self.chunk_bytes or 0) if full else 0
-                ns += self.transfer_ns(link, rest) if rest or not full else 0
-            self._fetches[key] = ns
+            self._fetches[key] = sum(self.hop_ns(link, size) for link in self.path(src, dst))
         return self._fetches[key]
+
+    def next_bytes(self, n_bytes: int) -> int:
+        """Bytes of the next chunk of a transfer that has so many left."""
+        return n_bytes if self.chunk_bytes is None else min(n_bytes, self.chunk_bytes)
+
+    def hop_ns(self, link: Link, n_bytes: int) -> int:
+        """Time of a transfer over one link, chunk by chunk."""
+        full, rest = (0, n_bytes) if self.chunk_bytes is None else divmod(n_bytes, self.chunk_bytes)
+        ns = full * self.transfer_ns(link, self.chunk_bytes or 0) if full else 0
+        return ns + (self.transfer_ns(link, rest) if rest or not full else 0)
 
     def activation_ns(self, link: Link, n_rows: int) -> int:
         """Time of the hidden states of ``n_rows`` rows over one link, ns."""
