@@ -65,12 +65,15 @@ def slots_within(
     CapacityError if not even the smallest cache with which the policy works fits.
     """
     gpus = [name for name, device in costs.hardware.devices.items() if device.role == "accelerator"]
+    granted: dict[str, int] = {}
+    view = empty_view(model, costs, workload, policy, granted, tables)
 
     @cache  # the three searches ask in part the same
     def needed(slots: int) -> tuple[int, str]:
         """Most bytes that a GPU needs, and which; 0 if these are too few slots for the policy."""
+        granted.update(dict.fromkeys(gpus, slots))
         try:
-            placement = initial_placement(model, costs, workload, policy, dict.fromkeys(gpus, slots), tables)
+            placement = policy.place(view)
         except CapacityError:
             return 0, ""
         need = required_bytes(model, costs.hardware, workload.peak_kv_tokens, placement)
