@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from moesim.cli.main import _app, main
-from tests.docs.test_readme import HAS_TRACE, ROOT, make_recordings, make_routes, usable_cores
-from tests.docs.test_readme import commands as of_the_readme
+from tests.docs.readme_kit import HAS_TRACE, ROOT, make_recordings, make_routes, usable_cores
+from tests.docs.readme_kit import commands as of_the_readme
 from tests.experiment.experiment_kit import write_yaml
 
 EXAMPLE = re.compile(r"^ *Example: (moesim .+?)\s*$", re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -16,17 +15,9 @@ from moesim.core.manifest import FILE, Manifest, State, check_verified, read_ver
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.result import DATASET, RECORDS
+from tests.cli.output_kit import everything
 from tests.experiment.experiment_kit import small
 from tests.experiment.sweep_kit import lines
-
-
-def everything(folder: Path) -> dict[str, bytes | None]:
-    """Read all that is in a folder: the content of files, the target of links, and None for folders."""
-    found: dict[str, bytes | None] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        found[name] = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- the list of files

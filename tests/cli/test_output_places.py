@@ -11,7 +11,7 @@ import yaml
 
 from moesim.cli.main import main
 from moesim.core.manifest import FILE
-from tests.cli.test_output_folder import everything
+from tests.cli.output_kit import everything
 from tests.experiment.experiment_kit import small
 
 COMMANDS = {

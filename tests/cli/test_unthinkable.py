@@ -25,7 +25,7 @@ from moesim.policies.registry import POLICIES, policy_class
 from moesim.studies.whatif.knobs import KNOBS
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.synthesis.parameter_set import NUMBERS, read_parameters
-from tests.hardware.test_hardware_nonsense import good
+from tests.hardware.nonsense_kit import good
 
 EXTREMES = [
     0, -1, 1, 5e-324, 1e-300, 1e-9, 0.5, 999, 1e9, 1e12, 1e18, 1e21, 1e300, 1.7e308, math.inf, -math.inf, math.nan, 2**31, 2**53,

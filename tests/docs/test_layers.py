@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatch
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
+from tests.docs.imports_kit import ALL, Import, all_imports
 
 # From the bottom up. A module may import from its own group and from those below, patterns of one line being one group;
 # groups of one level do not know each other unless they are the same group. The longest pattern that fits counts.
@@ -76,49 +74,6 @@ ONLY = {  # who may import what
 }
 
 
-class Import(NamedTuple):
-    importer: str
-    imported: str  # moesim.x.y without "moesim.", or another top-level package
-    ours: bool
-    for_types: bool
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-def modules() -> dict[str, Path]:
-    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-def imports_of(name: str, path: Path, known: set[str]) -> Iterator[Import]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    guarded = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and (getattr(node.test, "id", "") or getattr(node.test, "attr", "")) == "TYPE_CHECKING"
-        for statement in node.body
-        for inner in ast.walk(statement)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}: write absolute imports"
-            targets = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for target in targets:
-            top, _, rest = target.partition(".")
-            if top != "moesim":
-                yield Import(name, top, False, id(node) in guarded)
-                continue
-            while rest and rest not in known:
-                rest = rest.rpartition(".")[0]
-            yield Import(name, rest or "__init__", True, id(node) in guarded)
-
-
 def place(name: str) -> tuple[int, str]:
     fits = [
         (len(pattern), level, group)
@@ -131,15 +86,6 @@ def place(name: str) -> tuple[int, str]:
         pytest.fail(f"moesim.{name} has no place in the layers: give it one in this test")
     _, level, group = max(fits, key=lambda fit: fit[0])
     return level, group
-
-
-ALL = modules()
-
-
-@cache
-def all_imports() -> list[Import]:
-    known = set(ALL)
-    return [found for name, path in ALL.items() for found in imports_of(name, path, known)]
 
 
 def test_the_parser_sees_imports():
@@ -198,3 +144,15 @@ def test_only_some_import(package: str):
     users = {i.importer for i in all_imports() if not i.ours and i.imported == package and not i.for_types}
     strangers = [user for user in users if not any(fnmatch(user, p) or fnmatch(f"{user}.", p) for p in ONLY[package])]
     assert not strangers, f"{package} is imported by {strangers}; allowed: {ONLY[package]}"
+
+
+def test_no_test_module_lends_anything():
+    """What several test modules share stands in a kit or a conftest file beside them."""
+    tests = Path(__file__).resolve().parents[1]
+    lent = [
+        f"{path.relative_to(tests)}: {node.module}"
+        for path in sorted(tests.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    ]
+    assert lent == []

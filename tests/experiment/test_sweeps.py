@@ -34,8 +34,8 @@ from moesim.experiment.result import read_summary
 from moesim.experiment.spec import Point, RunSpec
 from moesim.experiment.sweep import expand
 from moesim.policies.registry import make_policy
-from tests.docs.test_layers import ALL as MODULES
-from tests.docs.test_layers import IMPORTS
+from tests.docs.imports_kit import ALL as MODULES
+from tests.docs.imports_kit import all_imports
 from tests.experiment.experiment_kit import resolve, write_trace
 from tests.experiment.sweep_kit import BARE, Counted, lines, write
 from tests.waiting import Clock
@@ -621,7 +621,7 @@ def test_all_code_that_a_run_goes_through_counts():
         name = todo.pop()
         # A package is imported before what is in it; that of experiments only names things.
         parents = {name.rpartition(".")[0]} & set(MODULES) - {"experiment"}
-        found = {i.imported for i in IMPORTS if i.importer == name and i.ours and not i.for_types} | parents
+        found = {i.imported for i in all_imports() if i.importer == name and i.ours and not i.for_types} | parents
         todo += found - used
         used |= found
     assert len(used) > 80

@@ -13,7 +13,7 @@ from moesim.core.units import NS_PER_S, ceil_div
 from moesim.errors import HardwareError
 from moesim.hardware.costs.experts import linear_ns
 from moesim.hardware.types import ExpertCost
-from tests.hardware.test_costs import costs, machine, number, tiny_model
+from tests.hardware.costs_kit import costs, machine, number, tiny_model
 
 
 def cost(**numbers):
@@ -47,7 +47,7 @@ def test_many_rows_go_at_their_own_rate_beyond_the_crossover():
 
 
 def test_a_measured_curve_wins():
-    from tests.hardware.test_costs import curve
+    from tests.hardware.costs_kit import curve
 
     both = costs(machine(cpu=cost(few_row_flops=1e9) | curve("linear", base_us=2.5, per_token_us=0.5)))
     assert both.expert_ns("cpu0", 3) == 4000

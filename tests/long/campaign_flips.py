@@ -128,7 +128,7 @@ def studies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str
 def validations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Subject]]:
     """Give measurements of a validation, by a stand-in for the machine."""
     from moesim.cli import validate
-    from tests.studies.test_validation import stand_in
+    from tests.studies.validation_kit import stand_in
 
     monkeypatch.setattr(validate, "live_machine", lambda *_: nullcontext())
     monkeypatch.setattr(validate, "live_execution", lambda _: stand_in(link=1.2))

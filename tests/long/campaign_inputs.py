@@ -20,7 +20,7 @@ from moesim.core.manifest import FILE
 from moesim.experiment.estimate import Estimate
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import POLICIES, make_policy
-from tests.cli.test_mutated_yaml import SEEDS, mutant, remembered
+from tests.cli.mutation_kit import SEEDS, mutant, remembered
 from tests.experiment.experiment_kit import write_trace
 from tests.long.kit import ROOT, TINY, Tally, bounded_memory, call, complaint, look, shared_out
 from tests.long.mutations import TEXTS, VALUES, as_bytes, as_json, as_lines, as_safetensors, as_yaml, spoilt
@@ -57,7 +57,7 @@ class Bench:
         self.parameters["shape"]["n_layers"] = 4
         self.gguf = b""
         if find_spec("gguf"):
-            from tests.model.test_gguf import whole
+            from tests.model.gguf_kit import whole
 
             self.gguf = whole(folder / "whole.gguf")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.studies.test_shipped_validation import FOLDERS, check_predictions
+from tests.studies.shipped_kit import FOLDERS, check_predictions
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.parent.name)

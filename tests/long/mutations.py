@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from moesim.trace.format import HEADER_SUM_KEY, METADATA_KEY
-from tests.cli.test_mutated_yaml import VALUES as OF_EXPERIMENTS
-from tests.cli.test_mutated_yaml import at, change, garble, places
+from tests.cli.mutation_kit import VALUES as OF_EXPERIMENTS
+from tests.cli.mutation_kit import at, change, garble, places
 
 
 def _nested(depth: int, inner: Any = 0) -> Any:

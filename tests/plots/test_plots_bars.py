@@ -20,7 +20,7 @@ from moesim.plots.grouped import ENDS
 from moesim.plots.ladder import ladder_data
 from moesim.plots.speedup import speedup, speedup_caption
 from moesim.plots.style import drawn_for
-from tests.plots.test_plots_data import rows
+from tests.plots.plots_kit import rows
 
 LATE = "cache.budget: expected at least 4.5 GB, got {} GB; raise the budget"
 NOTE = "miniature, speed -20 to +30 % over cpu0.flops 900 to 1,300 GFLOP/s; energy -5 to +5 % over cpu0.idle_w 40 to 110 W"

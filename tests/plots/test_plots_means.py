@@ -24,7 +24,7 @@ from moesim.plots.memo import once, worked_out_once
 from moesim.plots.pareto import vram, vram_caption, vram_data
 from moesim.plots.speedup import speedup_caption, speedup_data
 from moesim.plots.tornado import tornado
-from tests.plots.test_plots_data import rows
+from tests.plots.plots_kit import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 

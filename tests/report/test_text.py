@@ -21,7 +21,7 @@ from moesim.plots.style import new_figure, save, styled, title
 from moesim.studies.advice.engines import Command
 from tests.experiment.experiment_kit import small, write_yaml
 from tests.experiment.pool_kit import ROOT
-from tests.hardware.test_hardware_nonsense import good
+from tests.hardware.nonsense_kit import good
 
 RED = "\x1b[31mred"
 EVIL = [RED, "a\x07b", "a\x9b31m", "a\x7f", "abc\u202edef", "a\u2066b"]

@@ -302,7 +302,7 @@ def test_the_folder_holds_an_experiment_that_runs(advice: Advice, tmp_path: Path
 
 def test_a_gguf_file_is_the_model(trace: str, tmp_path: Path):
     pytest.importorskip("gguf")
-    from tests.model.test_gguf import Q8_0, attention, basic, ends, experts
+    from tests.model.gguf_kit import Q8_0, attention, basic, ends, experts
 
     path = tmp_path / "four.gguf"
     w = basic(path, "llama", 4)
