@@ -49,6 +49,7 @@ POLICIES: dict[str, str] = {
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
     "od-moe": "moesim.policies.od_moe:OdMoE",
     "on-demand": "moesim.policies.on_demand:OnDemand",
+    "pre-gated": "moesim.policies.pre_gated:PreGated",
     "prescope": "moesim.policies.prescope:PreScope",
     "random": "moesim.policies.caches:RandomCache",
     "static": "moesim.policies.caches:StaticCache",
