@@ -150,9 +150,20 @@ def test_no_test_module_lends_anything():
     """What several test modules share stands in a kit or a conftest file beside them."""
     tests = Path(__file__).resolve().parents[1]
     lent = [
-        f"{path.relative_to(tests)}: {node.module}"
+        f"{path.relative_to(tests)}: {name}"
         for path in sorted(tests.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+        for name in _imported(node)
+        if any(part.startswith("test_") for part in name.split("."))
     ]
     assert lent == []
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Return modules that a statement may import: `from package import name` may mean a module `package.name`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        names = [alias.name for alias in node.names] if (node.module or "").startswith("tests") else []
+        return [node.module or "", *names]
+    return []

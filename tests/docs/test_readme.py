@@ -15,6 +15,8 @@ from moesim.cli.main import main
 from moesim.experiment.config import parse_config
 from moesim.experiment.sweep import expand
 from moesim.policies.registry import make_policy
+from moesim.studies.validation import public
+from moesim.studies.validation.public_sweeps import read_sweeps
 from moesim.testing import check_policy
 from tests.docs.readme_kit import (
     HAS_TRACE,
@@ -84,6 +86,8 @@ def test_a_command_of_the_readme_runs(
         pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
+    if "--public" in command:  # every tenth of the settings; tests/studies and tests/docs hold all their figures
+        monkeypatch.setattr(public, "read_sweeps", lambda path: read_sweeps(path)[::10])
     if any(word.startswith("results/quickstart") for word in command):
         shutil.copytree(request.getfixturevalue("quickstart"), tmp_path / "results" / "quickstart")
     command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]

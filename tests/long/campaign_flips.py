@@ -168,9 +168,9 @@ def recordings(folder: Path) -> Iterator[tuple[str, Subject]]:
     """Give the parts of a recording, and predictors that were learned."""
     import torch
 
-    from moesim.recorder.predictors.learned import load_predictors, predict, save_predictors
+    from moesim.recorder.predictors.learned import load_predictors, predict, save_predictors, train_predictors
     from moesim.trace import Trace
-    from tests.recorder import record_kit, test_learned
+    from tests.recorder import learned_kit, record_kit
 
     torch.set_num_threads(1)
     folder = folder / "recorder"
@@ -191,8 +191,8 @@ def recordings(folder: Path) -> Iterator[tuple[str, Subject]]:
 
     read = library(lambda: Trace.read("out/t.safetensors.parts").digest)
     yield "recording", Subject(place, {"out/t.safetensors.parts/*": [read] * 9 + [library(go_on)]}, 250)
-    data = test_learned.synthetic(60, 0)
-    predictors = test_learned.train_predictors(*data, test_learned.EXPERTS, test_learned.QUICK)
+    data = learned_kit.synthetic(60, 0)
+    predictors = train_predictors(*data, learned_kit.EXPERTS, learned_kit.QUICK)
     (folder / "predictors").mkdir()
     save_predictors(predictors, folder / "predictors" / "p.safetensors")
 
