@@ -30,6 +30,7 @@ GROUP = "moesim.policies"
 POLICIES: dict[str, str] = {
     "all-cpu": "moesim.policies.all_cpu:AllCpu",
     "all-gpu": "moesim.policies.all_gpu:AllGpu",
+    "background-cache": "moesim.policies.background_cache:BackgroundCache",
     "belady": "moesim.policies.caches:Belady",
     "composed": "moesim.policies.composed:Composed",
     "dali": "moesim.policies.dali:Dali",

@@ -16,6 +16,7 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.sweep import expand
 from moesim.policies.registry import make_policy
 from moesim.studies.validation import public
+from moesim.studies.validation.public_checks import read_checks
 from moesim.studies.validation.public_sweeps import read_sweeps
 from moesim.testing import check_policy
 from tests.docs.readme_kit import (
@@ -86,8 +87,9 @@ def test_a_command_of_the_readme_runs(
         pytest.importorskip("torch", reason="measuring and replaying need torch: install moesim[profile]")
         if len(usable_cores()) < 2:
             pytest.skip("two devices need two cores")
-    if "--public" in command:  # every tenth of the settings; tests/studies and tests/docs hold all their figures
+    if "--public" in command:  # some settings and figures; tests/studies and tests/docs hold them all
         monkeypatch.setattr(public, "read_sweeps", lambda path: read_sweeps(path)[::10])
+        monkeypatch.setattr(public, "read_checks", lambda path: read_checks(path)[::3])
     if any(word.startswith("results/quickstart") for word in command):
         shutil.copytree(request.getfixturevalue("quickstart"), tmp_path / "results" / "quickstart")
     command = [str(ROOT / word) if word.startswith("experiments/") else word for word in command]

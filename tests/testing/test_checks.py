@@ -11,6 +11,7 @@ import pytest
 
 from moesim.cli.main import main
 from moesim.errors import CapacityError, ConfigError
+from moesim.model import load_model
 from moesim.policies.base import PolicyBase
 from moesim.policies.caches import LRU
 from moesim.policies.declare import option_parameters
@@ -320,6 +321,13 @@ def test_weights_that_are_not_there_are_found() -> None:
 
 
 # --------------------------------------------------------------------------------------------------- time in decisions
+@pytest.fixture
+def few_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of the measurement with four layers."""
+    monkeypatch.setattr(bench, "load_model", lambda spec: load_model({**spec, "n_layers": 4}))
+
+
+@pytest.mark.usefixtures("few_layers")
 def test_bench_measures_decisions_beside_dalis(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "DECIDING_BATCHES", (1, 2))
     rows = bench.run_deciding(repeats=1, tokens=1, names=["all-cpu", "lru", "belady", "daop-paper"])
@@ -344,6 +352,7 @@ def test_the_clock_changes_nothing() -> None:
     assert run_tiny(bench.Clocked(OnDemand()), WORK) == run_tiny(OnDemand(), WORK)
 
 
+@pytest.mark.usefixtures("few_layers")
 def test_every_policy_is_measured_on_a_machine_that_it_can_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "DECIDING_BATCHES", (1,))
     monkeypatch.setattr(bench, "PROMPT_TOKENS", 1)

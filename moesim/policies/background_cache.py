@@ -1,0 +1,251 @@
+"""A cache beside the CPU: hits run on the GPU, misses on the CPU, and some of them are copied for later visits.
+
+The caches of engines that compute misses on the CPU differ in a few decisions; each is an option. No option is a system.
+
+| decision | option |
+|---|---|
+| which misses the GPU computes in their own visit, after a copy | ``copied_now`` |
+| which of the others are copied for later | ``admission``, and what belongs to it; at most ``inserts`` |
+| in which order misses are looked at, and hits count as used | ``miss_order``, ``hit_order`` |
+| who leaves | ``victim``; as the copy is issued, so that its slot is of no use until the newcomer counts |
+| from when on a copy counts as there | ``publish`` |
+| prompts | ``prefill`` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappop
+from typing import Annotated, Any, Literal
+
+from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
+from moesim.policies.bank import Bank, DecayedScores
+from moesim.policies.base import CACHE, CostTable, PolicyBase, Range, cpu_of, gpu_of, slot_bytes, slots_per_layer
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.parts import Unit
+from moesim.policies.visit import PresentVisit
+from moesim.policy import DEMAND, UPDATE, Action, Copy, Drop, Fetch, Fetched, Placement, Pool, Routed, Run, StepBegin, View
+
+Order = Literal["rank", "id"]
+NOT_FOR_LATER = MootIf(copied_now="all")
+"""No miss is left for later."""
+
+
+class BackgroundCache(PolicyBase):
+    """Cache beside the CPU: misses run there, or are split with the link, and some are copied for later visits."""
+
+    copied_now: Literal["none", "all", "share", "time"] = "none"
+    """Misses that the GPU computes in their own visit, once they are copied: as many as balance the rates or the times of
+    link and CPU. The CPU computes the others, and what finds no slot."""
+    share: Annotated[float, Range(0, 1), OnlyWith(copied_now="share")] = 0.5
+    """The link's rate over the sum of the rates of link and CPU."""
+    admission: Annotated[Literal["all", "demand", "score", "newest"], NOT_FOR_LATER] = "all"
+    """Misses of the CPU that are copied: all, those missed often enough, those with a higher score than who would leave, or, at
+    the next step's begin, the newest of a layer."""
+    inserts: Annotated[int, Range(1), NOT_FOR_LATER] | None = None
+    """At most so many copies for later a layer visit; None: any number."""
+    admit_free: Annotated[int, Range(1), NOT_FOR_LATER, OnlyWith(admission="demand")] = 2
+    """Rows missed before an expert is copied into a free slot."""
+    admit_full: Annotated[int, Range(1), NOT_FOR_LATER, OnlyWith(admission="demand")] = 8
+    """The same in a full cache, since its last copy."""
+    kappa: Annotated[float, Range(0), NOT_FOR_LATER, OnlyWith(admission="score")] = 0.0
+    """By how much the newcomer's score must be higher."""
+    half_life: Annotated[float, Range(0.001), MootIf(admission=("all", "demand", "newest"), victim="lru")] = 16.0
+    """A score counts visits in which the expert was used, each half as much after so many visits of its layer."""
+    victim: Literal["lru", "score"] = "lru"
+    """Who leaves: the one used longest ago, or the one with the lowest score, of equals that in the lowest slot."""
+    publish: Annotated[Literal["arrival", "step", "two-steps", "batch"], NOT_FOR_LATER] = "arrival"
+    """A copy for later counts from its arrival, from the begin of the next step, from two steps after its issue, or from the
+    first step of the next batch of requests."""
+    hit_order: Annotated[Order, MootIf(victim="score")] = "rank"
+    """In which order hits of a visit count as used: of first appearance, or by id."""
+    miss_order: Order = "rank"
+    """In which order misses are looked at."""
+    scope: Literal["per-layer", "global"] = "per-layer"
+    """Slots of each layer, or one pool for all."""
+    prefill: Literal["bypass", "cached"] = "bypass"
+    """The CPU computes prompts and the cache sees nothing of them, or it serves them too."""
+    warm: bool = False
+    """Begin with the lowest ids of each layer in the cache, not with an empty one."""
+
+    listens = frozenset({StepBegin, Routed, Fetched})
+
+    def place(self, view: View) -> Placement:
+        """Return the cache, empty or warm."""
+        name = "background-cache"
+        gpu, self._cpu = gpu_of(view, name), cpu_of(view, name)
+        self._gpu = gpu
+        model = view.model
+        per_layer = slots_per_layer(view, gpu, name, 0)
+        slots = per_layer if self.scope == "per-layer" else [sum(per_layer)]
+        self._banks = [Bank(n) for n in slots]
+        self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, self._cpu)
+        self._first_ns = view.costs.first_extra_ns(self._cpu)
+        self._copy_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
+        self._visit = PresentVisit()
+        self._scores = DecayedScores(model.n_layers, self.half_life)
+        self._missed: dict[Unit, int] = {}  # rows since it was last copied
+        self._seen: list[dict[int, None]] = [{} for _ in range(model.n_layers)]  # misses of the step, oldest first
+        self._issued: dict[Unit, int] = {}  # unit on its way -> step of its issue
+        self._step = -1
+        self._bypass, self._batch_over = False, True
+        self._counts = {"cache_hits": 0, "cache_misses": 0}
+        copies = [Copy(layer, range(n), gpu) for layer, n in enumerate(per_layer) if n] if self.warm else []
+        for copy in copies:
+            bank = self._bank(copy.layer)
+            for unit in ((copy.layer, expert) for expert in copy.experts):
+                bank.slot[unit] = heappop(bank.free)
+                bank.there.add(unit)
+        sizes = [n * slot_bytes(view) for n in slots]
+        pool = Pool(gpu, CACHE, sizes, per_layer=True) if self.scope == "per-layer" else Pool(gpu, CACHE, sizes[0])
+        return Placement(copies, [pool])
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        """Hits and misses by what counts as there; the records count what is on the GPU, whether it counts or not."""
+        return self._counts
+
+    def _bank(self, layer: int) -> Bank:
+        return self._banks[layer if self.scope == "per-layer" else 0]
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Split what is routed; count copies as there when they do."""
+        if type(event) is StepBegin:
+            return self._step_begin(event, view)
+        if type(event) is Fetched:
+            if self.publish == "arrival":
+                self._publish([(event.layer, event.expert)])
+            return ()
+        if self._bypass:
+            return (Run(event.layer, event.active, self._cpu),)
+        return self._routed(event)
+
+    def _step_begin(self, event: StepBegin, view: View) -> list[Action]:
+        prefill = event.phase == "prefill"
+        first_of_batch, self._batch_over = prefill and self._batch_over, event.phase == "decode"
+        self._bypass = prefill and self.prefill == "bypass"
+        self._step += not self._bypass
+        arrived = [unit for unit in self._issued if view.is_resident(*unit, self._gpu)]
+        begins = {"batch": first_of_batch, "step": not self._bypass, "two-steps": not self._bypass}
+        if begins.get(self.publish, False):
+            age = 2 if self.publish == "two-steps" else 0
+            self._publish([unit for unit in arrived if self._issued[unit] <= self._step - age])
+        return self._copy_newest() if self.admission == "newest" and not self._bypass else []
+
+    def _publish(self, units: Iterable[Unit]) -> None:
+        for unit in units:
+            if self._issued.pop(unit, None) is not None:
+                bank = self._bank(unit[0])
+                bank.there.add(unit)
+                if self.publish == "step":  # which counts as a use
+                    bank.touch(unit)
+
+    def _copy_newest(self) -> list[Action]:
+        """Walk each layer's misses from the newest; one that is there or on its way by now uses its turn, too."""
+        self._visit = PresentVisit()
+        actions: list[Action] = []
+        for layer, seen in enumerate(self._seen):
+            turns = list(reversed(seen))[: self.inserts]
+            for expert in turns:
+                actions += self._take((layer, expert), UPDATE)
+            seen.clear()
+        return actions
+
+    def _routed(self, event: Routed) -> list[Action]:
+        layer, bank = event.layer, self._bank(event.layer)
+        self._visit.add(event)
+        ranked = list(dict.fromkeys(event.experts.ravel().tolist()))
+        self._scores.used(layer, event.active, begins=event.mb == 0)
+        hits = [e for e in (ranked if self.hit_order == "rank" else event.active) if (layer, e) in bank.there]
+        for expert in hits:
+            bank.touch((layer, expert))
+        misses = [e for e in (ranked if self.miss_order == "rank" else event.active) if (layer, e) not in bank.there]
+        self._counts["cache_hits"] += len(hits)
+        self._counts["cache_misses"] += len(misses)
+        now, actions = self._now(layer, misses, event.rows)
+        on_cpu = [e for e in misses if e not in now]
+        actions.append(Run(layer, sorted([*hits, *now]), self._gpu))
+        actions.append(Run(layer, sorted(on_cpu), self._cpu))
+        if self.copied_now != "all":
+            actions += self._for_later(layer, on_cpu, event.rows)
+        return actions
+
+    def _now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[Action]]:
+        """Return which misses the GPU computes in this visit, and their copies."""
+        n, actions = self._n_now(layer, misses, rows), list[Action]()
+        now: list[int] = []
+        for expert in misses:
+            if len(now) == n:
+                break
+            taken = self._take((layer, expert), DEMAND)
+            if taken:
+                self._publish([(layer, expert)])
+                actions += taken
+                now.append(expert)
+        return now, actions
+
+    def _n_now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> int:
+        if self.copied_now == "share":
+            return copies_by_share(len(misses), self.share)
+        if self.copied_now == "time" and misses:
+            of_one = [f([rows[e] for e in misses]) for f in (self._mean_gpu, self._mean_cpu)]
+            return copies_by_time(len(misses), self._copy_ns[layer], *of_one, self._first_ns)
+        return len(misses) if self.copied_now == "all" else 0
+
+    def _mean_gpu(self, rows: Sequence[int]) -> float:
+        return sum(self._gpu_ns[n] for n in rows) / len(rows)
+
+    def _mean_cpu(self, rows: Sequence[int]) -> float:
+        return sum(self._cpu_ns[n] for n in rows) / len(rows)
+
+    def _for_later(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> list[Action]:
+        """Copy those that are admitted, or remember them for the next step's begin."""
+        if self.admission == "newest":
+            self._seen[layer].update(dict.fromkeys(misses))
+            return []
+        bank, n = self._bank(layer), 0
+        actions: list[Action] = []
+        for unit in ((layer, expert) for expert in misses):
+            if unit in bank.slot or n == self.inserts:
+                continue
+            if self.admission == "demand":
+                self._missed[unit] = self._missed.get(unit, 0) + rows[unit[1]]
+            if self._admitted(unit, bank) and (taken := self._take(unit, UPDATE)):
+                actions += taken
+                n += 1
+        return actions
+
+    def _admitted(self, unit: Unit, bank: Bank) -> bool:
+        if self.admission == "demand":
+            return self._missed[unit] >= (self.admit_free if bank.free else max(self.admit_free, self.admit_full))
+        if self.admission == "score" and not bank.free:
+            victim = self._victim(bank)
+            return victim is not None and self._scores.of(unit) > self._scores.of(victim) + self.kappa
+        return True
+
+    def _victim(self, bank: Bank) -> Unit | None:
+        """Return who leaves: nobody that the present visit uses, or that is on its way."""
+        idle = (unit for unit in bank.slot if unit in bank.there and unit not in self._visit.units)
+        if self.victim == "lru":
+            return next(idle, None)
+        return min(idle, key=lambda unit: (self._scores.of(unit), bank.slot[unit]), default=None)
+
+    def _take(self, unit: Unit, urgency: int) -> list[Action]:
+        """Copy an expert into a free slot or a victim's; nothing if there is none, or if it has a slot."""
+        bank = self._bank(unit[0])
+        if unit in bank.slot:
+            return []
+        actions: list[Action] = []
+        if bank.free:
+            slot = heappop(bank.free)
+        else:
+            victim = self._victim(bank)
+            if victim is None:
+                return []
+            slot = bank.slot.pop(victim)
+            bank.there.discard(victim)
+            actions.append(Drop(victim[0], [victim[1]], self._gpu))
+        bank.slot[unit] = slot
+        self._issued[unit] = self._step
+        self._missed.pop(unit, None)
+        return [*actions, Fetch(unit[0], [unit[1]], self._gpu, urgency, CACHE)]

@@ -1,0 +1,154 @@
+"""A cache that is filled in the background: worked examples of engines that have one, and exact timelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, transfers, workload
+
+FAST = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(100), "gpu0->cpu0": link()})  # a copy takes 10 ns
+DFA = {"admission": "score", "victim": "score", "publish": "two-steps"}
+ROUNDS = {"admission": "newest", "publish": "step", "inserts": 1}
+
+
+def run(
+    options: dict[str, Any], steps: Sequence[Any], slots: int, *, layers: int = 1, hardware: Any = FAST, **more: Any
+) -> Records:
+    """Decode one token a step; ``steps`` has the experts of each layer, or of the only one."""
+    rows = [step if layers > 1 else [step] for step in steps]
+    n_experts = max(8, 1 + max(e for row in rows for of_layer in row for e in of_layer))
+    model = tiny_model(n_layers=layers, n_experts=n_experts)
+    policy = make_policy({"name": "background-cache", **options})
+    return play(policy, workload([rows], n_experts=n_experts, **more), hardware, model=model, slots={"gpu0": slots})
+
+
+def served(records: Records) -> list[list[int]]:
+    """Return what ran on the GPU in each step."""
+    on_gpu: list[list[int]] = [[] for _ in records.steps]
+    for task in records.tasks:
+        if task.expert >= 0 and task.device == "gpu0":
+            on_gpu[task.step].append(task.expert)
+    return on_gpu
+
+
+def copied(records: Records) -> list[tuple[int, int]]:
+    """Return (step, expert) of each copy."""
+    starts = [step.begin for step in records.steps]
+    return [(int(np.searchsorted(starts, t.submitted, "right")) - 1, t.expert) for t in records.transfers if t.expert >= 0]
+
+
+# -------------------------------------------------------------------------------------------------------- splits of misses
+@pytest.mark.parametrize(
+    ("mb", "rates", "gpu_us", "n", "table"),
+    [
+        (13.25, (60, 25, 75), 37, 4, [0, 0, 0, 1, 1]),
+        (13.25, (50, 52, 80), 37, 4, [0, 0, 1, 2, 2]),
+        (2.86, (60, 25, 75), 48, 8, [0, 0, 0, 1, 1, 1, 1, 2, 2]),
+    ],
+)
+def test_tables_of_the_split_by_time(mb: float, rates: Any, gpu_us: float, n: int, table: list[int]) -> None:
+    on_cpu, link_rate, both = (mb * 1e3 / rate for rate in rates)  # microseconds an expert
+    assert [copies_by_time(m, link_rate, gpu_us, on_cpu, 20, both) for m in range(n + 1)] == table
+
+
+@pytest.mark.parametrize(
+    ("share", "table"),
+    [
+        (24.9 / (24.9 + 63.8), [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 3]),
+        (14.8 / (14.8 + 71.5), [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]),
+        (0.5, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]),
+    ],
+)
+def test_tables_of_the_split_by_share(share: float, table: list[int]) -> None:
+    assert [copies_by_share(m, share) for m in range(11)] == table
+
+
+# ------------------------------------------------------------------------------------------------------- worked examples
+def test_a_copy_counts_two_steps_later_and_a_slot_is_dead_until_then() -> None:
+    # Half-life 16: in step 3 expert 3 has 1 against 2.75, in step 4 1.96 against 2.72, in step 5 2.88 against 2.60.
+    steps = [[0, 1], [0, 2], [0, 1], [1, 3], [0, 3], [0, 3], [0, 3], [0, 3]]
+    records = run(DFA, steps, 2)
+    assert served(records) == [[], [], [0, 1], [1], [0], [0], [0], [0, 3]]
+    assert copied(records) == [(0, 0), (0, 1), (5, 3)]
+    assert [(e.expert, e.reason) for e in records.evictions] == [(1, "drop")]
+    assert copied(run(DFA | {"kappa": 0.5}, steps[:6], 2)) == [(0, 0), (0, 1)]
+
+
+def test_the_newest_miss_takes_its_turn_even_if_it_is_there_by_now() -> None:
+    steps = [[0, 1], [0, 1], [0, 2], [0, 2], [0, 2], [0, 2], [0, 2]]
+    records = run(ROUNDS, steps, 2)
+    assert copied(records) == [(1, 1), (3, 2), (5, 0)]
+    assert [sorted(step) for step in served(records)] == [[], [], [], [], [2], [2], [0, 2]]
+    two = run(ROUNDS | {"inserts": 2}, steps, 2)
+    assert [0 in step for step in served(two)] == [False, False, True, True, True, True, True]
+
+
+def test_least_recently_used_over_all_layers() -> None:
+    # 4 slots. Layer 0: 3, 1; layer 1: 2, 5; then layer 0: 1 is there, 4 takes the slot of 3; layer 1: 5 there, 0 that of 2.
+    steps = [[[3, 1], [2, 5]], [[1, 4], [5, 0]]]
+    records = run({"copied_now": "all", "scope": "global", "miss_order": "id"}, steps, 4, layers=2)
+    assert [(t.layer, t.expert) for t in records.transfers] == [(0, 1), (0, 3), (1, 2), (1, 5), (0, 4), (1, 0)]
+    assert [(e.layer, e.expert) for e in records.evictions] == [(0, 3), (1, 2)]
+    assert all(t.device == "gpu0" for t in records.tasks if t.expert >= 0)
+
+
+def test_admission_by_demand() -> None:
+    # Two misses while there are free slots, three once the cache is full; the counts begin again with a copy.
+    options = {"admission": "demand", "admit_free": 2, "admit_full": 3}
+    records = run(options, [[0, 1], [0, 2], [0, 1], [2, 3], [2, 3], [2, 3], [4, 5]], 2)
+    assert copied(records) == [(1, 0), (2, 1), (4, 2), (5, 3)]
+    assert served(records)[2:] == [[0], [], [], [2], []]
+
+
+def test_between_batches_of_requests() -> None:
+    rows = [[[0, 1]]] * 3  # one token of a prompt, two generated
+    work = workload([rows, rows], prompt=1, n_experts=8, batch_size=1)
+    policy = make_policy({"name": "background-cache", "publish": "batch"})
+    records = play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
+    assert served(records) == [[], [], [], [], [0, 1], [0, 1]]
+    assert policy.counters == {"cache_hits": 4, "cache_misses": 4}
+
+
+# ------------------------------------------------------------------------------------------------------------- timelines
+def test_the_link_and_the_cpu_share_the_misses() -> None:
+    # Half of four misses: the two first by rank are copied, 1000 ns each, while the CPU computes the others.
+    slow = machine({"gpu0": gpu(), "cpu0": cpu()})
+    work = [[0, 1, 2, 3]]
+    model = tiny_model(n_layers=1, n_experts=8, top_k=4)
+    policy = make_policy({"name": "background-cache", "copied_now": "share", "share": 0.5})
+    found = play(policy, workload([[work]], n_experts=8, weights=[0.25] * 4), slow, model=model, slots={"gpu0": 2})
+    assert transfers(found)[:2] == [(100, 1100, "cpu0->gpu0", "demand 0/0"), (1100, 2100, "cpu0->gpu0", "demand 0/1")]
+    assert {t.expert for t in found.tasks if t.device == "cpu0" and t.expert >= 0} == {2, 3}
+    assert len(found.transfers) == 2, "no slot is left for later"
+
+
+def test_prompts_bypass_the_cache_unless_asked() -> None:
+    rows = [[[0, 1]], [[0, 1]], [[0, 1]]]
+    work = workload([rows], prompt=2, n_experts=8)
+    for prefill in ("bypass", "cached"):
+        policy = make_policy({"name": "background-cache", "prefill": prefill})
+        records = play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
+        on_gpu = [t.step for t in records.tasks if t.expert >= 0 and t.device == "gpu0"]
+        assert len(records.transfers) == 2 and on_gpu == ([] if prefill == "bypass" else [1, 1])
+
+
+def test_micro_batches_do_not_put_each_other_out() -> None:
+    requests = [[[[0, 1]]] * 2, [[[2, 3]]] * 2]
+    policy = make_policy({"name": "background-cache", "copied_now": "all"})
+    work = workload(requests, n_experts=8, micro_batches=2)
+    records = play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
+    assert {t.expert for t in records.tasks if t.device == "cpu0" and t.expert >= 0 and t.step == 0} == {2, 3}
+    assert records.inexact == []
+
+
+@pytest.mark.parametrize("options", [{}, DFA, ROUNDS, {"copied_now": "all", "scope": "global"}, {"copied_now": "time"}])
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy({"name": "background-cache", **options}))
