@@ -14,6 +14,7 @@ from moesim.policies.algorithms.assignment import (
 from moesim.policies.algorithms.search import beam_assignment, exact_assignment
 from moesim.policies.base import CostTable, Range
 from moesim.policies.parts import Part, Setup
+from moesim.policy import StepBegin
 
 
 class AllGpu(Part):
@@ -45,6 +46,24 @@ class Resident(Part):
         """Split by residency, without planned totals."""
         active = [e for e, w in enumerate(loads) if w]
         return Plan(tuple(e for e in active if not waiting[e]), tuple(e for e in active if waiting[e]), 0, 0)
+
+
+class ResidentInDecode(Resident):
+    """The resident split in decode; in prefill everything on the GPU, after a copy where it is not there."""
+
+    def start(self, setup: Setup) -> None:
+        """Begin before the first step."""
+        self._prefill = False
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Take note of the phase."""
+        self._prefill = event.phase == "prefill"
+
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Split by residency in decode."""
+        if self._prefill:
+            return Plan(tuple(e for e, w in enumerate(loads) if w), (), 0, 0)
+        return super().assign(layer, loads, waiting)
 
 
 class _Costed(Part):

@@ -188,15 +188,9 @@ class BackgroundCache(PolicyBase):
         if self.copied_now == "share":
             return copies_by_share(len(misses), self.share)
         if self.copied_now == "time" and misses:
-            of_one = [f([rows[e] for e in misses]) for f in (self._mean_gpu, self._mean_cpu)]
-            return copies_by_time(len(misses), self._copy_ns[layer], *of_one, self._first_ns)
+            gpu, cpu = (sum(of[rows[e]] for e in misses) / len(misses) for of in (self._gpu_ns, self._cpu_ns))
+            return copies_by_time(len(misses), self._copy_ns[layer], gpu, cpu, self._first_ns)
         return len(misses) if self.copied_now == "all" else 0
-
-    def _mean_gpu(self, rows: Sequence[int]) -> float:
-        return sum(self._gpu_ns[n] for n in rows) / len(rows)
-
-    def _mean_cpu(self, rows: Sequence[int]) -> float:
-        return sum(self._cpu_ns[n] for n in rows) / len(rows)
 
     def _for_later(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> list[Action]:
         """Copy those that are admitted, or remember them for the next step's begin."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from moesim.policies.assigning import AllCpu, AllGpu, Resident
+from moesim.policies.assigning import AllCpu, AllGpu, Resident, ResidentInDecode
 from moesim.policies.fixed_threshold import FixedThreshold
 from moesim.policies.moot import InPolicy, MootIf, Where
 from moesim.policies.no_prefetch import NoPrefetch
@@ -15,8 +15,8 @@ NAMED = Where("any part by name", lambda part: part is not None, as_written=True
 COLD = Where("none", lambda part: isinstance(part, Empty))
 DEALT_OUT = Where("none, lowest-ids or highest-ids", lambda part: isinstance(part, Empty | LowestIds | HighestIds))
 ALL_CPU = Where("all-cpu", lambda part: isinstance(part, AllCpu))
-RESIDENT = Where("resident", lambda part: isinstance(part, Resident))
-LOADS_NOTHING = Where("all-cpu or resident", lambda part: isinstance(part, AllCpu | Resident))
+RESIDENT = Where("resident", lambda part: _splits(part))
+LOADS_NOTHING = Where("all-cpu or resident", lambda part: isinstance(part, AllCpu) or _splits(part))
 ALL_GPU = Where("all-gpu", lambda part: isinstance(part, AllGpu))
 ONE_DEVICE = Where("all-cpu or all-gpu", lambda part: isinstance(part, AllCpu | AllGpu))
 ASKS_WHETHER = Where("fixed-threshold", lambda part: isinstance(part, FixedThreshold))
@@ -27,6 +27,12 @@ SWAPS_NOTHING = Where("any but workload-aware", lambda part: not getattr(part, "
 NO_PREFETCH = Where("none", lambda part: isinstance(part, NoPrefetch))
 FILLS_NO_CACHE = Where("none or transient", lambda part: isinstance(part, NoPrefetch) or part.transient)
 NOT_TRANSIENT = Where("none or into the cache", lambda part: not part.transient)
+
+
+def _splits(part: object) -> bool:
+    """Whether it never moves an expert, in any phase."""
+    return isinstance(part, Resident) and not isinstance(part, ResidentInDecode)
+
 
 NEVER_FILLED = MootIf(placement=COLD, replacement=STAGES)
 """A cache that starts empty and that nothing enters."""

@@ -44,6 +44,7 @@ PARTS: dict[str, dict[str, type]] = {
         "exact": assigning.Exact,
         "beam": assigning.Beam,
         "resident": assigning.Resident,
+        "resident-in-decode": assigning.ResidentInDecode,
         "queues": queue_parts.Queues,
         "hss": queue_parts.TwoEnded,
     },

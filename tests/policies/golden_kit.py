@@ -83,6 +83,9 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
         "frequency-per-layer", "fixed-threshold", "none", "random"
     ),
     "frequency-per-layer + resident + predicted + static": _composed("frequency-per-layer", "resident", PREDICTED, "static"),
+    "frequency-global + resident-in-decode + none + static": _composed(
+        "frequency-global", "resident-in-decode", "none", "static", **GLOBAL
+    ),
     "random + all-cpu + none + static": _composed("random", "all-cpu", "none", "static", **GLOBAL),
     "highest-ids + queues + impact-driven + mrs": _composed("highest-ids", "queues", "impact-driven", "mrs", load_order="plan"),
     "random + hss + mrs-score + mrs": _composed("random", "hss", "mrs-score", "mrs"),

@@ -1,0 +1,61 @@
+"""Systems as papers describe them when they compare with them, which is not always as these systems' own papers and code do.
+
+Each stands for one word of one paper, has no options, and is named for both: ``hybrimoe-in-dali`` is what DALI calls HybriMoE.
+Where a paper compares with a system as it is, name that system.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| ``hybrimoe-in-dali`` | a static threshold of rows decides between CPU and GPU | a two-ended split | Fiddler's rule in HybriMoE |
+| ``ktransformers-in-dali`` | layers on the GPU or on the CPU | the same in 2024, single experts since | ``kt-layer`` |
+| ``llama-cpp-in-dali`` | layers on the GPU or on the CPU | copies for larger batches since 2025 | no such copies |
+| ``fiddler-in-dali`` | 14.3 times slower than DALI | CPU experts after the layer's last copy | the same |
+| ``ktransformers-in-hybrimoe`` | frequent experts on the GPU; the CPU computes in decode only | the CPU computes prompts, too | as that paper says |
+| ``hybrimoe-in-prescope`` | a greedy queue over PreScope's hot experts | a cache of its own | the paper's queue; four experts ahead |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moesim.policies.composed import Composed
+from moesim.policies.declare import option_parameters
+from moesim.policies.fiddler import Fiddler
+from moesim.policies.hybrimoe import HybriMoEPaper
+from moesim.policies.ktransformers import KtLayer
+from moesim.policies.llama_cpp import LlamaCpp
+
+
+def _as_in(paper: str, base: Any, name: str, text: str, missing: tuple[str, ...] = (), **chosen: Any) -> Any:
+    """Name a choice of options of a policy, all of them fixed."""
+    missing = (*missing, *getattr(base, "missing", ()))
+    return base.preset(name, text, fixed=tuple(option_parameters(base)), paper=paper, missing=missing, **chosen)
+
+
+DALI = "DALI (2026), a system compared with"
+HybriMoEInDali = _as_in(
+    DALI, HybriMoEPaper, "HybriMoEInDali", "HybriMoE as DALI describes it: a threshold decides between CPU and GPU.",
+    ("which cache and prefetch DALI left to it is not printed: HybriMoE's own",), assignment="threshold",
+)  # fmt: skip
+KTransformersInDali = _as_in(
+    DALI, KtLayer, "KTransformersInDali", "KTransformers as DALI describes it: whole layers on the GPU, the others on the CPU."
+)
+LlamaCppInDali = _as_in(
+    DALI, LlamaCpp, "LlamaCppInDali", "llama.cpp as DALI describes it: whole layers, and no copies for larger batches.",
+    op_offload=False,
+)  # fmt: skip
+FiddlerInDali = _as_in(
+    DALI, Fiddler, "FiddlerInDali", "Fiddler as DALI ran it, its released code: CPU experts after the last copy of a layer.",
+    serial=True,
+)  # fmt: skip
+KTransformersInHybriMoE = _as_in(
+    "HybriMoE (2025), a system compared with", Composed, "KTransformersInHybriMoE",
+    "KTransformers as HybriMoE describes it: frequent experts on the GPU; the CPU computes others in decode only.",
+    placement="frequency-global", scope="global", assignment="resident-in-decode", replacement="static",
+)  # fmt: skip
+HybriMoEInPreScope = _as_in(
+    "PreScope (2025), a system compared with", HybriMoEPaper, "HybriMoEInPreScope",
+    "HybriMoE as PreScope describes it: its queue over PreScope's hot experts, without a cache of its own.",
+    ("which greedy queue PreScope gave it is not printed: the one of HybriMoE's paper",),
+    placement="frequency-global", scope="global", replacement="static",
+    prefetch={"name": "predicted", "source": "signal:gate_next1", "size": 4},
+)  # fmt: skip
