@@ -54,6 +54,7 @@ POLICIES: dict[str, str] = {
     "llama-cpp-in-dali": "moesim.policies.as_compared:LlamaCppInDali",
     "lru": "moesim.policies.caches:LRU",
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
+    "moe-infinity-code": "moesim.policies.moe_infinity:MoEInfinityCode",
     "od-moe": "moesim.policies.od_moe:OdMoE",
     "on-demand": "moesim.policies.on_demand:OnDemand",
     "pre-gated": "moesim.policies.pre_gated:PreGated",

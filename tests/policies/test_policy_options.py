@@ -214,6 +214,7 @@ ELSEWHERE = {
         "all-gpu",
         "assume_fits",
     ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
+    ("moe-infinity-code", "victims"),  # tests/policies/test_moe_infinity.py: needs a layer of several misses
     ("od-moe", "precision"),  # tests/policies/test_od_moe.py: the tiny model takes as long at any precision
     ("dali", "lane"),  # tests/policies/test_policies_by_hand.py: needs a machine with a side lane
     ("predicted", "lane"),

@@ -66,3 +66,31 @@ def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.floa
     ahead = np.arange(n_layers) - layer
     decay = np.where(ahead >= 0, 1 - ahead / (n_layers + 1), 0.0)
     return np.asarray((probability + SMALLEST) * decay[:, None])
+
+
+def least_visited(visits: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Find the expert that MoE-Infinity's released code evicts: the lowest count, scanned expert by expert over all layers.
+
+    Parameters
+    ----------
+    visits : ndarray of int or float, (n_layers, n_experts)
+        What each expert is ranked by; in the released code the times it was used since the start, whether cached or not.
+    may_go : ndarray of bool, (n_layers, n_experts)
+        Which experts are cached and not locked.
+
+    Returns
+    -------
+    (int, int) or None
+        Layer and expert of the first strict minimum: of equals the lowest expert, then the lowest layer. None if none may go.
+
+    Examples
+    --------
+    >>> least_visited(np.array([[2, 1], [1, 1]]), np.array([[True, True], [False, True]]))
+    (0, 1)
+    """
+    best = np.where(may_go, visits, np.inf).T.ravel()
+    at = int(best.argmin())
+    if best[at] == np.inf:
+        return None
+    expert, layer = divmod(at, len(visits))
+    return layer, expert
