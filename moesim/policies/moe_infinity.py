@@ -5,7 +5,7 @@ Cache", arXiv:2401.14361; code: EfficientMoE/MoE-Infinity.
 
 Idea: sequences that begin alike use the same experts later. Past sequences tell what to prefetch and what to keep.
 
-| point | paper says | released code does | we do (``moe-infinity-code``) |
+| point | paper says | released code does | we do |
 |---|---|---|---|
 | prefetch | by the closest past sequence | commented out for Mixtral, DeepSeek, Switch and NLLB; off by default | none |
 | start | - | empty cache | the same |
