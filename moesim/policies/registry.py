@@ -44,6 +44,7 @@ POLICIES: dict[str, str] = {
     "hybrimoe-in-dali": "moesim.policies.as_compared:HybriMoEInDali",
     "hybrimoe-in-prescope": "moesim.policies.as_compared:HybriMoEInPreScope",
     "hybrimoe-paper": "moesim.policies.hybrimoe:HybriMoEPaper",
+    "klotski": "moesim.policies.klotski:Klotski",
     "kt-expert": "moesim.policies.ktransformers:KtExpert",
     "kt-expert-deferral": "moesim.policies.ktransformers:KtExpertDeferral",
     "kt-layer": "moesim.policies.ktransformers:KtLayer",

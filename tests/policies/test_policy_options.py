@@ -160,6 +160,11 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
     },
     "pre-gated": {"source": ({"source": "synthetic:0.2"}, {})},
+    "klotski": {
+        "n_hot": ({"n_hot": 1}, {}),
+        "vote": ({"vote": "coactivations"}, {}),
+        "calibrated": ({"calibrated": False}, {}),
+    },
     "kt-layer": {"side": ({"side": "last"}, {}), "prefill_threshold": ({"prefill_threshold": 5}, {})},
     "kt-expert": KT_EXPERT,
     "kt-expert-deferral": {**KT_EXPERT, "max_deferred": ({"max_deferred": 1}, {})},
@@ -193,6 +198,7 @@ ELSEWHERE = {
     ("dali-multi-gpu", "lane"),  # tests/policies/test_dali_multi_gpu.py: needs a machine with a side lane
     ("dali-multi-gpu", "staging_slots"),  # tests/policies/test_dali_multi_gpu.py: needs a slow CPU
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
+    ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     ("pre-gated", "lane"),  # tests/policies/test_pre_gated.py: needs a machine with a side lane
     ("prescope", "lane"),  # tests/policies/test_prescope.py: needs a machine with a side lane
     *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/policies/test_prescope.py

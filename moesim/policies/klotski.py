@@ -1,0 +1,177 @@
+"""Klotski: several micro-batches share each copied expert; the hot ones are copied while attention and the gate compute.
+
+Z. Fang, Y. Huang, Z. Hong, Y. Lyu, W. Chen, Y. Yu, F. Yu, Z. Zheng, "Klotski: Efficient Mixture-of-Expert Inference via
+Expert-Aware Multi-Batch Pipeline", ASPLOS 2025 (arXiv:2502.06888); the authors' university's port to MindSpore.
+
+Idea: with several micro-batches a layer has much to compute for each expert that is copied. Experts that many rows will use
+are copied before the gates have chosen, and computed while the others are still on their way.
+
+What follows is the code's behaviour; where the paper says more, it is among what is missing.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| micro-batches | several share each layer | 8 of 8 sequences | the workload's micro-batches |
+| hot experts | - | 2 a layer, copied while attention and the gate of the same layer compute | ``n_hot``, the model's top-k by default |
+| choice, first layer | - | the two most popular | the same |
+| choice, other layers | - | each row's experts of the layer before vote for the two experts that each is used with most; a vote is the previous layer's count | the same; how the count is meant is an option (``vote``), since descriptions leave it open |
+| table | - | shipped for Mixtral, updated with every token | the trace's calibration table (or empty: ``calibrated: false``), updated with every row |
+| other experts | - | copied as gates finish, in order of first appearance over the micro-batches | the same |
+| link | - | hot first, then in the order of asking | the same; a hot copy is never overtaken or withdrawn |
+| computing | - | hot experts of all micro-batches, then the others in the order of their copies | the same; a kernel for each expert and micro-batch, or one for all (``merged``) |
+| after the layer | - | everything is dropped: no cache | the same |
+| CPU | - | never computes | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import numpy as np
+
+from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
+from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, slot_bytes
+from moesim.policy import (
+    DEMAND,
+    PREFETCH,
+    Action,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerBegin,
+    LayerEnd,
+    Placement,
+    Pool,
+    Routed,
+    Run,
+    StepBegin,
+    View,
+)  # fmt: skip
+
+LAYER = "layer"
+"""The pool that holds the experts of the present layer."""
+
+
+class Klotski(PolicyBase):
+    """Hot experts are copied during attention and run first for all micro-batches; no cache (Klotski, 2025)."""
+
+    paper = "Klotski (ASPLOS 2025, arXiv:2502.06888)"
+    missing = (
+        "what the paper has beyond the released code, such as a plan for the number of micro-batches: the workload says it",
+        "weights other than experts, and a KV cache, outside the GPU: they stay on it",
+    )
+    listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
+
+    n_hot: Annotated[int, Range(1)] | None = None
+    """Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to."""
+    vote: Vote = "activations"
+    """What an expert of the layer before adds to those it is used with most: how often it was used, how often the pair was,
+    or one."""
+    calibrated: bool = True
+    """Start from the calibration table of co-activation; False: from an empty one."""
+    merged: bool = False
+    """One kernel of an expert for the rows of all micro-batches, instead of one for each."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The table, if it starts from one."""
+        return frozenset({"table:coactivation"} if self.calibrated else ())
+
+    def place(self, view: View) -> Placement:
+        """Return room for one layer, empty."""
+        model, self._gpu = view.model, gpu_of(view, "klotski")
+        experts = model.n_experts
+        if self.calibrated:
+            self._table = np.array(view.tables["coactivation"], np.float64)
+        else:
+            self._table = np.zeros((model.n_layers, experts, experts))
+        self._counts = self._table.sum(axis=2) / model.top_k  # each row has top-k pairs with an expert
+        self._n_hot = min(experts, self.n_hot or model.top_k)
+        self._n_rows = 0
+        self._routed: list[Any] = []  # experts of the present layer's micro-batches
+        self._before = np.zeros((0, model.top_k), np.int64)  # of all rows in the layer before
+        self._late: set[tuple[int, int]] = set()  # under way although their layer is over
+        return Placement(pools=[Pool(self._gpu, LAYER, experts * slot_bytes(view))])
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Copy hot experts as the layer begins, the others as gates finish; run them in that order."""
+        kind = type(event)
+        if kind is Routed:
+            return self._on_routed(event, view)
+        if kind is LayerBegin:
+            return self._on_begin(event.layer, view)
+        if kind is LayerEnd:
+            return self._on_end(event.layer, view)
+        if kind is StepBegin:
+            self._n_rows = len(event.requests)
+        elif (event.layer, event.expert) in self._late:
+            self._late.discard((event.layer, event.expert))
+            return [Drop(event.layer, (event.expert,), self._gpu)]
+        return ()
+
+    def _on_begin(self, layer: int, view: View) -> list[Action]:
+        self._routed, self._first = [], [0]
+        if layer:
+            table, counts = self._table[layer - 1], self._counts[layer - 1]
+            hot = hot_experts(self._before, table, counts, self._n_hot, partners=view.model.top_k, vote=self.vote)
+        else:
+            hot = most_popular(self._counts[0], self._n_hot)
+        self._hot = hot
+        self._asked = list(hot)
+        self._late.difference_update((layer, expert) for expert in hot)
+        return [Fetch(layer, hot, self._gpu, PREFETCH, LAYER)]
+
+    def _on_routed(self, event: Routed, view: View) -> list[Action]:
+        layer, gpu = event.layer, self._gpu
+        others = in_order_of_appearance(event.experts, self._asked)
+        # One queue in the order of asking: the hot ones that still wait are asked for again, as urgently as the others.
+        actions: list[Action] = [Fetch(layer, self._hot, gpu, DEMAND, LAYER)] if event.mb == 0 else []
+        actions.append(Fetch(layer, others, gpu, DEMAND, LAYER))
+        self._late.difference_update((layer, expert) for expert in others)
+        self._asked += others
+        self._routed.append(event.experts)
+        self._first.append(self._first[-1] + len(event.experts))
+        last = self._first[-1] == self._n_rows
+        if not self.merged:
+            actions += self._run(layer, self._hot, len(self._routed) - 1)
+        elif last:
+            actions.append(Run(layer, self._active(self._hot), gpu))
+        if last:
+            actions += self._rest(layer)
+            self._learn(layer, np.concatenate(self._routed))
+        return actions
+
+    def _rest(self, layer: int) -> list[Action]:
+        """Run what is not hot, in the order of the copies."""
+        others = self._asked[len(self._hot) :]
+        if self.merged:
+            return [Run(layer, others, self._gpu)]
+        return [run for expert in others for mb in range(len(self._routed)) for run in self._run(layer, [expert], mb)]
+
+    def _run(self, layer: int, experts: list[int], mb: int) -> list[Action]:
+        """Run experts for the rows of one micro-batch."""
+        rows = ((e, np.flatnonzero((self._routed[mb] == e).any(axis=1)) + self._first[mb]) for e in experts)
+        return [Run(layer, (expert,), self._gpu, found.tolist()) for expert, found in rows if len(found)]
+
+    def _active(self, experts: list[int]) -> list[int]:
+        return [expert for expert in experts if any((routed == expert).any() for routed in self._routed)]
+
+    def _learn(self, layer: int, experts: Any) -> None:
+        """Count the rows of a layer, and their pairs with the layer before."""
+        chosen = np.zeros((len(experts), self._counts.shape[1]))
+        np.put_along_axis(chosen, experts.astype(np.int64), 1.0, axis=1)
+        self._counts[layer] += chosen.sum(axis=0)
+        if layer:
+            before = np.zeros_like(chosen)
+            np.put_along_axis(before, self._before, 1.0, axis=1)
+            self._table[layer - 1] += before.T @ chosen
+        self._before = experts.astype(np.int64)
+
+    def _on_end(self, layer: int, view: View) -> list[Action]:
+        """Give up the layer; a hot copy that nobody wanted goes on, and is dropped as it arrives."""
+        self._late.update((layer, expert) for expert in self._hot if view.is_pending(layer, expert, self._gpu))
+        return [Drop(layer, layer_residents(view, self._gpu, LAYER, layer), self._gpu)]
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Wait until late copies of the layer before are dropped: the pool holds a whole layer."""
+        return None

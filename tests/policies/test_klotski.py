@@ -1,0 +1,157 @@
+"""Klotski: votes for hot experts against a restatement, and a layer of two micro-batches to the nanosecond."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import link, machine, play, tasks, tiny_model, transfers, workload
+
+COUNTS = np.array([3, 4, 0, 0, 1, 9, 8, 2])
+PAIRS = np.array([
+    [6, 5, 1, 0, 0, 0, 0, 0], [1, 7, 6, 0, 0, 0, 0, 0], [0] * 8, [0] * 8, [0] * 8,
+    [9, 8, 0, 0, 0, 0, 0, 1], [0, 7, 0, 9, 0, 0, 0, 0], [0] * 8,
+])  # fmt: skip
+
+
+def test_the_first_layer_takes_the_most_popular() -> None:
+    assert most_popular(COUNTS, 2) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("vote", "chosen"), [("activations", [1, 0]), ("one", [1, 0]), ("coactivations", [1, 0])]
+)  # fmt: skip
+def test_rows_of_the_layer_before_vote(vote: Vote, chosen: list[int]) -> None:
+    """By activations: 1 gets 3 + 2 * 4 + 2 * 9 + 8 = 37, 0 gets 3 + 2 * 9 = 21, 2 and 3 get 8 each."""
+    assert hot_experts(np.array([[0, 1], [1, 5], [5, 6]]), PAIRS, COUNTS, 2, vote=vote) == chosen
+
+
+def test_the_readings_of_a_vote_differ() -> None:
+    table = np.array([[0, 0, 0, 0, 2, 2], [9, 8, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0]] + [[0] * 6] * 3)
+    counts = np.array([9, 3, 4, 0, 0, 0])
+    rows = np.array([[0, 1], [1, 2], [2, 2], [2, 2]])
+    readings: tuple[Vote, ...] = ("activations", "coactivations", "one")
+    assert [hot_experts(rows, table, counts, 2, vote=vote) for vote in readings] == [[2, 3], [0, 1], [2, 3]]
+    assert hot_experts(rows[:2], table, counts, 2) == [4, 5]
+
+
+def restated(previous: Any, table: Any, counts: Any, n_hot: int, partners: int, vote: str) -> list[int]:
+    votes = [0.0] * len(table)
+    for row in previous.tolist():
+        for voter in row:
+            for one in sorted(range(len(table)), key=lambda e: (-table[voter][e], e))[:partners]:
+                votes[one] += {"activations": counts[voter], "coactivations": table[voter][one], "one": 1}[vote]
+    return sorted(range(len(table)), key=lambda e: (-votes[e], e))[:n_hot]
+
+
+@pytest.mark.parametrize("vote", ["activations", "coactivations", "one"])
+def test_votes_against_a_restatement(vote: Vote) -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(200):
+        n = int(rng.integers(2, 9))
+        table, counts = rng.integers(0, 4, (n, n)), rng.integers(0, 4, n)  # small numbers, so that there are ties
+        previous = rng.permuted(np.tile(np.arange(n), (int(rng.integers(1, 6)), 1)), axis=1)[:, :2]
+        n_hot, partners = (int(x) for x in rng.integers(1, n + 1, 2))
+        expected = restated(previous, table, counts, n_hot, partners, vote)
+        assert hot_experts(previous, table, counts, n_hot, partners=partners, vote=vote) == expected
+
+
+def test_others_come_in_order_of_first_appearance() -> None:
+    assert in_order_of_appearance(np.array([[3, 1], [0, 3], [2, 1]]), without=[1]) == [3, 0, 2]
+
+
+# Two layers; two requests of one row, each a micro-batch: routed to 2 and 0, and to 2 and 3, in layer 0.
+ROWS = [[[[2, 0], [1, 0]]], [[[2, 3], [1, 2]]]]
+TABLE = np.zeros((2, 4, 4))
+TABLE[0, 2] = [0, 6, 4, 0]  # expert 2 is the most popular of layer 0, followed by 3
+TABLE[0, 3] = [0, 2, 0, 0]
+
+
+def run(rows: Any = ROWS, table: Any = TABLE, links: Any = None, **options: Any) -> Records:
+    policy = make_policy({"name": "klotski", "n_hot": 1, **options})
+    tables = {"coactivation": table} if options.get("calibrated", True) else {}
+    return play(policy, workload(rows, micro_batches=2), machine(None, links), tables=tables)
+
+
+def test_hot_experts_are_copied_during_attention_and_run_first() -> None:
+    # gpu0       |DDDD|DDDD|            |22|22|         |00|          |33| next layer
+    # cpu0->gpu0 |0/2                   |0/0            |0/3          |
+    #            0   100  200          1000            2000          3000
+    records = run()
+    # A hot copy that is under way when the first gate is done counts as a demand from then on.
+    down = [(0, "demand 0/2"), (1000, "demand 0/0"), (2000, "demand 0/3")]
+    assert transfers(records)[:3] == [(at, at + 1000, "cpu0->gpu0", what) for at, what in down]
+    assert tasks(records)[:6] == [
+        (0, 100, "gpu0", "dense"), (100, 200, "gpu0", "dense"), (1000, 1100, "gpu0", "E2x1"), (1100, 1200, "gpu0", "E2x1"),
+        (2000, 2100, "gpu0", "E0x1"), (3000, 3100, "gpu0", "E3x1"),
+    ]  # fmt: skip
+    # Expert 2 has the most votes in layer 1: 1 and 2 are its partners; expert 1 is first.
+    assert transfers(records)[3] == (3100, 4100, "cpu0->gpu0", "demand 1/1")
+
+
+def test_others_do_not_overtake_the_hot_ones() -> None:
+    """Three hot experts are still on their way when the first gate asks for expert 0."""
+    table = np.zeros((2, 4, 4))
+    table[0, 1:, 0] = 1
+    records = run(table=table, n_hot=3)
+    first = [(t.layer, t.expert) for t in records.transfers][:4]
+    assert first == [(0, 1), (0, 2), (0, 3), (0, 0)]
+    assert [t.submitted for t in records.transfers][:4] == [0, 0, 0, 100]
+
+
+def test_a_hot_expert_that_nobody_wants_is_copied_and_dropped() -> None:
+    """Experts 0 and 1 are wanted. Expert 3, the third guess, holds the next layer's copies up, and is dropped as it arrives."""
+    table = np.zeros((2, 4, 4))
+    table[0, 1] = table[0, 0] = table[0, 3] = [0, 1, 0, 0]
+    records = run([[[[0, 1], [0, 1]]], [[[0, 1], [0, 1]]]], table, n_hot=3)
+    assert [(t.layer, t.expert) for t in records.transfers][:4] == [(0, 0), (0, 1), (0, 3), (1, 0)]
+    assert records.transfers[2].end == records.transfers[3].start == 3000
+    assert [(e.layer, e.expert) for e in records.evictions if e.time == 3000] == [(0, 3)]
+
+
+def test_nothing_stays_and_each_expert_is_copied_once_for_all_micro_batches() -> None:
+    request = [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]
+    records = run([request, request], n_hot=2)
+    copied = [(t.layer, t.expert) for t in records.transfers]
+    assert copied.count((0, 0)) == copied.count((0, 1)) == 2  # steps
+    assert records.pool_peak_bytes["gpu0", "layer"] <= 4000
+
+
+def test_the_table_learns_every_row() -> None:
+    """Empty at first, so 0 is hot; the second step knows that expert 2 was used in layer 0, and expert 1 after it."""
+    row = [[2, 3], [1, 3]]
+    records = run([[row, row], [row, row]], calibrated=False)
+    begin = {visit.begin for visit in records.layers}
+    hot = [(t.layer, t.expert) for t in records.transfers if t.submitted in begin]
+    assert hot == [(0, 0), (1, 0), (0, 2), (1, 1)]
+
+
+def test_merged_kernels_take_the_rows_of_all_micro_batches() -> None:
+    records = run(merged=True)
+    assert tasks(records)[2:5] == [
+        (1000, 1100, "gpu0", "E2x2"), (2000, 2100, "gpu0", "E0x1"), (3000, 3100, "gpu0", "E3x1"),
+    ]  # fmt: skip
+
+
+def test_with_a_fast_link_all_hot_experts_run_before_the_others() -> None:
+    """All copies are there before the second gate is done; still expert 2 runs for both micro-batches first."""
+    records = run(links={"cpu0->gpu0": link(100), "gpu0->cpu0": link()})
+    assert [what for _, _, _, what in tasks(records)][:6] == ["dense", "dense", "E2x1", "E2x1", "E0x1", "E3x1"]
+
+
+def test_it_keeps_the_contract() -> None:
+    check_policy(lambda: make_policy("klotski"))
+    check_policy(lambda: make_policy({"name": "klotski", "n_hot": 3, "merged": True, "vote": "one"}))
+
+
+def test_a_model_of_one_layer_needs_no_pairs() -> None:
+    policy = make_policy({"name": "klotski", "calibrated": False})
+    rows = [[[[1, 2]], [[1, 2]]]]
+    records = play(policy, workload(rows), model=tiny_model(n_layers=1))
+    assert [(t.expert, t.submitted) for t in records.transfers] == [(0, 0), (1, 0), (2, 100), (1, 3100), (2, 3100)]
