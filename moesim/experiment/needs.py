@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 SCORES = frozenset({"scores", "scores-or-weights"})
 """What a policy needs that goes by the router's scores."""
-_COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation")  # by moesim trace calibrate
+# By moesim trace calibrate; the latter also where a trace has others.
+_LATER = ("activation_matrices", "expert_maps")
+_COUNTED = ("activation_frequency", "activation_frequency_decode", "coactivation", *_LATER)
 _SHARE = 0.25  # of the requests, in the command that messages name
 
 
@@ -73,7 +75,7 @@ def _by_command(trace: Trace, label: str, tables: Collection[str], scores: Colle
         return "choose a trace with the scores of all experts: moesim trace record --scores, or scores: true of a synthetic one"
     if not (tables or scores) or not set(tables) <= set(_COUNTED):
         return "choose a trace that has it"
-    if tables and trace.tables:
+    if tables and trace.tables and not set(tables) <= set(_LATER):
         return "what its tables were counted from has nothing of the kind; choose another trace"
     ends = " --hold-back ends" if trace.n_requests < 2 else ""
     options = [f"--share {_SHARE:g}{ends}"] if tables else []

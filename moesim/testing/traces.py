@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.trace import Signal, Trace
+from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows, used
 from moesim.trace.stats.prediction import coactivation
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ def synthetic_trace(
     tables = {}
     if calibration:
         phase = _phases(*lengths)
-        _, other, _ = _route(rng, popularity, lengths[0] + lengths[1], top_k, reuse)
-        tables = _tables(other, phase, n_experts)
+        likely, other, _ = _route(rng, popularity, lengths[0] + lengths[1], top_k, reuse)
+        ends = np.cumsum(lengths[0] + lengths[1])
+        tables = _tables(other, phase, n_experts) | _matrices(likely, other, ends, lengths[0])
     return Trace.build(
         experts=ids,
         weights=weights,
@@ -109,6 +111,18 @@ def _tables(ids: NDArray[np.int64], phase: NDArray[np.int64], n_experts: int) ->
         "activation_frequency": frequency(ids),
         "activation_frequency_decode": frequency(ids[phase == 1]),
         "coactivation": coactivation(ids, n_experts).astype(np.float32),
+    }
+
+
+def _matrices(
+    scores: NDArray[np.float32], ids: NDArray[np.int64], ends: NDArray[np.int64], n_prompt: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    starts = np.concatenate([[0], ends[:-1]])
+    places = map_rows(n_prompt.tolist(), (ends - starts).tolist())
+    counts = [used(ids[start:end], scores.shape[2]) for start, end in zip(starts, ends, strict=True)]
+    return {
+        MATRICES: np.stack(counts[:MOST], axis=1).astype(np.float32),
+        MAPS: np.stack([scores[starts[request] + row] for request, row in places], axis=1).astype(np.float16),
     }
 
 

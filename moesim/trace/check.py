@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LABELS = ("measured", "synthetic")
 """What routing may be: recorded from a model, or made up."""
+STORED = ("activation_matrices", "expert_maps")
+"""Tables with a matrix for each of some requests or iterations, however many: (n_layers, n, n_experts)."""
 _REMEDY = "record or import the trace again"
 _CHUNK_CELLS = 2**23
 
@@ -225,7 +227,9 @@ def _check_table(trace: Recorded, name: str, table: NDArray[Any], place: str) ->
         raise _wrong(place, f"{trace.n_layers} layers first", f"shape {table.shape}")
     if name in known and table.shape != known[name]:
         raise _wrong(place, f"shape {known[name]}", table.shape)
-    check_finite(table, place, lowest=0 if name in known else None)
+    if name in STORED and (table.ndim != 3 or not table.shape[1] or table.shape[2] != trace.n_experts):
+        raise _wrong(place, f"shape ({trace.n_layers}, at least 1, {trace.n_experts})", table.shape)
+    check_finite(table, place, lowest=0 if name in known or name in STORED else None)
 
 
 def _check_signal(trace: Recorded, signal: Signal, place: str) -> None:

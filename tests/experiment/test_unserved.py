@@ -144,6 +144,13 @@ def test_whatever_a_policy_needs_the_message_names_a_way(name: str):
             assert (way in text) == any(need.startswith(kind) for need in missing)
 
 
+def test_newer_tables_can_be_added_to_a_trace_that_has_others():
+    some = synthetic_trace(4, 8, 2, 4, calibration=True)
+    bare = replace(some, tables={"coactivation": some.tables["coactivation"]})
+    text = explain(bare, "t", ["table:activation_matrices"])
+    assert text.endswith("left out: moesim trace calibrate t --share 0.25 --out t-calibrated.safetensors")
+
+
 def test_one_command_adds_all_that_can_be_added():
     bare = replace(synthetic_trace(4, 8, 2, 4), weights=None)
     text = explain(bare, "t", ["scores-or-weights", "table:coactivation"])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import moesim.trace.files
+import moesim.trace.stats.calibration
 from moesim.cli.main import main
 from moesim.errors import InputError, TraceError
 from moesim.experiment import run_experiment
@@ -18,7 +19,7 @@ from moesim.testing.traces import synthetic_trace
 from moesim.trace import GateInputs, Trace
 from moesim.trace.formats.calibrating import Additions, extend
 from moesim.trace.formats.tabular_export import export_csv
-from moesim.trace.stats.calibration import Counts
+from moesim.trace.stats.calibration import Counts, map_rows
 from moesim.trace.stats.report import report
 from moesim.trace.subset import subset
 from tests.experiment.experiment_kit import resolve, write_trace
@@ -107,23 +108,78 @@ def test_requests_are_held_back_counted_and_gone():
     assert found.remarks == ("calibrated on 2 held-back requests (seed 3)",)
     assert [entry["name"] for entry in found.header["calibration_requests"]] == [f"r{request}" for request in held]
     assert [entry["request"] for entry in found.header["calibration_requests"]] == held
-    assert found.header["absent"] == ["calibration table residual", "weights"]
+    assert found.header["absent"] == ["calibration table expert_maps", "calibration table residual", "weights"]
     facts = {"what": "requests", "share": 0.25, "seed": 3, "n": 2, "of": 8, "rows": len(rows)}
     assert found.header["held_back"] == facts
 
 
 def test_the_tables_are_those_that_the_recorder_makes():
-    assert set(Counts(2, 4, 3).tables()) == {"activation_frequency", "activation_frequency_decode", "coactivation", "residual"}
+    counted = {"activation_frequency", "activation_frequency_decode", "activation_matrices", "coactivation", "residual"}
+    assert set(Counts(2, 4, 3).tables()) == counted
     rows = np.arange(recorded().n_rows, dtype=np.int32)
     inputs = GateInputs(rows, np.random.default_rng(0).normal(size=(len(rows), LAYERS, 4)).astype(np.float16))
     whole = recorded(inputs=inputs)
     found = extend(whole, Additions(share=0.5), "t")
-    assert set(found.tables) == set(Counts(2, 4, 3).tables()) and "calibration" not in " ".join(found.header["absent"])
+    assert set(found.tables) == counted
+    assert "calibration table" not in " ".join(found.header["absent"]).replace("calibration table expert_maps", "")
     held = np.concatenate([rows[rows_of(whole, entry["request"])] for entry in found.header["calibration_requests"]])
     means = inputs.values[held].astype(np.float64).mean(axis=0)
     np.testing.assert_allclose(found.tables["residual"][:-1], np.diff(means, axis=0), rtol=2e-3, atol=1e-3)
     assert not found.tables["residual"][-1].any()
     assert found.inputs is not None and len(found.inputs.rows) == found.n_rows
+
+
+def test_each_held_back_request_has_its_activation_matrix():
+    whole = recorded()
+    found = extend(whole, Additions(share=0.5, seed=1), "t")
+    held = [entry["request"] for entry in found.header["calibration_requests"]]
+    matrices = found.tables["activation_matrices"]
+    assert matrices.shape == (LAYERS, 4, EXPERTS) and matrices.dtype == np.float32
+    for place, request in enumerate(held):
+        rows = whole.experts[rows_of(whole, request)]
+        wanted = [[np.count_nonzero(rows[:, layer] == expert) for expert in range(EXPERTS)] for layer in range(LAYERS)]
+        np.testing.assert_array_equal(matrices[:, place], wanted)
+
+
+def test_expert_maps_are_the_scores_of_single_iterations():
+    trace = synthetic_trace(LAYERS, EXPERTS, 2, 4, 5, 3, scores=True)
+    found = extend(trace, Additions(share=0.5), "t")
+    assert trace.scores is not None
+    rows = [8 * entry["request"] + row for entry in found.header["calibration_requests"] for row in (4, 5, 6, 7)]
+    np.testing.assert_array_equal(found.tables["expert_maps"], trace.scores[rows].swapaxes(0, 1))
+    assert "expert_maps" not in extend(synthetic_trace(LAYERS, EXPERTS, 2, 4), Additions(share=0.5), "t").tables
+
+
+def test_many_iterations_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(moesim.trace.stats.calibration, "MOST", 3)
+    assert map_rows([2, 1], [5, 3]) == [(0, 1), (0, 3), (1, 0)]  # of (0, 1) to (0, 4) and (1, 0) to (1, 2)
+    counts = Counts(1, 2, 0)
+    for _ in range(5):
+        counts.add(np.zeros((2, 1, 1), np.uint8), 1)
+    assert counts.tables()["activation_matrices"].shape == (1, 3, 2)
+
+
+def test_a_trace_with_older_tables_gets_the_newer_ones_beside_them(tmp_path: Path):
+    trace = synthetic_trace(LAYERS, EXPERTS, 2, 6, scores=True, calibration=True)
+    older = {name: table for name, table in trace.tables.items() if name not in ("activation_matrices", "expert_maps")}
+    before = replace(trace, tables=older, header={**trace.header, "calibration_requests": [{"name": "elsewhere"}]})
+    found = extend(before, Additions(share=0.5), "t")
+    found.check()
+    assert set(found.tables) == set(trace.tables) and found.n_requests == 3
+    for name, table in older.items():
+        np.testing.assert_array_equal(found.tables[name], table)
+    assert found.tables["activation_matrices"].shape == (LAYERS, 3, EXPERTS)
+    assert [entry.get("name") for entry in found.header["calibration_requests"]] == ["elsewhere", None, None, None]
+    assert found.header["held_back"]["tables"] == ["activation_matrices", "expert_maps"]
+    found.write(tmp_path / "t.safetensors")
+    np.testing.assert_array_equal(Trace.read(tmp_path / "t.safetensors").tables["expert_maps"], found.tables["expert_maps"])
+
+
+@pytest.mark.parametrize("shape", [(LAYERS, EXPERTS), (LAYERS, 0, EXPERTS), (LAYERS, 2, EXPERTS + 1)])
+def test_matrices_of_another_shape_are_refused(shape: tuple[int, ...]):
+    wrong = replace(recorded(), tables={"activation_matrices": np.ones(shape, np.float32)})
+    with pytest.raises(TraceError, match=r"calibration/activation_matrices: expected shape \(3, at least 1, 6\), got"):
+        wrong.check()
 
 
 def test_the_choice_depends_on_the_seed_alone():
@@ -158,7 +214,7 @@ def test_the_end_of_each_request_can_be_held_back():
 
 def test_without_decoded_tokens_there_is_no_table_of_them():
     found = extend(recorded(decode=0), Additions(share=0.25), "t")
-    assert set(found.tables) == {"activation_frequency", "coactivation"}
+    assert set(found.tables) == {"activation_frequency", "activation_matrices", "coactivation"}
     assert "calibration table activation_frequency_decode" in found.header["absent"]
 
 
@@ -171,7 +227,7 @@ def test_without_decoded_tokens_there_is_no_table_of_them():
         (recorded(), Additions(share=float("nan")), "above 0 and below 1, got nan"),
         (recorded(1), Additions(share=0.5), "t: expected two or more requests, .* got 1; add --hold-back ends"),
         (recorded(1, prompt=1, decode=0), Additions(share=0.5, held_back="ends"), "two or more tokens, got one token each"),
-        (recorded(tables={"coactivation": PAIRS}), Additions(share=0.5), "got coactivation"),
+        (recorded(tables={"coactivation": PAIRS, "activation_matrices": PAIRS}), Additions(share=0.5), "got activation_m.*, coa"),
         (synthetic_trace(), Additions(weights=True), "--weights uniform: expected a trace without weights and scores, got"),
         (synthetic_trace(), Additions(scores=True), "--scores uniform: .* got weights in t; leave it out"),
         (synthetic_trace(scores=True), Additions(scores=True), "got scores and weights in t"),
@@ -269,7 +325,7 @@ def test_importing_and_calibrating_can_be_one_step_or_two(tmp_path: Path, capsys
     assert first[0] == (
         f"wrote {out} from vllm: 3 layers x 7 experts, top-2, measured, 14 tokens of 2 requests; calibrated on 2 held-back "
         "requests (seed 2); weights uniform over the chosen; scores uniform over the chosen; tables activation_frequency, "
-        "activation_frequency_decode, coactivation"
+        "activation_frequency_decode, activation_matrices, coactivation, expert_maps"
     )
     assert first[1] == "absent: calibration table residual, gate inputs, signals"
     assert main(["trace", "import", *source, "--out", str(tmp_path / "bare.safetensors")]) == 0
@@ -339,4 +395,4 @@ def test_held_back_requests_foretell_the_others():
     shares = kept.tables()["activation_frequency"]
     agreement = [np.corrcoef(a, b)[0, 1] for a, b in zip(found.tables["activation_frequency"], shares, strict=True)]
     assert min(agreement) > 0.5
-    assert set(found.tables) == {"activation_frequency", "activation_frequency_decode", "coactivation"}
+    assert set(found.tables) == {"activation_frequency", "activation_frequency_decode", "activation_matrices", "coactivation"}

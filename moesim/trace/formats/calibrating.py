@@ -18,13 +18,16 @@ from moesim.errors import InputError
 from moesim.trace import Trace
 from moesim.trace.additions import HELD_BACK
 from moesim.trace.formats.store import pieces
-from moesim.trace.stats.calibration import RESIDUAL, Counts, mean_steps
+from moesim.trace.stats.calibration import MAPS, MATRICES, RESIDUAL, Counts, map_rows, mean_steps
 from moesim.trace.subset import subset
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FREQUENCY_DECODE = "activation_frequency_decode"
+ALL = ("activation_frequency", FREQUENCY_DECODE, "coactivation", RESIDUAL, MATRICES, MAPS)
+LATER = (MATRICES, MAPS)
+"""Tables that a trace may get although it has others."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ def extend(trace: Trace, additions: Additions, place: str, folder: Path | None =
     if not additions.any:
         raise InputError(f"{place}: expected something to add, got nothing; give --share, --weights uniform or --scores uniform")
     _check_made_up(trace, additions, place)
+    trace = _with_uniform(trace, additions, folder)
     if additions.share is not None:
         trace = _calibrated(trace, additions.share, additions, place, folder)
-    return _with_uniform(trace, additions, folder)
+    return trace
 
 
 def _check_made_up(trace: Trace, additions: Additions, place: str) -> None:
@@ -81,20 +85,26 @@ def _check_made_up(trace: Trace, additions: Additions, place: str) -> None:
 def _calibrated(trace: Trace, share: float, additions: Additions, place: str, folder: Path | None) -> Trace:
     if not 0 < share < 1:
         raise InputError(f"{place}: expected a share to hold back, above 0 and below 1, got {share:g}; for example 0.25")
-    if trace.tables:
+    has = trace.tables
+    wanted = [name for name in (LATER if has else ALL) if name not in has and (name != MAPS or trace.scores is not None)]
+    if not wanted:
         raise InputError(
-            f"{place}: expected a trace without calibration tables, got {', '.join(sorted(trace.tables))}; use it as it is, or "
+            f"{place}: expected a trace without calibration tables, got {', '.join(sorted(has))}; use it as it is, or "
             "calibrate the trace from which it was made"
         )
     choose = _whole_requests if additions.held_back == "requests" else _ends
     held, kept, n_rows = choose(trace, share, additions.seed, place)
-    tables = _tables(trace, held)
+    tables = {**has, **{name: table for name, table in _tables(trace, held).items() if name in wanted}}
     n_tokens = sum(span.stop - span.first for span in held)
     facts = {"what": additions.held_back, "share": share, "seed": additions.seed, "n": len(held), "rows": n_tokens}
     listed = [_entry(trace, span) for span in held]
     left = subset(trace, kept, n_rows, folder)
+    if has:  # which were counted from other requests
+        facts["tables"] = wanted
+        before = left.header.get("calibration_requests")
+        listed = [*(before if isinstance(before, list) else [before] if before else []), *listed]
     header = {**left.header, "held_back": {**facts, "of": trace.n_requests}, "calibration_requests": listed}
-    names = [name for name in ("activation_frequency", FREQUENCY_DECODE, "coactivation", RESIDUAL) if name not in tables]
+    names = [name for name in ALL if name not in tables]
     header |= _absent(header, "calibration tables", [f"calibration table {name}" for name in names])
     return replace(left, tables=tables, header=header)
 
@@ -151,6 +161,10 @@ def _tables(trace: Trace, held: Sequence[_Span]) -> dict[str, NDArray[Any]]:
     del tables[RESIDUAL]
     if n_inputs:
         tables[RESIDUAL] = mean_steps(counts.arrays["inputs"], n_inputs)
+    if trace.scores is not None:
+        places = map_rows([span.n_prompt for span in held], [span.stop - span.first for span in held])
+        scores = [np.asarray(trace.scores[held[span].first + row], np.float16) for span, row in places]
+        tables[MAPS] = np.stack(scores, axis=1)
     return tables
 
 

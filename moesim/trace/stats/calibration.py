@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 RESIDUAL = "residual"
 """Name of the table of mean steps between the inputs of routers, and of the signal that is made with it."""
+MATRICES = "activation_matrices"
+MAPS = "expert_maps"
+MOST = 1000
+"""Activation matrices and expert maps that are kept at most: what the systems store that use them, MoE-Infinity and FineMoE."""
 
 
 class Counts:
@@ -30,6 +34,8 @@ class Counts:
             "pairs": np.zeros((n_layers, n_experts, n_experts), np.int64),
             "inputs": np.zeros((n_layers, hidden), np.float64),
             "rows": np.zeros(1, np.int64),
+            # (n_layers, n_requests, n_experts) int32: tokens of each request, of the first `MOST`, that used each expert
+            "matrices": np.zeros((n_layers, 0, n_experts), np.int32),
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -38,26 +44,26 @@ class Counts:
 
     def add(self, experts: NDArray[Any], n_prompt: int) -> None:
         """Count a request, (n_rows, n_layers, top_k), the prompt first."""
-        self.arrays["prefill"] += self._used(experts[:n_prompt])
-        self.arrays["decode"] += self._used(experts[n_prompt:])
+        self.arrays["prefill"] += used(experts[:n_prompt], self._n_experts)
+        self.arrays["decode"] += used(experts[n_prompt:], self._n_experts)
         self.arrays["pairs"] += coactivation(experts, self._n_experts).astype(np.int64)
         self.arrays["rows"] += len(experts)
+        if self.arrays["matrices"].shape[1] < MOST:
+            matrix = used(experts, self._n_experts).astype(np.int32)
+            self.arrays["matrices"] = np.concatenate([self.arrays["matrices"], matrix[:, None]], axis=1)
 
     def add_inputs(self, sums: NDArray[np.float64]) -> None:
         """Add the sum of the routers' inputs over the rows of some requests."""
         self.arrays["inputs"] += sums
-
-    def _used(self, experts: NDArray[Any]) -> NDArray[np.int64]:
-        n_layers = experts.shape[1]
-        places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * self._n_experts
-        return np.bincount(places.ravel(), minlength=n_layers * self._n_experts).reshape(n_layers, -1)
 
     def tables(self) -> dict[str, NDArray[Any]]:
         """Make the tables of a trace.
 
         Gives ``activation_frequency`` (prefill and decode) and ``activation_frequency_decode``, (n_layers, n_experts) float32
         shares; ``coactivation`` (n_layers, n_experts, n_experts) float32 counts; ``residual`` (n_layers, hidden) float16: mean
-        step from the input of each router to the next one's, zeros for the last (DALI).
+        step from the input of each router to the next one's, zeros for the last (DALI); ``activation_matrices``
+        (n_layers, n_requests, n_experts) float32: tokens of each request, prompt and decode, that used each expert
+        (MoE-Infinity's EAM).
         """
         both = self.arrays["prefill"] + self.arrays["decode"]
         return {
@@ -65,7 +71,21 @@ class Counts:
             "activation_frequency_decode": _shares(self.arrays["decode"]),
             "coactivation": self.arrays["pairs"].astype(np.float32),
             RESIDUAL: mean_steps(self.arrays["inputs"], int(self.arrays["rows"][0])),
+            MATRICES: self.arrays["matrices"].astype(np.float32),
         }
+
+
+def used(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
+    """Count the rows of (n_rows, n_layers, top_k) that used each expert: (n_layers, n_experts).
+
+    Examples
+    --------
+    >>> used(np.array([[[0, 2]], [[1, 2]]]), 4).tolist()
+    [[1, 1, 2, 0]]
+    """
+    n_layers = experts.shape[1]
+    places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
+    return np.bincount(places.ravel(), minlength=n_layers * n_experts).reshape(n_layers, -1)
 
 
 def mean_steps(sums: NDArray[np.float64], n_rows: int) -> NDArray[np.float16]:
@@ -76,3 +96,23 @@ def mean_steps(sums: NDArray[np.float64], n_rows: int) -> NDArray[np.float16]:
 
 def _shares(counts: NDArray[np.int64]) -> NDArray[np.float32]:
     return np.asarray(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), np.float32)
+
+
+def map_rows(n_prompt: Sequence[int], n_rows: Sequence[int]) -> list[tuple[int, int]]:
+    """Choose the iterations whose scores are kept as expert maps: the prompt's last row and each decoded one, as (request, row).
+
+    Of more than `MOST`, those at even distances.
+
+    Examples
+    --------
+    >>> map_rows([3, 0], [5, 2])
+    [(0, 2), (0, 3), (0, 4), (1, 0), (1, 1)]
+    """
+    rows = [
+        (request, row)
+        for request, (prompt, n) in enumerate(zip(n_prompt, n_rows, strict=True))
+        for row in range(max(0, prompt - 1), n)
+    ]
+    if len(rows) <= MOST:
+        return rows
+    return [rows[place * len(rows) // MOST] for place in range(MOST)]

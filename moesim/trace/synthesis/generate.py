@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 from moesim.errors import ConfigError
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.balance import activation_frequency
+from moesim.trace.stats.calibration import MATRICES, MOST, used
 from moesim.trace.stats.prediction import coactivation
 from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
 from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, top_ids
@@ -228,6 +229,7 @@ def _calibrate(model: SyntheticModel, n_requests: int) -> dict[str, NDArray[Any]
         "activation_frequency_decode": activation_frequency(decode, p.n_experts).astype(np.float32),
         "coactivation": coactivation(rows, p.n_experts).astype(np.float32),
         "residual": step.astype(np.float16),
+        MATRICES: np.stack([used(one, p.n_experts) for one in experts[:MOST]], axis=1).astype(np.float32),
     }
 
 
