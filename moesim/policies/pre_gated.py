@@ -14,7 +14,8 @@ Idea: a model is fine-tuned so that each gate looks one layer ahead. Then nothin
 | copies | - | one thread, ascending ids, each expert once | the same |
 | buffers | two, of the activated experts | two | two, of a layer's experts each |
 | wrong guesses | none, by training | none | copied on demand; what nobody asks for is dropped as its layer ends |
-| cache | optional | one arena for all layers, LFU, LRU or LIFO; off | none |
+| cache | optional | one arena for all layers, LFU, LRU or LIFO, which learns of requests when copies are issued; off | the same (``cache``), as large as the granted slots; who leaves it before its layer is over goes to the layer's buffer |
+| a hit in the cache | - | copied to the buffer within the GPU | computed where it is, without that copy |
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from moesim.policies.algorithms.arena import Arena, Rule
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option_of
-from moesim.policies.parts import source_needs
+from moesim.policies.parts import Unit, source_needs
 from moesim.policies.prefetching import Lane, TopPredicted
 from moesim.policy import (
+    CACHE,
     DEMAND,
     PREFETCH,
     Action,
@@ -34,6 +37,7 @@ from moesim.policy import (
     Fetch,
     Fetched,
     LayerEnd,
+    Move,
     Placement,
     Pool,
     Predict,
@@ -53,13 +57,16 @@ class PreGated(PolicyBase):
     paper = "Pre-gated MoE (ISCA 2024, arXiv:2308.12066)"
     missing = (
         "the model that is fine-tuned so that a gate selects the next layer's experts: the recorded routing stands in, an oracle",
-        "the optional cache of experts, off in the released code",
+        "cache: copies within the GPU from the cache to a buffer",
     )
     listens = frozenset({Routed, Predicted, Fetched, LayerEnd})
 
     source: str = option_of(TopPredicted, default="oracle")
     """Who says what the next layer is routed to; ``oracle`` for a model that is trained to know."""
     lane: Lane = option_of(TopPredicted)
+
+    cache: Rule | None = None
+    """Who leaves a cache of experts of all layers; None: no cache."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -71,9 +78,14 @@ class PreGated(PolicyBase):
         self._gpu = gpu_of(view, "pre-gated")
         self._awaited: set[int] = set()  # experts of the present layer that are not there
         self._held: set[int] = set()  # those that run once all are
-        self._ahead: dict[int, set[int]] = {}  # layer -> what was fetched before it was routed
-        size = view.model.n_experts * slot_bytes(view)
-        return Placement(pools=[Pool(self._gpu, buffer, size) for buffer in BUFFERS])
+        self._asked: set[Unit] = set()  # what was asked for, until its layer is over
+        self._next: tuple[int, list[int]] | None = None  # layer and experts to fetch once this layer's are there
+        size = slot_bytes(view)
+        slots = min(view.cache_slots(self._gpu), view.model.n_layers * view.model.n_experts) if self.cache else 0
+        self._arena = Arena[Unit](slots, self.cache or "lfu")
+        self._inside: set[Unit] = set()  # of the cache's pool
+        pools = [Pool(self._gpu, buffer, view.model.n_experts * size) for buffer in BUFFERS]
+        return Placement(pools=[*pools, Pool(self._gpu, CACHE, slots * size)] if slots else pools)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Run what is there, and copy what the next layer will want."""
@@ -82,16 +94,18 @@ class PreGated(PolicyBase):
         if type(event) is Predicted:
             return self._predicted(event, view)
         if type(event) is Fetched:
-            return self._arrived(event)
+            return self._arrived(event, view)
         return self._layer_end(event.layer, view)
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu
         self._layer = layer
-        absent = [e for e in event.active if not view.is_resident(layer, e, gpu)]
-        self._awaited.update(absent)
+        asked = [e for e in event.active if (layer, e) in self._asked]
+        late = [e for e in asked if view.is_pending(layer, e, gpu)]
+        actions, copied = self._copies(layer, [e for e in event.active if e not in asked], DEMAND, view)
+        self._awaited.update(late, copied)
         self._held.update(event.active)
-        actions: list[Action] = [Fetch(layer, absent, gpu, DEMAND, BUFFERS[layer % 2]), *self._run()]
+        actions += [Fetch(layer, late, gpu, DEMAND, BUFFERS[layer % 2]), *self._run(view)]
         if event.mb == 0 and layer + 1 < view.model.n_layers:
             actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane))
         return actions
@@ -100,27 +114,55 @@ class PreGated(PolicyBase):
         layer, top_k = event.layer, view.model.top_k
         if layer <= self._layer:  # it has been routed meanwhile
             return []
-        ahead = self._ahead.setdefault(layer, set())
-        new = sorted(set(event.ids[:, :top_k].ravel().tolist()) - ahead)
-        ahead.update(new)
-        return [Fetch(layer, new, self._gpu, PREFETCH, BUFFERS[layer % 2])]
+        new = sorted(e for e in set(event.ids[:, :top_k].ravel().tolist()) if (layer, e) not in self._asked)
+        if self._awaited and self.cache:  # who leaves the cache then is there, and can be moved
+            self._next = layer, new
+            return []
+        return self._copies(layer, new, PREFETCH, view)[0]
 
-    def _arrived(self, event: Fetched) -> list[Action]:
+    def _copies(self, layer: int, experts: list[int], urgency: int, view: View) -> tuple[list[Action], list[int]]:
+        """Copy what is not in the cache, into it; what does not stay there goes to the layer's buffer. Return whom, too."""
+        gpu, arena = self._gpu, self._arena
+        actions: list[Action] = []
+        copied: list[int] = []
+        for expert in experts:
+            if (layer, expert) not in arena:
+                copied.append(expert)
+            gone = arena.request((layer, expert))
+            self._asked.add((layer, expert))
+            if gone in self._inside and view.is_resident(*gone, gpu):  # what is on its way leaves when its layer ends
+                self._inside.discard(gone)
+                keep = gone in self._asked  # its layer is not over
+                actions.append(Move(gone[0], [gone[1]], gpu, BUFFERS[gone[0] % 2]) if keep else Drop(gone[0], [gone[1]], gpu))
+        kept = [e for e in copied if (layer, e) in arena][: arena.capacity - len(self._inside)]
+        self._inside.update((layer, e) for e in kept)
+        actions.append(Fetch(layer, kept, gpu, urgency, CACHE))
+        actions.append(Fetch(layer, [e for e in copied if e not in kept], gpu, urgency, BUFFERS[layer % 2]))
+        return actions, copied
+
+    def _arrived(self, event: Fetched, view: View) -> list[Action]:
         if event.layer != self._layer:
             return []
         self._awaited.discard(event.expert)
-        return self._run()
+        return self._run(view)
 
-    def _run(self) -> list[Action]:
+    def _run(self, view: View) -> list[Action]:
+        """Run the layer's experts once all are there; with a cache, only then begin the next layer's copies."""
         if self._awaited or not self._held:
             return []
+        ahead, self._next = self._next, None
+        actions = self._copies(*ahead, PREFETCH, view)[0] if ahead else []
         held, self._held = sorted(self._held), set()
-        return [Run(self._layer, held, self._gpu)]
+        return [*actions, Run(self._layer, held, self._gpu)]
 
     def _layer_end(self, layer: int, view: View) -> list[Action]:
-        ahead = self._ahead.pop(layer, set())
+        ahead = {unit for unit in self._asked if unit[0] == layer}
+        self._asked -= ahead
         gone = layer_residents(view, self._gpu, BUFFERS[layer % 2], layer)
-        gone += sorted(e for e in ahead if view.is_pending(layer, e, self._gpu))
+        gone += sorted(e for _, e in ahead - self._inside if view.is_pending(layer, e, self._gpu))
+        over = [unit for unit in self._inside if unit[0] == layer and unit not in self._arena]
+        self._inside.difference_update(over)
+        gone += sorted(e for _, e in over)
         return [Drop(layer, gone, self._gpu)]
 
     def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:

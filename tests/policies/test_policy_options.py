@@ -159,12 +159,12 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
         "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
     },
-    "pre-gated": {"source": ({"source": "synthetic:0.2"}, {})},
     "klotski": {
         "n_hot": ({"n_hot": 1}, {}),
         "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
+    "pre-gated": {"source": ({"source": "synthetic:0.2"}, {}), "cache": ({"cache": "lfu"}, {})},
     "kt-layer": {"side": ({"side": "last"}, {}), "prefill_threshold": ({"prefill_threshold": 5}, {})},
     "kt-expert": KT_EXPERT,
     "kt-expert-deferral": {**KT_EXPERT, "max_deferred": ({"max_deferred": 1}, {})},

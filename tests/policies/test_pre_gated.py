@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.policies.algorithms.arena import Arena
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
@@ -81,5 +82,47 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     assert (100, 110, "gpu0*", "predict") in tasks(records)
 
 
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("pre-gated"))
+@pytest.mark.parametrize("seed", range(60))
+def test_the_cache_is_the_one_described(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    capacity, rule = int(draw.integers(0, 6)), ("lfu", "lru", "lifo")[seed % 3]
+    arena = Arena[int](capacity, rule)  # type: ignore[arg-type]
+    held: dict[int, dict[str, int]] = {}
+    for now, key in enumerate(draw.integers(0, 9, size=60).tolist()):
+        left = arena.request(key)
+        if key in held:
+            assert left is None
+            held[key]["count"] += 1
+            held[key]["used"] = now
+        elif capacity == 0:
+            assert left == key
+        else:
+            expected = None
+            if len(held) == capacity:
+                by = {"lfu": ("count", "used"), "lru": ("used",), "lifo": ("came",)}[rule]
+                ranked = sorted(held, key=lambda one: [held[one][field] for field in by])
+                expected = ranked[-1] if rule == "lifo" else ranked[0]
+                del held[expected]
+            assert left == expected
+            held[key] = {"count": 1, "used": now, "came": now}
+        assert all((one in arena) == (one in held) for one in range(9))
+
+
+def test_what_is_cached_is_not_copied_again() -> None:
+    # 4 slots hold all. With 3, 1/1 takes the place of 0/0, which layer 0 still needs: it goes to the buffer. In the next token each
+    # expert is asked for just after it has left.
+    policy = make_policy({"name": "pre-gated", "source": "told", "cache": "lru"})
+    records = play(policy, workload([[TOKEN, TOKEN]]), machine(TOY), predictors={"told": Oracle()}, slots={"gpu0": 4})
+    assert [(t.layer, t.expert) for t in records.transfers] == [(0, 0), (0, 2), (1, 0), (1, 1)]
+    assert records.pool_peak_bytes["gpu0", "cache"] == 4000 and records.pool_peak_bytes["gpu0", "even"] == 0
+    policy = make_policy({"name": "pre-gated", "source": "told", "cache": "lru"})
+    tight = play(policy, workload([[TOKEN, TOKEN]]), machine(TOY), predictors={"told": Oracle()}, slots={"gpu0": 3})
+    assert [(t.layer, t.expert) for t in tight.transfers] == [(0, 0), (0, 2), (1, 0), (1, 1)] * 2
+    assert tight.pool_peak_bytes["gpu0", "even"] > 0
+    assert tight.inexact == []
+
+
+@pytest.mark.parametrize("cache", [None, "lfu", "lru", "lifo"])
+def test_it_keeps_the_contract(cache: str | None) -> None:
+    for source in ("oracle", "synthetic:0.5"):
+        check_policy(lambda source=source: make_policy({"name": "pre-gated", "cache": cache, "source": source}))
