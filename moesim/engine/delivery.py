@@ -84,9 +84,9 @@ def _charge(state: State, visit: Visit, active: Sequence[int], actions: list[Any
     visit.hold()
     state.deciding = True
     held = []
+    firsts = [visit.base + state.weights.first(bits) for bits in state.weights.widths]
     for device in state.devices:
-        for expert in active:
-            unit = visit.base + expert
+        for unit in [first + expert for first in firsts for expert in active]:
             copy = device.memory.copies.get(unit) or device.pending.get(unit)
             if copy is not None:
                 copy.in_use += 1

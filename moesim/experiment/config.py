@@ -200,7 +200,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     if isinstance(raw, dict):
         for override in overrides:
             apply_override(raw, override)
-    return parse_config(raw, str(path))
+    return parse_config(raw, f"{path} with --set {' --set '.join(overrides)}" if overrides else str(path))
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -89,4 +90,9 @@ def _text(path: Path, above: Sequence[Path]) -> str:
 
 def _unreadable(path: Path, above: Sequence[Path], reason: str) -> ConfigError:
     whose = f"{above[-1]}: {INCLUDE}: " if above else ""
-    return ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}")
+    return ConfigError(f"{whose}{path}: expected an experiment file, got: {reason}; {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    near = get_close_matches(path.name, [other.name for other in path.parent.glob("*.y*ml")], n=1)
+    return f"did you mean {near[0]!r}?" if near else "correct the path"

@@ -118,7 +118,8 @@ def _why(rule: Rule, owner: Any, option: str = "", beside: Iterable[str] = ()) -
     if not broken:
         return ""
     others = " and ".join([*beside, *(_now(owner, name) for name in broken if name != option)])
-    or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith)]
+    mine = option_parameters(type(owner))  # what a preset has fixed cannot be set
+    or_set = [f"set {name}: {_text(wanted)}" for name, wanted in broken.items() if isinstance(rule, OnlyWith) and name in mine]
     return f"cannot matter beside {others}; {', or '.join(['leave it out', *or_set])}"
 
 

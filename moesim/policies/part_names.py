@@ -101,7 +101,9 @@ def make_part(kind: str, spec: Any) -> Any:
     if ":" in spec:
         return construct(_own_class(kind, spec), options, f"{kind} {spec}", kind)
     if spec not in known:
-        raise ConfigError(f"{kind}: {unknown_name(kind, spec, known)}")
+        others = [other for other, parts in PARTS.items() if spec in parts]
+        is_another = f"'{spec}' is a part for {' and '.join(others)}; " if others else ""
+        raise ConfigError(f"{kind}: {is_another}{unknown_name(kind, spec, known)}")
     return construct(known[spec], options, f"{kind} {spec}", kind)
 
 
@@ -113,9 +115,15 @@ def _own_class(kind: str, target: str) -> type:
     if lacking:
         raise ConfigError(
             f"{kind} {target}: expected a class with {', '.join(wanted)} (see moesim.policies.parts.{PROTOCOLS[kind].__name__}), "
-            f"got no {', no '.join(lacking)} in {cls.__name__}"
+            f"got no {', no '.join(lacking)} in {cls.__name__}; {_remedy(cls)}"
         )
     return cls
+
+
+def _remedy(cls: type) -> str:
+    """Say what else a class may be."""
+    fits = [kind for kind in PROTOCOLS if all(callable(getattr(cls, name, None)) for name in methods_of(kind))]
+    return f"it can be named as {' or '.join(fits)}" if fits else "add them"
 
 
 def methods_of(kind: str) -> list[str]:

@@ -90,6 +90,8 @@ def test_the_source_of_a_part_is_part_of_what_a_result_depends_on(folder: Path) 
         ({"name": NEWEST, "keep": -1}, f"replacement {NEWEST}: option keep: expected an integer of at least 0, got -1"),
         (":NewestFirst", "expected package.module:Class, got ':NewestFirst'"),
         ("moesim.policies.placement:Random", "expected a class with start, used, inserted, victim, layer_end"),
+        ("moesim.policies.placement:Random", "; it can be named as placement"),
+        ("moesim.errors:ConfigError", "; add them"),
     ],
 )
 def test_a_wrong_part_is_one_line(replacement: Any, message: str) -> None:

@@ -32,7 +32,8 @@ def two_widths() -> Any:
 
 def run(on: dict[Any, Any], work: Any = ONE, **more: Any) -> Any:
     more = {"copies": ALL, "exact": False} | more
-    return play(Script(on, routed=on_gpu, **more), work, two_widths(), model=TWO_WIDTHS)
+    decision_ns = more.pop("decision_ns", 0)
+    return play(Script(on, routed=on_gpu, **more), work, two_widths(), model=TWO_WIDTHS, decision_ns=decision_ns)
 
 
 # -------------------------------------------------------------------------------------------------------------- widths
@@ -133,6 +134,22 @@ def test_a_victim_is_named_with_its_width() -> None:
     assert records.pool_peak_bytes["gpu0", "cache"] == 1250
     with pytest.raises(PolicyError, match=r"named L0/E3: not resident in pool 'cache'; name a resident"):
         run(script, copies=copies, pools=pools, evict=[(0, 3), (0, 2)])
+
+
+def test_what_is_routed_stays_in_use_at_every_width_while_a_decision_is_made() -> None:
+    seen = {}
+
+    def look(event: Any, view: Any) -> None:
+        seen[view.now_ns] = [view.is_in_use(0, 0, "gpu0"), view.is_in_use(0, 1, "gpu0", 4), view.is_in_use(0, 2, "gpu0", 4)]
+
+    script = {
+        ("LayerBegin", 0, 0): [Fetch(1, [0], "gpu0", 2, bits=4)],  # arrives at 250, in the middle of the decision
+        ROUTED: [Run(0, [0], "gpu0"), Run(0, [1], "gpu0", bits=4)],
+        ("Fetched", 1, 0, "gpu0"): look,
+    }
+    copies = [Copy(0, [0], "gpu0"), Copy(0, [1, 2], "gpu0", bits=4), Copy(1, [2, 3], "gpu0")]
+    run(script, copies=copies, slots=9, decision_ns=300)
+    assert seen == {250: [True, True, False]}
 
 
 WIDTHS = "set model.expert_bits to a list with 8; it has 16 and 4"

@@ -107,6 +107,10 @@ def test_a_file_may_be_included_twice_and_is_read_once(tmp_path: Path):
         ({"a": "include: a.yaml\n"}, "a.yaml: include: expected files that do not include this one, got 'a.yaml'; remove it"),
         ({"a": "include: b.yaml\n", "b": "include: [./a.yaml]\n"}, "b.yaml: include: expected files that do not include this"),
         ({"a": "include: b.yaml\n"}, "a.yaml: include: {}/b.yaml: expected an experiment file, got: No such file or directory"),
+        (
+            {"a": "include: bb.yaml\n", "b": "x: 1\n"},
+            "a.yaml: include: {}/bb.yaml: expected an experiment file, got: No such file or directory; did you mean 'b.yaml'?",
+        ),
         ({"a": "include: b.yaml\n", "b": "- 1\n"}, "a.yaml: include: expected a mapping in 'b.yaml', got list"),
         ({"a": "include: b.yaml\n", "b": ""}, "a.yaml: include: expected a mapping in 'b.yaml', got nothing"),
         ({"a": "include: b.yaml\n", "b": "x: [\n"}, "b.yaml: expected valid YAML, got "),

@@ -11,6 +11,7 @@ import pytest
 from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.experiment.resolve import Experiment
+from moesim.policies.composed import Composed
 from moesim.policies.declare import Range, option_parameters
 from moesim.policies.moot import InPolicy, MootIf, OnlyWith, Where, describe_rules, moot_in_parts, moot_options, rules_of
 from moesim.policies.options import construct, describe, matches
@@ -278,3 +279,11 @@ def test_lists_show_the_rules(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["list", "parts", "-o", "json"]) == 0
     predicted = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "predicted")
     assert "buffers=1 (only with pool transient)" in predicted["options"]
+
+
+def test_what_a_preset_has_fixed_is_no_remedy() -> None:
+    fixed = Composed.preset("Fixed", "A cache.", fixed=("replacement",), own={"replacement": LRU}, replacement=None)
+    why = moot_options(fixed(staging_slots=4), ["staging_slots"])["staging_slots"]
+    assert why.endswith("; leave it out")
+    free = moot_options(Composed(staging_slots=4), ["staging_slots"])["staging_slots"]
+    assert free.endswith("; leave it out, or set replacement: static or workload-aware")

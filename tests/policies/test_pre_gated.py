@@ -109,8 +109,8 @@ def test_the_cache_is_the_one_described(seed: int) -> None:
 
 
 def test_what_is_cached_is_not_copied_again() -> None:
-    # 4 slots hold all. With 3, 1/1 takes the place of 0/0, which layer 0 still needs: it goes to the buffer. In the next token each
-    # expert is asked for just after it has left.
+    # 4 slots hold all. With 3, 1/1 takes the place of 0/0, which layer 0 still needs: it goes to the buffer. In the next token
+    # each expert is asked for just after it has left.
     policy = make_policy({"name": "pre-gated", "source": "told", "cache": "lru"})
     records = play(policy, workload([[TOKEN, TOKEN]]), machine(TOY), predictors={"told": Oracle()}, slots={"gpu0": 4})
     assert [(t.layer, t.expert) for t in records.transfers] == [(0, 0), (0, 2), (1, 0), (1, 1)]

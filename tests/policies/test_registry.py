@@ -120,6 +120,14 @@ WRONG = [
         "a.yaml: policy composed: replacement: unknown replacement 'lur'; did you mean 'lru'? known:",
     ),
     (
+        {"name": "composed", "replacement": "greedy"},
+        "a.yaml: policy composed: replacement: 'greedy' is a part for assignment; unknown replacement 'greedy'; known:",
+    ),
+    (
+        {"name": "composed", "assignment": "moesim.policies.replacement:LRU"},
+        "a.yaml: policy composed: assignment moesim.policies.replacement:LRU: expected a class with start, assign",
+    ),
+    (
         {"name": "composed", "assignment": {"name": "beam", "widht": 2}},
         "a.yaml: policy composed: assignment: assignment beam: unknown option 'widht'; did you mean 'width'?",
     ),
