@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,7 @@ from moesim.trace import Trace, find_trace, trace_names
 from moesim.trace.formats.detect import formats
 
 Rows = list[dict[str, Any]]
+_fill = partial(textwrap.fill, break_on_hyphens=False)  # a name stays one word
 _WIDEST = 48  # characters of a column that others follow, where the table goes to a file or a pipe
 
 
@@ -99,12 +101,12 @@ def _explanation(row: dict[str, Any]) -> str:
     """Write a policy or part with a paragraph for each option."""
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     what = f"{row['kind']} {row['name']}" if "kind" in row else row["name"]
-    lines = [textwrap.fill(f"{what}: {row['summary']}", width, subsequent_indent="  ")]
+    lines = [_fill(f"{what}: {row['summary']}", width, subsequent_indent="  ")]
     for one in row["options"]:
         start = "required" if one["required"] else f"default {_cell(one['default'])}"
-        lines.append(textwrap.fill(f"  {one['name']}: {one['type']}; {start}", width, subsequent_indent="      "))
+        lines.append(_fill(f"  {one['name']}: {one['type']}; {start}", width, subsequent_indent="      "))
         told = [one["meaning"].replace("``", ""), one["moot"] and f"({one['moot']})"]
-        lines += [textwrap.fill(f"      {text}", width, subsequent_indent="      ") for text in told if text]
+        lines += [_fill(f"      {text}", width, subsequent_indent="      ") for text in told if text]
     return "\n".join(lines) + "\n"
 
 
@@ -117,8 +119,8 @@ def _card(row: dict[str, Any]) -> str:
     lines += [f"{', '.join(name for name, text in row['moot'].items() if text == rule)}: {rule}" for rule in rules]
     if not row["exact"]:
         lines.append("not exact: what it runs may differ from what was routed")
-    wrapped = [textwrap.fill(lines[0], width, subsequent_indent="  ")]
-    wrapped += [textwrap.fill(f"  {line}", width, subsequent_indent="    ") for line in lines[1:] if not line.endswith(": -")]
+    wrapped = [_fill(lines[0], width, subsequent_indent="  ")]
+    wrapped += [_fill(f"  {line}", width, subsequent_indent="    ") for line in lines[1:] if not line.endswith(": -")]
     return "\n".join(wrapped) + "\n"
 
 
