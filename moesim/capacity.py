@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from moesim.core.units import format_bytes
 from moesim.errors import CapacityError, PolicyError, unknown_name, unknown_width
 from moesim.hardware import HardwareProfile
 from moesim.model import ModelSpec
-from moesim.policy import LAYER_PARTS, STEP_PARTS, Placement
+from moesim.policy import KV, LAYER_PARTS, STEP_PARTS, Placement
 
 
 def check_placement(model: ModelSpec, hardware: HardwareProfile, placement: Placement, policy_name: str) -> None:
@@ -28,6 +29,7 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
             yield f"no part ({part!r}, {layer}); layers 0..{n_layers - 1} have {LAYER_PARTS}, -1 has {STEP_PARTS}"
         if device not in devices:
             yield unknown_name("device", device, devices)
+    yield from _stream_problems(model, hardware, placement)
     for name, n_bytes in placement.reserved.items():
         if name not in devices:
             yield unknown_name("device", name, devices)
@@ -53,12 +55,71 @@ def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement)
             yield f"copies of layer {copy.layer}, experts {list(copy.experts)[:8]}: no such units in {model.name}"
 
 
+def _stream_problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> Iterator[str]:
+    """Say what of the streamed parts does not exist."""
+    known = (*LAYER_PARTS, KV)
+    for (part, layer), source in placement.streamed.items():
+        if part not in (known if layer >= 0 else STEP_PARTS) or not -1 <= layer < model.n_layers:
+            yield f"streamed: no part ({part!r}, {layer}); layers 0..{model.n_layers - 1} have {known}, -1 has {STEP_PARTS}"
+        if source not in hardware.devices:
+            yield unknown_name("device", source, hardware.devices)
+        runs_on = placement.parts.get(("attention" if part == KV else part, layer), hardware.compute)
+        if source == runs_on:
+            yield f"streamed ({part!r}, {layer}): expected weights on another device than {runs_on}, which runs it; leave it out"
+    if not isinstance(placement.stream_depth, int) or placement.stream_depth < 0:
+        yield f"stream_depth: expected an integer of at least 0, got {placement.stream_depth!r}"
+
+
+class StreamUse(NamedTuple):
+    """What of a step is copied together, for the tasks that read it."""
+
+    device: str  # that runs the parts
+    layer: int  # -1 outside the MoE layers
+    parts: tuple[str, ...]  # those that are streamed
+
+
+def stream_uses(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> list[StreamUse]:
+    """List the uses of streamed parts in a step, in order: what one task of the dense part reads is one use."""
+    streamed, found = placement.streamed, []
+
+    def at(part: str, layer: int) -> str:
+        return placement.parts.get((part, layer), hardware.compute)
+
+    def add(device: str, layer: int, *parts: str) -> None:
+        there = tuple(part for part in parts if (part, layer) in streamed and (part == KV or part_bytes(model, part, layer)))
+        if there:
+            found.append(StreamUse(device, layer, there))
+
+    add(at("embedding", -1), -1, "embedding")
+    add(at("leading", -1), -1, "leading")
+    for layer in range(model.n_layers if streamed else 0):
+        attention, dense = at("attention", layer), at("dense", layer)
+        if attention == dense:
+            add(dense, layer, KV, "attention", "dense")
+        else:
+            add(attention, layer, KV, "attention")
+            add(dense, layer, "dense")
+        add(at("shared", layer), layer, "shared")
+    add(at("head", -1), -1, "head")
+    return found
+
+
+def part_bytes(model: ModelSpec, part: str, layer: int) -> int:
+    """Return the bytes of the weights of a part."""
+    if part == "dense":
+        return model.dense_bytes(layer)
+    return {
+        "attention": model.attention_bytes, "shared": model.shared_bytes, "leading": model.leading_bytes,
+        "embedding": model.embedding_bytes, "head": model.head_bytes,
+    }[part]  # fmt: skip
+
+
 def required_bytes(
     model: ModelSpec, hardware: HardwareProfile, peak_kv_tokens: int, placement: Placement
 ) -> dict[str, dict[str, int]]:
     """Bytes that each device must have, by purpose; pools count with their whole size.
 
-    Purposes are ``"weights"``, ``"kv"``, ``"workspace"``, ``"reserved"``, ``"experts"`` and ``"pool:<name>"``.
+    Purposes are ``"weights"``, ``"kv"``, ``"streams"``, ``"workspace"``, ``"reserved"``, ``"experts"`` and ``"pool:<name>"``.
     `peak_kv_tokens` is the largest sum of the final lengths of the requests that are active together.
     """
     need: dict[str, dict[str, int]] = {name: {} for name in hardware.devices}
@@ -68,15 +129,18 @@ def required_bytes(
             need[device][purpose] = need[device].get(purpose, 0) + n_bytes
 
     def at(part: str, layer: int) -> str:
-        return placement.parts.get((part, layer), hardware.compute)
+        """Where a part lies: if it is streamed, not where it runs."""
+        return placement.streamed.get((part, layer)) or placement.parts.get((part, layer), hardware.compute)
 
+    kv_bytes = model.kv_bytes_per_token_per_layer * peak_kv_tokens
     for layer in range(model.n_layers):
         add(at("attention", layer), "weights", model.attention_bytes)
-        add(at("attention", layer), "kv", model.kv_bytes_per_token_per_layer * peak_kv_tokens)
+        attends = placement.parts.get(("attention", layer), hardware.compute)
+        add(placement.streamed.get((KV, layer), attends), "kv", kv_bytes)
         add(at("dense", layer), "weights", model.dense_bytes(layer))
         add(at("shared", layer), "weights", model.shared_bytes)
     add(at("leading", -1), "weights", model.leading_bytes)
-    add(at("leading", -1), "kv", model.n_dense_layers * model.kv_bytes_per_token_per_layer * peak_kv_tokens)
+    add(placement.parts.get(("leading", -1), hardware.compute), "kv", model.n_dense_layers * kv_bytes)
     add(at("embedding", -1), "weights", model.embedding_bytes)
     tied = model.tie_embeddings and at("head", -1) == at("embedding", -1)
     add(at("head", -1), "weights", model.head_bytes - (model.embedding_bytes if tied else 0))
@@ -84,6 +148,12 @@ def required_bytes(
         add(pool.device, f"pool:{pool.name}", sum(pool.sizes(model.n_layers)))
     for name, n_bytes in placement.reserved.items():
         add(name, "reserved", n_bytes)
+    buffers: dict[str, int] = {}
+    for use in stream_uses(model, hardware, placement):
+        size = sum(kv_bytes if part == KV else part_bytes(model, part, use.layer) for part in use.parts)
+        buffers[use.device] = max(buffers.get(use.device, 0), size)
+    for name, n_bytes in buffers.items():
+        add(name, "streams", (placement.stream_depth + 1) * n_bytes)
     for name, device in hardware.devices.items():
         add(name, "workspace", device.workspace_bytes)
         if name in hardware.backing:

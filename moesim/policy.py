@@ -128,6 +128,8 @@ Event = StepBegin | LayerBegin | Routed | Predicted | Fetched | Ran | SharedRan 
 LAYER_PARTS = ("attention", "dense", "shared")
 STEP_PARTS = ("embedding", "leading", "head")
 """Parts of the model that `Placement.parts` may put on other devices: of a layer, and of a step."""
+KV = "kv"
+"""The KV cache of a layer, which `Placement.streamed` may put into the memory of another device than attention's."""
 
 CACHE = "cache"  # the pool that the experiment's cache slots count
 
@@ -265,6 +267,11 @@ class Placement:
         False runs as if the devices' memory were large enough, and labels the result ``assumes-memory``.
     reserved : mapping of device to int, bytes
         What the policy holds there besides experts for the whole run, such as a predictor or a second model.
+    streamed : mapping of (part, layer) to device
+        Parts whose weights lie in the memory of another device, and are copied to that of the part for each use. Parts are
+        named as in ``parts``, or `KV`: the cache that attention reads, to which what it adds goes back.
+    stream_depth : int
+        How many uses ahead they are copied: 0 copies a part once it is reached. Each device has a buffer for one use more.
     """
 
     copies: Sequence[Copy] = ()
@@ -272,6 +279,8 @@ class Placement:
     parts: Mapping[tuple[str, int], str] = field(default_factory=dict)
     enforce_capacity: bool = True
     reserved: Mapping[str, int] = field(default_factory=dict)
+    streamed: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    stream_depth: int = 0
 
 
 # --------------------------------------------------------------------------------------------------- view and policy

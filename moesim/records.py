@@ -32,8 +32,8 @@ class TransferRecord(NamedTuple):
     end: int
     link: str
     cause: str  # "demand" | "prefetch" | "update" | "write-back" | "message" | "activation" (only with share_link)
-    layer: int
-    expert: int
+    layer: int  # -1 outside the MoE layers
+    expert: int  # -1 if not an expert: a message, or weights or a KV cache that are streamed
     n_bytes: int
     urgency: int
     submitted: int  # ns at which the Fetch was submitted

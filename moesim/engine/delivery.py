@@ -121,5 +121,7 @@ def _submit_shared(state: State, visit: Visit, mb: int) -> None:
 
     task = new_task(state, "shared", layer, mb, rows, state.costs.shared_ns(device.name, rows), done)
     task.waits = 1
+    if state.streams is not None:
+        state.streams.read(state, task, "shared")
     submit(state, device.main, task)
     cross(state, home, device, layer, rows, "in", lambda: wake(state, task), task)

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from operator import index
 from typing import Any
 
 from moesim.engine.checks import fail, first_of
 from moesim.engine.machine import Crossing, DeviceState, Group, LinkState, Medium, Task, Transfer
+from moesim.engine.paths import path_between
 from moesim.engine.state import State
-from moesim.errors import HardwareError
 from moesim.policy import Fetch
 from moesim.records import TransferRecord
 
 _new: Any = tuple.__new__
 Entry = tuple[int, int, Transfer]
 """Urgency, number and the transfer: the order of a queue."""
-
-
-def path_between(state: State, src: str, dst: str) -> tuple[LinkState, ...]:
-    """Return the links from one device to another."""
-    path = state.paths.get((src, dst))
-    if path is None:
-        path = state.paths[src, dst] = tuple(state.links[link.name] for link in state.costs.path(src, dst))
-    return path
-
-
-def sources(state: State, device: DeviceState, name: str | None) -> list[DeviceState]:
-    """Devices from which weights can come to `device`, nearest first, then by name."""
-    if name is not None:
-        return [state.by_name[name]] if name in state.by_name else []
-    found = state.sources.get(device.name)
-    if found is None:
-        reach = []
-        for other in state.devices:
-            if other is not device:
-                with suppress(HardwareError):  # no way from there
-                    reach.append((len(state.costs.path(other.name, device.name)), other.name))
-        found = state.sources[device.name] = [state.by_name[n] for _, n in sorted(reach)]
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------------ queue
@@ -62,15 +38,30 @@ def dequeue(transfer: Transfer) -> None:
     transfer.link.queue.remove((transfer.urgency, transfer.fetch, transfer))
 
 
+def hasten(state: State, transfer: Transfer, urgency: int) -> None:
+    """Make a transfer more urgent, wherever it is."""
+    if urgency >= transfer.urgency:
+        return
+    if transfer.link.current is transfer:
+        transfer.urgency = urgency
+    else:
+        dequeue(transfer)
+        transfer.urgency = urgency
+        enqueue(state, transfer.link, transfer)
+
+
 def send_message(
     state: State, path: tuple[LinkState, ...], n_bytes: int, urgency: int, then: Callable[[], None],
-    crossing: Crossing | None = None,
-) -> None:  # fmt: skip
-    """Queue what is no expert: a message, or activations that share the link; ``then()`` follows its arrival."""
-    layer, rows, cause = (-1, 0, "message") if crossing is None else (crossing.layer, crossing.rows, "activation")
+    crossing: Crossing | None = None, *, cause: str = "message", layer: int = -1,
+) -> Transfer:  # fmt: skip
+    """Queue what is no expert; ``then()`` follows its arrival. Of activations, the crossing says layer and cause."""
+    rows = 0
+    if crossing is not None:
+        layer, rows, cause = crossing.layer, crossing.rows, "activation"
     message = Transfer(next(state.fetch_numbers), -1, layer, -1, n_bytes, n_bytes, path, urgency, state.now, path[0], cause)
     message.rows, message.on_arrival = rows, then
     enqueue(state, path[0], message)
+    return message
 
 
 def start_next(state: State, medium: Medium) -> bool:

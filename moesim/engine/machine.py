@@ -40,6 +40,7 @@ class Task:
     served: int = 0  # of an expert: the rows, as bits
     start: int = 0
     lane: Any = None  # Lane, once submitted
+    reads: Any = None  # the use of streamed weights that it reads
     bits: float | None = None  # width of its weights; None: the full one
 
 
@@ -120,7 +121,7 @@ class Transfer:
     urgency: int
     submitted: int
     link: LinkState  # where it is queued or under way
-    src: str = "message"  # name of the source device; of a message, its cause
+    src: str = "message"  # name of the source device; of a message, its cause; of streamed weights empty
     dst: Any = None  # DeviceState of the destination; None for messages
     pool: PoolState | None = None
     waiting: list[Task] = field(default_factory=list)  # tasks that need it
@@ -137,9 +138,9 @@ class Transfer:
 
     @property
     def cause(self) -> str:
-        if self.unit < 0:
+        if self.unit < 0 and self.src:
             return self.src
-        if self.dst.backing:
+        if self.dst is not None and self.dst.backing:
             return "write-back"
         return _CAUSE.get(self.urgency, "update")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from moesim.engine.checks import device_of, fail, pool_of, unit_of
-from moesim.engine.links import dequeue, enqueue, path_between, send_message, sources
+from moesim.engine.links import dequeue, enqueue, hasten, send_message
 from moesim.engine.machine import DeviceState, Transfer
 from moesim.engine.memory import PoolState
+from moesim.engine.paths import path_between, sources
 from moesim.engine.state import State
 from moesim.policy import DEMAND, Drop, Fetch, Move, Send
 
@@ -32,14 +33,7 @@ def fetch(state: State, action: Fetch) -> None:
 
 def _hasten(state: State, transfer: Transfer, urgency: int) -> None:
     transfer.drop_on_arrival = False
-    if urgency >= transfer.urgency:
-        return
-    if transfer.link.current is transfer:
-        transfer.urgency = urgency
-    else:
-        dequeue(transfer)
-        transfer.urgency = urgency
-        enqueue(state, transfer.link, transfer)
+    hasten(state, transfer, urgency)
 
 
 def _new_transfer(state: State, action: Fetch, expert: int, unit: int, device: DeviceState, pool: PoolState | None) -> None:

@@ -33,6 +33,18 @@ class Carrier(Protocol):
     def next_instant(self) -> bool: ...
 
 
+class Streaming(Protocol):
+    """What copies streamed parts for each use: `moesim.engine.streams.Streams`."""
+
+    parts: list[str]
+
+    def begin_step(self, state: State) -> None: ...
+    def begin_layer(self, state: State, layer: int) -> None: ...
+    def holds(self, part: str, layer: int) -> bool: ...
+    def read(self, state: State, task: Task, *parts: str) -> None: ...
+    def read_by(self, state: State, task: Task) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class HostThread:
     """The thread that submits Runs one after another, each for the same time."""
@@ -87,7 +99,8 @@ class State:
     dense_at: list[DeviceState] = field(default_factory=list)
     shared_at: list[DeviceState] = field(default_factory=list)
     step_parts: dict[str, DeviceState] = field(default_factory=dict)
-    kv_layers: dict[str, int] = field(default_factory=dict)  # attention layers of each device
+    kv_layers: dict[str, int] = field(default_factory=dict)  # layers whose KV cache is in each device's memory
+    streams: Streaming | None = None  # of parts that are copied for each use, if there are any
     paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
     sources: dict[str, list[DeviceState]] = field(default_factory=dict)
     # Completed at this instant and not yet told.

@@ -10,11 +10,11 @@ from moesim.engine.actions import tell
 from moesim.engine.checks import fail
 from moesim.engine.lanes import submit
 from moesim.engine.links import cross
-from moesim.engine.machine import DeviceState
+from moesim.engine.machine import DeviceState, Task
 from moesim.engine.state import State, new_task, new_visit
 from moesim.engine.visit import Visit
 from moesim.errors import HardwareError
-from moesim.policy import LayerBegin, LayerEnd, StepBegin, StepEnd
+from moesim.policy import KV, LayerBegin, LayerEnd, StepBegin, StepEnd
 from moesim.records import LayerRecord, StepRecord
 from moesim.trace.workload import MicroBatch
 
@@ -38,6 +38,8 @@ def next_step(state: State) -> None:
     state.step_began = state.now
     state.gate_mass = 0.0
     _reserve_kv(state, step.kv_tokens)
+    if state.streams is not None:
+        state.streams.begin_step(state)
     state.reached = -1
     tell(state, StepBegin(step.index, step.phase, step.requests, step.last_chunk))
     state.hidden_at = state.step_parts["embedding"]
@@ -66,13 +68,14 @@ def _step_part(
     """Run embedding, leading layers or head where they live; a part that costs nothing is passed over."""
     device = state.step_parts[part]
     work = cost(device.name, rows, *more) if rows else 0
-    if not work:
+    streamed = state.streams is not None and state.streams.holds(part, -1)
+    if not work and not streamed:
         then()
         return
     hidden, state.hidden_at = state.hidden_at, device
 
     def run() -> None:
-        submit(state, device.main, new_task(state, part, -1, 0, rows, work, then))
+        _submit_part(state, device, new_task(state, part, -1, 0, rows, work, then), part)
 
     cross(state, hidden, device, -1, rows, "hidden", run)
 
@@ -102,6 +105,8 @@ def begin_layer(state: State, layer: int) -> None:
     visit.begin = state.now
     state.visit = visit
     state.reached = layer
+    if state.streams is not None:
+        state.streams.begin_layer(state, layer)
     if LayerBegin in state.listens:
         tell(state, _new(LayerBegin, (visit.step, layer)))
     attention, dense = state.attention_at[layer], state.dense_at[layer]
@@ -122,19 +127,26 @@ def _submit_dense(
         if work is None:
             work = state.costs.dense_ns(dense.name, rows) + _attention_ns(state, dense, micro)
             state.dense_memo[dense.index, mb] = work
-        submit(state, dense.main, new_task(state, "dense", layer, mb, rows, work))
+        _submit_part(state, dense, new_task(state, "dense", layer, mb, rows, work), "attention", "dense", KV)
 
     def run_attention() -> None:
         work = _attention_ns(state, attention, micro)
-        submit(state, attention.main, new_task(state, "attention", layer, mb, rows, work, to_dense))
+        _submit_part(state, attention, new_task(state, "attention", layer, mb, rows, work, to_dense), "attention", KV)
 
     def to_dense() -> None:
         cross(state, attention, dense, layer, rows, "hidden", run_rest)
 
     def run_rest() -> None:
-        submit(state, dense.main, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)))
+        _submit_part(state, dense, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)), "dense")
 
     cross(state, hidden, attention, layer, rows, "hidden", run_whole if attention is dense else run_attention)
+
+
+def _submit_part(state: State, device: DeviceState, task: Task, *parts: str) -> None:
+    """Submit a task of the dense part; what of its parts is streamed is copied first."""
+    if state.streams is not None:
+        state.streams.read(state, task, *parts)
+    submit(state, device.main, task)
 
 
 def _attention_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:

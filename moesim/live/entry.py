@@ -73,6 +73,11 @@ def replay(
     )
     connect(state)
     place(state)
+    if state.streams is not None:
+        raise InputError(
+            f"policy {state.policy_name}: expected parts that stay where they run, since a replay streams no weights, got "
+            f"{', '.join(state.streams.parts)} streamed; replay another policy, or simulate this one with moesim run"
+        )
     live = Live(state, machine)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)

@@ -59,7 +59,7 @@ class Chain:
         elif isinstance(r, TransferRecord):
             yield "link", self._media.get(r.link, r.link)
             yield "fetch", r.fetch
-            if r.last and r.expert >= 0:
+            if r.last and (r.expert >= 0 or r.cause in ("demand", "prefetch")):  # an expert, or a part that is streamed
                 yield "copy", r.link.partition("->")[2], r.layer, r.expert
             if r.cause == "activation":
                 yield from self._crossing(r.link)
@@ -142,7 +142,7 @@ class Chain:
         if isinstance(r, TaskRecord):
             lane: Key = ("lane", r.device, r.lane)
             if r.expert < 0:
-                return [lane, _TASK, _CROSSED]
+                return [("copy", r.device, r.layer, -1), lane, _TASK, _CROSSED]
             return [("copy", r.device, r.layer, r.expert), ("into", r.device), lane, _DECISION, _DENSE]
         if isinstance(r, TransferRecord):
             return [("link", self._media.get(r.link, r.link)), ("fetch", r.fetch), _DECISION]

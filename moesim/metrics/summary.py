@@ -141,14 +141,14 @@ def counts(records: Records, kinds: Mapping[str, str]) -> dict[str, float | int 
         if task.expert >= 0:
             rows[kinds[task.device]] += task.rows
             runs[kinds[task.device]] += 1
-    done = [t.fetch for t in records.transfers if t.last and t.cause == "prefetch"]
+    done = [t.fetch for t in records.transfers if t.last and t.cause == "prefetch" and t.expert >= 0]
     n_rows = rows["gpu"] + rows["cpu"]
     n_useful = sum(fetch in records.used_fetches for fetch in done)
     return {
         "n_gpu_runs": runs["gpu"],
         "n_cpu_runs": runs["cpu"],
         "gpu_run_share": rows["gpu"] / n_rows if n_rows else None,
-        "n_demand_fetches": sum(t.last and t.cause == "demand" for t in records.transfers),
+        "n_demand_fetches": sum(t.last and t.cause == "demand" and t.expert >= 0 for t in records.transfers),
         "n_prefetches": len(done),
         "prefetch_used_share": n_useful / len(done) if done else None,
         "n_evictions": len(records.evictions),

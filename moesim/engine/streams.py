@@ -1,0 +1,145 @@
+"""Parts whose weights or KV cache lie in the memory of another device, and are copied for each use (rule 7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moesim.capacity import StreamUse, part_bytes, stream_uses
+from moesim.engine.lanes import wake
+from moesim.engine.links import hasten, send_message
+from moesim.engine.machine import Task, Transfer
+from moesim.engine.paths import path_between
+from moesim.engine.state import State
+from moesim.policy import DEMAND, KV, PREFETCH, UPDATE, Placement
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """One use of streamed parts in the present step, and its copies."""
+
+    of: StreamUse
+    stream: Stream
+    number: int  # in the order of its device
+    left: int  # tasks that have not read it yet
+    missing: int = -1  # copies that have not arrived; -1: not asked for
+    copies: list[Transfer] = field(default_factory=list)
+    waiting: list[Task] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """What one device is sent in a step, in order; its buffer holds `depth` uses and the present one."""
+
+    depth: int
+    uses: list[Use] = field(default_factory=list)
+    asked: int = 0  # uses whose copies have been asked for
+    reached: int = -1  # the last use that some task wants to read
+    over: int = 0  # uses that all tasks have read
+
+
+class Streams:
+    """All streams of a run."""
+
+    def __init__(self, state: State, placement: Placement) -> None:
+        self.parts = sorted({part for part, _ in placement.streamed})
+        self._order = stream_uses(state.model, state.costs.hardware, placement)
+        self._source = placement.streamed
+        self._depth = placement.stream_depth
+        self._by_part: dict[tuple[str, int], Use] = {}
+
+    def begin_step(self, state: State) -> None:
+        """List the uses of a step; the first may be copied while nothing of it is reached."""
+        streams = {use.device: Stream(self._depth) for use in self._order}
+        self._by_part = {}
+        for of in self._order:
+            if of.parts == ("head",) and not state.step.n_sequences:  # a chunk that produces no token
+                continue
+            stream = streams[of.device]
+            use = Use(of, stream, len(stream.uses), state.n_mbs if of.layer >= 0 else 1)
+            stream.uses.append(use)
+            self._by_part.update(((part, of.layer), use) for part in of.parts)
+        for stream in streams.values():
+            self._go_on(state, stream)
+
+    def read(self, state: State, task: Task, *parts: str) -> None:
+        """Let a task wait for what of these parts is streamed; it has not been submitted yet."""
+        use = next((use for part in parts if (use := self._by_part.get((part, task.layer)))), None)
+        if use is None:
+            return
+        task.reads = use
+        self._reach(state, use)
+        if use.missing:
+            task.waits += 1
+            use.waiting.append(task)
+
+    def begin_layer(self, state: State, layer: int) -> None:
+        """Reach what attention reads: its copies, and those of later uses, come before what the policy asks for."""
+        use = self._by_part.get(("attention", layer)) or self._by_part.get((KV, layer))
+        if use is not None:
+            self._reach(state, use)
+
+    def holds(self, part: str, layer: int) -> bool:
+        """Whether the present step reads a part that is streamed."""
+        return (part, layer) in self._by_part
+
+    def _reach(self, state: State, use: Use) -> None:
+        """Somebody wants it now: what is queued becomes urgent, and later uses may be copied."""
+        stream = use.stream
+        if use.number > stream.reached:
+            stream.reached = use.number
+            for copy in use.copies:
+                if use.missing and copy.left:
+                    hasten(state, copy, DEMAND)
+            self._go_on(state, stream)
+
+    def read_by(self, state: State, task: Task) -> None:
+        """Take note that a task is done; after the last of a use its place in the buffer is free."""
+        use: Use = task.reads
+        use.left -= 1
+        if use.left:
+            return
+        use.stream.over += 1
+        if KV in use.of.parts:  # what the step adds to it
+            n_bytes = state.step_rows * state.model.kv_bytes_per_token_per_layer
+            path = path_between(state, use.of.device, self._source[KV, use.of.layer])
+            send_message(state, path, n_bytes, UPDATE, _nothing, cause="write-back", layer=use.of.layer)
+        self._go_on(state, use.stream)
+
+    def _go_on(self, state: State, stream: Stream) -> None:
+        while stream.asked < len(stream.uses) and stream.asked <= min(stream.reached, stream.over) + stream.depth:
+            use = stream.uses[stream.asked]
+            stream.asked += 1
+            self._ask(state, use, DEMAND if use.number <= stream.reached else PREFETCH)
+
+    def _ask(self, state: State, use: Use, urgency: int) -> None:
+        """Queue the copies of a use, each from where it lies."""
+        device, layer, parts = use.of
+        sizes = [(part, self._bytes(state, part, layer)) for part in parts]
+        use.missing = sum(n > 0 for _, n in sizes)
+
+        def arrived() -> None:
+            use.missing -= 1
+            if not use.missing:
+                waiting, use.waiting = use.waiting, []
+                for task in waiting:
+                    wake(state, task)
+
+        for part, n_bytes in sizes:
+            if n_bytes:
+                path = path_between(state, self._source[part, layer], device)
+                copy = send_message(state, path, n_bytes, urgency, arrived, cause="", layer=layer)
+                state.records.used_fetches.add(copy.fetch)
+                use.copies.append(copy)
+        if not use.missing:  # a cache that is still empty
+            use.missing = 1
+            arrived()
+
+    def _bytes(self, state: State, part: str, layer: int) -> int:
+        """Bytes of a part, or of what the active requests have in the cache before this step."""
+        if part == KV:
+            return sum(context for _, context in state.step.sequences) * state.model.kv_bytes_per_token_per_layer
+        return part_bytes(state.model, part, layer)
+
+
+def _nothing() -> None:
+    """Nobody waits for what goes back."""
