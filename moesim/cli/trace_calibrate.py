@@ -33,7 +33,7 @@ def trace_calibrate(
     """Count calibration tables from requests of a trace, which are then not simulated; or make uniform weights.
 
     The tables are activation_frequency, activation_frequency_decode, coactivation and activation_matrices; residual, where gate
-    inputs were kept; expert_maps, where all scores were. A trace that has tables gets what it lacks of the matrices and maps.
+    inputs were kept; expert_maps, where there are scores or weights. A trace that has tables gets the matrices and maps it lacks.
 
     Example: moesim trace calibrate theirs.safetensors --share 0.25 --out calibrated.safetensors
     """

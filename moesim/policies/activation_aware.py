@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from moesim.policies.algorithms.activations import remaining_priority, shares, unit_rows
 from moesim.policies.base import Range
 from moesim.policies.moot import OnlyWith
 from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policies.past_sequences import Past
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit
 from moesim.policy import Fetch, Routed, StepBegin, View
 
@@ -56,7 +56,7 @@ class ActivationAware(Part):
         self._members = np.zeros(shape, np.bool_)
         self._visits = np.zeros(shape)
         self._values: NDArray[Any] | None = None  # of the members, inf for others; None: to be worked out
-        self._past = _Past(self.capacity, model.n_layers, model.n_experts) if self.reading == "paper" else None
+        self._past = Past(self.capacity, model.n_layers, model.n_experts) if self.reading == "paper" else None
         self._now = model.n_layers - 1  # the layer routed last
         self._visit = PresentVisit()
         for layer, experts in enumerate(residents):
@@ -104,65 +104,3 @@ class ActivationAware(Part):
     def layer_end(self, step: int, layer: int, busy: Container[int] = ()) -> Swap | None:
         """Replace nothing: replacement happens on demand."""
         return None
-
-
-class _Past:
-    """Activation matrices of the sequences that are over, and of those under way."""
-
-    def __init__(self, capacity: int, n_layers: int, n_experts: int) -> None:
-        self._capacity = capacity
-        self._shape = (n_layers, n_experts)
-        self._n_stored = 0  # ever; the oldest are replaced
-        self._shares = np.zeros((0, *self._shape))  # of what is stored
-        self._units = np.zeros((n_layers, 0, n_experts))  # the same by layer, rows of length 1
-        self._counts: dict[int, NDArray[Any]] = {}  # request -> its matrix so far
-        self._decoded: set[int] = set()  # requests of the last decode step
-        self._order: list[int] = []  # requests of this step
-        self._row_of: NDArray[Any] = np.zeros(0, np.int64)  # of the step's rows, in that order
-        self._present = np.zeros((0, *self._shape))  # matrices of the requests of this step
-        self._likeness = np.zeros((0, 0))  # (requests, stored): sum of the cosines of the rows up to this layer
-
-    def begin(self, requests: NDArray[Any], decode: bool) -> None:
-        """Begin a step; a request that has decoded and is not in a later decode step is over."""
-        for at, request in enumerate(self._order):
-            self._counts[request] = self._present[at]
-        order, self._row_of = np.unique(requests, return_inverse=True)
-        self._order = order.tolist()
-        if decode:
-            for over in sorted(self._decoded.difference(self._order)):
-                self._store(self._counts.pop(over))
-            self._decoded = set(self._order)
-        empty = np.zeros(self._shape)
-        self._present = np.stack([self._counts.get(request, empty) for request in self._order])
-        self._likeness = np.zeros((len(self._order), len(self._shares)))
-
-    def count(self, layer: int, experts: NDArray[Any], first_row: int) -> None:
-        """Count what the rows of a micro-batch use, and compare the layer with the stored ones."""
-        rows = self._row_of[first_row : first_row + len(experts)]
-        row = self._present[:, layer]
-        np.add.at(row, (rows[:, None], experts), 1)
-        if len(self._shares):
-            these = np.unique(rows)
-            self._likeness[these] += unit_rows(row[these]) @ self._units[layer].T
-
-    def priority(self, layer: int) -> NDArray[Any]:
-        """Weigh all experts by the closest past of each sequence of this step: the largest mean cosine of the rows up to this layer.
-
-        The released code masks just these rows and compares the others, which are empty in the first pass over a sequence.
-        """
-        if len(self._shares):
-            expected = self._shares[self._likeness.argmax(axis=1)]
-        else:
-            expected = shares(self._present)
-        return remaining_priority(expected.mean(axis=0), layer)
-
-    def _store(self, counts: NDArray[Any]) -> None:
-        units = unit_rows(counts)
-        if len(self._shares) < self._capacity:
-            self._shares = np.concatenate([self._shares, shares(counts)[None]])
-            self._units = np.concatenate([self._units, units[:, None]], axis=1)
-        else:
-            at = self._n_stored % self._capacity
-            self._shares[at] = shares(counts)
-            self._units[:, at] = units
-        self._n_stored += 1

@@ -12,7 +12,7 @@ from moesim.errors import CapacityError
 from moesim.policies.algorithms.activations import least_visited
 from moesim.policies.base import CACHE, PolicyBase, gpu_of, slot_bytes
 from moesim.policies.parts import Unit
-from moesim.policy import DEMAND, Action, Fetch, Fetched, Placement, Pool, Routed, Run, View
+from moesim.policy import DEMAND, Action, Fetch, Fetched, Placement, Pool, Routed, Run, StepBegin, View
 
 
 class FetchThread(PolicyBase):
@@ -37,6 +37,7 @@ class FetchThread(PolicyBase):
         self._at = (-1, -1)  # step and layer routed last
         self._turns: deque[Unit] = deque()  # active experts that the thread has not come to
         self._loading: Unit | None = None
+        self._slots = slots
         return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view))])
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
@@ -44,12 +45,17 @@ class FetchThread(PolicyBase):
         if type(event) is Routed:
             self.routed(event)
             return self.go_on(view)
+        if type(event) is StepBegin:
+            self.step_begin(event)
+            return ()
         unit = event.layer, event.expert
         self._cached[unit] = True
-        if self._loading != unit:
-            return ()
-        self._loading = None
+        if self._loading == unit:
+            self._loading = None
         return self.go_on(view)
+
+    def step_begin(self, event: StepBegin) -> None:
+        """Take note of a step; only told to those that listen."""
 
     def routed(self, event: Routed) -> None:
         """Queue and lock the active experts."""
@@ -69,8 +75,8 @@ class FetchThread(PolicyBase):
             self._visits[unit] += 1
             if not view.is_resident(layer, expert, self._gpu):
                 self._loading = unit
-                actions.append(Fetch(layer, (expert,), self._gpu, DEMAND))
-            actions.append(Run(layer, (expert,), self._gpu))
+            # Of a resident a Fetch does nothing, unless it is evicted before a decision takes effect.
+            actions += [Fetch(layer, (expert,), self._gpu, DEMAND), Run(layer, (expert,), self._gpu)]
         return actions
 
     def ranks(self) -> Any:

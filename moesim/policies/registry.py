@@ -56,6 +56,7 @@ POLICIES: dict[str, str] = {
     "lru": "moesim.policies.caches:LRU",
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
     "moe-infinity-code": "moesim.policies.moe_infinity:MoEInfinityCode",
+    "moe-infinity-paper": "moesim.policies.moe_infinity:MoEInfinityPaper",
     "od-moe": "moesim.policies.od_moe:OdMoE",
     "on-demand": "moesim.policies.on_demand:OnDemand",
     "pre-gated": "moesim.policies.pre_gated:PreGated",

@@ -73,8 +73,9 @@ class Trace(Recorded):
         shares that add up to 1 in a layer; ``coactivation`` (n_layers, n_experts, n_experts), rows that used
         i in l and j in l + 1;
         ``residual`` (n_layers, hidden); ``activation_matrices`` (n_layers, n_requests, n_experts), tokens of each
-        request that used an expert; ``expert_maps`` (n_layers, n_iterations, n_experts), the scores of single
-        iterations: of the last row of a prompt, and of each decoded token. From requests that are not in the trace.
+        request that used an expert; ``expert_maps`` (n_layers, n_iterations, n_experts), the scores (or weights of the
+        chosen) of single iterations: of the last row of a prompt, and of each decoded token. From requests that are not
+        in the trace.
     header : dict
         ``schema_version``, ``model``, ``n_layers``, ``n_experts``, ``top_k``, ``label`` (``measured`` or
         ``synthetic``) and where the trace comes from. ``signals`` and ``sha256`` are filled in when it is

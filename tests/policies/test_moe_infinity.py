@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.policies.algorithms.activations import least_visited
+from moesim.policies.algorithms.activations import closest_matrix, least_visited, remaining_priority, shares
+from moesim.policies.past_sequences import Past
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
-from tests.engine.engine_kit import play, tasks, tiny_model, transfers, workload
+from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, transfers, workload
 
 TOKEN = [[0, 2], [1, 0]]  # layer: experts
 
@@ -32,6 +33,79 @@ def test_the_first_strict_minimum_of_a_scan_expert_by_expert_goes(seed: int) -> 
             if may_go[layer, expert] and (found is None or visits[layer, expert] < visits[found]):
                 found = layer, expert
     assert least_visited(visits, may_go) == found
+
+
+def cosine(a: Any, b: Any) -> float:
+    length = np.sqrt((a * a).sum() * (b * b).sum())
+    return float(a @ b / length) if length else 0.0
+
+
+def closest_by_hand(stored: Any, matrix: Any, layer: int, mask: str) -> int:
+    """Distances row by row, to 12 decimals."""
+    distances = []
+    for one in stored.astype(float):
+        if mask == "seen":
+            cosines = [cosine(one[row], matrix[row].astype(float)) for row in range(layer + 1)]
+        else:
+            past = [np.ones(one.shape[1]) if row <= layer else one[row] for row in range(len(one))]
+            cosines = [cosine(past[row], matrix[row].astype(float)) for row in range(len(one))]
+        distances.append(round(1 - float(np.mean(cosines)), 12))
+    return distances.index(min(distances))
+
+
+@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("mask", ["seen", "later"])
+def test_the_closest_matrix_is_the_one_with_the_smallest_mean_distance(seed: int, mask: Any) -> None:
+    draw = np.random.default_rng(seed)
+    n, n_layers, n_experts = (int(draw.integers(1, most)) for most in (8, 6, 6))
+    stored = draw.integers(0, 3, (n, n_layers, n_experts))
+    matrix = draw.integers(0, 3, (n_layers, n_experts))
+    layer = int(draw.integers(0, n_layers))
+    if draw.random() < 0.3:
+        matrix[layer + 1 :] = 0  # the first pass
+    assert closest_matrix(stored, matrix, layer, mask) == closest_by_hand(stored, matrix, layer, mask)
+
+
+def test_with_the_released_mask_the_first_is_found_in_the_first_pass() -> None:
+    stored = np.array([[[0, 4], [0, 4]], [[4, 0], [4, 0]]])
+    matrix = np.array([[4, 0], [0, 0]])  # layer 0 of the first pass is like the second sequence
+    assert closest_matrix(stored, matrix, 0, "later") == 0
+    assert closest_matrix(stored, matrix, 0, "seen") == 1
+    assert closest_matrix(stored, np.array([[4, 0], [3, 0]]), 0, "later") == 1  # a later pass: row 1 is known
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_priority_decays_with_the_distance(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
+    p, at = draw.random((n_layers, n_experts)), int(draw.integers(0, n_layers))
+    found = remaining_priority(p, at)
+    for layer in range(n_layers):
+        for expert in range(n_experts):
+            wanted = (p[layer, expert] + 1e-8) * (1 - (layer - at) / (n_layers + 1)) if layer >= at else 0.0
+            assert found[layer, expert] == wanted
+
+
+@pytest.mark.parametrize("mask", ["seen", "later"])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_functions_say(seed: int, mask: Any) -> None:
+    draw = np.random.default_rng(seed)
+    n_layers, n_experts = 4, 6
+    stored = draw.integers(0, 5, (n_layers, 7, n_experts))
+    past = Past(5, n_layers, n_experts, stored=stored, learns=False, mask=mask)
+    kept = stored.swapaxes(0, 1)[:5]
+    matrices = {request: np.zeros((n_layers, n_experts), int) for request in range(3)}
+    for step in range(6):
+        requests = np.repeat([0, 1, 2], 3) if step == 0 else np.array([0, 1, 2] if step < 4 else [1, 2])
+        past.begin(requests, step > 0)
+        for layer in range(n_layers):
+            experts = np.array([draw.permutation(n_experts)[:2] for _ in requests])
+            for request, row in zip(requests.tolist(), experts, strict=True):
+                matrices[request][layer, row] += 1
+            past.count(layer, experts, 0)
+            closest = [kept[closest_matrix(kept, matrices[one], layer, mask)] for one in sorted(set(requests.tolist()))]
+            wanted = remaining_priority(np.mean([shares(one) for one in closest], axis=0), layer)
+            np.testing.assert_allclose(past.priority(layer), wanted, rtol=1e-12, atol=0)
 
 
 # ------------------------------------------------------------------------------------------------- the released engine
@@ -100,6 +174,81 @@ def test_experts_of_the_layer_that_have_run_are_locked_or_not(victims: str, gone
     work = workload([first + last[0], first + last[1]], n_experts=8)
     records = play(policy, work, model=tiny_model(n_experts=8), slots={"gpu0": 5})
     assert [(one.layer, one.expert) for one in records.evictions] == gone
+
+
+# ------------------------------------------------------------------------------------------------------------ the method
+LIKE = [[[5, 0, 3, 0], [4, 0, 4, 0]], [[0, 1, 0, 7], [0, 6, 0, 2]]]  # sequence, layer: tokens of each expert
+MATRICES = {"activation_matrices": np.array(LIKE, np.float32).swapaxes(0, 1)}
+
+
+def paper(requests: Any, slots: int = 8, dense_ns: int = 40, **options: Any) -> Records:
+    hardware = machine({"gpu0": gpu(dense_ns=dense_ns), "cpu0": cpu()})
+    policy = make_policy({"name": "moe-infinity-paper", **options})
+    return play(policy, workload(requests), hardware, slots={"gpu0": slots}, tables=MATRICES)
+
+
+def copies(records: Records) -> list[str]:
+    return [f"{t.cause} {t.layer}/{t.expert}" for t in records.transfers]
+
+
+def test_on_demand_copies_come_first_and_then_the_best_of_the_closest_sequence() -> None:
+    # Routed to 0 and 2 of layer 0, the token is like the first sequence: shares of layer 1 are .5 and .5 for 0 and 2, at
+    # priority 2/3 of it; 1 and 3 of layer 0 have 1e-8, of layer 1 2/3 of that. Layer 1 begins at 7100 and takes 5000, in
+    # which five copies end; the sixth is under way as the run ends.
+    records = paper([[TOKEN]], dense_ns=4940)
+    assert transfers(records)[:2] == [(5000, 6000, "cpu0->gpu0", "demand 0/0"), (6000, 7000, "cpu0->gpu0", "demand 0/2")]
+    assert copies(records)[2:] == ["prefetch 1/0", "prefetch 1/2", "prefetch 0/1", "prefetch 0/3", "prefetch 1/1"]
+    assert [v.hits for v in records.lookups] == [(0, 0), (1, 1)]
+
+
+def test_prefetches_of_the_present_layer_can_be_left_out() -> None:
+    records = paper([[TOKEN]], dense_ns=4940, begin="next")
+    assert copies(records)[2:6] == ["prefetch 1/0", "prefetch 1/2", "prefetch 1/1", "prefetch 1/3"]
+
+
+def test_a_prefetch_that_is_asked_for_is_awaited_and_the_next_on_demand_copy_goes_before_the_rest() -> None:
+    # A dense part of 100 ns: layer 1 is routed at 2300, while the prefetch of 1/0 runs from 2100 to 3100. 1/1 comes next.
+    records = paper([[TOKEN]])
+    assert copies(records)[:4] == ["demand 0/0", "demand 0/2", "demand 1/0", "demand 1/1"]
+    assert [(t.start, t.end) for t in records.transfers][2:4] == [(2100, 3100), (3100, 4100)]
+    assert [v.in_flight for v in records.lookups] == [(0, 0), (1, 0)]
+
+
+def test_the_lowest_priority_goes_and_a_prefetch_replaces_only_what_is_lower() -> None:
+    # Two slots hold 0/0 and 0/2 (.625 and .375), which the layer uses: locked. Layer 1 is passed to; then they are worth 0.
+    rows = [[[0, 2], [0, 2]], [[0, 2], [0, 2]]]
+    records = paper([rows], 2, 4940)
+    assert copies(records)[:4] == ["demand 0/0", "demand 0/2", "demand 1/0", "demand 1/2"]
+    assert [(e.layer, e.expert) for e in records.evictions][:2] == [(0, 0), (0, 2)]
+    # Three slots: at layer 0 the third takes 1/0, and nothing better is left that could take its place.
+    records = paper([rows[:1]], 3, 4940)
+    assert copies(records)[:4] == ["demand 0/0", "demand 0/2", "prefetch 1/0", "demand 1/2"]
+    more = paper([rows[:1]], 3, 4940, replaces="any")
+    assert copies(more)[:4] == ["demand 0/0", "demand 0/2", "prefetch 1/0", "prefetch 1/2"]
+
+
+def test_the_released_mask_takes_the_first_matrix_in_the_first_pass() -> None:
+    row = [[3, 1], [1, 3]]  # like the second sequence
+    assert copies(paper([[row]], dense_ns=4940, begin="next"))[2:4] == ["prefetch 1/1", "prefetch 1/3"]
+    assert copies(paper([[row]], dense_ns=4940, begin="next", mask="later"))[2:4] == ["prefetch 1/0", "prefetch 1/2"]
+
+
+def test_only_so_many_matrices_are_kept_and_those_of_the_run_may_be_added() -> None:
+    row = [[3, 1], [1, 3]]
+    assert copies(paper([[row]], dense_ns=4940, begin="next", capacity=1))[2:4] == ["prefetch 1/0", "prefetch 1/2"]
+    other = [[3, 1], [2, 0]]
+    work = workload([[other] * 3, [other] * 3], batch_size=1)
+    hardware = machine({"gpu0": gpu(dense_ns=4940), "cpu0": cpu()})
+    found = {}
+    for online in (False, True):
+        policy = make_policy({"name": "moe-infinity-paper", "online": online, "begin": "next"})
+        found[online] = play(policy, work, hardware, slots={"gpu0": 3}, tables=MATRICES)
+    assert copies(found[False]) != copies(found[True])
+
+
+@pytest.mark.parametrize("options", [{}, {"mask": "later", "online": True}, {"replaces": "any", "begin": "next", "capacity": 1}])
+def test_the_method_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy({"name": "moe-infinity-paper", **options}))
 
 
 @pytest.mark.parametrize("victims", ["unrouted-first", "idle"])

@@ -147,7 +147,13 @@ def test_expert_maps_are_the_scores_of_single_iterations():
     assert trace.scores is not None
     rows = [8 * entry["request"] + row for entry in found.header["calibration_requests"] for row in (4, 5, 6, 7)]
     np.testing.assert_array_equal(found.tables["expert_maps"], trace.scores[rows].swapaxes(0, 1))
-    assert "expert_maps" not in extend(synthetic_trace(LAYERS, EXPERTS, 2, 4), Additions(share=0.5), "t").tables
+    weighed = replace(trace, scores=None)
+    of_weights = extend(weighed, Additions(share=0.5), "t").tables["expert_maps"]
+    for place, row in enumerate(rows):
+        for layer in range(LAYERS):
+            wanted = dict(zip(trace.experts[row, layer].tolist(), np.asarray(trace.weights)[row, layer].tolist(), strict=True))
+            assert of_weights[layer, place].tolist() == [wanted.get(expert, 0) for expert in range(EXPERTS)]
+    assert "expert_maps" not in extend(replace(weighed, weights=None), Additions(share=0.5), "t").tables
 
 
 def test_many_iterations_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch):
@@ -395,4 +401,5 @@ def test_held_back_requests_foretell_the_others():
     shares = kept.tables()["activation_frequency"]
     agreement = [np.corrcoef(a, b)[0, 1] for a, b in zip(found.tables["activation_frequency"], shares, strict=True)]
     assert min(agreement) > 0.5
-    assert set(found.tables) == {"activation_frequency", "activation_frequency_decode", "activation_matrices", "coactivation"}
+    shares_and_counts = {"activation_frequency", "activation_frequency_decode", "coactivation"}
+    assert set(found.tables) == shares_and_counts | {"activation_matrices", "expert_maps"}

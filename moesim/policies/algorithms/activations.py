@@ -6,13 +6,14 @@ one so far, and takes its later rows for what is to come.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Mask = Literal["seen", "later"]
 SMALLEST = 1e-8  # added to each share, so that nearness still counts among experts that were never used (released code)
 
 
@@ -40,6 +41,45 @@ def shares(counts: NDArray[Any]) -> NDArray[np.float64]:
     total = counts.sum(axis=-1, keepdims=True, dtype=np.float64)
     found: NDArray[np.float64] = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
     return found
+
+
+def closest_matrix(stored: NDArray[Any], matrix: NDArray[Any], layer: int, mask: Mask = "seen") -> int:
+    """Find the past sequence that the present one is most like at a layer (MoE-Infinity).
+
+    Parameters
+    ----------
+    stored : ndarray of int or float, (n, n_layers, n_experts)
+        Matrices of past sequences: tokens that used each expert.
+    matrix : ndarray of int or float, (n_layers, n_experts)
+        That of the present sequence so far.
+    layer : int
+        The layer that was routed last, l.
+    mask : {"seen", "later"}
+        ``seen`` compares rows 0 .. l, the method's intent. ``later`` is the released code: rows 0 .. l of the stored ones are
+        overwritten by a constant, so that only the rows after l tell them apart. In the first pass of a sequence these are
+        empty, and the first one is found.
+
+    Returns
+    -------
+    int
+        Index of the smallest distance, of equals the first. The distance is 1 minus the mean over the rows of the cosine of
+        the rows, each scaled to a sum of 1; a row of zeros has cosine 0. Distances that agree to 12 decimals are equal.
+
+    Examples
+    --------
+    >>> past = np.array([[[4, 0], [4, 0]], [[0, 4], [4, 0]], [[0, 4], [0, 4]]])
+    >>> now = np.array([[1, 3], [0, 2]])
+    >>> closest_matrix(past, now, 0), closest_matrix(past, now, 1), closest_matrix(past, now, 0, "later")
+    (1, 2, 2)
+    """
+    past = np.array(stored, np.float64)
+    present = np.asarray(matrix, np.float64)
+    if mask == "seen":
+        past, present = past[:, : layer + 1], present[: layer + 1]
+    else:
+        past[:, : layer + 1] = 1
+    cosines = (unit_rows(shares(past)) * unit_rows(shares(present))).sum(axis=2)
+    return int((1 - cosines.mean(axis=1)).round(12).argmin())
 
 
 def remaining_priority(probability: NDArray[Any], layer: int) -> NDArray[np.float64]:

@@ -86,7 +86,8 @@ def _calibrated(trace: Trace, share: float, additions: Additions, place: str, fo
     if not 0 < share < 1:
         raise InputError(f"{place}: expected a share to hold back, above 0 and below 1, got {share:g}; for example 0.25")
     has = trace.tables
-    wanted = [name for name in (LATER if has else ALL) if name not in has and (name != MAPS or trace.scores is not None)]
+    weighed = trace.scores is not None or trace.weights is not None
+    wanted = [name for name in (LATER if has else ALL) if name not in has and (weighed or name != MAPS)]
     if not wanted:
         raise InputError(
             f"{place}: expected a trace without calibration tables, got {', '.join(sorted(has))}; use it as it is, or "
@@ -161,11 +162,20 @@ def _tables(trace: Trace, held: Sequence[_Span]) -> dict[str, NDArray[Any]]:
     del tables[RESIDUAL]
     if n_inputs:
         tables[RESIDUAL] = mean_steps(counts.arrays["inputs"], n_inputs)
-    if trace.scores is not None:
+    if trace.scores is not None or trace.weights is not None:
         places = map_rows([span.n_prompt for span in held], [span.stop - span.first for span in held])
-        scores = [np.asarray(trace.scores[held[span].first + row], np.float16) for span, row in places]
-        tables[MAPS] = np.stack(scores, axis=1)
+        tables[MAPS] = np.stack([_expert_map(trace, held[span].first + row) for span, row in places], axis=1)
     return tables
+
+
+def _expert_map(trace: Trace, row: int) -> NDArray[np.float16]:
+    """Return the scores of a row, (n_layers, n_experts), or, where none are known, the weights of the chosen experts."""
+    if trace.scores is not None:
+        return np.asarray(trace.scores[row], np.float16)
+    found = np.zeros((trace.n_layers, trace.n_experts), np.float16)
+    assert trace.weights is not None
+    np.put_along_axis(found, np.asarray(trace.experts[row], np.int64), np.asarray(trace.weights[row]), axis=1)
+    return found
 
 
 def _entry(trace: Trace, span: _Span) -> dict[str, Any]:
