@@ -37,6 +37,7 @@ POLICIES: dict[str, str] = {
     "dali-multi-gpu": "moesim.policies.dali_multi_gpu:DaliMultiGpu",
     "daop-code": "moesim.policies.daop:DaopCode",
     "daop-paper": "moesim.policies.daop:DaopPaper",
+    "edgemoe": "moesim.policies.edgemoe:EdgeMoE",
     "fiddler": "moesim.policies.fiddler:Fiddler",
     "fiddler-in-dali": "moesim.policies.as_compared:FiddlerInDali",
     "fifo": "moesim.policies.caches:FIFO",

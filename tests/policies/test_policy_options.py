@@ -159,6 +159,16 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
         "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
     },
+    "edgemoe": {
+        "placement": ({"placement": "highest-ids"}, {}),
+        "assignment": ({"assignment": "greedy"}, {}),
+        "prefetch": ({"prefetch": PREDICTED}, {}),
+        "replacement": ({"replacement": "lfu"}, {}),
+        "distance": ({"distance": "absolute"}, {}),
+        "victims": ({"victims": "idle"}, {}),
+        "prefetch_source": ({"prefetch_source": "frequency"}, {}),
+        "prefetch_size": ({"prefetch_size": 1}, {}),
+    },
     "moe-infinity-paper": {
         "mask": ({"mask": "later"}, {}),
         "begin": ({"begin": "next"}, {}),
@@ -227,6 +237,7 @@ ELSEWHERE = {
         "assume_fits",
     ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
     ("moe-infinity-code", "victims"),  # tests/policies/test_moe_infinity.py: needs a layer of several misses
+    ("edgemoe", "lane"),  # tests/policies/test_edgemoe.py: needs a machine with a side lane
     ("moe-infinity-paper", "online"),  # tests/policies/test_moe_infinity.py: needs requests that are over
     ("od-moe", "precision"),  # tests/policies/test_od_moe.py: the tiny model takes as long at any precision
     ("dali", "lane"),  # tests/policies/test_policies_by_hand.py: needs a machine with a side lane
