@@ -47,4 +47,13 @@ collect_ignore_glob = [] if find_spec("torch") else _NEED_TORCH
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that writes the golden results anew."""
-    parser.addoption("--regenerate", action="store_true", help="write tests/data/golden.json anew")
+    parser.addoption("--regenerate", action="store_true", help="write golden results or a page's table anew")
+
+
+@pytest.fixture
+def regenerate(request: pytest.FixtureRequest) -> bool:
+    """Whether a test is to write what it compares with."""
+    asked = bool(request.config.getoption("--regenerate"))
+    if asked and hasattr(request.config, "workerinput"):
+        pytest.fail("--regenerate: expected one process, got several that would write the same file; leave out -n")
+    return asked

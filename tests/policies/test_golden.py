@@ -21,14 +21,6 @@ GOLDEN = Path(__file__).parent / "golden.json"
 REMEDY = "if the change is meant, run this test with --regenerate and say why"
 
 
-@pytest.fixture
-def regenerate(request: pytest.FixtureRequest) -> bool:
-    asked = bool(request.config.getoption("--regenerate"))
-    if asked and hasattr(request.config, "workerinput"):
-        pytest.fail("--regenerate: expected one process, got several that would write the same file; leave out -n")
-    return asked
-
-
 def read() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     return found
