@@ -64,6 +64,7 @@ POLICIES: dict[str, str] = {
     "prescope": "moesim.policies.prescope:PreScope",
     "random": "moesim.policies.caches:RandomCache",
     "static": "moesim.policies.caches:StaticCache",
+    "zero-inference": "moesim.policies.zero_inference:ZeroInference",
 }
 
 

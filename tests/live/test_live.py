@@ -224,6 +224,13 @@ def test_experts_of_several_widths_are_refused(tmp_path: Path) -> None:
     assert "model.expert_bits: expected one width, since a replay holds experts at one, got 32, 16" in str(failed.failure)
 
 
+def test_streamed_parts_are_refused(tmp_path: Path) -> None:
+    setup = experiment(tmp_path, policies=["zero-inference"])
+    with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:
+        failed = run_one(setup, setup.specs[0], execution=Execution(partial(replay, machine), True))
+    assert "expected parts that stay where they run, since a replay streams no weights, got attention, " in str(failed.failure)
+
+
 def test_late_outputs_are_refused(tmp_path: Path) -> None:
     setup = experiment(tmp_path, policies=[{"name": "tests.live.live_kit:Divided", "late": True}])
     with LiveMachine(setup.specs[0].hardware, memory_bytes=10**8) as machine:

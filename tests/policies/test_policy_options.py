@@ -180,6 +180,11 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
+    "zero-inference": {
+        "depth": ({"depth": 1}, {}),
+        "persistence_threshold": ({"persistence_threshold": 0}, {}),
+        "kv": ({"kv": "host"}, {}),
+    },
     "pre-gated": {"source": ({"source": "synthetic:0.2"}, {}), "cache": ({"cache": "lfu"}, {})},
     "kt-layer": {"side": ({"side": "last"}, {}), "prefill_threshold": ({"prefill_threshold": 5}, {})},
     "kt-expert": KT_EXPERT,
@@ -214,6 +219,7 @@ ELSEWHERE = {
     ("dali-multi-gpu", "lane"),  # tests/policies/test_dali_multi_gpu.py: needs a machine with a side lane
     ("dali-multi-gpu", "staging_slots"),  # tests/policies/test_dali_multi_gpu.py: needs a slow CPU
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
+    ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     ("pre-gated", "lane"),  # tests/policies/test_pre_gated.py: needs a machine with a side lane
     ("prescope", "lane"),  # tests/policies/test_prescope.py: needs a machine with a side lane

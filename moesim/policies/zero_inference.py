@@ -1,0 +1,138 @@
+"""ZeRO-Inference: the whole model lies in host memory, and each layer is copied to the GPU in every pass.
+
+DeepSpeed, ZeRO stage 3 with parameters offloaded (``partitioned_param_coordinator.py`` at 00a31c9946), and the inference example
+of DeepSpeedExamples. R. Y. Aminabadi et al., "DeepSpeed-Inference: Enabling Efficient Inference of Transformer Models at
+Unprecedented Scale", SC 2022 (arXiv:2207.00032), describes the method for dense models.
+
+Idea: with enough tokens in a pass, copying all weights takes no longer than computing with them.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| experts | - | a MoE block is one leaf: all its experts are copied as one unit before it, whatever the router chose | the same |
+| other weights | streamed layer by layer | each submodule's tensors are copied before it | attention, shared experts, leading layers, embedding and head, each before it runs |
+| small tensors | - | up to 1e5 elements they stay on the GPU | norms stay; the router, if it has no more than ``persistence_threshold`` elements |
+| look-ahead | - | tensors in recorded order within a window (`tensors_ahead`); with both known settings less than one expert | ``depth: 0``, none; ``depth: 1``, the next layer, as a window larger than a layer would have it |
+| first pass | - | records the order, copies nothing ahead | the same, of experts |
+| after use | - | released, unless used again within 1e9 elements | experts at the end of the layer, the rest after use |
+| prefill and decode | - | the same: every pass copies every layer | the same |
+| memory of the host | - | ``pin_memory`` false; the example pins | ``pinned`` |
+| KV cache | - | on the GPU, or offloaded (``--kv-offload``) | ``kv``: on the GPU, or in host memory and copied for each use |
+| cache, CPU | - | no cache of experts, the CPU computes nothing | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from moesim.model import ModelSpec
+from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, slot_bytes
+from moesim.policy import (
+    DEMAND,
+    KV,
+    LAYER_PARTS,
+    PREFETCH,
+    STEP_PARTS,
+    Action,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerBegin,
+    LayerEnd,
+    Placement,
+    Pool,
+    Routed,
+    Run,
+    StepBegin,
+    View,
+)  # fmt: skip
+
+LAYERS = "layers"
+"""The pool of the layers that are on the GPU."""
+
+
+class ZeroInference(PolicyBase):
+    """All weights in host memory; every pass copies each whole layer to the GPU, routed or not (ZeRO-Inference, 2022)."""
+
+    paper = "ZeRO-Inference (DeepSpeed, SC 2022, arXiv:2207.00032)"
+    missing = (
+        "the one tensor that a window smaller than a layer copies ahead",
+        "with depth 1 in the first pass, nothing but experts is kept from being copied ahead",
+        "the hooks around each submodule, which run in Python: they take no time",
+        "several GPUs, among which each tensor is divided; NVMe's own buffers",
+        "how the KV cache is offloaded was not read: kv host copies it before attention and its new entries back",
+    )
+    listens = frozenset({StepBegin, LayerBegin, Routed, Fetched, LayerEnd})
+
+    depth: Annotated[int, Range(0, 1)] = 0
+    """Layers that are copied ahead; 0 is what both known settings come to."""
+    persistence_threshold: Annotated[int, Range(0)] = 100_000
+    """Elements up to which a router stays on the GPU."""
+    kv: Literal["gpu", "host"] = "gpu"
+    """Where the KV cache lies; on the host it is copied for each use."""
+    pinned: bool = True
+    """Copies from pinned memory, or whatever curve the experiment names; False: from pageable memory."""
+
+    def place(self, view: View) -> Placement:
+        """Leave all weights on the host."""
+        self._gpu, model = gpu_of(view, "zero-inference"), view.model
+        self._held: set[int] = set()  # experts that run once all of their layer are there
+        self._awaited = -1  # experts of the present layer that are under way; -1: not asked for
+        self._layer = -1
+        parts = {(part, layer): self._gpu for layer in range(model.n_layers) for part in LAYER_PARTS}
+        parts |= {(part, -1): self._gpu for part in STEP_PARTS}
+        streamed = {at: view.host for at in parts if at[0] != "dense" or not self._router_stays(model)}
+        if self.kv == "host":
+            streamed |= {(KV, layer): view.host for layer in range(model.n_layers)}
+        size = (self.depth + 1) * model.n_experts * slot_bytes(view)
+        return Placement(pools=[Pool(self._gpu, LAYERS, size)], parts=parts, streamed=streamed, stream_depth=self.depth)
+
+    def _router_stays(self, model: ModelSpec) -> bool:
+        return model.n_experts * model.hidden <= self.persistence_threshold
+
+    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
+        """Return the curve of pageable memory, unless it is pinned."""
+        return None if self.pinned else ("pageable", None)
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Copy whole layers; run what is routed once its layer is there."""
+        kind = type(event)
+        if kind is Routed:
+            return self._routed(event, view)
+        if kind is Fetched:
+            return self._arrived(event)
+        if kind is LayerEnd:
+            self._awaited = -1
+            return [Drop(event.layer, layer_residents(view, self._gpu, LAYERS, event.layer), self._gpu)]
+        layer = 0 if kind is StepBegin else event.layer + 1
+        if not self.depth or not event.step or layer == view.model.n_layers:  # the first pass records the order
+            return ()
+        return [self._copy(layer, view, PREFETCH)]
+
+    def _copy(self, layer: int, view: View, urgency: int) -> Fetch:
+        return Fetch(layer, range(view.model.n_experts), self._gpu, urgency, LAYERS)
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        self._held.update(event.active)
+        actions: list[Action] = []
+        if self._awaited < 0:
+            self._layer = event.layer
+            self._awaited = view.model.n_experts - len(layer_residents(view, self._gpu, LAYERS, event.layer))
+            actions.append(self._copy(event.layer, view, DEMAND))
+        return [*actions, *self._run()]
+
+    def _arrived(self, event: Fetched) -> list[Action]:
+        if self._awaited < 0 or event.layer != self._layer:
+            return []
+        self._awaited -= 1
+        return self._run()
+
+    def _run(self) -> list[Action]:
+        if self._awaited or not self._held:
+            return []
+        held, self._held = sorted(self._held), set()
+        return [Run(self._layer, held, self._gpu)]
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Wait for the end of a layer: the pool holds whole layers."""
+        return None

@@ -1,0 +1,135 @@
+"""ZeRO-Inference on the toy machine, to the nanosecond: every layer is copied whole, with and without look-ahead.
+
+An expert is 1000 bytes, attention 80, router and norms 60, embedding and head 80 and 90; the link moves a byte in a ns.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.model import load_model
+from moesim.policies.algorithms.zero_inference import tensors_ahead
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import cpu, gpu, machine, play, tasks, tiny_model, workload
+
+TOKEN = [[0, 2], [1, 0]]  # layer: experts
+LAYER = 4000  # ns to copy the four experts of a layer
+
+
+def run(
+    requests: Any = ((TOKEN,),), *, n_layers: int = 2, micro_batches: int = 1, expert_ns: int = 100, **options: Any
+) -> Records:
+    policy = make_policy({"name": "zero-inference", **options})
+    toy = machine({"gpu0": gpu(expert_ns=expert_ns), "cpu0": cpu()})
+    return play(policy, workload(requests, micro_batches=micro_batches), toy, model=tiny_model(n_layers=n_layers))
+
+
+def test_without_look_ahead_copies_and_computing_take_turns() -> None:
+    # gpu0       |   |    |DDDDD|                 |00|22|    |DDDDD|                  |00|11|
+    # cpu0->gpu0 |emb|attn|     |0/0|0/1|0/2|0/3|       |attn|     |1/0|1/1|1/2|1/3|       |head
+    #            0   80  160   260              4260   4460 4540  4640             8640  8840  8930
+    records = run()
+    begin = [(t.start, t.layer, t.expert) for t in records.transfers]
+    assert begin[:2] == [(0, -1, -1), (80, 0, -1)]
+    assert begin[2:6] == [(260 + 1000 * e, 0, e) for e in range(4)]
+    assert begin[6:] == [(4460, 1, -1), *((4640 + 1000 * e, 1, e) for e in range(4)), (8840, -1, -1)]
+    assert {t.cause for t in records.transfers} == {"demand"}
+    assert tasks(records) == [
+        (80, 80, "gpu0", "embedding"), (160, 260, "gpu0", "dense"), (4260, 4360, "gpu0", "E0x1"), (4360, 4460, "gpu0", "E2x1"),
+        (4540, 4640, "gpu0", "dense"), (8640, 8740, "gpu0", "E0x1"), (8740, 8840, "gpu0", "E1x1"), (8930, 8930, "gpu0", "head"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_pass_copies_everything_once(depth: int) -> None:
+    records = run([[TOKEN] * 3], depth=depth)
+    assert sum(t.n_bytes for t in records.transfers) == 3 * (80 + 2 * (80 + LAYER) + 90)
+    assert records.pool_peak_bytes["gpu0", "layers"] <= (depth + 1) * LAYER
+
+
+@pytest.mark.parametrize(("expert_ns", "layer_ns"), [(100, LAYER + 80), (3000, 100 + 2 * 3000)])
+def test_with_look_ahead_a_layer_takes_the_longer_of_copying_and_computing(expert_ns: int, layer_ns: int) -> None:
+    records = run([[[[0, 1]] * 12] * 2], n_layers=12, expert_ns=expert_ns, depth=1)
+    visits = [x for x in records.layers if x.step == 1]
+    assert {b.end - a.end for a, b in pairwise(visits[3:])} == {layer_ns}
+
+
+def test_the_first_pass_copies_no_experts_ahead() -> None:
+    ahead = run([[TOKEN] * 2], depth=1)
+    asked = [t.submitted for t in ahead.transfers if t.expert >= 0]
+    routed = [v.time for v in ahead.lookups]
+    assert asked[:8] == [routed[0]] * 4 + [routed[1]] * 4
+    assert asked[8:12] == [ahead.steps[1].begin] * 4
+    assert asked[12:] == [x.begin for x in ahead.layers if (x.step, x.layer) == (1, 0)] * 4
+
+
+def test_prefill_is_like_decode() -> None:
+    """All rows of a prompt and of all requests share one pass."""
+    records = run([[TOKEN] * 5, [TOKEN] * 5])
+    assert len(records.steps) == 5
+    begin = [t.n_bytes for t in records.transfers if records.steps[0].begin <= t.start < records.steps[0].end]
+    assert sum(begin) == 80 + 2 * (80 + LAYER) + 90
+
+
+def test_micro_batches_share_a_layer() -> None:
+    records = run([[TOKEN], [TOKEN]], micro_batches=2)
+    assert sum(t.n_bytes for t in records.transfers) == 80 + 2 * (80 + LAYER) + 90
+    assert [t.rows for t in records.tasks if t.kind == "expert"] == [2] * 4
+
+
+def test_a_large_router_is_copied_too() -> None:
+    """Four experts of a hidden width of five: 20 elements. Router and norms have 60 bytes."""
+    sizes = [[t.n_bytes for t in run(persistence_threshold=n).transfers if t.expert < 0] for n in (20, 19)]
+    assert sizes == [[80, 80, 80, 90], [80, 80, 60, 80, 60, 90]]
+
+
+def test_an_offloaded_cache_is_copied_for_each_use() -> None:
+    records = run([[TOKEN] * 3], kv="host")
+    up = [t.n_bytes for t in records.transfers if t.cause == "write-back"]
+    assert up == [8] * 6
+    steps = [[t.n_bytes for t in records.transfers if s.begin <= t.start < s.end and t.n_bytes < 60] for s in records.steps]
+    old = [sum(sizes) - 2 * 8 for sizes in steps]  # without what goes back
+    assert [b - a for a, b in pairwise(old)] == [16, 16]
+    assert records.peak_bytes["cpu0"] > run([[TOKEN] * 3]).peak_bytes["cpu0"]
+
+
+def test_pageable_memory_is_its_own_transfer() -> None:
+    model = tiny_model()
+    assert make_policy("zero-inference").transfer(model) is None  # type: ignore[attr-defined]
+    unpinned: Any = make_policy({"name": "zero-inference", "pinned": False})
+    assert unpinned.transfer(model) == ("pageable", None)
+
+
+def test_known_settings_copy_nothing_ahead_that_matters() -> None:
+    """A Mixtral layer: 8 experts of 3 matrices. The example's window is 2 h^2, and so is its limit of live parameters."""
+    model = load_model("mixtral-8x7b")
+    expert = model.expert_params
+    assert (expert, 8 * expert) == (176_160_768, 1_409_286_144)
+    matrices, window = [expert // 3] * 24, 2 * model.hidden**2
+    assert 33_554_432 == window < 50_000_000 < expert
+    assert tensors_ahead(matrices, 0) == tensors_ahead(matrices, 0, bucket=window, max_live=window) == 1
+    assert tensors_ahead(matrices, 8 * expert) == tensors_ahead(matrices, 8 * expert, bucket=window, max_live=window) == 0
+
+
+def restated(sizes: list[int], live: int, bucket: int, most: int) -> int:
+    ahead = [sum(sizes[:n]) for n in range(len(sizes))]  # before each
+    return sum(before < min(most - live, bucket) for before in ahead)
+
+
+def test_tensors_ahead_against_a_restatement() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        sizes = rng.integers(1, 20, int(rng.integers(0, 12))).tolist()
+        live, bucket, most = (int(n) for n in rng.integers(0, 60, 3))
+        assert tensors_ahead(sizes, live, bucket=bucket, max_live=most) == restated(sizes, live, bucket, most)
+
+
+def test_it_keeps_the_contract() -> None:
+    check_policy(lambda: make_policy("zero-inference"))
+    check_policy(lambda: make_policy({"name": "zero-inference", "depth": 1, "kv": "host", "persistence_threshold": 0}))
