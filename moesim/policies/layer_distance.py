@@ -8,6 +8,8 @@ the stalest, of layer l + 1, is needed next.
 EdgeMoE is described as evicting experts of the layers farthest from the present one first, which can also be read as plain
 distance in the stack: then both ends of the model go before its neighbours, and layer l goes last.
 
+Another reading, by generations, is `moesim.policies.two_generations`.
+
 What layer l does use now goes last in either reading, unless ``victims`` is ``idle``: then it goes with its layer once it has run.
 """
 

@@ -21,6 +21,7 @@ from moesim.policies import (
     ranking,
     replacement,
     score_parts,
+    two_generations,
 )
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.options import construct
@@ -68,6 +69,7 @@ PARTS: dict[str, dict[str, type]] = {
         "arc": adaptive.ArcVictim,
         "activation-aware": activation_aware.ActivationAware,
         "least-stale": layer_distance.LeastStale,
+        "least-stale-2gen": two_generations.LeastStaleByGeneration,
     },
 }
 

@@ -51,6 +51,7 @@ POLICIES: dict[str, str] = {
     "kt-layer": "moesim.policies.ktransformers:KtLayer",
     "ktransformers-in-dali": "moesim.policies.as_compared:KTransformersInDali",
     "ktransformers-in-hybrimoe": "moesim.policies.as_compared:KTransformersInHybriMoE",
+    "least-stale-2gen": "moesim.policies.least_stale:LeastStale2Gen",
     "lfu": "moesim.policies.caches:LFU",
     "llama-cpp": "moesim.policies.llama_cpp:LlamaCpp",
     "llama-cpp-in-dali": "moesim.policies.as_compared:LlamaCppInDali",

@@ -81,6 +81,9 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
     "frequency-global + all-gpu + predicted + least-stale": _composed(
         "frequency-global", "all-gpu", INTO_CACHE, "least-stale", **GLOBAL
     ),
+    "frequency-global + all-gpu + predicted + least-stale-2gen": _composed(
+        "frequency-global", "all-gpu", INTO_CACHE, "least-stale-2gen", **GLOBAL
+    ),
     "frequency-per-layer + fixed-threshold + none + random": _composed(
         "frequency-per-layer", "fixed-threshold", "none", "random"
     ),

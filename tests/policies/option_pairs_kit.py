@@ -165,7 +165,7 @@ ALL_PARTS: dict[str, list[Any]] = {
     "assignment": ["all-gpu", "all-cpu", "greedy", "threshold", FEW_ROWS, "exact", "beam", "resident", "queues", "hss"],
     "prefetch": ["none", PREDICTED, INTO_CACHE, "random", "impact-driven", "mrs-score", CROSS_LAYER],
     "replacement": ["lru", "fifo", "lfu", "random", "mrs", "belady", "static", "workload-aware", "arc", "activation-aware",
-                    "least-stale"],
+                    "least-stale", "least-stale-2gen"],
 }  # fmt: skip
 # Policy or part, option -> values, where its annotation does not say what could be tried.
 VALUES: dict[tuple[str, str], list[Any]] = {
@@ -312,6 +312,7 @@ AROUND: dict[tuple[str, str], tuple[Options, Options]] = {
     ("replacement", "workload-aware"): ({"assignment": "greedy", "prefetch": PREDICTED, "placement": "random"}, {}),
     ("replacement", "mrs"): ({"scope": "global", "prefetch": INTO_CACHE}, {}),
     ("replacement", "least-stale"): ({"scope": "global"}, {}),
+    ("replacement", "least-stale-2gen"): ({"prefetch": INTO_CACHE}, {}),
 }
 POLICY_SUBJECTS = [Subject(name, policy_class(name)) for name in sorted(POLICIES)]
 PART_SUBJECTS = [

@@ -169,6 +169,15 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "prefetch_source": ({"prefetch_source": "frequency"}, {}),
         "prefetch_size": ({"prefetch_size": 1}, {}),
     },
+    "least-stale-2gen": {
+        "placement": ({"placement": "highest-ids"}, {}),
+        "assignment": ({"assignment": "greedy"}, {}),
+        "prefetch": ({"prefetch": {"name": "random", "pool": "cache"}}, {}),
+        "scope": ({"scope": "per-layer"}, {}),
+        "prefetched": ({"prefetched": "stale"}, {}),
+        "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
+        "prefetch_size": ({"prefetch_size": 1}, {}),
+    },
     "moe-infinity-paper": {
         "mask": ({"mask": "later"}, {}),
         "begin": ({"begin": "next"}, {}),
@@ -244,6 +253,7 @@ ELSEWHERE = {
     ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
     ("moe-infinity-code", "victims"),  # tests/policies/test_moe_infinity.py: needs a layer of several misses
     ("edgemoe", "lane"),  # tests/policies/test_edgemoe.py: needs a machine with a side lane
+    ("least-stale-2gen", "lane"),  # tests/policies/test_least_stale_2gen.py: needs a machine with a side lane
     ("moe-infinity-paper", "online"),  # tests/policies/test_moe_infinity.py: needs requests that are over
     ("od-moe", "precision"),  # tests/policies/test_od_moe.py: the tiny model takes as long at any precision
     ("dali", "lane"),  # tests/policies/test_policies_by_hand.py: needs a machine with a side lane
@@ -267,6 +277,7 @@ PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("replacement", "random"): {"seed": 3, "victims": "idle"},
     ("replacement", "activation-aware"): {"reading": "code", "victims": "idle"},
     ("replacement", "least-stale"): {"distance": "absolute", "victims": "idle"},
+    ("replacement", "least-stale-2gen"): {"prefetched": "stale"},
     ("prefetch", "random"): {"size": 3, "seed": 3, "pool": "cache", "buffers": 3, "lookahead": 2},
     ("assignment", "beam"): {"width": 1},
     ("assignment", "fixed-threshold"): {"cpu_ms": 9, "load_ms": 40},
@@ -276,6 +287,7 @@ PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
 
 PART_BOTH: dict[tuple[str, str], dict[str, Any]] = {  # set on both sides
     ("replacement", "least-stale"): {"scope": "global"},
+    ("replacement", "least-stale-2gen"): {"prefetch": {**PREDICTED, "pool": "cache"}},
 }
 
 
