@@ -1,10 +1,9 @@
 """EdgeMoE, as other papers describe it: experts preloaded by statistics, and a cache that gives up the farthest layers first.
 
-R. Yi, L. Guo, S. Wei, A. Zhou, S. Wang, M. Xu, "EdgeMoE: Fast On-Device Inference of MoE-based Large Language Models",
-arXiv:2308.14352. Its own paper was not read for this, and no scheduler code is released: each point is as OD-MoE and DALI describe
+EdgeMoE's own paper was not read for this, and no scheduler code is released: each point is as OD-MoE (2025) and DALI (2026) describe
 it, or a choice.
 
-Idea: which experts follow which hardly depends on the token, so statistics from calibration tell what to preload.
+Idea: statistics from calibration tell which experts follow which, and so what to preload.
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
@@ -14,8 +13,8 @@ Idea: which experts follow which hardly depends on the token, so statistics from
 | within a layer | not known | none | the one whose last use is longest ago |
 | what the present layer uses | not known | none | goes last (``victims``) |
 | start | not known | none | empty (``placement``) |
-| widths | each expert has its own | none | one for all |
-| CPU | computes no expert where there is a GPU | none | the same (``assignment``) |
+| widths of experts | not known | none | one for all |
+| CPU | not known | none | computes no expert (``assignment``) |
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ def _size(policy: Any, view: View) -> None:
 
 EdgeMoE = Composed.preset(
     "EdgeMoE",
-    "Experts preloaded by calibration statistics; the cache gives up experts of the farthest layers first (EdgeMoE, 2023).",
-    paper="EdgeMoE (arXiv:2308.14352), as OD-MoE and DALI describe it",
+    "Experts preloaded by calibration statistics; the cache gives up experts of the farthest layers first (EdgeMoE).",
+    paper="EdgeMoE, as OD-MoE (2025) and DALI (2026) describe it",
     missing=(
         "its own paper was not read: prediction and eviction are as other papers describe them",
-        "a width of each expert's own: all have one",
+        "whether the CPU computes experts, and whether experts differ in width: not known",
         "how many experts it preloads, when, and where to: not known",
         "what is in its cache at the start, and the order of victims within a layer: not known",
     ),

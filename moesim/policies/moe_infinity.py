@@ -28,18 +28,21 @@ LFU cache. ``moe-infinity-code`` is these blocks. ``moe-infinity-paper`` is the 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from moesim.policies.algorithms.activations import Mask, least_visited
 from moesim.policies.base import Range
-from moesim.policies.fetch_thread import FetchThread
+from moesim.policies.fetch_thread import FetchThread, PrefetchingThread
 from moesim.policies.moot import MootIf
 from moesim.policies.parts import Unit
 from moesim.policies.past_sequences import Past
 from moesim.policies.visit import UNROUTED_FIRST, Victims
-from moesim.policy import PREFETCH, Action, Drop, Fetch, Fetched, Placement, Routed, StepBegin, View
+from moesim.policy import Fetch, Placement, Routed, StepBegin, View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class MoEInfinityCode(FetchThread):
@@ -56,7 +59,7 @@ class MoEInfinityCode(FetchThread):
         return super().evict(fetch, view) if self.victims == UNROUTED_FIRST else self.of_the_layer(view)
 
 
-class MoEInfinityPaper(FetchThread):
+class MoEInfinityPaper(PrefetchingThread):
     """Like the past sequence that is closest so far: prefetch what it used next, keep what it will use (MoE-Infinity, 2024)."""
 
     paper = "MoE-Infinity (arXiv:2401.14361)"
@@ -65,7 +68,6 @@ class MoEInfinityPaper(FetchThread):
         "the time of the match: the experiment's decision_us stands for it",
         "more than one GPU, each with a fetch thread",
     )
-    listens = frozenset({Routed, Fetched, StepBegin})
     needs = frozenset({"table:activation_matrices"})
 
     mask: Annotated[Mask, MootIf(capacity=1)] = "seen"
@@ -88,7 +90,6 @@ class MoEInfinityPaper(FetchThread):
         )  # fmt: skip
         self._priority = np.zeros((model.n_layers, model.n_experts))
         self._queued = np.zeros((model.n_layers, model.n_experts), np.bool_)  # since the last match, and not asked for yet
-        self._ahead: Unit | None = None  # a prefetch under way
         return super().place(view)
 
     def step_begin(self, event: StepBegin) -> None:
@@ -103,50 +104,18 @@ class MoEInfinityPaper(FetchThread):
         self._queued[:] = False
         self._queued[event.layer + (self.begin == "next") :] = True
 
-    def ranks(self) -> Any:
-        """Return the priorities."""
-        return self._priority
+    def lowest(self, may_go: NDArray[np.bool_]) -> Unit | None:
+        """Return the expert of the lowest priority."""
+        return least_visited(self._priority, may_go)
 
-    def go_on(self, view: View) -> list[Action]:
-        """Serve the layer; when nothing is awaited, prefetch the best."""
-        if self._ahead is not None and self._cached[self._ahead]:
-            self._ahead = None
-        actions = super().go_on(view)
-        if self._loading is not None:
-            if self._ahead == self._loading:
-                self._ahead = None  # on demand now
-            return actions + self._forget_passed(view)
-        return actions + (self._prefetch(view) if self._ahead is None else [])
-
-    def _forget_passed(self, view: View) -> list[Action]:
-        """Cancel a prefetch for a layer that is passed, if it has not begun: an on-demand copy drops it."""
-        if self._ahead is None:
-            return []
-        layer, expert = self._ahead
-        whole = view.costs.fetch_ns(view.host, self._gpu, None, layer)
-        if layer >= self._at[1] or not view.is_pending(layer, expert, self._gpu):
-            return []
-        if view.remaining_ns(layer, expert, self._gpu) < whole:
-            return []
-        self._ahead = None
-        return [Drop(layer, (expert,), self._gpu)]
-
-    def _prefetch(self, view: View) -> list[Action]:
-        """Fetch the best expert that is not there, if there is a slot for it; of equals the lowest id."""
+    def next_ahead(self) -> Unit | None:
+        """Take the best expert that is not there, if there is a slot for it; of equals the lowest id."""
         unit = least_visited(-self._priority, self._queued & ~self._cached)
         if unit is None:
-            return []
-        if self._cached.sum() >= self._slots:
-            free = self._cached & ~self._locked
-            victim = least_visited(self._priority, free)
+            return None
+        if self.full:
+            victim = self.lowest(self.spare())
             if victim is None or (self.replaces == "lower" and self._priority[victim] >= self._priority[unit]):
-                return []
-        self._ahead = unit
+                return None
         self._queued[unit] = False
-        return [Fetch(unit[0], (unit[1],), self._gpu, PREFETCH)]
-
-    def evict(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the expert of the lowest priority; for a prefetch, none that the present layer uses."""
-        if fetch.urgency == PREFETCH:
-            return self.lowest(self._cached & ~self._locked, view)
-        return super().evict(fetch, view)
+        return unit

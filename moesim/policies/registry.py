@@ -41,6 +41,7 @@ POLICIES: dict[str, str] = {
     "fiddler": "moesim.policies.fiddler:Fiddler",
     "fiddler-in-dali": "moesim.policies.as_compared:FiddlerInDali",
     "fifo": "moesim.policies.caches:FIFO",
+    "finemoe": "moesim.policies.finemoe:FineMoE",
     "hybrimoe-code": "moesim.policies.hybrimoe:HybriMoECode",
     "hybrimoe-in-dali": "moesim.policies.as_compared:HybriMoEInDali",
     "hybrimoe-in-prescope": "moesim.policies.as_compared:HybriMoEInPreScope",

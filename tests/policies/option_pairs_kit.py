@@ -195,6 +195,8 @@ BESIDE: dict[tuple[str, str], Options] = {
     ("static", "scope"): {"placement": "random"},
     ("static", "slots_split"): {"placement": "random", "scope": "per-layer"},
     ("hss", "cpu_per_row"): {"costs": "code"},
+    ("finemoe", "selected_only"): {"prefetch_distance": 0},  # the published one is more than the layers here
+    ("finemoe", "float_score"): {"prefetch_distance": 0},
 }
 
 

@@ -178,6 +178,11 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "prefetch_source": ({"prefetch_source": "synthetic:0.2"}, {}),
         "prefetch_size": ({"prefetch_size": 1}, {}),
     },
+    "finemoe": {
+        "prefetch_distance": ({"prefetch_distance": 0}, {}),
+        "selected_only": ({"selected_only": True}, {"prefetch_distance": 0}),
+        "float_score": ({"float_score": True}, {"prefetch_distance": 1}),
+    },
     "moe-infinity-paper": {
         "mask": ({"mask": "later"}, {}),
         "begin": ({"begin": "next"}, {}),

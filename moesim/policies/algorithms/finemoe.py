@@ -1,0 +1,254 @@
+"""FineMoE's choices: which stored iteration is like the present one, what that selects, in which order it is fetched, what leaves.
+
+FineMoE (fMoE; IntelliSys-Lab/FineMoE-EuroSys26 at 5c58468) keeps expert maps of past iterations, the probability of each expert in
+each layer, and looks up the one that is like the present iteration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DISTANCE = 6
+"""Layers between the one that is routed and the first whose experts are predicted, in the released code."""
+CAPACITY = 1000
+EVERY = 1e-6  # priority of all experts of the band, selected or not
+_DECIMALS = 12  # to which similarities are compared, so that rounding breaks no tie
+
+
+def closest_map(maps: NDArray[Any], observed: NDArray[Any], layer: int) -> tuple[int, float]:
+    """Find the stored iteration whose trajectory so far is most like the present one's.
+
+    Parameters
+    ----------
+    maps : ndarray of float, (n, n_layers, n_experts)
+        Expert maps of past iterations: the probability of each expert.
+    observed : ndarray of float, (n_layers, n_experts)
+        That of the present iteration, of which rows 0 .. l count.
+    layer : int
+        The layer that was routed last, l.
+
+    Returns
+    -------
+    (int, float)
+        Index of the largest cosine of rows 0 .. l, flattened, of equals (to 12 decimals) the first; and that cosine.
+
+    Examples
+    --------
+    >>> past = np.array([[[1.0, 0.0], [0.5, 0.5]], [[0.6, 0.8], [0.0, 1.0]]])
+    >>> closest_map(past, np.array([[0.6, 0.8], [0.0, 0.0]]), 0)
+    (1, 1.0)
+    """
+    past = np.asarray(maps, np.float64)[:, : layer + 1].reshape(len(maps), -1)
+    return _closest(past, np.asarray(observed, np.float64)[: layer + 1].ravel())
+
+
+def closest_embedding(embeddings: NDArray[Any], embedding: NDArray[Any]) -> tuple[int, float]:
+    """Find the stored iteration whose embedding is most like the present one's, for the layers before the first trajectory.
+
+    Parameters
+    ----------
+    embeddings : ndarray of float, (n, hidden)
+        Of the prompts or tokens of past iterations.
+    embedding : ndarray of float, (hidden,)
+        Of the present one.
+
+    Returns
+    -------
+    (int, float)
+        Index of the largest cosine, of equals (to 12 decimals) the first; and that cosine.
+    """
+    return _closest(np.asarray(embeddings, np.float64), np.asarray(embedding, np.float64))
+
+
+def selected(probability: NDArray[Any], similarity: float, top_k: int) -> list[int]:
+    """Select experts of one predicted layer: the less alike the iterations, the more.
+
+    Parameters
+    ----------
+    probability : ndarray of float, (n_experts,)
+        Row of the map that was found.
+    similarity : float
+        Its cosine with the present iteration.
+    top_k : int
+        Experts that a row uses.
+
+    Returns
+    -------
+    list of int
+        Experts by descending probability, of equals the lower id first: as many as there are prefix sums of at most
+        ``1 - similarity`` (held between 0 and 1), but at least ``top_k`` and at most all. The expert with which the sum passes
+        the threshold is not among them.
+
+    Examples
+    --------
+    >>> p = np.array([0.35, 0.25, 0.15, 0.10, 0.06, 0.04, 0.03, 0.02])
+    >>> [len(selected(p, similarity, 2)) for similarity in (0.2, 0.5, 0.9)]
+    [3, 2, 2]
+    """
+    values = np.asarray(probability, np.float64)
+    order = np.argsort(-values, kind="stable")
+    threshold = min(max(1 - similarity, 0.0), 1.0)
+    n = int((np.cumsum(values[order]) <= threshold).sum())
+    return [int(expert) for expert in order[: min(max(n, top_k), len(values))]]
+
+
+def layer_decay(layer: int, start: int, end: int) -> float:
+    """Weigh a layer j of the band [start, end): ``1 - (j - start) / (end + 1)``.
+
+    Parameters
+    ----------
+    layer, start, end : int
+        The layer, the first of the band, and the first after it.
+
+    Returns
+    -------
+    float
+        1 for the first layer, less for each further one.
+
+    Examples
+    --------
+    >>> [round(layer_decay(layer, 7, 24), 2) for layer in (7, 8, 15, 23)]
+    [1.0, 0.96, 0.68, 0.36]
+    """
+    return 1 - (layer - start) / (end + 1)
+
+
+def prefetch_priorities(
+    expert_map: NDArray[Any], start: int, end: int, similarity: float, top_k: int
+) -> NDArray[np.float64]:  # fmt: skip
+    """Rank all experts of a band of layers for prefetching.
+
+    Parameters
+    ----------
+    expert_map : ndarray of float, (n_layers, n_experts)
+        The map that was found.
+    start, end : int
+        The band [start, end).
+    similarity : float
+        Cosine of the map with the present iteration.
+    top_k : int
+        Experts that a row uses.
+
+    Returns
+    -------
+    ndarray of float64, (n_layers, n_experts)
+        Probability x `layer_decay` of those `selected`, 0 for others, plus 1e-6 for every expert of the band; 0 outside it.
+
+    Examples
+    --------
+    >>> prefetch_priorities(np.array([[0.5, 0.5], [0.7, 0.3], [0.2, 0.8]]), 1, 3, 1.0, 1).round(6).tolist()
+    [[0.0, 0.0], [0.700001, 1e-06], [1e-06, 0.600001]]
+    """
+    found = np.zeros(np.shape(expert_map))
+    for layer in range(start, end):
+        for expert in selected(expert_map[layer], similarity, top_k):
+            found[layer, expert] = float(expert_map[layer, expert]) * layer_decay(layer, start, end)
+        found[layer] += EVERY
+    return found
+
+
+def eviction_scores(probability: NDArray[Any], visits: NDArray[Any]) -> NDArray[np.int64]:
+    """Score cached experts: probability x visits while cached, truncated to an integer as the released code stores it.
+
+    Parameters
+    ----------
+    probability : ndarray of float, (n_layers, n_experts)
+        What was predicted last of each expert.
+    visits : ndarray of int, (n_layers, n_experts)
+        How often each was used since it is cached.
+
+    Returns
+    -------
+    ndarray of int64, (n_layers, n_experts)
+        The lowest leaves first; every product below 1 is 0.
+
+    Examples
+    --------
+    >>> eviction_scores(np.array([[0.3, 0.6, 0.5]]), np.array([[3, 3, 4]])).tolist()
+    [[0, 1, 2]]
+    """
+    return np.asarray(np.asarray(probability, np.float64) * visits).astype(np.int64)
+
+
+def evicted(scores: NDArray[Any], may_go: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Name the expert with the lowest score; of equals the lowest layer, then the lowest id.
+
+    Parameters
+    ----------
+    scores : ndarray of int or float, (n_layers, n_experts)
+        See `eviction_scores`.
+    may_go : ndarray of bool, (n_layers, n_experts)
+        Which experts are cached, and are no candidates of the last prediction, nor in use or locked.
+
+    Returns
+    -------
+    (int, int) or None
+        Layer and expert; None if none may go. The released code sorts without a rule for ties.
+
+    Examples
+    --------
+    >>> evicted(np.array([[1, 0], [0, 0]]), np.array([[True, False], [True, True]]))
+    (1, 0)
+    """
+    values = np.where(may_go, scores, np.inf).ravel()
+    at = int(values.argmin())
+    if values[at] == np.inf:
+        return None
+    layer, expert = divmod(at, may_go.shape[1])
+    return layer, expert
+
+
+def replaced_entry(
+    embeddings: NDArray[Any], maps: NDArray[Any], embedding: NDArray[Any], expert_map: NDArray[Any], distance: int = DISTANCE
+) -> int:  # fmt: skip
+    """Choose the entry of a full store that a new one replaces: the most redundant beside it.
+
+    Parameters
+    ----------
+    embeddings : ndarray of float, (n, hidden)
+        Of the stored iterations.
+    maps : ndarray of float, (n, n_layers, n_experts)
+        Their expert maps.
+    embedding : ndarray of float, (hidden,)
+        Of the new iteration.
+    expert_map : ndarray of float, (n_layers, n_experts)
+        Its map.
+    distance : int
+        Layers whose experts are predicted by embeddings, d.
+
+    Returns
+    -------
+    int
+        Index of the largest ``w c_e + (1 - w) c_m`` with the cosines of embeddings and of flattened maps and w = d / L; of
+        equals (to 12 decimals) the first.
+
+    Examples
+    --------
+    >>> maps = np.array([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])
+    >>> replaced_entry(np.array([[1.0, 0.0], [0.0, 1.0]]), maps, np.array([1.0, 0.0]), maps[1], 0)
+    1
+    >>> replaced_entry(np.array([[1.0, 0.0], [0.0, 1.0]]), maps, np.array([1.0, 0.0]), maps[1], 2)
+    0
+    """
+    weight = distance / maps.shape[1]
+    of_embeddings = _cosines(np.asarray(embeddings, np.float64), np.asarray(embedding, np.float64))
+    of_maps = _cosines(np.asarray(maps, np.float64).reshape(len(maps), -1), np.asarray(expert_map, np.float64).ravel())
+    return int((weight * of_embeddings + (1 - weight) * of_maps).round(_DECIMALS).argmax())
+
+
+def _closest(past: NDArray[np.float64], present: NDArray[np.float64]) -> tuple[int, float]:
+    cosines = _cosines(past, present)
+    best = int(cosines.round(_DECIMALS).argmax())
+    return best, float(cosines[best])
+
+
+def _cosines(past: NDArray[np.float64], present: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the cosine of each row with a vector; 0 where either has no length."""
+    lengths = np.sqrt((past * past).sum(axis=1) * (present * present).sum())
+    products = (past * present).sum(axis=1)
+    return np.asarray(np.divide(products, lengths, out=np.zeros(len(past)), where=lengths > 0))

@@ -1,0 +1,61 @@
+"""Expert maps of past iterations, compared layer by layer with the iterations under way (FineMoE)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moesim.policy import Routed
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DECIMALS = 12  # as in `moesim.policies.algorithms.finemoe.closest_map`
+
+
+class Trajectories:
+    """Finds what `closest_map` finds, for each request of a step, without adding up earlier layers again."""
+
+    def __init__(self, maps: NDArray[Any]) -> None:
+        self._maps = np.asarray(maps, np.float64)  # (n_layers, n, n_experts)
+        self._squares = np.cumsum(np.square(self._maps).sum(axis=2), axis=0)  # of the rows up to each layer, (n_layers, n)
+        self._requests: NDArray[Any] = np.zeros(0, np.int64)
+        self._products: dict[int, NDArray[np.float64]] = {}  # request -> product with each map so far
+        self._own: dict[int, float] = {}  # request -> square of its length so far
+
+    def begin(self, requests: NDArray[Any]) -> None:
+        """Begin a step: an iteration of each request that has rows in it."""
+        self._requests = requests
+        self._products, self._own = {}, {}
+
+    def map(self, index: int) -> NDArray[np.float64]:
+        """Return a stored map, (n_layers, n_experts)."""
+        return self._maps[:, index]
+
+    def observe(self, event: Routed) -> list[tuple[int, float]]:
+        """Take in the last row of each request of a micro-batch; return the index and similarity of each one's closest map."""
+        first, layer = event.first_row, event.layer
+        of_rows = self._requests[first : first + len(event.experts)].tolist()
+        last = {request: row for row, request in enumerate(of_rows)}
+        found = []
+        for request in sorted(last):
+            seen = self._scores(event, last[request])
+            products = self._products.get(request, 0.0) + self._maps[layer] @ seen
+            own = self._own.get(request, 0.0) + float(seen @ seen)
+            self._products[request], self._own[request] = products, own
+            lengths = np.sqrt(self._squares[layer] * own)
+            cosines = np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
+            best = int(cosines.round(_DECIMALS).argmax())
+            found.append((best, float(cosines[best])))
+        return found
+
+    def _scores(self, event: Routed, row: int) -> NDArray[np.float64]:
+        """Return the scores of a row, or, where none were recorded, the weights of its experts."""
+        if event.scores is not None:
+            return np.asarray(event.scores[row], np.float64)
+        if event.weights is None:
+            raise RuntimeError("trajectories: the trace was promised to hold scores or weights, and holds neither")
+        seen = np.zeros(self._maps.shape[2])
+        seen[event.experts[row]] = event.weights[row]
+        return seen

@@ -1,0 +1,228 @@
+"""FineMoE: the worked examples of its description, its functions against restatements, its queue and its victims."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.policies.algorithms.finemoe import (
+    closest_embedding,
+    closest_map,
+    evicted,
+    eviction_scores,
+    layer_decay,
+    prefetch_priorities,
+    replaced_entry,
+    selected,
+)
+from moesim.policies.registry import make_policy
+from moesim.policies.trajectories import Trajectories
+from moesim.records import Records
+from moesim.testing import check_policy, routed
+from moesim.trace import Trace
+from moesim.trace.workload import WorkloadSpec, compose
+from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model
+
+P = np.array([0.35, 0.25, 0.15, 0.10, 0.06, 0.04, 0.03, 0.02])
+
+
+# ------------------------------------------------------------------------------------------------- functions, by example
+@pytest.mark.parametrize(("similarity", "n"), [(0.2, 3), (0.5, 2), (0.9, 2), (1.0, 2), (1.5, 2), (-0.5, 8)])
+def test_the_expert_that_passes_the_threshold_is_not_selected(similarity: float, n: int) -> None:
+    """Sum .75 <= .8 < .85; only .35 <= .5, raised to top-k; at -.5 the threshold is held at 1."""
+    shuffled = np.random.default_rng(3).permutation(8)
+    assert selected(P[shuffled], similarity, 2) == [int(np.flatnonzero(shuffled == rank)[0]) for rank in range(n)]
+
+
+@pytest.mark.parametrize(("layer", "weight"), [(7, 1.0), (8, 0.96), (15, 0.68), (23, 0.36)])
+def test_the_decay_of_a_band(layer: int, weight: float) -> None:
+    assert layer_decay(layer, 7, 24) == pytest.approx(weight, abs=1e-12)
+
+
+def test_every_product_below_one_is_zero_and_ties_go_by_layer_and_id() -> None:
+    probability, visits = np.array([[0.5, 0.9], [0.4, 0.3]]), np.array([[3, 1], [2, 3]])
+    scores = eviction_scores(probability, visits)
+    assert scores.tolist() == [[1, 0], [0, 0]]
+    everything = np.ones((2, 2), np.bool_)
+    assert evicted(scores, everything) == (0, 1)
+    assert evicted(probability * visits, everything) == (1, 0)
+    assert evicted(scores, np.zeros((2, 2), np.bool_)) is None
+
+
+# ----------------------------------------------------------------------------------------------- functions, at random
+def cosine(a: Any, b: Any) -> float:
+    a, b = [float(x) for x in np.ravel(a)], [float(x) for x in np.ravel(b)]
+    length = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / length if length else 0.0
+
+
+def first_best(values: list[float]) -> int:
+    rounded = [round(value, 12) for value in values]
+    return rounded.index(max(rounded))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_selection_and_priorities_are_those_described(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
+    top_k = int(draw.integers(1, n_experts + 1))
+    expert_map = draw.integers(0, 16, (n_layers, n_experts)) / 64  # sums are exact
+    similarity = float(draw.integers(-4, 80)) / 64
+    start = int(draw.integers(0, n_layers))
+    end = int(draw.integers(start, n_layers + 1))
+    found = prefetch_priorities(expert_map, start, end, similarity, top_k)
+    for layer in range(n_layers):
+        row = expert_map[layer].tolist()
+        order = sorted(range(n_experts), key=lambda e: (-row[e], e))
+        threshold = min(max(1 - similarity, 0), 1)
+        n = sum(sum(row[e] for e in order[: i + 1]) <= threshold for i in range(n_experts))
+        chosen = order[: max(min(n, n_experts), top_k)]
+        assert selected(expert_map[layer], similarity, top_k) == chosen
+        for expert in range(n_experts):
+            weight = 1 - (layer - start) / (end + 1)
+            wanted = (row[expert] * weight if expert in chosen else 0.0) + 1e-6 if start <= layer < end else 0.0
+            assert found[layer, expert] == wanted
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_closest_and_the_most_redundant_entries(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n, n_layers, n_experts, hidden = (int(draw.integers(1, most)) for most in (8, 7, 6, 4))
+    maps = draw.integers(0, 3, (n, n_layers, n_experts)) / 4
+    observed = draw.integers(0, 3, (n_layers, n_experts)) / 4
+    embeddings, embedding = draw.integers(-2, 3, (n, hidden)) / 1.0, draw.integers(-2, 3, hidden) / 1.0
+    for layer in range(n_layers):
+        cosines = [cosine(one[: layer + 1], observed[: layer + 1]) for one in maps]
+        index, similarity = closest_map(maps, observed, layer)
+        assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
+    cosines = [cosine(one, embedding) for one in embeddings]
+    index, similarity = closest_embedding(embeddings, embedding)
+    assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
+    distance = int(draw.integers(0, n_layers + 1))
+    w = distance / n_layers
+    redundant = [w * cosine(e, embedding) + (1 - w) * cosine(m, observed) for e, m in zip(embeddings, maps, strict=True)]
+    assert replaced_entry(embeddings, maps, embedding, observed, distance) == first_best(redundant)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_function_finds(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    maps = draw.random((4, 9, 6))
+    past = Trajectories(maps)
+    for n_rows in (5, 2):
+        past.begin(np.array([0, 0, 0, 1, 1][:n_rows] if n_rows == 5 else [0, 1]))
+        observed = np.zeros((2, 4, 6))
+        for layer in range(4):
+            scores = draw.random((n_rows, 6))
+            observed[:, layer] = scores[[2, 4]] if n_rows == 5 else scores  # the last row of each request
+            event = routed([[0, 1]] * n_rows, layer=layer)._replace(scores=scores)
+            for request, (index, similarity) in enumerate(past.observe(event)):
+                wanted = closest_map(maps.swapaxes(0, 1), observed[request], layer)
+                assert index == wanted[0] and similarity == pytest.approx(wanted[1], abs=1e-12)
+
+
+def test_without_scores_the_weights_of_the_chosen_are_observed() -> None:
+    maps = np.array([[[0.75, 0.25, 0, 0], [0, 0.5, 0.5, 0]]])
+    past = Trajectories(maps)
+    past.begin(np.array([0]))
+    event = routed([[1, 2]])._replace(weights=np.array([[0.5, 0.5]]), scores=None)
+    assert past.observe(event) == [(1, pytest.approx(1))]
+    with pytest.raises(RuntimeError, match="neither"):
+        past.observe(event._replace(weights=None))
+
+
+# ------------------------------------------------------------------------------------------------------------ timelines
+LAYERS = 4
+MAPS = np.array([  # two iterations; layer, expert
+    [[0.6, 0.0, 0.4, 0.0], [0.5, 0.3, 0.2, 0.0], [0.1, 0.6, 0.3, 0.0], [0.0, 0.0, 0.3, 0.7]],
+    [[0.0, 0.6, 0.0, 0.4], [0.0, 0.2, 0.3, 0.5], [0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 0.0, 0.0]],
+])  # fmt: skip
+
+
+def run(rows: Any, slots: int = 16, dense_ns: int = 9940, **options: Any) -> Records:
+    """One request, weights 0.75 and 0.25, four layers of four experts."""
+    experts = np.array(rows, np.uint8)
+    weights = np.broadcast_to([0.75, 0.25], experts.shape)
+    trace = Trace.build(
+        experts=experts, weights=weights, n_prompt=[0], n_decode=[len(rows)], n_experts=4, model="tiny", label="synthetic",
+        prompt_offset=1,
+    )  # fmt: skip
+    hardware = machine({"gpu0": gpu(dense_ns=dense_ns), "cpu0": cpu()})
+    return play(
+        make_policy({"name": "finemoe", **options}), compose(trace, WorkloadSpec(batch_size=1, requests="all")), hardware,
+        model=tiny_model(n_layers=LAYERS), slots={"gpu0": slots}, tables={"expert_maps": MAPS.swapaxes(0, 1)},
+    )  # fmt: skip
+
+
+def copies(records: Records) -> list[str]:
+    return [f"{t.cause[0]} {t.layer}/{t.expert}" for t in records.transfers]
+
+
+ROW = [[0, 2], [0, 1], [1, 2], [3, 2]]
+
+
+def test_all_experts_of_the_band_are_queued_selected_ones_first() -> None:
+    # Like the first map at layer 0 by 0.95: the threshold is .05, so the two largest of each layer are selected, with
+    # .6 and .3 in layer 2, .7 and .3 at 4/5 of it in layer 3. Layer 1 is on demand.
+    records = run([ROW], prefetch_distance=1)
+    found = copies(records)
+    assert found[:2] == ["d 0/0", "d 0/2"]
+    assert found[2:6] == ["p 2/1", "p 3/3", "p 2/2", "p 3/2"]  # .6, .56, .3, .24
+    assert found[6:10] == ["p 2/0", "p 2/3", "p 3/0", "p 3/1"]  # 1e-6 each
+    assert found[10:] == ["d 1/0", "d 1/1"]
+    only = copies(run([ROW], prefetch_distance=1, selected_only=True))
+    assert only == ["d 0/0", "d 0/2", "p 2/1", "p 3/3", "p 2/2", "p 3/2", "d 1/0", "d 1/1"]
+
+
+def test_a_new_prediction_puts_its_experts_at_the_end_of_the_queue() -> None:
+    # Three copies begin before layer 1 is routed at 6100, so that 3/2 (.24) is next. Layer 1 predicts layer 3 anew and puts its
+    # experts behind the unselected of layer 2.
+    found = copies(run([ROW], prefetch_distance=1, dense_ns=1940))
+    assert found[:5] == ["d 0/0", "d 0/2", "p 2/1", "p 3/3", "p 2/2"]
+    assert found[5:9] == ["d 1/0", "d 1/1", "p 2/0", "p 2/3"] and found[9].endswith("3/2")
+
+
+def test_an_on_demand_copy_drops_what_is_queued_for_its_layer_and_those_before() -> None:
+    # Without a distance layer 1 is predicted at layer 0; what is queued for it when it misses is not copied any more.
+    records = run([[[0, 2], [3, 2], [1, 2], [3, 2]]], prefetch_distance=0, dense_ns=1940)
+    found = copies(records)
+    assert found[:2] == ["d 0/0", "d 0/2"] and "d 1/3" in found
+    at = found.index("d 1/3")
+    assert not any(what.startswith(("p 0/", "p 1/")) for what in found[at:])
+
+
+def test_far_layers_only() -> None:
+    """With the published distance of 6 nothing is predicted in four layers."""
+    assert {t.cause for t in run([ROW]).transfers} == {"demand"}
+    assert not any(t.cause == "prefetch" and t.layer < 3 for t in run([ROW], prefetch_distance=2).transfers)
+
+
+def test_candidates_are_protected_and_others_leave_by_score() -> None:
+    # Six slots: 0/0 and 0/2, then 2/1, 3/3, 2/2, 3/2. Layer 2 and 3 are candidates: what layer 1 needs replaces layer 0's.
+    records = run([ROW], 6, prefetch_distance=1)
+    assert [(e.layer, e.expert) for e in records.evictions][:2] == [(0, 0), (0, 2)]
+
+
+def test_visits_and_probability_are_reset_on_eviction() -> None:
+    policy: Any = make_policy({"name": "finemoe", "prefetch_distance": 0})
+    experts = np.array([ROW] * 3, np.uint8)
+    trace = Trace.build(
+        experts=experts, weights=np.full(experts.shape, 0.5), n_prompt=[0], n_decode=[3], n_experts=4, model="tiny",
+        label="synthetic", prompt_offset=1,
+    )  # fmt: skip
+    work = compose(trace, WorkloadSpec(batch_size=1, requests="all"))
+    records = play(
+        policy, work, model=tiny_model(n_layers=LAYERS), slots={"gpu0": 3}, tables={"expert_maps": MAPS.swapaxes(0, 1)}
+    )
+    gone = {(e.layer, e.expert) for e in records.evictions} - set(zip(*np.nonzero(policy._cached), strict=True))
+    assert len(gone) > 3 and not any(policy._visits[unit] for unit in gone)
+    assert policy._visits[3, 3] == 3  # never evicted: of the last layer, and always a candidate
+    assert not policy._probability[0].any()  # layer 0 is never predicted
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch_distance": 0}, {"prefetch_distance": 1, "selected_only": True}])
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy({"name": "finemoe", **options}))
