@@ -7,6 +7,7 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | store | - | up to 1000 maps, each with an embedding, from the run | iterations of requests held back for calibration; none of the run is added |
+| probabilities | - | the softmax of the router | recorded scores, scaled to a sum of 1 in each layer; weights of the chosen where there are none |
 | first layers | - | layers 0 to d - 1 by the closest embedding, as an iteration begins; layer d never | on demand: traces have no embeddings |
 | later layers | - | at layer l the closest trajectory, by rows 0 to l: layers l + 1 + d and on; d = 6 | the same (``prefetch_distance``) |
 | selected | - | by descending probability while their sum is at most 1 - similarity; at least top-k | the same |

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.policies.algorithms.activations import shares
 from moesim.policy import Routed
 
 if TYPE_CHECKING:
@@ -15,10 +16,13 @@ _DECIMALS = 12  # as in `moesim.policies.algorithms.finemoe.closest_map`
 
 
 class Trajectories:
-    """Finds what `closest_map` finds, for each request of a step, without adding up earlier layers again."""
+    """Finds what `closest_map` finds, for each request of a step, without adding up earlier layers again.
+
+    Scores count as probabilities: each layer's are scaled to a sum of 1, which those of a softmax have anyway.
+    """
 
     def __init__(self, maps: NDArray[Any]) -> None:
-        self._maps = np.asarray(maps, np.float64)  # (n_layers, n, n_experts)
+        self._maps = shares(np.asarray(maps, np.float64))  # (n_layers, n, n_experts)
         self._squares = np.cumsum(np.square(self._maps).sum(axis=2), axis=0)  # of the rows up to each layer, (n_layers, n)
         self._requests: NDArray[Any] = np.zeros(0, np.int64)
         self._products: dict[int, NDArray[np.float64]] = {}  # request -> product with each map so far
@@ -40,7 +44,7 @@ class Trajectories:
         last = {request: row for row, request in enumerate(of_rows)}
         found = []
         for request in sorted(last):
-            seen = self._scores(event, last[request])
+            seen = shares(self._scores(event, last[request]))
             products = self._products.get(request, 0.0) + self._maps[layer] @ seen
             own = self._own.get(request, 0.0) + float(seen @ seen)
             self._products[request], self._own[request] = products, own

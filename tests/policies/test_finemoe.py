@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.policies.algorithms.activations import shares
 from moesim.policies.algorithms.finemoe import (
     closest_embedding,
     closest_map,
@@ -117,10 +118,10 @@ def test_what_is_kept_up_to_date_layer_by_layer_is_what_the_function_finds(seed:
         observed = np.zeros((2, 4, 6))
         for layer in range(4):
             scores = draw.random((n_rows, 6))
-            observed[:, layer] = scores[[2, 4]] if n_rows == 5 else scores  # the last row of each request
+            observed[:, layer] = shares(scores[[2, 4]] if n_rows == 5 else scores)  # the last row of each request
             event = routed([[0, 1]] * n_rows, layer=layer)._replace(scores=scores)
             for request, (index, similarity) in enumerate(past.observe(event)):
-                wanted = closest_map(maps.swapaxes(0, 1), observed[request], layer)
+                wanted = closest_map(shares(maps).swapaxes(0, 1), observed[request], layer)
                 assert index == wanted[0] and similarity == pytest.approx(wanted[1], abs=1e-12)
 
 
