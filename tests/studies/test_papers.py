@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -259,6 +260,22 @@ def test_figures_of_a_trace(tmp_path: Path):
     assert told("hit_rate", policy="lru", share="0.75") > told("hit_rate", policy="lru", share="0.5") > 0
     assert told("hit_rate", policy="belady", share="0.5") >= told("hit_rate", policy="mrs", share="0.5") > 0
     assert 0 < told("prefill_decode_similarity") <= 100
+
+
+@pytest.mark.parametrize(("true", "found"), [([[1, 2], [1, 0]], (100, 100)), ([[3, 2], [3, 0]], (0, 50))])
+def test_the_busiest_experts_by_coactivation(tmp_path: Path, true: list[list[int]], found: tuple[float, float]):
+    # In held-back requests expert i is followed by i + 1 and i + 2 alike. So rows of 0 and 1 say 2 and then 1, and rows of 1 and
+    # 3, which say all alike, 0 and 1: expert 1 is said 8 times, 0 and 2 are said 4 times.
+    pairs = np.zeros((2, 4, 4), np.int64)
+    for i in range(4):
+        pairs[0, i, [(i + 1) % 4, (i + 2) % 4]] = 5
+    rows = np.array([[[0, 1], true[0]]] * 4 + [[[1, 3], true[1]]] * 4, np.uint8)
+    fields: dict[str, Any] = {"n_prompt": [0] * 8, "n_decode": [1] * 8, "n_experts": 4, "model": "m", "label": "synthetic"}
+    trace = tmp_path / "t.safetensors"
+    made = Trace.build(experts=rows, weights=np.full(rows.shape, 0.5), tables={"coactivation": pairs}, prompt_offset=1, **fields)
+    made.write(trace)
+    arguments = [{"signal": "coactivation", "batch_size": "8", "n": n} for n in "12"]
+    assert tuple(routing_figure(str(trace), "workload_recall", one, "t")[0] for one in arguments) == found
 
 
 @pytest.mark.parametrize(
@@ -539,8 +556,8 @@ def test_a_shipped_figure_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     records = told(capsys, "daop/speed", "daop/table1", "--quick", "-j", "1")
     shown = [one for one in records if one["table"] == "figure"]
-    assert {one["system"] for one in shown if one["simulated"] is None} == {"DeepSpeed-MII"}
-    assert {one["reading"] for one in records if one["table"] == "rank"} == {
+    assert all(one["simulated"] is not None for one in shown)
+    assert {one["reading"] for one in records if one["table"] == "rank"} >= {
         "DAOP and Fiddler by their papers", "DAOP and Fiddler by their code",
     }  # fmt: skip
     assert all(one["routing"] == "synthetic" and "synthetic routing" in one["notes"] for one in shown if one["source"] == "runs")

@@ -11,9 +11,10 @@ import numpy as np
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, InputError, TraceError, unknown_name
 from moesim.experiment.traces import read_trace
+from moesim.trace.parts import Signal
 from moesim.trace.stats.batches import distinct_experts
 from moesim.trace.stats.layer_caches import layer_hit_rates
-from moesim.trace.stats.prediction import signal_recall
+from moesim.trace.stats.prediction import coactivation_scores, conditional, signal_recall
 from moesim.trace.stats.sample import phase_rows, select, spans
 from moesim.trace.stats.score_caches import mrs_hits, mrs_scores
 from moesim.trace.stats.similarity import phase_similarity
@@ -22,7 +23,7 @@ from moesim.trace.stats.workload_recall import workload_recall
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from moesim.trace import Signal, Trace
+    from moesim.trace import Trace
 
 Arguments = Mapping[str, str]
 
@@ -59,10 +60,25 @@ def _number(arguments: Arguments, key: str) -> int:
     return int(arguments[key])
 
 
+COACTIVATION = "coactivation"
+"""Named as a signal: what the calibration table of pairs of experts says of the next layer."""
+
+
 def _signal(trace: Trace, arguments: Arguments) -> Signal:
+    if arguments["signal"] == COACTIVATION and COACTIVATION in trace.tables:
+        return _by_coactivation(trace)
     if arguments["signal"] not in trace.signals:
         raise TraceError(unknown_name("signal", arguments["signal"], trace.signals))
     return trace.signals[arguments["signal"]]
+
+
+def _by_coactivation(trace: Trace) -> Signal:
+    """Score the experts of each layer by those of the layer before."""
+    experts = np.asarray(trace.experts)
+    scores = np.zeros((len(experts), trace.n_layers, trace.n_experts))
+    for layer, counts in enumerate(np.asarray(trace.tables[COACTIVATION])[: trace.n_layers - 1]):
+        scores[:, layer + 1] = coactivation_scores(conditional(counts), experts[:, layer])
+    return Signal(COACTIVATION, np.arange(len(experts)), scores)
 
 
 def _workload_recall(trace: Trace, arguments: Arguments) -> float:
