@@ -25,8 +25,8 @@ def check_placement(model: ModelSpec, hardware: HardwareProfile, placement: Plac
 def _problems(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> Iterator[str]:
     n_layers, devices = model.n_layers, hardware.devices
     for (part, layer), device in placement.parts.items():
-        if part not in (LAYER_PARTS if layer >= 0 else STEP_PARTS) or not -1 <= layer < n_layers:
-            yield f"no part ({part!r}, {layer}); layers 0..{n_layers - 1} have {LAYER_PARTS}, -1 has {STEP_PARTS}"
+        if part not in ((*LAYER_PARTS, KV) if layer >= 0 else STEP_PARTS) or not -1 <= layer < n_layers:
+            yield f"no part ({part!r}, {layer}); layers 0..{n_layers - 1} have {(*LAYER_PARTS, KV)}, -1 has {STEP_PARTS}"
         if device not in devices:
             yield unknown_name("device", device, devices)
     yield from _stream_problems(model, hardware, placement)
@@ -65,7 +65,9 @@ def _stream_problems(model: ModelSpec, hardware: HardwareProfile, placement: Pla
             yield unknown_name("device", source, hardware.devices)
         runs_on = placement.parts.get(("attention" if part == KV else part, layer), hardware.compute)
         if source == runs_on:
-            yield f"streamed ({part!r}, {layer}): expected weights on another device than {runs_on}, which runs it; leave it out"
+            yield f"streamed ({part!r}, {layer}): expected it on another device than {runs_on}, which runs it; leave it out"
+        if part == KV and (KV, layer) in placement.parts:
+            yield f"(KV, {layer}): expected it in parts or in streamed, got it in both; leave one out"
     if not isinstance(placement.stream_depth, int) or placement.stream_depth < 0:
         yield f"stream_depth: expected an integer of at least 0, got {placement.stream_depth!r}"
 
@@ -80,7 +82,7 @@ class StreamUse(NamedTuple):
 
 def stream_uses(model: ModelSpec, hardware: HardwareProfile, placement: Placement) -> list[StreamUse]:
     """List the uses of streamed parts in a step, in order: what one task of the dense part reads is one use."""
-    streamed, found = placement.streamed, []
+    streamed, found = {*placement.streamed, *kept_apart(hardware, placement)}, []
 
     def at(part: str, layer: int) -> str:
         return placement.parts.get((part, layer), hardware.compute)
@@ -104,6 +106,14 @@ def stream_uses(model: ModelSpec, hardware: HardwareProfile, placement: Placemen
     return found
 
 
+def kept_apart(hardware: HardwareProfile, placement: Placement) -> dict[tuple[str, int], str]:
+    """Return the KV caches that `Placement.parts` puts on another device than attention's, with that device."""
+    return {
+        (part, layer): device for (part, layer), device in placement.parts.items()
+        if part == KV and device != placement.parts.get(("attention", layer), hardware.compute)
+    }  # fmt: skip
+
+
 def part_bytes(model: ModelSpec, part: str, layer: int) -> int:
     """Return the bytes of the weights of a part."""
     if part == "dense":
@@ -112,6 +122,12 @@ def part_bytes(model: ModelSpec, part: str, layer: int) -> int:
         "attention": model.attention_bytes, "shared": model.shared_bytes, "leading": model.leading_bytes,
         "embedding": model.embedding_bytes, "head": model.head_bytes,
     }[part]  # fmt: skip
+
+
+def kv_device(hardware: HardwareProfile, placement: Placement, layer: int) -> str:
+    """Return the device in whose memory the KV cache of a layer lies."""
+    attends = placement.parts.get(("attention", layer), hardware.compute)
+    return placement.streamed.get((KV, layer)) or placement.parts.get((KV, layer), attends)
 
 
 def required_bytes(
@@ -135,8 +151,7 @@ def required_bytes(
     kv_bytes = model.kv_bytes_per_token_per_layer * peak_kv_tokens
     for layer in range(model.n_layers):
         add(at("attention", layer), "weights", model.attention_bytes)
-        attends = placement.parts.get(("attention", layer), hardware.compute)
-        add(placement.streamed.get((KV, layer), attends), "kv", kv_bytes)
+        add(kv_device(hardware, placement, layer), "kv", kv_bytes)
         add(at("dense", layer), "weights", model.dense_bytes(layer))
         add(at("shared", layer), "weights", model.shared_bytes)
     add(at("leading", -1), "weights", model.leading_bytes)

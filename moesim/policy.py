@@ -129,7 +129,8 @@ LAYER_PARTS = ("attention", "dense", "shared")
 STEP_PARTS = ("embedding", "leading", "head")
 """Parts of the model that `Placement.parts` may put on other devices: of a layer, and of a step."""
 KV = "kv"
-"""The KV cache of a layer, which `Placement.streamed` may put into the memory of another device than attention's."""
+"""The KV cache of a layer, which `Placement` may put on another device than attention: `parts`, to be read there while decoding,
+or `streamed`, to be copied for each use."""
 
 CACHE = "cache"  # the pool that the experiment's cache slots count
 
@@ -262,7 +263,9 @@ class Placement:
         The pools of each device that receives experts.
     parts : mapping of (part, layer) to device
         Exceptions for what is not an expert: part is ``"attention"``, ``"dense"`` or ``"shared"`` of a layer, or, with
-        layer -1, ``"embedding"``, ``"leading"`` or ``"head"``. The rest is on the profile's compute device.
+        layer -1, ``"embedding"``, ``"leading"`` or ``"head"``. The rest is on the profile's compute device. The part `KV` of
+        a layer names the device that keeps its cache and, in decode steps, computes what reads it: queries, keys and values
+        cross to it, its outputs back. In prefill attention's own device does that, and new entries go to the cache.
     enforce_capacity : bool
         False runs as if the devices' memory were large enough, and labels the result ``assumes-memory``.
     reserved : mapping of device to int, bytes

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from moesim.capacity import check_capacity, check_placement, required_bytes
+from moesim.capacity import check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
 from moesim.engine.memory import DeviceMemory, PoolState
 from moesim.engine.state import HostThread, State
 from moesim.engine.streams import Streams
 from moesim.engine.view import EngineView
 from moesim.errors import PolicyError
-from moesim.policy import KV, STEP_PARTS, Placement
+from moesim.policy import STEP_PARTS, Placement
 
 FIXED = ("weights", "streams", "workspace", "reserved", "experts")
 """Purposes whose bytes are in use from start to end."""
@@ -55,11 +55,13 @@ def place(state: State) -> None:
         state.dense_at.append(at("dense", layer))
         state.shared_at.append(at("shared", layer))
     state.step_parts.update({part: at(part, -1) for part in STEP_PARTS})
-    caches = [placement.streamed.get((KV, layer), device.name) for layer, device in enumerate(state.attention_at)]
+    apart = kept_apart(costs.hardware, placement)
+    state.core_at.update({layer: state.by_name[device] for (_, layer), device in apart.items()})
+    caches = [kv_device(costs.hardware, placement, layer) for layer in range(model.n_layers)]
     for name in caches + [state.step_parts["leading"].name] * model.n_dense_layers:
         state.kv_layers[name] = state.kv_layers.get(name, 0) + 1
-    if placement.streamed:
-        state.streams = Streams(state, placement)
+    if placement.streamed or apart:
+        state.streams = Streams(state, placement, apart)
     needed = required_bytes(model, costs.hardware, state.workload.peak_kv_tokens, placement)
     if placement.enforce_capacity:
         check_capacity(needed, costs.hardware, state.policy_name)

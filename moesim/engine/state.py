@@ -100,6 +100,7 @@ class State:
     shared_at: list[DeviceState] = field(default_factory=list)
     step_parts: dict[str, DeviceState] = field(default_factory=dict)
     kv_layers: dict[str, int] = field(default_factory=dict)  # layers whose KV cache is in each device's memory
+    core_at: dict[int, DeviceState] = field(default_factory=dict)  # layer -> device that reads its KV cache while decoding
     streams: Streaming | None = None  # of parts that are copied for each use, if there are any
     paths: dict[tuple[str, str], tuple[LinkState, ...]] = field(default_factory=dict)
     sources: dict[str, list[DeviceState]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moesim.core.limits import RUN_NS
+from moesim.core.units import ceil_div
 from moesim.engine.actions import tell
 from moesim.engine.checks import fail
 from moesim.engine.lanes import submit
@@ -139,7 +140,37 @@ def _submit_dense(
     def run_rest() -> None:
         _submit_part(state, dense, new_task(state, "dense", layer, mb, rows, state.costs.dense_ns(dense.name, rows)), "dense")
 
-    cross(state, hidden, attention, layer, rows, "hidden", run_whole if attention is dense else run_attention)
+    core = state.core_at.get(layer) if state.step.phase == "decode" else None
+    if core is not None:
+        _submit_apart(state, layer, mb, (hidden, attention, core, dense), run_rest)
+    else:
+        cross(state, hidden, attention, layer, rows, "hidden", run_whole if attention is dense else run_attention)
+
+
+def _submit_apart(
+    state: State, layer: int, mb: int, devices: tuple[DeviceState, ...], then: Callable[[], None]
+) -> None:  # fmt: skip
+    """Submit attention whose cache is read elsewhere: projections where attention is, the rest where the cache is."""
+    hidden, attention, core, dense = devices
+    micro, model = state.micro[mb], state.model
+    rows = micro.n_rows
+    there, back = (ceil_div(rows * width, model.hidden) for width in model.core_widths)  # in rows as wide as hidden states
+
+    def project() -> None:
+        work = state.costs.attention_ns(attention.name, rows, 0)
+        _submit_part(state, attention, new_task(state, "attention", layer, mb, rows, work, to_core), "attention")
+
+    def to_core() -> None:
+        cross(state, attention, core, layer, there, "hidden", attend)
+
+    def attend() -> None:
+        work = _core_ns(state, core, micro)
+        submit(state, core.main, new_task(state, "attention", layer, mb, rows, work, to_dense))
+
+    def to_dense() -> None:
+        cross(state, core, dense, layer, back, "hidden", then)
+
+    cross(state, hidden, attention, layer, rows, "hidden", project)
 
 
 def _submit_part(state: State, device: DeviceState, task: Task, *parts: str) -> None:
@@ -150,17 +181,28 @@ def _submit_part(state: State, device: DeviceState, task: Task, *parts: str) -> 
 
 
 def _attention_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
-    rows = slice(micro.first_row, micro.first_row + micro.n_rows)
-    n_requests = len(set(state.step.requests[rows].tolist()))
-    return state.costs.attention_ns(device.name, micro.n_rows, micro.work2, n_requests)
+    return state.costs.attention_ns(device.name, micro.n_rows, micro.work2, _n_requests(state, micro))
+
+
+def _core_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
+    return state.costs.core_ns(device.name, micro.n_rows, micro.work2, _n_requests(state, micro))
+
+
+def _n_requests(state: State, micro: MicroBatch) -> int:
+    return len(set(state.step.requests[micro.first_row : micro.first_row + micro.n_rows].tolist()))
 
 
 def dense_ns(state: State, layer: int) -> int:
     """Time of a layer's dense part for all micro-batches of the present step, one after the other."""
     attention, dense = state.attention_at[layer], state.dense_at[layer]
-    return sum(
-        _attention_ns(state, attention, micro) + state.costs.dense_ns(dense.name, micro.n_rows) for micro in state.micro
-    )  # fmt: skip
+    core = state.core_at.get(layer) if state.step.phase == "decode" else None
+
+    def attending(micro: MicroBatch) -> int:
+        if core is None:
+            return _attention_ns(state, attention, micro)
+        return state.costs.attention_ns(attention.name, micro.n_rows, 0) + _core_ns(state, core, micro)
+
+    return sum(attending(micro) + state.costs.dense_ns(dense.name, micro.n_rows) for micro in state.micro)
 
 
 def end_layer(state: State, visit: Visit) -> None:

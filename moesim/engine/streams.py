@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moesim.capacity import StreamUse, part_bytes, stream_uses
@@ -40,10 +41,10 @@ class Stream:
 class Streams:
     """All streams of a run."""
 
-    def __init__(self, state: State, placement: Placement) -> None:
-        self.parts = sorted({part for part, _ in placement.streamed})
+    def __init__(self, state: State, placement: Placement, apart: Mapping[tuple[str, int], str]) -> None:
+        self._source = {**placement.streamed, **apart}
+        self.parts = sorted({part for part, _ in self._source})
         self._order = stream_uses(state.model, state.costs.hardware, placement)
-        self._source = placement.streamed
         self._depth = placement.stream_depth
         self._by_part: dict[tuple[str, int], Use] = {}
 
@@ -52,10 +53,16 @@ class Streams:
         streams = {use.device: Stream(self._depth) for use in self._order}
         self._by_part = {}
         for of in self._order:
+            tasks = state.n_mbs if of.layer >= 0 else 1
             if of.parts == ("head",) and not state.step.n_sequences:  # a chunk that produces no token
                 continue
+            if state.step.phase == "decode" and of.layer in state.core_at:  # the cache is read where it lies
+                of = of._replace(parts=tuple(part for part in of.parts if part != KV))
+                tasks *= sum(part in ("attention", "dense", "shared") for part in of.parts)
+                if not tasks:
+                    continue
             stream = streams[of.device]
-            use = Use(of, stream, len(stream.uses), state.n_mbs if of.layer >= 0 else 1)
+            use = Use(of, stream, len(stream.uses), tasks)
             stream.uses.append(use)
             self._by_part.update(((part, of.layer), use) for part in of.parts)
         for stream in streams.values():

@@ -296,6 +296,15 @@ class ModelSpec:
         """Bytes of KV that one token leaves in all layers, leading dense ones included."""
         return (self.n_layers + self.n_dense_layers) * self.kv_bytes_per_token_per_layer
 
+    @property
+    def core_widths(self) -> tuple[int, int]:
+        """Numbers of one row that what reads the KV cache takes in (query, new key and value) and gives."""
+        if self.kv_lora_rank:
+            query = self.n_heads * (self.nope_head_dim + self.rope_head_dim)
+            return query + self.kv_lora_rank + self.rope_head_dim, self.n_heads * self.v_head_dim
+        query = self.n_heads * self.head_dim
+        return query + 2 * self.n_kv_heads * self.head_dim, query
+
     def activation_bytes(self, n_rows: int) -> int:
         """Bytes of ``n_rows`` hidden states."""
         return bits_to_bytes(n_rows * self.hidden, self.act_bits)

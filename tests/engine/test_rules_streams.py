@@ -18,7 +18,7 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.chain import Chain
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records
-from tests.engine.engine_kit import Script, cpu, crossings, gpu, machine, play, tasks, tiny_model, transfers, workload
+from tests.engine.engine_kit import Script, cpu, crossings, gpu, machine, play, sure, tasks, tiny_model, transfers, workload
 from tests.engine.rules_kit import ALL, ONE, on_gpu
 
 HOST = "cpu0"
@@ -224,3 +224,75 @@ def test_waiting_for_a_copy_is_charged_to_it(depth: int) -> None:
     assert Chain(records, KINDS, {}).split([0]) == expected | {"waiting": 0}
     assert bytes_moved(records)["bytes_total"] == 160
     assert counts(records, KINDS)["n_demand_fetches"] == 0
+
+
+# --------------------------------------------------------------------------------- a cache that is read where it lies
+APART = {(KV, 0): HOST}
+
+
+def test_a_cache_elsewhere_is_read_there_while_decoding() -> None:
+    # A row of 6 numbers (query 2, key and value 2 each) is as long as 2 hidden states of 5, its output as long as 1.
+    # gpu0       |AAAAA|                 |DDDD|00000|11111|DDDDD      A: projections alone, 59
+    # gpu0->cpu0 |     |qkv
+    # cpu0       |         |a                                         1 ns: nothing of the rates counts
+    # cpu0->gpu0 |           |o
+    #            0     59  89 90        110  150   250   350
+    records = play(Script(copies=ALL, parts=APART, routed=on_gpu), ONE)
+    assert tasks(records)[:4] == [
+        (0, 59, "gpu0", "attention"), (89, 90, "cpu0", "attention"), (110, 150, "gpu0", "dense"), (150, 250, "gpu0", "E0x1"),
+    ]  # fmt: skip
+    assert crossings(records) == [(59, 89, "gpu0->cpu0", "hidden", 2), (90, 110, "cpu0->gpu0", "hidden", 1)]
+    assert records.transfers == []
+
+
+def test_reading_takes_the_memory_rate_of_its_device() -> None:
+    """A decode step after a prompt of two rows sees two tokens and half of its own: 20 bytes, at 8 a ns."""
+    slow = cpu() | {"memory_bytes_per_s": sure(8e9)}
+    work = workload([[[[0, 1], [2, 3]]] * 3], prompt=2)
+    records = play(Script(copies=ALL, parts=APART, routed=on_gpu), work, machine({"gpu0": gpu(), "cpu0": slow}))
+    assert [t.end - t.start for t in records.tasks if t.device == "cpu0"] == [3]
+
+
+def test_in_prefill_attention_stays_and_new_entries_go_to_the_cache() -> None:
+    """Two chunks: the second copies what the first has left; decoding copies nothing."""
+    work = workload([[[[0, 1], [2, 3]]] * 4], prompt=2, prefill_chunk=1)
+    records = play(Script(copies=ALL, parts=APART, routed=on_gpu), work)
+    assert [s.phase for s in records.steps] == ["prefill", "prefill", "decode", "decode"]
+    moved = [(t.link, t.n_bytes, t.cause) for t in records.transfers]
+    back = ("gpu0->cpu0", 8, "write-back")
+    assert moved == [back, ("cpu0->gpu0", 8, "demand"), back]
+    assert [t.device for t in records.tasks if t.kind == "attention"] == ["gpu0", "cpu0"] * 2
+
+
+def test_its_memory_is_where_it_lies() -> None:
+    model, toy = tiny_model(), machine()
+    need = required_bytes(model, toy, 100, Placement(parts=APART))
+    assert (need["gpu0"]["kv"], need["cpu0"]["kv"], need["gpu0"]["streams"]) == (800, 800, 800)
+    records = play(Script(copies=ALL, parts=APART, routed=on_gpu), ONE)
+    before = play(Script(copies=ALL, routed=on_gpu), ONE)
+    assert records.peak_bytes["cpu0"] == before.peak_bytes["cpu0"] + 8 * 2  # one token at its final length of two
+    with pytest.raises(PolicyError, match="in both"):
+        script = Streaming(parts=APART)
+        script.streamed = {(KV, 0): HOST}
+        play(script, ONE)
+
+
+def test_projections_and_router_read_their_streamed_weights_one_after_the_other() -> None:
+    """Both are one use, over once all micro-batches have passed both; then the next layer's may be copied."""
+    work = workload([[[[0, 1], [2, 3]]], [[[0, 1], [2, 3]]]], micro_batches=2)
+    parts = [(part, layer) for layer in (0, 1) for part in ("attention", "dense")]
+    records = play(Streaming(*parts, depth=1, parts={(KV, 0): HOST, (KV, 1): HOST}), work)
+    assert sorted(t.n_bytes for t in records.transfers) == [60, 60, 80, 80]
+    assert [t.rows for t in records.tasks if t.kind == "dense"] == [1] * 4
+    assert min(t.start for t in records.tasks if t.layer == 0) == 140
+
+
+def test_projections_of_a_cache_elsewhere_count_in_what_a_policy_is_told() -> None:
+    told: list[int] = []
+
+    def routed(event: Any, view: Any) -> Any:
+        told.append(view.dense_ns(event.layer))
+        return on_gpu(event, view)
+
+    play(Script(copies=ALL, parts=APART, routed=routed), ONE)
+    assert told == [59 + 1 + 40, 100]

@@ -231,6 +231,17 @@ class CostModel(PartCosts):
             return within_a_day(ns, roofline.place)
         return roofline.ns(weights + n_bytes, per_row * n_rows + operations) + self._left_to_host_ns(device)
 
+    def core_ns(self, device: str, n_rows: int, work2: int, n_requests: int) -> int:
+        """Time of what reads the KV cache in one layer's attention, without its projections; arguments as of `attention_ns`."""
+        if device not in self._attention:
+            self._attention[device] = self._attention_constants(device)
+        roofline, _, _, kv_bytes, per_work2, _ = self._attention[device]
+        seen = ceil_div(work2 * n_requests, n_rows)
+        if self._part_curves(device, "context"):
+            computing = ceil_div(per_work2 * work2 * NS_PER_S, roofline.flops)
+            return within_a_day(max(self._part_ns(device, "context", ceil_div(seen, 2), 0, 0), computing), roofline.place)
+        return roofline.ns(ceil_div(kv_bytes * seen, 2), per_work2 * work2)
+
     def _left_to_host_ns(self, device: str) -> int:
         """What latent attention takes besides, where the engine has no kernel for it and its host computes it."""
         found = self.hardware.devices[device]
