@@ -238,7 +238,7 @@ def test_victim_of_another_layers_pool() -> None:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (Script(parts={("router", 0): "gpu0"}), "no part ('router', 0); layers 0..1 have ('attention', 'dense', 'shared'), "
+        (Script(parts={("router", 0): "gpu0"}), "no part ('router', 0); layers 0..1 have ('attention', 'dense', 'shared', 'kv'), "
                                                 "-1 has "
                                                 "('embedding', 'leading', 'head')"),
         (Script(parts={("dense", 2): "gpu0"}), "no part ('dense', 2)"),
