@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
+import numpy as np
+
 from moesim.errors import CapacityError, HardwareError
 from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
 from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.declare import Range as Range
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Fetch, Placement, View
+from moesim.policy import Action, Fetch, Placement, Routed, Run, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -192,3 +194,9 @@ def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
         if not view.is_in_use(layer, expert, device):
             return layer, expert
     return None
+
+
+def micro_batch_runs(event: Routed, experts: Iterable[int], device: str) -> list[Run]:
+    """Return a Run for each expert that takes the rows of one micro-batch only, whatever others wait for it."""
+    rows = ((expert, np.flatnonzero((event.experts == expert).any(axis=1)) + event.first_row) for expert in experts)
+    return [Run(event.layer, (expert,), device, found.tolist()) for expert, found in rows if len(found)]

@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from moesim.policies.algorithms.klotski import Vote, hot_experts, in_order_of_appearance, most_popular
-from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, slot_bytes
+from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, micro_batch_runs, slot_bytes
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -88,7 +88,7 @@ class Klotski(PolicyBase):
         self._counts = self._table.sum(axis=2) / model.top_k  # each row has top-k pairs with an expert
         self._n_hot = min(experts, self.n_hot or model.top_k)
         self._n_rows = 0
-        self._routed: list[Any] = []  # experts of the present layer's micro-batches
+        self._routed: list[Routed] = []  # micro-batches of the present layer
         self._before = np.zeros((0, model.top_k), np.int64)  # of all rows in the layer before
         self._late: set[tuple[int, int]] = set()  # under way although their layer is over
         return Placement(pools=[Pool(self._gpu, LAYER, experts * slot_bytes(view))])
@@ -110,7 +110,7 @@ class Klotski(PolicyBase):
         return ()
 
     def _on_begin(self, layer: int, view: View) -> list[Action]:
-        self._routed, self._first = [], [0]
+        self._routed = []
         if layer:
             table, counts = self._table[layer - 1], self._counts[layer - 1]
             hot = hot_experts(self._before, table, counts, self._n_hot, partners=view.model.top_k, vote=self.vote)
@@ -129,16 +129,15 @@ class Klotski(PolicyBase):
         actions.append(Fetch(layer, others, gpu, DEMAND, LAYER))
         self._late.difference_update((layer, expert) for expert in others)
         self._asked += others
-        self._routed.append(event.experts)
-        self._first.append(self._first[-1] + len(event.experts))
-        last = self._first[-1] == self._n_rows
+        self._routed.append(event)
+        last = sum(len(one.experts) for one in self._routed) == self._n_rows
         if not self.merged:
-            actions += self._run(layer, self._hot, len(self._routed) - 1)
+            actions += micro_batch_runs(event, self._hot, gpu)
         elif last:
             actions.append(Run(layer, self._active(self._hot), gpu))
         if last:
             actions += self._rest(layer)
-            self._learn(layer, np.concatenate(self._routed))
+            self._learn(layer, np.concatenate([one.experts for one in self._routed]))
         return actions
 
     def _rest(self, layer: int) -> list[Action]:
@@ -146,15 +145,10 @@ class Klotski(PolicyBase):
         others = self._asked[len(self._hot) :]
         if self.merged:
             return [Run(layer, others, self._gpu)]
-        return [run for expert in others for mb in range(len(self._routed)) for run in self._run(layer, [expert], mb)]
-
-    def _run(self, layer: int, experts: list[int], mb: int) -> list[Action]:
-        """Run experts for the rows of one micro-batch."""
-        rows = ((e, np.flatnonzero((self._routed[mb] == e).any(axis=1)) + self._first[mb]) for e in experts)
-        return [Run(layer, (expert,), self._gpu, found.tolist()) for expert, found in rows if len(found)]
+        return [run for expert in others for event in self._routed for run in micro_batch_runs(event, [expert], self._gpu)]
 
     def _active(self, experts: list[int]) -> list[int]:
-        return [expert for expert in experts if any((routed == expert).any() for routed in self._routed)]
+        return [expert for expert in experts if any(event.rows[expert] for event in self._routed)]
 
     def _learn(self, layer: int, experts: Any) -> None:
         """Count the rows of a layer, and their pairs with the layer before."""

@@ -60,6 +60,7 @@ POLICIES: dict[str, str] = {
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
     "moe-infinity-code": "moesim.policies.moe_infinity:MoEInfinityCode",
     "moe-infinity-paper": "moesim.policies.moe_infinity:MoEInfinityPaper",
+    "moe-lightning": "moesim.policies.moe_lightning:MoELightning",
     "od-moe": "moesim.policies.od_moe:OdMoE",
     "on-demand": "moesim.policies.on_demand:OnDemand",
     "pre-gated": "moesim.policies.pre_gated:PreGated",

@@ -194,6 +194,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "vote": ({"vote": "coactivations"}, {}),
         "calibrated": ({"calibrated": False}, {}),
     },
+    "moe-lightning": {"expert_share": ({"expert_share": 0.2}, {}), "attention": ({"attention": "gpu"}, {})},
     "zero-inference": {
         "depth": ({"depth": 1}, {}),
         "persistence_threshold": ({"persistence_threshold": 0}, {}),

@@ -1,0 +1,131 @@
+"""MoE-Lightning: whole layers of experts are streamed while micro-batches compute; the CPU reads the KV cache while decoding.
+
+S. Cao, S. Liu, T. Griggs, P. Schafhalter, X. Liu, Y. Sheng, J. E. Gonzalez, M. Zaharia, I. Stoica, "MoE-Lightning:
+High-Throughput MoE Inference on Memory-constrained GPUs", ASPLOS 2025 (arXiv:2411.11217); the artifact's code.
+
+Idea: with a large batch every expert is wanted in every layer, so weights are streamed at the full rate of the link, while GPU
+and CPU work on micro-batches. An offline plan says how large the batch is and which share of the weights stays on the GPU.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| plan | a linear program by a roofline model | for each batch, shares of experts and KV cache on the GPU that minimise the longest of link, CPU and GPU | `moesim.policies.algorithms.moe_lightning`, with moesim's own count of bytes and operations; the policy takes the experiment's batch |
+| search | - | 1, 2, 3, 4, then 32 rows more; micro-batches while throughput does not fall | the same |
+| residents | a share of the weights | int(N x share) lowest ids of each layer; 0 for Mixtral at the planned 5.6 % | the same: share of the cache slots, or ``expert_share`` |
+| streaming | in pages, through a double buffer | whole layers, whatever the router chose | the same; a page is an expert |
+| order | the next layer's pages between micro-batches | the same | the next layer's experts in ascending order as this layer begins |
+| begin of a layer's experts | - | once its pages are there | the same, micro-batch after micro-batch |
+| decoding | the CPU reads the KV cache, the GPU does all else | the same | ``attention: cpu``: queries, keys and values cross to the CPU, outputs back |
+| prefill | on the GPU, the cache goes to the CPU | the same | the same |
+| memory | - | a plan fills 0.86 of the GPU, 0.8 of the CPU | the plan does; the run has what the profile has |
+
+FlexGen, whose schedule and split of weights, cache and activations it builds on, is another system and not simulated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from moesim.errors import CapacityError
+from moesim.policies.algorithms.moe_lightning import lowest_residents
+from moesim.policies.base import CACHE, PolicyBase, Range, cpu_of, gpu_of, micro_batch_runs, slot_bytes
+from moesim.policy import (
+    DEMAND,
+    KV,
+    PREFETCH,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerBegin,
+    LayerEnd,
+    Placement,
+    Pool,
+    Routed,
+    View,
+)  # fmt: skip
+
+PAGES = "pages"
+"""The double buffer of streamed experts."""
+
+
+class MoELightning(PolicyBase):
+    """Whole layers of experts streamed while micro-batches compute; the CPU reads the KV cache (MoE-Lightning, 2025)."""
+
+    paper = "MoE-Lightning (ASPLOS 2025, arXiv:2411.11217)"
+    missing = (
+        "the released plan's own count of GPU memory, CPU and GPU time: the plan counts in moesim's way",
+        "batch and micro-batches as planned: the workload says them",
+        "pages smaller than an expert, and their turns with activations on the link",
+        "a share of the KV cache on the GPU: all of it lies on the CPU",
+        "the output projection after the CPU's part of attention: it is computed with the other projections, before",
+        "the end of the last pass, which copies the first layer once more",
+    )
+    listens = frozenset({LayerBegin, Routed, Fetched, LayerEnd})
+
+    expert_share: Annotated[float, Range(0, 1)] | None = None
+    """Share of the experts' weights that a plan keeps on the GPU; None: the granted cache slots over all experts."""
+    attention: Literal["cpu", "gpu"] = "cpu"
+    """Who reads the KV cache while decoding, and so where it lies."""
+
+    def place(self, view: View) -> Placement:
+        """Put the lowest ids of each layer on the GPU, and the KV cache on the CPU."""
+        gpu, model = gpu_of(view, "moe-lightning"), view.model
+        self._gpu = gpu
+        granted = view.cache_slots(gpu)
+        layers, experts = model.n_layers, model.n_experts
+        share = granted / (layers * experts) if self.expert_share is None else self.expert_share
+        residents = lowest_residents(experts, share)
+        if len(residents) * layers > granted:
+            raise CapacityError(
+                f"policy moe-lightning on {gpu}: expected at most {granted} experts on the GPU, as the cache slots allow, got "
+                f"{len(residents) * layers}; raise cache.ratio to {len(residents) / experts:.4g} or lower expert_share"
+            )
+        self._streamed = range(len(residents), experts)
+        self._layer = -1
+        self._awaited: set[int] = set()  # experts of the present layer that are not there
+        self._held: list[Routed] = []  # micro-batches that run once all are
+        slot = slot_bytes(view)
+        pools = [Pool(gpu, CACHE, len(residents) * layers * slot), Pool(gpu, PAGES, 2 * len(self._streamed) * slot)]
+        copies = [Copy(layer, residents, gpu) for layer in range(layers) if residents]
+        parts: dict[tuple[str, int], str] = {}
+        if self.attention == "cpu":
+            cpu = cpu_of(view, "moe-lightning")
+            parts = {(KV, layer): cpu for layer in range(layers)}
+        return Placement(copies, pools, parts)
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Stream the next layer; run each micro-batch once its layer is there."""
+        kind = type(event)
+        if kind is Routed:
+            self._held.append(event)
+            return self._run()
+        if kind is LayerBegin:
+            return self._begin(event.layer, view)
+        if kind is LayerEnd:
+            return [Drop(event.layer, self._streamed, self._gpu)]
+        if event.layer == self._layer:
+            self._awaited.discard(event.expert)
+        return self._run()
+
+    def _begin(self, layer: int, view: View) -> list[Action]:
+        """Want this layer now, and the one that follows, be it of the next step."""
+        self._layer, gpu, ids = layer, self._gpu, self._streamed
+        self._awaited = {e for e in ids if not view.is_resident(layer, e, gpu)}
+        following = (layer + 1) % view.model.n_layers
+        actions: list[Action] = [Fetch(layer, sorted(self._awaited), gpu, DEMAND, PAGES)]
+        if following != layer:  # the only layer must be read before it can be copied again
+            actions.append(Fetch(following, ids, gpu, PREFETCH, PAGES))
+        return actions
+
+    def _run(self) -> list[Action]:
+        """Run the micro-batches that wait, one after another."""
+        if self._awaited:
+            return []
+        held, self._held = self._held, []
+        return [run for event in held for run in micro_batch_runs(event, event.active, self._gpu)]
+
+    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+        """Wait for the end of the layer before: the buffer holds two."""
+        return None
