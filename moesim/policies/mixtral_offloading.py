@@ -14,7 +14,7 @@ place only: a miss copies the newcomer in and the victim out, through a few spar
 | order | - | residents first, then misses, both by ascending id | the same |
 | write-back | - | the victim is copied to the host while the newcomer arrives | ``writeback=True``: the copy out runs on its own link |
 | buffers | 4 | 4 shared by all layers, so 3 loads under way; the next starts when a loaded one is taken | the same; a loaded one is taken when it has arrived |
-| speculative loading | next layer's gate on the present hidden state, 1-2 experts | not in the repository | not implemented |
+| speculative loading | next layer's gate on the present hidden state, 1-2 experts | not in the repository | ``mixtral-offloading-spec`` |
 | copies | asynchronous | both directions share the compute stream | each direction is its own link, parallel to compute |
 | bits | 2 and 3 bit experts | HQQ 2-bit experts, 4-bit attention | the model specification says |
 """
@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from moesim.policies.algorithms.caching import SlotsSplit, mixtral_offloading_plan
-from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slot_bytes, slots_per_layer
+from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slots_per_layer
+from moesim.policies.parts import Unit
 from moesim.policy import (
     DEMAND,
     UPDATE,
@@ -51,11 +52,12 @@ class MixtralOffloading(PolicyBase):
     """LRU cache per layer; every miss copies an expert in and its victim back out (Eliseev and Mazur, 2023)."""
 
     paper = "Mixtral-Offloading (arXiv:2312.17238)"
-    missing = (
-        "speculative loading by the next layer's gate (described in the report, absent from the released code)",
+    missing: ClassVar[tuple[str, ...]] = (
+        "speculative loading (in the report, absent from the released code): mixtral-offloading-spec has it",
         "copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",
     )
     listens = frozenset({Routed, Fetched, Ran})
+    _bits: float | None = None  # the width of all copies; None: the full one
 
     buffer_size: Annotated[int, Range(2)] = 4
     """Spare device buffers; one fewer swaps may be under way."""
@@ -68,7 +70,7 @@ class MixtralOffloading(PolicyBase):
         """Put the highest ids of each layer into its cache."""
         self._gpu = gpu_of(view, "mixtral-offloading")
         self._host = view.host
-        n_bytes = slot_bytes(view)
+        n_bytes = max(view.model.expert_bytes(layer, self._bits) for layer in range(view.model.n_layers))
         experts = view.model.n_experts
         slots = slots_per_layer(view, self._gpu, "mixtral-offloading", split=self.slots_split)
         self._order = [tuple(range(experts - n, experts)) for n in slots]  # least recently used first; includes the planned
@@ -80,7 +82,8 @@ class MixtralOffloading(PolicyBase):
             Pool(self._gpu, CACHE, [n * n_bytes for n in slots], per_layer=True),
             Pool(self._gpu, BUFFER, self.buffer_size * n_bytes),
         ]
-        return Placement(copies=[Copy(layer, first, self._gpu) for layer, first in enumerate(self._order)], pools=pools)
+        copies = [Copy(layer, first, self._gpu, bits=self._bits) for layer, first in enumerate(self._order)]
+        return Placement(copies=copies, pools=pools)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Plan the layer when it is routed; start the next swap whenever a loaded expert or a buffer is free."""
@@ -98,7 +101,7 @@ class MixtralOffloading(PolicyBase):
         later = {newcomer for of_layer, _, newcomer in self._waiting if of_layer == layer}
         self._owed.update((layer, expert) for expert in plan.compute if expert in later)
         now = [expert for expert in plan.compute if expert not in later]
-        run_now: list[Action] = [Run(layer, now, self._gpu)] if now else []
+        run_now: list[Action] = [Run(layer, now, self._gpu, bits=self._bits)] if now else []
         return run_now + self._start_swaps(view)
 
     def _start_swaps(self, view: View) -> list[Action]:
@@ -114,26 +117,34 @@ class MixtralOffloading(PolicyBase):
             if len(self._loading) >= min(self.buffer_size - 1, len(self._order[layer])):
                 break
             # Not the pool's free bytes: with a decision time, victims named before are not moved yet.
-            self._leaving = [unit for unit in self._leaving if view.is_resident(*unit, gpu)]
+            self._leaving = [unit for unit in self._leaving if view.is_resident(*unit, gpu, self._bits)]
             if len(self._leaving) == self.buffer_size:
                 break
             # With several micro-batches a newcomer may still be leaving, or a victim still be arriving.
-            if view.is_resident(layer, newcomer, gpu) or not view.is_resident(layer, victim, gpu):
+            if self._blocked((layer, newcomer), view) or not view.is_resident(layer, victim, gpu, self._bits):
                 break
             self._waiting.popleft()
             self._leaving.append((layer, victim))
-            self._loading.add((layer, newcomer))
-            actions += self._swap(layer, victim, newcomer)
+            actions += self._swap(layer, victim, newcomer, view)
         return actions
 
-    def _swap(self, layer: int, victim: int, newcomer: int) -> list[Action]:
+    def _blocked(self, unit: Unit, view: View) -> bool:
+        """Whether a newcomer cannot come in yet."""
+        return view.is_resident(*unit, self._gpu, self._bits)
+
+    def _bring(self, unit: Unit, view: View) -> Action:
+        """Bring a newcomer into the cache."""
+        self._loading.add(unit)
+        return Fetch(unit[0], (unit[1],), self._gpu, DEMAND, CACHE, bits=self._bits)
+
+    def _swap(self, layer: int, victim: int, newcomer: int, view: View) -> list[Action]:
         gpu = self._gpu
-        actions: list[Action] = [Move(layer, (victim,), gpu, BUFFER)]
+        actions: list[Action] = [Move(layer, (victim,), gpu, BUFFER, self._bits)]
         if self.writeback:
-            actions.append(Fetch(layer, (victim,), self._host, UPDATE, source=gpu))
-        actions.append(Drop(layer, (victim,), gpu))
-        actions.append(Fetch(layer, (newcomer,), gpu, DEMAND, CACHE))
+            actions.append(Fetch(layer, (victim,), self._host, UPDATE, source=gpu, bits=self._bits))
+        actions.append(Drop(layer, (victim,), gpu, self._bits))
+        actions.append(self._bring((layer, newcomer), view))
         if (layer, newcomer) in self._owed:
             self._owed.discard((layer, newcomer))
-            actions.append(Run(layer, (newcomer,), gpu))
+            actions.append(Run(layer, (newcomer,), gpu, bits=self._bits))
         return actions

@@ -58,6 +58,7 @@ POLICIES: dict[str, str] = {
     "llama-cpp-in-dali": "moesim.policies.as_compared:LlamaCppInDali",
     "lru": "moesim.policies.caches:LRU",
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
+    "mixtral-offloading-spec": "moesim.policies.mixtral_offloading_spec:MixtralOffloadingSpec",
     "moe-infinity-code": "moesim.policies.moe_infinity:MoEInfinityCode",
     "moe-infinity-paper": "moesim.policies.moe_infinity:MoEInfinityPaper",
     "moe-lightning": "moesim.policies.moe_lightning:MoELightning",

@@ -147,6 +147,13 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "writeback": ({"writeback": False}, {}),
         "slots_split": (EQUAL, {}),
     },
+    "mixtral-offloading-spec": {
+        "buffer_size": ({"buffer_size": 2}, {}),
+        "writeback": ({"writeback": False}, {}),
+        "slots_split": (EQUAL, {}),
+        "n_ahead": ({"n_ahead": 1}, {}),
+        "source": ({"source": "synthetic:0.2"}, {}),
+    },
     "fiddler": {
         "rule": ({"rule": "code"}, {}),
         "serial": ({"serial": True}, {}),
@@ -236,6 +243,9 @@ ELSEWHERE = {
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
+    *(
+        ("mixtral-offloading-spec", option) for option in ("lane", "bits")
+    ),  # test_mixtral_offloading_spec.py: need their model, lane
     ("pre-gated", "lane"),  # tests/policies/test_pre_gated.py: needs a machine with a side lane
     ("prescope", "lane"),  # tests/policies/test_prescope.py: needs a machine with a side lane
     *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/policies/test_prescope.py

@@ -1,0 +1,136 @@
+"""Mixtral-Offloading with what its report adds to the released code: speculative loading, and experts of a low width.
+
+A. Eliseev, D. Mazur, "Fast Inference of Mixture-of-Experts Language Models with Offloading", arXiv:2312.17238, 2023.
+
+Idea: hidden states change slowly, so that the next layer's gate names most of its experts one layer early.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| who is guessed | the next layer's gate on the present hidden state | not in the repository | ``source``, by default the recorded answer of that gate |
+| how many | one or two, once the present layer's loads are done | not in the repository | ``n_ahead`` by predicted rows; they queue behind demand loads |
+| where they wait | in buffers of their own; the cache stays as it is | not in the repository | a pool of two layers' guesses |
+| a right guess | takes the place of the least recently used when its layer uses it | not in the repository | the same; the victim is copied back as for any miss |
+| a wrong guess | given up | not in the repository | dropped when its layer is routed |
+| bits | experts of 2 or 3 bits, attention of 4 | HQQ experts of 2 bits | ``bits``: a width of the model, or the full one |
+| all else | - | ``mixtral-offloading`` | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from moesim.policies.algorithms.caching import top_by_count
+from moesim.policies.base import CACHE, Range
+from moesim.policies.declare import option_of
+from moesim.policies.mixtral_offloading import MixtralOffloading
+from moesim.policies.parts import Unit, source_needs
+from moesim.policies.prefetching import Lane, TopPredicted
+from moesim.policy import (
+    DEMAND,
+    PREFETCH,
+    Action,
+    Drop,
+    Fetch,
+    Fetched,
+    Move,
+    Placement,
+    Pool,
+    Predict,
+    Predicted,
+    Ran,
+    Routed,
+    View,
+)
+
+AHEAD = "ahead"
+
+
+class MixtralOffloadingSpec(MixtralOffloading):
+    """LRU cache per layer, whose next layer's likely experts wait in buffers of their own (Eliseev and Mazur's report, 2023)."""
+
+    missing = ("copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",)
+    listens = frozenset({Routed, Predicted, Fetched, Ran})
+
+    n_ahead: Annotated[int, Range(1)] = 2
+    """Experts of the next layer that are loaded on a guess."""
+    source: str = option_of(TopPredicted, default="signal:gate_next1")
+    lane: Lane = option_of(TopPredicted)
+    bits: float | None = None
+    """Width at which all experts are kept, copied and run, one of the model's; None: the full one."""
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]  # as written in a class, or as asked for
+        """Whether experts have their full width."""
+        return self.bits is None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the source needs."""
+        return source_needs(self.source)
+
+    def place(self, view: View) -> Placement:
+        """Add the buffers of guesses."""
+        self._bits = self.bits
+        self._ahead: dict[int, list[int]] = {}  # layer -> guesses, until it is routed
+        self._used: set[Unit] = set()  # right guesses on their way, or not in the cache yet
+        self._layer = -1
+        placement = super().place(view)
+        n_bytes = max(view.model.expert_bytes(layer, self._bits) for layer in range(view.model.n_layers))
+        slots = 2 * min(self.n_ahead, view.model.n_experts)
+        return Placement(placement.copies, [*placement.pools, Pool(self._gpu, AHEAD, slots * n_bytes)])
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Ask about the next layer, guess, and move right guesses that have arrived."""
+        if type(event) is Predicted:
+            return self._guess(event, view)
+        if type(event) is not Routed:
+            arrived = self._arrived(event)
+            return [*arrived, *super().decide(event, view)]
+        layer = self._layer = event.layer
+        wrong = self._sort_out(event)
+        actions: list[Action] = [Drop(layer, wrong, self._gpu, self._bits), *super().decide(event, view)]
+        if event.mb == 0 and layer + 1 < view.model.n_layers:
+            actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane))
+        return actions
+
+    def _guess(self, event: Predicted, view: View) -> list[Action]:
+        layer = event.layer
+        if layer <= self._layer or event.mb:  # routed meanwhile, or guessed
+            return []
+        counts = [0] * view.model.n_experts
+        for row in event.ids[:, : view.model.top_k].tolist():
+            for expert in row:
+                counts[expert] += 1
+        cached = self._order[layer]
+        ahead = [e for e in top_by_count(counts, self.n_ahead) if e not in cached]
+        self._ahead[layer] = ahead
+        return [Fetch(layer, ahead, self._gpu, PREFETCH, AHEAD, bits=self._bits)]
+
+    def _sort_out(self, event: Routed) -> list[int]:
+        """Return wrong guesses; right ones wait for their swap. A later micro-batch has none."""
+        ahead = self._ahead.pop(event.layer, [])
+        self._used.update((event.layer, e) for e in ahead if e in event.active)
+        return [e for e in ahead if e not in event.active]
+
+    def _blocked(self, unit: Unit, view: View) -> bool:
+        return unit not in self._used and super()._blocked(unit, view)
+
+    def _bring(self, unit: Unit, view: View) -> Action:
+        """Take a right guess from its buffer, or wait for it there."""
+        layer, expert = unit
+        if unit not in self._used:
+            return super()._bring(unit, view)
+        if view.is_resident(layer, expert, self._gpu, self._bits):
+            self._used.discard(unit)
+            return Move(layer, (expert,), self._gpu, CACHE, self._bits)
+        self._loading.add(unit)
+        return Fetch(layer, (expert,), self._gpu, DEMAND, AHEAD, bits=self._bits)
+
+    def _arrived(self, event: Any) -> list[Action]:
+        """Move a right guess that its swap has waited for."""
+        unit = (event.layer, event.expert) if type(event) is Fetched and event.device == self._gpu else None
+        if unit not in self._used or unit not in self._loading:
+            return []
+        self._used.discard(unit)
+        return [Move(unit[0], (unit[1],), self._gpu, CACHE, self._bits)]
