@@ -75,7 +75,7 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
         in_step, asked = around, []
         dense = [cheapest.dense(step, micro) for micro in step.micro]
         shared = cheapest.shared(step)
-        first = min(min(attention) + min(rest) for attention, rest in dense)  # each may be on a device of its own
+        first = min(sum(min(part) for part in parts) for parts in dense)  # each may be on a device of its own
         for layer, rows_of in enumerate(_rows_by_expert(step)):
             visits.append([(layer, expert) for expert in rows_of])
             experts = [cheapest.expert(rows) for rows in rows_of.values()]
@@ -86,7 +86,7 @@ def run_bounds(workload: Workload, costs: CostModel, gpu_slots: int) -> RunBound
             if key not in known:
                 known[key] = first + cheapest.split(experts + shared)
                 if len(step.micro) > 1:  # experts of one run beside the dense part of another: what the lanes do in all
-                    known[key] = max(known[key], cheapest.split(experts + shared + [work for pair in dense for work in pair]))
+                    known[key] = max(known[key], cheapest.split(experts + shared + [work for parts in dense for work in parts]))
             in_step += known[key]
         compute += max(in_step, cheapest.submission(asked))
     hits, lookups = _belady(visits, costs.model, gpu_slots)
@@ -153,11 +153,16 @@ class _Cheapest:
         ]
         return sum(min(pair) for pair in parts)
 
-    def dense(self, step: Step, micro: MicroBatch) -> tuple[_Work, _Work]:
-        """Return the work of a layer's attention, and of the rest of its dense part."""
-        requests = len(set(step.requests[micro.first_row : micro.first_row + micro.n_rows].tolist()))
-        attention = self._pair(self._costs.attention_ns, micro.n_rows, micro.work2, requests)
-        return attention, self._pair(self._costs.dense_ns, micro.n_rows)
+    def dense(self, step: Step, micro: MicroBatch) -> tuple[_Work, ...]:
+        """Return the work of a layer's attention, in decode that of projections and cache apart, and of the rest."""
+        ns, rows = self._costs.attention_ns, micro.n_rows
+        requests = len(set(step.requests[micro.first_row : micro.first_row + rows].tolist()))
+        attention, rest = self._pair(ns, rows, micro.work2, requests), self._pair(self._costs.dense_ns, rows)
+        if step.phase != "decode":
+            return attention, rest
+        apart = zip(attention, self._pair(ns, rows, 0), self._pair(self._costs.core_ns, rows, micro.work2, requests), strict=True)
+        gpu, cpu = ((min(first, whole), max(0, min(second, whole - first))) for whole, first, second in apart)
+        return (gpu[0], cpu[0]), (gpu[1], cpu[1]), rest
 
     def shared(self, step: Step) -> list[_Work]:
         """Return the work of a layer's shared experts, for each micro-batch; none if the model has none."""

@@ -66,7 +66,8 @@ def test_micro_batches_share_the_lanes():
     two = workload([[[[0, 1]]], [[[0, 1]]]], micro_batches=2)
     hardware = machine({"gpu0": gpu(), "cpu0": cpu(expert_ns=10**6, attention_ns=10**6, dense_ns=10**6)})
     found = bounds(two, 4, hardware, **ONE_LAYER)
-    assert found.compute_ns == 400  # each part of the dense work 200 in all on the GPU, and two experts of 100
+    # Each part of the dense work 200 in all on the GPU, and two experts of 100; a CPU may read the caches, for 1 each.
+    assert found.compute_ns == 398
 
 
 def test_rows_count_at_the_best_rate_of_any_run():
