@@ -13,7 +13,7 @@ from moesim.policies.algorithms.caching import SlotsSplit, deal_slots
 from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.declare import Range as Range
 from moesim.policy import CACHE as CACHE
-from moesim.policy import Action, Fetch, Placement, Routed, Run, View
+from moesim.policy import Action, Fetch, Placement, Routed, Run, Victim, View
 
 if TYPE_CHECKING:
     from moesim.model import ModelSpec
@@ -43,6 +43,8 @@ class PolicyBase(Declared):
     profile : str
         A shipped hardware profile with the devices that the policy needs, on which checks and benchmarks run it; empty if
         any machine with a CPU and a GPU will do.
+    low_bits : tuple of float
+        Lower widths of experts that the policy needs of a model, as of the one on which checks run it; empty if it needs none.
     oracles : mapping of str to mapping
         ``"replacement"`` and ``"assignment"``: the options with which that decision is made by its oracle. What has no
         entry cannot be replaced. Predictions need none: any source can be answered by the true routing.
@@ -51,6 +53,7 @@ class PolicyBase(Declared):
     paper: ClassVar[str] = ""
     missing: ClassVar[tuple[str, ...]] = ()
     profile: ClassVar[str] = ""
+    low_bits: ClassVar[tuple[float, ...]] = ()
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
@@ -77,7 +80,7 @@ class PolicyBase(Declared):
         """Answer an event with actions."""
         raise NotImplementedError
 
-    def evict(self, fetch: Fetch, view: View) -> tuple[int, int] | None:
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
         """Name no victim: the fetch waits until the policy drops something."""
         return None
 

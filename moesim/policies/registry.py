@@ -42,6 +42,7 @@ POLICIES: dict[str, str] = {
     "fiddler-in-dali": "moesim.policies.as_compared:FiddlerInDali",
     "fifo": "moesim.policies.caches:FIFO",
     "finemoe": "moesim.policies.finemoe:FineMoE",
+    "hobbit": "moesim.policies.hobbit:Hobbit",
     "hybrimoe-code": "moesim.policies.hybrimoe:HybriMoECode",
     "hybrimoe-in-dali": "moesim.policies.as_compared:HybriMoEInDali",
     "hybrimoe-in-prescope": "moesim.policies.as_compared:HybriMoEInPreScope",

@@ -101,7 +101,7 @@ def run_inputs(
     """Return what `simulate` and `initial_placement` have in common."""
     trace, steps = workload
     machine = hardware or machine_of(policy)
-    model = tiny_model(**changes)
+    model = tiny_model(**{"low_bits": getattr(policy, "low_bits", ()), **changes})
     return {
         "model": model,
         "costs": CostModel(model, machine),

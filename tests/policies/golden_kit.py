@@ -17,7 +17,7 @@ from moesim.engine import EngineOptions, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
-from moesim.policies.registry import POLICIES, make_policy
+from moesim.policies.registry import POLICIES, make_policy, policy_class
 from moesim.records import Records
 from moesim.trace import Trace, find_trace
 from moesim.trace.formats.calibrating import LATER, Additions, extend
@@ -145,6 +145,8 @@ def run_case(case: Case) -> Records:
     hardware = load_hardware(case.machine)
     precision = dict.fromkeys(("expert_bits", "other_bits", "kv_bits", "act_bits"), 32) if case.machine == NODES else {}
     model = load_model(MODELS[setting.trace] | precision)
+    if getattr(policy_class(case.policy["name"]), "low_bits", ()):  # a policy for two widths gets half of the full one, too
+        model = replace(model, low_bits=(model.expert_bits / 2,))
     if not setting.contention:
         hardware = replace(hardware, contention=())
     gpus = [name for name, device in hardware.devices.items() if device.kind == "gpu"]

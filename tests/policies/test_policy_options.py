@@ -190,6 +190,17 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "selected_only": ({"selected_only": True}, {"prefetch_distance": 0}),
         "float_score": ({"float_score": True}, {"prefetch_distance": 1}),
     },
+    "hobbit": {
+        "low_precision": ({"low_precision": False}, {}),
+        "high_weight": ({"high_weight": 1.5}, {}),
+        "low_weight": ({"low_weight": 0.5}, {}),
+        "depth": ({"depth": 1}, {}),
+        "source": ({"source": "synthetic:0.2"}, {}),
+        "lru_weight": ({"lru_weight": 5.0}, {}),
+        "lfu_weight": ({"lfu_weight": 5.0}, {}),
+        "lhu_weight": ({"lhu_weight": 5.0}, {}),
+        "fld_weight": ({"fld_weight": 5.0}, {}),
+    },
     "moe-infinity-paper": {
         "mask": ({"mask": "later"}, {}),
         "begin": ({"begin": "next"}, {}),
@@ -268,6 +279,7 @@ ELSEWHERE = {
         "assume_fits",
     ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
     ("moe-infinity-code", "victims"),  # tests/policies/test_moe_infinity.py: needs a layer of several misses
+    ("hobbit", "lane"),  # tests/policies/test_hobbit.py: needs a machine with a side lane
     ("edgemoe", "lane"),  # tests/policies/test_edgemoe.py: needs a machine with a side lane
     ("least-stale-2gen", "lane"),  # tests/policies/test_least_stale_2gen.py: needs a machine with a side lane
     ("moe-infinity-paper", "online"),  # tests/policies/test_moe_infinity.py: needs requests that are over

@@ -1,0 +1,280 @@
+"""HOBBIT, as other papers describe it: a miss is copied at high or low precision or skipped, by its gate weight.
+
+"HOBBIT: A Mixed Precision Expert Offloading System for Fast MoE Inference". Its own paper was not read for this, and no scheduler
+code was found: each point is as other papers describe it (OD-MoE above all), or a choice. What is called a choice is not known.
+
+Idea: an expert with a small gate weight changes the output little, so fewer bytes are copied for it, or none.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| a miss | thresholds on the gate weight choose high precision, low precision or skipping | not read | the same (``high_weight``, ``low_weight``; their values and units are choices) |
+| several rows | not known | not read | an expert is as heavy as in its heaviest row, and all its rows get one precision; with micro-batches, what one skips is served if a later one loads the expert [choice] |
+| widths | two | not read | the model's first two, for example ``expert_bits: [[4, 2]]``; ``low_precision: false`` copies at full width instead |
+| a hit | not known | not read | at the width that is there; a low copy does not serve what must be high [choice] |
+| an expert on its way | not known | not read | waited for, as if it were there [choice] |
+| prediction | stacked gates, up to 4 layers ahead | not read | the recorded signals ``gate_next1`` .. (``depth``: 3, as far as traces usually have them) |
+| prefetch | for the first following layer that has a miss | not read | the same; precision by the predicted weights, high if a source gives none [choice] |
+| victim | the lowest weighted sum of LRU, LFU, LHU (use at high precision) and FLD (layer distance) | not read | the same; forms and weights of the scores are choices |
+| what is prefetched and not routed yet | not known | not read | goes last, and never for another prefetch [choice] |
+| a low copy next to a high one | not known | not read | goes first [choice] |
+| cache | not known | not read | one for all layers and both widths, empty at the start [choice] |
+| CPU | not known | not read | computes no expert [choice] |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import numpy as np
+
+from moesim.errors import CapacityError, ConfigError
+from moesim.policies.algorithms.hobbit import Precision, ScoreWeights, choose_precision, relative_weights, victim_scores
+from moesim.policies.base import PolicyBase, Range, gpu_of, slot_bytes
+from moesim.policies.impact_part import GATES
+from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.parts import Unit, source_needs
+from moesim.policies.prefetching import Lane
+from moesim.policy import (
+    CACHE,
+    DEMAND,
+    PREFETCH,
+    Action,
+    Fetch,
+    Placement,
+    Pool,
+    Predict,
+    Predicted,
+    Routed,
+    Run,
+    Skip,
+    StepBegin,
+    Victim,
+    View,
+)  # fmt: skip
+
+NO_PREFETCH = MootIf(depth=0)
+HIGH = None  # the full width, as the contract names it
+
+
+class Hobbit(PolicyBase):
+    """A miss is copied at full width, copied at a lower one, or skipped, by its gate weight (HOBBIT, as others describe it)."""
+
+    paper = "HOBBIT (2024), as OD-MoE and other papers describe it"
+    missing = (
+        "its own paper was not read: each point is as other papers describe it",
+        "the thresholds, what exactly they are compared with, and how they treat a batch: not known, options and choices",
+        "the weights of the four victim scores and the scores' forms: not known; all weights are 1",
+        "how the cache is divided between widths and layers, and what it holds at the start: not known; one cache, empty",
+        "the fourth layer ahead: traces are usually recorded with three (moesim trace record --lookahead 4, depth: 4)",
+        "stacked gates as one product: each layer's prediction is paid for on its own",
+        "what becomes of wrong prefetches: not known; they are copied all the same",
+        "what the CPU computes, and how prompts are treated: not known; the CPU computes no expert, prompts are as decoding",
+    )
+    exact = False
+    low_bits = (8.0,)
+    listens = frozenset({StepBegin, Routed, Predicted})
+
+    low_precision: bool = True
+    """Copy what is between the thresholds at the model's next lower width; false: at the full one."""
+    high_weight: Annotated[float, Range(0), OnlyWith(low_precision=True)] = 0.8
+    """Gate weight from which on a miss is copied at full width, in units of the mean weight of the experts of its row. Not the
+    paper's number, which is not known: with two experts a row, 0.8 is a weight of 0.4."""
+    low_weight: Annotated[float, Range(0, 1)] = 0.2
+    """Gate weight, in the same units, below which a miss is skipped; 0: none is. Not the paper's number, which is not known."""
+    depth: Annotated[int, Range(0, 4)] = 3
+    """Layers ahead that are predicted; 0: no prefetch. The paper's is up to 4, recorded traces usually have 3."""
+    source: Annotated[str, NO_PREFETCH] = GATES
+    """``"gate_next"``: the recorded answers ``gate_next1``, ``gate_next2`` and so on of the following layers' gates to the
+    present hidden state; any other source is asked for each of the layers."""
+    lane: Annotated[Lane, NO_PREFETCH] = "main"
+    """Where predictions are computed; ``"side"`` needs its rate in the profile."""
+    lru_weight: Annotated[float, Range(0)] = 1.0
+    """Weight of how recent the last use is in the score of a cached expert. The paper's weights are not known."""
+    lfu_weight: Annotated[float, Range(0)] = 1.0
+    """Weight of the share of steps in which it was used."""
+    lhu_weight: Annotated[float, Range(0)] = 1.0
+    """Weight of the share of steps in which it was used at full width."""
+    fld_weight: Annotated[float, Range(0)] = 1.0
+    """Weight of how soon the pass comes to its layer."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Gate weights, and the signals of the stacked gates."""
+        signals = (source_needs(self._source(ahead)) for ahead in range(1, self.depth + 1))
+        return frozenset({"scores-or-weights"}).union(*signals)
+
+    def _source(self, ahead: int) -> str:
+        return f"signal:{GATES}{ahead}" if self.source == GATES else self.source
+
+    def place(self, view: View) -> Placement:
+        """Return the empty cache."""
+        model = view.model
+        self._gpu = gpu_of(view, "hobbit")
+        if self.low_precision and len(model.widths) < 2:
+            raise ConfigError(
+                f"policy hobbit: expected a model with experts at two widths, got one of {model.expert_bits:g} bits; "
+                f"set model.expert_bits to two, such as [[{model.expert_bits:g}, {model.expert_bits / 2:g}]], "
+                "or low_precision: false"
+            )
+        if self.low_precision and self.low_weight >= self.high_weight:
+            raise ConfigError(
+                f"policy hobbit: expected low_weight below high_weight, got {self.low_weight:g} and {self.high_weight:g}; "
+                "change one, or set low_precision: false"
+            )
+        slots = view.cache_slots(self._gpu)
+        if slots < 1:
+            raise CapacityError(f"policy hobbit on {self._gpu}: expected at least 1 cache slot, got 0; set a larger cache.ratio")
+        self._low = model.widths[1] if self.low_precision else HIGH
+        self._weights = ScoreWeights(self.lru_weight, self.lfu_weight, self.lhu_weight, self.fld_weight)
+        self._layer = 0
+        self._step = 0  # from 1
+        self._rows = 0  # of the step
+        self._skipped: set[int] = set()  # of the present layer, told once all micro-batches are routed
+        shape = (model.n_layers, model.n_experts)
+        self._last = np.zeros(shape, np.int64)  # step of the last use, from 1
+        self._uses = np.zeros(shape, np.int64)  # steps with a use
+        self._last_high = np.zeros(shape, np.int64)
+        self._high_uses = np.zeros(shape, np.int64)
+        self._ahead: dict[int, set[int]] = {}  # layer -> what was prefetched for it before it was routed
+        self._asked: list[int] = []  # layers that are predicted, nearest first
+        self._said: dict[tuple[int, int], Predicted] = {}  # (micro-batch, layer)
+        self._walked: dict[int, int] = {}  # micro-batch -> how many of the layers asked about are done with
+        return Placement(pools=[Pool(self._gpu, CACHE, slots * slot_bytes(view))])
+
+    # ------------------------------------------------------------------------------------------------------- deciding
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Serve a routed layer, or prefetch what a prediction says."""
+        if type(event) is StepBegin:
+            self._step, self._rows = event.step + 1, len(event.requests)
+            return ()
+        return self._routed(event, view) if type(event) is Routed else self._predicted(event, view)
+
+    def _routed(self, event: Routed, view: View) -> list[Action]:
+        layer, gpu = event.layer, self._gpu
+        self._layer = layer
+        self._ahead.pop(layer, None)
+        high: list[int] = []
+        low: list[int] = []
+        for expert, weight in relative_weights(event.experts, _known(event.weights)).items():
+            choice = self._choose(weight)
+            if choice != "high" and self._is_there((layer, expert), HIGH, view):
+                choice = "high"
+            elif choice == "skip" and self.low_precision and self._is_there((layer, expert), self._low, view):
+                choice = "low"
+            if choice == "skip":
+                self._skipped.add(expert)
+            else:
+                (high if choice == "high" else low).append(expert)
+        self._skipped.difference_update(high, low)  # a Run takes what earlier micro-batches would have skipped, too
+        self._count(layer, high, low)
+        skipped: list[int] = []
+        if event.first_row + len(event.experts) == self._rows:
+            skipped, self._skipped = sorted(self._skipped), set()
+        # Fetches of what is there change nothing, and make a prefetch that is under way urgent.
+        return [
+            Skip(layer, skipped),
+            Fetch(layer, high, gpu, DEMAND),
+            Fetch(layer, low, gpu, DEMAND, bits=self._low),
+            Run(layer, high, gpu),
+            Run(layer, low, gpu, bits=self._low),
+            *(self._ask(event, view) if event.mb == 0 else ()),
+        ]
+
+    def _choose(self, weight: float) -> Precision:
+        choice = choose_precision(weight, self.high_weight, self.low_weight)
+        return "high" if choice == "low" and not self.low_precision else choice
+
+    def _is_there(self, unit: Unit, bits: float | None, view: View) -> bool:
+        """Whether a copy is on the GPU or on its way."""
+        return view.is_resident(*unit, self._gpu, bits) or view.is_pending(*unit, self._gpu, bits)
+
+    def _count(self, layer: int, high: list[int], low: list[int]) -> None:
+        """Note uses, once a step for all micro-batches."""
+        used = np.array(high + low, np.int64)
+        new = used[self._last[layer, used] != self._step]
+        self._uses[layer, new] += 1
+        self._last[layer, new] = self._step
+        at_high = np.array(high, np.int64)
+        new = at_high[self._last_high[layer, at_high] != self._step]
+        self._high_uses[layer, new] += 1
+        self._last_high[layer, new] = self._step
+
+    # ----------------------------------------------------------------------------------------------------- prefetching
+    def _ask(self, event: Routed, view: View) -> list[Action]:
+        """Ask about the following layers, once a layer visit."""
+        layer, last = event.layer, view.model.n_layers - 1
+        sources = {layer + n: self._source(n) for n in range(1, min(self.depth, last - layer) + 1)}
+        sources = {at: source for at, source in sources.items() if view.foresees(source, at)}
+        self._asked, self._said, self._walked = list(sources), {}, {}
+        device = view.dense_device(layer)
+        return [Predict(event.step, at, source, device, self.lane) for at, source in sources.items()]
+
+    def _predicted(self, event: Predicted, view: View) -> list[Action]:
+        """Go through the following layers as far as they are predicted, up to the first with a miss, and fetch that."""
+        mb = event.mb
+        if event.step + 1 != self._step:
+            return []
+        self._said[mb, event.layer] = event
+        actions: list[Action] = []
+        while not actions and (done := self._walked.get(mb, 0)) < len(self._asked):
+            said = self._said.get((mb, self._asked[done]))
+            if said is None:
+                return []
+            actions = self._prefetch(said, view)
+            self._walked[mb] = len(self._asked) if actions else done + 1
+        return actions
+
+    def _prefetch(self, event: Predicted, view: View) -> list[Action]:
+        """Fetch what a layer is predicted to lack, unless it has been routed meanwhile."""
+        layer, top_k = event.layer, view.model.top_k
+        if layer <= self._layer:
+            return []
+        ids, scores = event.ids[:, :top_k], event.scores
+        if scores is not None and scores.shape != event.ids.shape:
+            scores = np.take_along_axis(scores, ids, axis=1)
+        heavy = relative_weights(ids, np.ones(ids.shape) if scores is None else scores[:, :top_k])
+        choices = {expert: "high" if scores is None else self._choose(weight) for expert, weight in heavy.items()}
+        high = [e for e, choice in choices.items() if choice == "high" and not self._is_there((layer, e), HIGH, view)]
+        low = [e for e, choice in choices.items() if choice == "low" and not self._is_there((layer, e), HIGH, view)]
+        low = [e for e in low if not self._is_there((layer, e), self._low, view)]
+        self._ahead.setdefault(layer, set()).update(high, low)
+        fetches = (Fetch(layer, high, self._gpu, PREFETCH), Fetch(layer, low, self._gpu, PREFETCH, bits=self._low))
+        return [fetch for fetch in fetches if fetch.experts]
+
+    # --------------------------------------------------------------------------------------------------------- leaving
+    def evict(self, fetch: Fetch, view: View) -> Victim | None:
+        """Name the idle copy with the lowest score; of equals a low one, the first layer, the lowest id."""
+        widths = (self._low, HIGH) if self.low_precision else (HIGH,)
+        copies = [(layer, e, bits) for bits in widths for layer, e in view.residents(self._gpu, CACHE, None, bits)]  # type: ignore[misc]
+        if not copies:
+            return None
+        at = tuple(np.array([(layer, e) for layer, e, _ in copies]).T)
+        scores = victim_scores(
+            self._last[at], self._uses[at], self._high_uses[at], at[0], max(1, self._step), self._layer, view.model.n_layers,
+            self._weights,
+        )  # fmt: skip
+        return self._lowest(copies, scores.tolist(), fetch, view)
+
+    def _lowest(
+        self, copies: list[tuple[int, int, float | None]], scores: list[float], fetch: Fetch, view: View
+    ) -> Victim | None:
+        """Name the first idle copy: those that a high one makes needless, then by score, then what is prefetched."""
+        ranked = []
+        for i, (layer, expert, bits) in enumerate(copies):
+            needless = bits is not HIGH and view.is_resident(layer, expert, self._gpu)
+            awaited = not needless and expert in self._ahead.get(layer, ())
+            if not (awaited and fetch.urgency == PREFETCH):
+                ranked.append((awaited, not needless, scores[i], i))
+        ranked.sort()
+        return next((copies[i] for *_, i in ranked if not view.is_in_use(*copies[i][:2], self._gpu, copies[i][2])), None)
+
+
+def _known(weights: Any) -> Any:
+    """Return gate weights, without which nothing can be chosen."""
+    if weights is None:
+        raise ConfigError(
+            "policy hobbit: expected a trace with gate weights, got one without; make some up with "
+            "moesim trace calibrate --weights uniform, or choose another trace"
+        )
+    return weights
