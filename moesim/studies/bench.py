@@ -227,6 +227,8 @@ def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> t
     if "oracle:routing" in policy.needs:
         policy.bind_oracle(FutureUse(workload))
     hardware = load_hardware(getattr(policy, "profile", "") or HARDWARE)
+    if getattr(policy, "low_bits", ()):
+        model = replace(model, low_bits=(model.expert_bits / 2,))
     slots = int(CACHED * model.n_layers * model.n_experts)
     timed = Clocked(policy)
     gc.collect()
