@@ -18,8 +18,8 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.chain import Chain
 from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records
-from tests.engine.engine_kit import Script, cpu, crossings, gpu, machine, play, sure, tasks, tiny_model, transfers, workload
-from tests.engine.rules_kit import ALL, ONE, on_gpu
+from tests.engine.engine_kit import Script, cpu, crossings, gpu, link, machine, play, sure, tasks, tiny_model, transfers, workload
+from tests.engine.rules_kit import ALL, ONE, on_gpu, two_gpus
 
 HOST = "cpu0"
 KINDS = {"gpu0": "gpu", "cpu0": "cpu"}
@@ -211,6 +211,12 @@ def test_chunks_and_hops_are_those_of_any_transfer() -> None:
     records = play(Streaming(("attention", 0)), ONE, chunk_bytes=50)
     assert sizes(records) == [(0, 50, "demand", 0, 50), (50, 80, "demand", 0, 30)]
     assert [t.last for t in records.transfers] == [False, True]
+    links = {name: link() for name in ("cpu0->gpu0", "gpu0->cpu0", "cpu0->gpu1", "gpu1->cpu0")}
+    records = play(Streaming(("attention", 0), source="gpu1"), ONE, two_gpus(**links))
+    assert [(t.start, t.end, t.link, t.last) for t in records.transfers] == [
+        (0, 80, "gpu1->cpu0", False), (80, 160, "cpu0->gpu0", True)
+    ]  # fmt: skip
+    assert tasks(records)[0] == (160, 260, "gpu0", "dense")
 
 
 @pytest.mark.parametrize("depth", [0, 1])
