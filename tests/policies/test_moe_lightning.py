@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,8 @@ GIB = 2**30
 L4 = PlanMachine(24 * GIB, 192e9, 16 * GIB, 285e9, 76e9, 104e12, 1.6e12)
 SHARE = 0.055884688
 MIXTRAL = load_model("mixtral-8x7b")
+ATTENTION = 2 * 4096 * (2 * 4096 + 2 * 1024)
+RELEASED = {"other_bytes": 32.0 * ATTENTION, "token_bytes": 44.6 * 4096 * 2}
 
 
 # ------------------------------------------------------------------------------------------------------------------ plan
@@ -36,6 +40,44 @@ def test_the_published_line() -> None:
     assert round(step, 3) == 4.957
     assert round(tokens_per_s(324 * 14, 32, step), 2) == 944.66
     assert lowest_residents(8, SHARE) == []
+
+
+def test_the_published_share_follows_from_a_count_without_embeddings() -> None:
+    plan = plan_batch(MIXTRAL, L4, 77, 32, 324, 14, **RELEASED)
+    assert plan is not None
+    assert round(plan.expert_share, 9) == SHARE
+    assert (plan.kv_share, round(plan.step_s, 3), round(plan.tokens_per_s, 2)) == (0, 4.957, 944.66)
+
+
+def test_only_that_count_makes_a_round_number_of_what_is_left() -> None:
+    """The 44.6 is inferred: what the published share leaves to each prompt token, for each count one may think of."""
+    layer, embedding = 8 * MIXTRAL.expert_bytes(0), 32000 * 4096 * 2
+    round_numbers, n_counts = [], 0
+    for memory, attention, embeddings, buffers, partial in product(
+        (24 * GIB, 24e9, 23 * GIB, 22.5 * GIB), (0, 32), (0, 1, 2), (0, 1, 2, 3), (True, False)
+    ):
+        # ``partial``: a buffer holds what is streamed of a layer, else all of it.
+        kept = SHARE * layer * (32 - buffers * partial)
+        left = 0.86 * memory - kept - attention * ATTENTION - embeddings * embedding - buffers * layer
+        states = left / (324 * 77 * 4096 * 2)
+        n_counts += 1
+        if abs(states - round(states, 1)) < 3e-7:  # half of the share's last digit is 2e-7
+            round_numbers.append((memory, attention, embeddings, buffers, partial, round(states, 1)))
+    assert round_numbers == [(24 * GIB, 32, 0, 2, True, 44.6)]
+    assert n_counts * 2 * 3e-7 / 0.1 < 2e-3  # that many would be round by chance
+
+
+def test_the_published_step_has_room_for_nothing_else() -> None:
+    """Counts that miss the line: a decimal link, attention outputs on the link, prefill in the time, all tokens' steps."""
+    step = link_step_s(MIXTRAL, SHARE, 16 * GIB)
+    assert round(link_step_s(MIXTRAL, SHARE, 16e9), 3) == 5.322
+    assert round(step + 32 * 324 * 14 * 4096 * 2 / (16 * GIB), 3) == 5.026
+    assert round(324 * 14 / step, 2) == 915.14
+    assert round(324 * 14 * 32 / (31 * step + MIXTRAL.experts_bytes_total * (1 - SHARE) / (16 * GIB)), 2) == 915.14
+    # A GPU whose operations and bytes do not overlap would be slower than the published step.
+    dense = ATTENTION / 2
+    apart = (8 * MIXTRAL.expert_bytes(0) + ATTENTION) / 285e9 + 2 * 324 * (dense + 2 * MIXTRAL.expert_params) / 104e12
+    assert 32 * 14 * apart > step
 
 
 def test_our_plan_of_the_published_batch_keeps_more() -> None:
@@ -50,6 +92,17 @@ def test_our_plan_of_the_published_batch_keeps_more() -> None:
     assert plan.kv_share == 0
     assert plan.step_s == pytest.approx(link_step_s(MIXTRAL, plan.expert_share, 16 * GIB))
     assert plan.tokens_per_s == pytest.approx(tokens_per_s(324 * 14, 32, plan.step_s))
+
+
+def test_of_equal_steps_the_plan_keeps_the_most_experts() -> None:
+    """The slow GPU is the bound, so that many shares have the same step; the link's and the CPU's times are shorter."""
+    layer = MIXTRAL.experts_bytes_total / 32
+    for rows in (4, 36, 100):
+        plan = plan_batch(MIXTRAL, replace(L4, gpu_bytes_per_s=20e9), 77, 32, rows, 14, **RELEASED)
+        assert plan is not None
+        assert plan.step_s > 2 * link_step_s(MIXTRAL, plan.expert_share, 16 * GIB)
+        room = 0.86 * 24 * GIB - 32 * ATTENTION - 2 * layer - rows * 77 * 44.6 * 8192
+        assert (plan.expert_share, plan.kv_share) == (pytest.approx(room / (30 * layer)), 0)
 
 
 def least_step(prompt: int, output: int, rows: int, n: int, machine: PlanMachine) -> float | None:
@@ -136,7 +189,60 @@ def test_a_whole_plan_is_the_best_of_its_search() -> None:
     assert plan is not None
     assert plan.rows * plan.micro_batches * 640 * 131072 <= 0.8 * 110e9
     assert plan.tokens_per_s == tokens_per_s(plan.rows * plan.micro_batches, 128, plan.step_s)
-    assert offline_plan(MIXTRAL, PlanMachine(8 * GIB, 110e9, 16 * GIB, 285e9, 76e9, 104e12, 1.6e12), 512, 128) is None
+
+
+@pytest.mark.parametrize("memory", [{"gpu_bytes": 8.0 * GIB}, {"cpu_bytes": 80e9}])
+def test_no_room_for_one_sequence_is_one_line(memory: dict[str, float]) -> None:
+    with pytest.raises(
+        CapacityError, match=r"^offline plan of mixtral-8x7b: expected room for one sequence .*\.*; give more"
+    ) as error:
+        offline_plan(MIXTRAL, replace(L4, **memory), 512, 128)
+    assert "\n" not in str(error.value)
+    assert f"of {next(iter(memory.values())):g} bytes" in str(error.value)
+    assert plan_batch(MIXTRAL, replace(L4, **memory), 512, 128, 1, 1) is None
+
+
+def test_the_search_plans_by_the_count_it_is_given() -> None:
+    machine = replace(L4, cpu_bytes=110e9)
+    plan = offline_plan(MIXTRAL, machine, 512, 128, **RELEASED)
+    assert plan == plan_batch(MIXTRAL, machine, 512, 128, plan.rows, plan.micro_batches, **RELEASED)
+    own = plan_batch(MIXTRAL, machine, 512, 128, plan.rows, plan.micro_batches)
+    assert own is not None
+    assert own.expert_share < plan.expert_share  # a small batch: without embeddings there is more room
+
+
+ROOMIER = ["gpu_bytes", "cpu_bytes", "link_bytes_per_s", "gpu_bytes_per_s", "cpu_bytes_per_s", "gpu_flops", "cpu_flops"]
+
+
+@pytest.mark.parametrize("field", ROOMIER)
+def test_more_of_anything_makes_no_plan_slower(field: str) -> None:
+    rng = np.random.default_rng(ROOMIER.index(field))
+    n_faster = n_fitting = 0
+    for _ in range(25):
+        rows, n, prompt = (int(x) for x in (rng.integers(1, 300), rng.integers(1, 24), rng.integers(16, 400)))
+        less = PlanMachine(*(float(x) for x in rng.uniform(0.3, 1.5, 7) * list(vars(L4).values())))
+        more = replace(less, **{field: getattr(less, field) * 1.5})
+        before, after = (plan_batch(MIXTRAL, one, prompt, 32, rows, n) for one in (less, more))
+        if before is not None:
+            assert after is not None
+            assert after.step_s <= before.step_s * (1 + 1e-9)
+            n_faster += after.step_s < before.step_s * (1 - 1e-6)
+            n_fitting += 1
+    assert n_fitting > 2
+    # Of what is never the longest in these draws, more makes no difference.
+    assert n_faster > 0 or field in ("cpu_bytes", "cpu_bytes_per_s", "gpu_flops", "cpu_flops")
+
+
+def test_larger_micro_batches_and_longer_prompts_leave_less_for_experts() -> None:
+    def share(rows: int, prompt: int) -> float:
+        plan = plan_batch(MIXTRAL, L4, prompt, 32, rows, 1)
+        assert plan is not None
+        return plan.expert_share
+
+    shares = [share(rows, 77) for rows in (1, 100, 200, 324)]
+    assert shares == sorted(shares, reverse=True)
+    assert len(set(shares)) == 4
+    assert share(100, 77) == pytest.approx(share(77, 100))  # prompt tokens of a micro-batch count, not sequences
 
 
 def test_residents_are_whole_experts() -> None:
