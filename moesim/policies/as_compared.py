@@ -11,6 +11,7 @@ Where a paper compares with a system as it is, name that system.
 | ``fiddler-in-dali`` | 14.3 times slower than DALI | CPU experts after the layer's last copy | the same |
 | ``ktransformers-in-hybrimoe`` | frequent experts on the GPU; the CPU computes in decode only | the CPU computes prompts, too | as that paper says |
 | ``hybrimoe-in-prescope`` | a greedy queue over PreScope's hot experts | a cache of its own | the paper's queue; four experts ahead |
+| ``fate-in-prescope`` | compression off | misses and rare prefetches at 2 bits | ``fate`` with all at full width |
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from moesim.policies.composed import Composed
 from moesim.policies.declare import option_parameters
+from moesim.policies.fate import Fate
 from moesim.policies.fiddler import Fiddler
 from moesim.policies.hybrimoe import HybriMoEPaper
 from moesim.policies.ktransformers import KtLayer
@@ -58,4 +60,9 @@ HybriMoEInPreScope = _as_in(
     ("which greedy queue PreScope gave it is not printed: the one of HybriMoE's paper",),
     placement="frequency-global", scope="global", replacement="static",
     prefetch={"name": "predicted", "source": "signal:gate_next1", "size": 4},
+)  # fmt: skip
+FateInPreScope = _as_in(
+    "PreScope (2025), a system compared with", Fate, "FateInPreScope",
+    "Fate as PreScope ran it: without compression, so that all experts have their full width.",
+    compression=False, low_bits=(),
 )  # fmt: skip

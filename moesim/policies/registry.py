@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from moesim.errors import ConfigError, MoesimError, describe_exception, unknown_name
-from moesim.policies.declare import option_parameters
+from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
@@ -38,6 +38,8 @@ POLICIES: dict[str, str] = {
     "daop-code": "moesim.policies.daop:DaopCode",
     "daop-paper": "moesim.policies.daop:DaopPaper",
     "edgemoe": "moesim.policies.edgemoe:EdgeMoE",
+    "fate": "moesim.policies.fate:Fate",
+    "fate-in-prescope": "moesim.policies.as_compared:FateInPreScope",
     "fiddler": "moesim.policies.fiddler:Fiddler",
     "fiddler-in-dali": "moesim.policies.as_compared:FiddlerInDali",
     "fifo": "moesim.policies.caches:FIFO",
@@ -245,11 +247,19 @@ def describe_policy(name: str) -> PolicyInfo:
         summary=doc.split("\n\n")[0].replace("\n", " "),
         paper=getattr(cls, "paper", ""),
         missing=tuple(getattr(cls, "missing", ())),
-        exact=bool(getattr(cls, "exact", True)),
+        exact=_exact_by_default(cls),
         moot=describe_rules(cls),
         options={key: None if one.default is one.empty else one.default for key, one in parameters.items()},
         target=POLICIES.get(name) or (found.value if found is not None else name),
     )
+
+
+def _exact_by_default(cls: type) -> bool:
+    """Say whether a class is exact; where its options decide that, with their defaults, which a declared class has itself."""
+    exact = getattr(cls, "exact", True)
+    if isinstance(exact, property):
+        return bool(exact.fget(cls)) if exact.fget is not None and issubclass(cls, Declared) else True
+    return bool(exact)
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -22,6 +22,7 @@ WRITTEN_OUT: dict[str, Any] = {
     "hybrimoe-in-prescope": {
         "name": "hybrimoe-paper", **HOT, "prefetch": {"name": "predicted", "source": "signal:gate_next1", "size": 4},
     },
+    "fate-in-prescope": {"name": "fate", "compression": False},
 }  # fmt: skip
 
 

@@ -190,6 +190,13 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "selected_only": ({"selected_only": True}, {"prefetch_distance": 0}),
         "float_score": ({"float_score": True}, {"prefetch_distance": 1}),
     },
+    "fate": {
+        "compression": ({"compression": False}, {}),
+        "low_share": ({"low_share": 0.0}, {}),
+        "source": ({"source": "synthetic:0.2"}, {}),
+        "shallow_layers": ({"shallow_layers": 1}, {}),
+        "slots_split": (EQUAL, {"shallow_layers": 0}),
+    },
     "hobbit": {
         "low_precision": ({"low_precision": False}, {}),
         "high_weight": ({"high_weight": 1.5}, {}),
@@ -279,6 +286,7 @@ ELSEWHERE = {
         "assume_fits",
     ),  # tests/policies/test_policies.py: the placement says so, and test_experiment.py: the label
     ("moe-infinity-code", "victims"),  # tests/policies/test_moe_infinity.py: needs a layer of several misses
+    ("fate", "lane"),  # tests/policies/test_fate.py: needs a machine with a side lane
     ("hobbit", "lane"),  # tests/policies/test_hobbit.py: needs a machine with a side lane
     ("edgemoe", "lane"),  # tests/policies/test_edgemoe.py: needs a machine with a side lane
     ("least-stale-2gen", "lane"),  # tests/policies/test_least_stale_2gen.py: needs a machine with a side lane

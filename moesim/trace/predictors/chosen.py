@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from moesim.errors import ConfigError
-from moesim.trace.predictors.recorded import MADE_UP, SHADOW, Predictor, make_predictor
+from moesim.trace.predictors.recorded import MADE_UP, SHADOW, Predictor, make_predictor, split_width
 
 if TYPE_CHECKING:
     from moesim.trace import Trace
@@ -29,7 +29,9 @@ class PredictorSet(Mapping[str, Predictor]):
     def __getitem__(self, source: str) -> Predictor:
         """Give a source; KeyError if there is none of that name."""
         if source not in self._made:
-            actual = stand_in(source, self._stand_ins)
+            name, _ = split_width(source)
+            other = stand_in(name, self._stand_ins)
+            actual = source if other == name else other
             if source.removeprefix("signal:").startswith(SHADOW) and actual.startswith(MADE_UP):
                 actual = f"{SHADOW}:{actual}"  # like what it stands for, it needs no state of the model
             try:

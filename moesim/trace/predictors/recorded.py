@@ -118,6 +118,16 @@ class Oracle:
         return routed.experts, routed.weights
 
 
+def split_width(source: str) -> tuple[str, int | None]:
+    """Tell the name of a source from how many ids a row it shall tell; None: top_k.
+
+    >>> split_width("signal:gate_next1:top3"), split_width("shadow-int8:T1:KV1")
+    (('signal:gate_next1', 3), ('shadow-int8:T1:KV1', None))
+    """
+    name, found, width = source.rpartition(":top")
+    return (name, int(width)) if found and width.isdecimal() else (source, None)
+
+
 def make_predictor(source: str, trace: Trace, workload: Workload, seed: int = 0) -> Predictor:
     """Make a predictor by name.
 
@@ -127,7 +137,8 @@ def make_predictor(source: str, trace: Trace, workload: Workload, seed: int = 0)
         ``"oracle"``; ``"synthetic:0.8"``, or by layer ``"synthetic:0.4,0.7,0.8"``; ``"frequency"`` or
         ``"coactivation"``, from calibration tables if the trace has them and else counted during the run, which
         the suffix ``":running"`` forces; a signal of the trace by its name, with or without ``"signal:"``
-        before it; ``"shadow-int8:synthetic:0.8"`` or ``"shadow-int8:oracle"``, which says the same as without the
+        before it; ``"signal:gate_next1:top3"``, which tells three ids a row instead of top_k, as far as it holds
+        them; ``"shadow-int8:synthetic:0.8"`` or ``"shadow-int8:oracle"``, which says the same as without the
         shadow's name, but costs what the shadow costs and like it needs no state of the model.
     trace : Trace
         What was recorded.
@@ -149,7 +160,8 @@ def make_predictor(source: str, trace: Trace, workload: Workload, seed: int = 0)
         return RecordedSignal(trace, source)
     kind, _, rest = source.partition(":")
     if kind == "signal":
-        return RecordedSignal(trace, rest)
+        name, width = split_width(rest)
+        return RecordedSignal(trace, name, width)
     lookahead = LOOKAHEAD
     if kind.startswith(SHADOW) and rest.startswith(MADE_UP):
         source, lookahead = rest, 0
