@@ -19,8 +19,9 @@ from moesim.policies.registry import make_policy, policy_info
 from moesim.records import Records
 from moesim.testing import check_policy, run_tiny, tiny_workload
 from moesim.trace.predictors import make_predictor
+from moesim.trace.predictors.chosen import PredictorSet
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
-from tests.policies.test_parts_more import ReferenceFate
+from tests.policies.arc_kit import ReferenceFate
 
 
 def two_widths(links: Any = None, **more: Any) -> Any:
@@ -234,3 +235,16 @@ def test_shallow_layers_come_first(slots: int, expected: list[int]) -> None:
 def test_an_equal_share_leaves_the_rest_unused() -> None:
     assert shallow_favoring(37, 6, 8, split="equal") == [8, 8, 8, 8, 2, 2]
     assert shallow_favoring(17, 4, 8, n_shallow=0, split="equal") == [4, 4, 4, 4]
+
+
+def test_another_source_may_stand_in_for_the_signal_however_many_ids_are_asked_for() -> None:
+    trace, work = tiny_workload(make_policy("fate"))
+    step = work.steps[-1]
+    for other in ("oracle", "synthetic:0.5"):
+        found = PredictorSet(trace, work, {"gate_next1": other}, 0)["signal:gate_next1:top3"].predict(step, 0, 1)
+        expected = make_predictor(other, trace, work).predict(step, 0, 1)
+        assert found is not None
+        assert expected is not None
+        assert (found[0] == expected[0]).all()
+    with pytest.raises(KeyError):
+        PredictorSet(trace, work, {}, 0)["signal:gate_next9:top3"]

@@ -37,7 +37,7 @@ def shallow_favoring(
     Examples
     --------
     >>> shallow_favoring(45, 8, 8), shallow_favoring(19, 8, 8)
-    ([8, 8, 8, 8, 3, 3, 4, 3], [8, 8, 3, 0, 0, 0, 0, 0])
+    ([8, 8, 8, 8, 3, 4, 3, 3], [8, 8, 3, 0, 0, 0, 0, 0])
     """
     n_shallow = min(n_shallow, n_layers)
     whole = n_shallow * n_experts
