@@ -29,7 +29,10 @@ from moesim.policy import Copy, Placement, Pool
 from moesim.testing import FakeView, run_tiny, tiny_model, tiny_workload
 
 SPLIT = sorted(name for name in POLICIES if "slots_split" in option_parameters(policy_class(name)))
-PER_LAYER: dict[str, dict[str, Any]] = {"static": {"scope": "per-layer", "placement": "random"}}
+PER_LAYER: dict[str, dict[str, Any]] = {
+    "static": {"scope": "per-layer", "placement": "random"},
+    "fate": {"compression": False, "shallow_layers": 0},
+}
 
 
 @given(st.integers(0, 400), st.integers(1, 60), st.integers(1, 9))
@@ -54,8 +57,8 @@ def test_a_cache_of_153_slots_over_32_layers() -> None:
 
 def test_these_policies_have_slots_for_each_layer() -> None:
     assert SPLIT == [
-        "belady", "composed", "dali", "dali-multi-gpu", "fifo", "hybrimoe-code", "hybrimoe-paper", "lfu", "lru",
-        "mixtral-offloading", "random", "static",
+        "belady", "composed", "dali", "dali-multi-gpu", "fate", "fifo", "hybrimoe-code", "hybrimoe-paper", "lfu", "lru",
+        "mixtral-offloading", "mixtral-offloading-spec", "random", "static",
     ]  # fmt: skip
 
 
