@@ -72,7 +72,7 @@ class MixtralOffloading(PolicyBase):
         self._host = view.host
         n_bytes = max(view.model.expert_bytes(layer, self._bits) for layer in range(view.model.n_layers))
         experts = view.model.n_experts
-        slots = slots_per_layer(view, self._gpu, "mixtral-offloading", split=self.slots_split)
+        slots = self._sizes(view)
         self._order = [tuple(range(experts - n, experts)) for n in slots]  # least recently used first; includes the planned
         self._waiting: deque[tuple[int, int, int]] = deque()  # (layer, victim, newcomer): swaps not started
         self._loading: set[tuple[int, int]] = set()  # (layer, newcomer) on their way
@@ -84,6 +84,10 @@ class MixtralOffloading(PolicyBase):
         ]
         copies = [Copy(layer, first, self._gpu, bits=self._bits) for layer, first in enumerate(self._order)]
         return Placement(copies=copies, pools=pools)
+
+    def _sizes(self, view: View) -> list[int]:
+        """Return the cache slots of each layer."""
+        return slots_per_layer(view, self._gpu, "mixtral-offloading", split=self.slots_split)
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Plan the layer when it is routed; start the next swap whenever a loaded expert or a buffer is free."""

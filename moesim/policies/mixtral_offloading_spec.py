@@ -18,7 +18,7 @@ Idea: hidden states change slowly, so that the next layer's gate names most of i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.base import CACHE, Range
@@ -49,7 +49,9 @@ AHEAD = "ahead"
 class MixtralOffloadingSpec(MixtralOffloading):
     """LRU cache per layer, whose next layer's likely experts wait in buffers of their own (Eliseev and Mazur's report, 2023)."""
 
-    missing = ("copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",)
+    missing: ClassVar[tuple[str, ...]] = (
+        "copies in both directions queue behind kernels on one CUDA stream in the released code; here they overlap",
+    )
     listens = frozenset({Routed, Predicted, Fetched, Ran})
 
     n_ahead: Annotated[int, Range(1)] = 2
@@ -90,9 +92,13 @@ class MixtralOffloadingSpec(MixtralOffloading):
         layer = self._layer = event.layer
         wrong = self._sort_out(event)
         actions: list[Action] = [Drop(layer, wrong, self._gpu, self._bits), *super().decide(event, view)]
-        if event.mb == 0 and layer + 1 < view.model.n_layers:
+        if self._asks(event) and layer + 1 < view.model.n_layers:
             actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane))
         return actions
+
+    def _asks(self, event: Routed) -> bool:
+        """Whether to ask about the next layer."""
+        return event.mb == 0
 
     def _guess(self, event: Predicted, view: View) -> list[Action]:
         layer = event.layer

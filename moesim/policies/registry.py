@@ -28,6 +28,7 @@ GROUP = "moesim.policies"
 
 # One line a policy.
 POLICIES: dict[str, str] = {
+    "adapmoe": "moesim.policies.adapmoe:AdapMoE",
     "all-cpu": "moesim.policies.all_cpu:AllCpu",
     "all-gpu": "moesim.policies.all_gpu:AllGpu",
     "background-cache": "moesim.policies.background_cache:BackgroundCache",

@@ -1,0 +1,107 @@
+"""AdapMoE: cache sizes by a dynamic program, one expert where the second hardly counts, and one prefetch.
+
+S. Zhong, L. Liang, Y. Wang, R. Wang, R. Huang, M. Li, "AdapMoE: Adaptive Sensitivity-based Expert Gating and Management for
+Efficient MoE Inference", ICCAD 2024 (arXiv:2408.10284); the released code, which grew from Mixtral-Offloading's.
+
+Idea: layers differ. Some need more of the cache, and in some the second expert may be left out.
+
+| point | paper says | released code does | we do |
+|---|---|---|---|
+| cache sizes | a dynamic program over the expected loads of layers | the same, from tables of prediction accuracy and of single experts, for 32 layers | the same program; ``recall`` for all layers but the first, ``single`` for all |
+| gating, decode | a second expert below a threshold of the layer is left out | weight < sqrt(0.005 / sensitivity of the layer), for one token in a step | the same with one ``sensitivity`` for all layers; None, the default: no gating |
+| cache | LRU per layer | the same; a used prefetch takes its place before demand loads | the same |
+| prediction | the next layer's gate on the present state | the same, for one token in a step; the first predicted expert that is not on the GPU | the same (``source``) |
+| prefetch | deeper layers too, when the next one is complete | the next layer only, one expert, behind the demand loads | as in the code |
+| a wrong prefetch | - | given up when the layer is routed, never cached | the same |
+| eviction | - | host copies stay, so it is free | the same |
+| loads | - | a window of ``buffer_size`` - 1 | the same |
+| start | - | the highest ids of each layer | the same |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar
+
+from moesim.errors import ConfigError
+from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold
+from moesim.policies.base import Range
+from moesim.policies.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
+from moesim.policies.moot import MootIf
+from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predicted, Ran, Routed, Skip, StepBegin, View
+
+
+class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split", "bits")):
+    """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024)."""
+
+    paper = "AdapMoE (ICCAD 2024, arXiv:2408.10284)"
+    missing: ClassVar[tuple[str, ...]] = (
+        "tables of accuracy, of single experts and of sensitivities by layer: one value each stands for all layers",
+        "the four terms of the expected loads are derived here; those of the released code are not printed",
+        "the paper's prefetches beyond the next layer, which the released code leaves out",
+        "copies queue behind kernels on one CUDA stream in the released code; here they overlap",
+    )
+    listens = frozenset({StepBegin, Routed, Predicted, Fetched, Ran})
+    n_ahead = 1
+    writeback = False
+
+    buffer_size: Annotated[int, Range(2)] = 6
+    """Spare device buffers; one fewer loads may be under way."""
+    recall: Annotated[float, Range(0, 1)] = 0.86
+    """How often a prediction is right in layers after the first, for the cache sizes (0.86 is published)."""
+    single: Annotated[float, Range(0, 1), MootIf(recall=0.0)] = 0.0
+    """Share of tokens for which one expert is enough, for the cache sizes."""
+    sensitivity: Annotated[float, Range(0.005)] | None = None
+    """In decode of one token, the second expert is left out below a weight of sqrt(0.005 / this); None: never."""
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]  # as asked for
+        """Whether no expert is left out."""
+        return self.sensitivity is None
+
+    def place(self, view: View) -> Placement:
+        """Fill caches of the program's sizes with the highest ids."""
+        if self.sensitivity is not None and view.model.top_k > 2:
+            raise ConfigError(
+                f"policy adapmoe: sensitivity: expected null for {view.model.name}, which has {view.model.top_k} experts a token "
+                "and not one or two, got a number; leave it out"
+            )
+        self._threshold = 0.0 if self.sensitivity is None else gating_threshold(self.sensitivity)
+        self._one_row = False
+        return super().place(view)
+
+    def _sizes(self, view: View) -> list[int]:
+        experts, layers = view.model.n_experts, view.model.n_layers
+        first, others = ([expected_loads(n, experts, r, self.single) for n in range(experts + 1)] for r in (0.0, self.recall))
+        return cache_sizes([first] + [others] * (layers - 1), view.cache_slots(self._gpu))
+
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with one guess."""
+        if type(event) is StepBegin:
+            self._one_row = event.phase == "decode" and len(event.requests) == 1
+            return ()
+        if type(event) is not Routed:
+            return super().decide(event, view)
+        left_out = self._left_out(event)
+        if left_out is None:
+            return super().decide(event, view)
+        kept = [e for e in event.active if e != left_out]
+        return [Skip(event.layer, [left_out]), *super().decide(event._replace(active=kept), view)]
+
+    def _left_out(self, event: Routed) -> int | None:
+        if not self._threshold or not self._one_row or event.weights is None or event.experts.shape[1] < 2:
+            return None
+        first, second = (float(w) for w in event.weights[0])
+        return int(event.experts[0, 1]) if second / (first + second) < self._threshold else None
+
+    def _asks(self, event: Routed) -> bool:
+        return self._one_row
+
+    def _guess(self, event: Predicted, view: View) -> list[Action]:
+        layer = event.layer
+        if layer <= self._layer:
+            return []
+        ids = event.ids[0, : view.model.top_k].tolist()
+        ahead = [e for e in ids if e not in self._order[layer]][:1]
+        self._ahead[layer] = ahead
+        return [Fetch(layer, ahead, self._gpu, PREFETCH, AHEAD)]

@@ -1,0 +1,123 @@
+"""AdapMoE: its dynamic program against brute force, its expected loads against enumeration, and exact timelines."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moesim.errors import CapacityError, ConfigError
+from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold
+from moesim.policies.registry import make_policy
+from moesim.records import Records
+from moesim.testing import check_policy
+from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
+
+TOY = {"gpu0": gpu(predict={"told": 10, "wrong": 10}), "cpu0": cpu()}
+TOKEN = [[0, 2], [1, 0]]  # layer: experts
+
+
+class Wrong(Oracle):
+    """Always says expert 2, and then 3."""
+
+    def predict(self, step: Any, mb: int, layer: int) -> tuple[Any, None]:
+        return np.zeros_like(step.micro[mb].layers[layer].experts) + np.arange(2, 4), None
+
+
+def run(requests: Any = ((TOKEN,),), slots: int = 4, hardware: Any = None, prompt: int = 0, **options: Any) -> Records:
+    policy = make_policy({"name": "adapmoe", "source": "told", **options})
+    work = workload(list(requests), prompt=prompt)
+    predictors = {"told": Oracle(), "wrong": Wrong()}
+    return play(policy, work, hardware or machine(TOY), predictors=predictors, slots={"gpu0": slots})
+
+
+# ------------------------------------------------------------------------------------------------------------ functions
+@pytest.mark.parametrize("seed", range(40))
+def test_sizes_are_the_best_and_of_equals_the_smallest_from_the_last_layer_on(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    n_layers, n_experts = int(draw.integers(1, 5)), int(draw.integers(1, 5))
+    loads = draw.integers(0, 4, size=(n_layers, n_experts + 1)).tolist()  # many ties
+    total = int(draw.integers(n_layers, n_layers * n_experts + 3))
+    spent = min(total, n_layers * n_experts)
+    every = [sizes for sizes in product(range(1, n_experts + 1), repeat=n_layers) if sum(sizes) == spent]
+    cost = [sum(of[size] for of, size in zip(loads, sizes, strict=True)) for sizes in every]
+    best = [sizes for sizes, one in zip(every, cost, strict=True) if one == min(cost)]
+    assert cache_sizes(loads, total) == list(min(best, key=lambda sizes: sizes[::-1]))
+
+
+@pytest.mark.parametrize("size", range(6))
+@pytest.mark.parametrize(("accuracy", "single"), [(0.0, 0.0), (1.0, 0.0), (0.4, 0.0), (0.4, 0.3), (0.4, 1.0)])
+def test_expected_loads_are_those_of_all_caches_and_tokens(size: int, accuracy: float, single: float) -> None:
+    n, totals = 5, []
+    for cached in combinations(range(n), size):
+        one = np.mean([e not in cached for e in range(n)]) * (1 - accuracy)
+        missing = [sum(e not in cached for e in token) for token in combinations(range(n), 2)]
+        two = np.mean([m - accuracy * (m > 0) for m in missing])  # a right prefetch saves one load
+        totals.append(single * one + (1 - single) * two)
+    assert expected_loads(size, n, accuracy, single) == pytest.approx(np.mean(totals))
+
+
+def test_the_first_layer_gets_most_of_the_cache() -> None:
+    loads = [[expected_loads(size, 8, accuracy) for size in range(9)] for accuracy in [0.0] + [0.86] * 31]
+    sizes = cache_sizes(loads, 64)
+    assert sizes[:2] == [8, 2] and sum(sizes) == 64 and min(sizes) == 1
+    with pytest.raises(CapacityError, match="expected at least a slot a layer, 32 in all, got 31"):
+        cache_sizes(loads, 31)
+    assert gating_threshold(0.005) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ timelines
+def test_one_prefetch_goes_behind_the_demand_loads_and_no_victim_goes_back() -> None:
+    # Of 4 slots the first layer gets 3: 1, 2 and 3; the second gets 1: expert 3. The guess for it is 1, its first by rank.
+    records = run()
+    assert records.pool_peak_bytes["gpu0", "cache"] == 4000
+    assert transfers(records) == [
+        (100, 1100, "cpu0->gpu0", "demand 0/0"),
+        (1100, 2100, "cpu0->gpu0", "prefetch 1/1"),
+        (2100, 3100, "cpu0->gpu0", "demand 1/0"),
+    ]
+    assert [t.submitted for t in records.transfers] == [100, 110, 1300]
+    assert [(e.layer, e.expert) for e in records.evictions] == [(0, 1), (1, 3), (1, 1)]
+
+
+def test_prompts_are_not_predicted() -> None:
+    records = run([[TOKEN, TOKEN, TOKEN]], prompt=2)
+    predicted = [t.step for t in records.tasks if t.kind == "predict"]
+    assert predicted == [1]
+
+
+def test_the_second_expert_is_left_out_below_the_threshold() -> None:
+    # The weights are 0.75 and 0.25: below sqrt(0.005 / 0.07), not below sqrt(0.005 / 0.08).
+    fast = machine(TOY, {"cpu0->gpu0": link(100), "gpu0->cpu0": link(100)})
+    records = run(hardware=fast, sensitivity=0.07)
+    assert [(t.layer, t.expert) for t in records.tasks if t.kind == "expert"] == [(0, 0), (1, 1)]
+    assert {(r.kind, r.slots) for r in records.inexact} == {("skipped", 1)} and len(records.inexact) == 2
+    assert run(hardware=fast, sensitivity=0.08).inexact == []
+    assert run([[TOKEN], [TOKEN]], hardware=fast, sensitivity=0.07).inexact == [], "two rows in a step"
+
+
+def test_the_source_and_its_recall_matter() -> None:
+    assert run() != run(source="wrong")
+    even = run(slots=6, recall=0.0).pool_peak_bytes, run(slots=6, recall=0.0).transfers
+    assert even[1] != run(slots=6, recall=1.0).transfers, "with useless guesses both layers get 3 slots, else the first 4"
+
+
+def test_more_than_two_experts_a_token_are_refused() -> None:
+    work = workload([[[[0, 1, 2], [0, 1, 2]]]], weights=[0.5, 0.3, 0.2])
+    policy = make_policy({"name": "adapmoe", "source": "told", "sensitivity": 0.05})
+    with pytest.raises(ConfigError, match=r"sensitivity: expected null for tiny, which has 3 experts a token and not one or two"):
+        play(policy, work, machine(TOY), model=tiny_model(top_k=3), predictors={"told": Oracle()}, slots={"gpu0": 4})
+
+
+def test_predictions_may_be_computed_beside_the_experts() -> None:
+    beside = machine(TOY, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
+    assert any(what == "predict" and lane == "gpu0*" for _, _, lane, what in tasks(run(lane="side", hardware=beside)))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"source": "oracle"}, {"sensitivity": 0.02}, {"buffer_size": 2, "source": "synthetic:0.5"}]
+)
+def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
+    check_policy(lambda: make_policy({"name": "adapmoe", **options}))
