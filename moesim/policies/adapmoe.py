@@ -20,11 +20,12 @@ Idea: layers differ. Some need more of the cache, and in some the second expert 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 from moesim.errors import ConfigError
 from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold
+from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
 from moesim.policies.base import Range
 from moesim.policies.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policies.moot import MootIf
@@ -36,6 +37,7 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
 
     paper = "AdapMoE (ICCAD 2024, arXiv:2408.10284)"
     missing: ClassVar[tuple[str, ...]] = (
+        "sizes of models with more than two experts a token: they are computed as for two",
         "tables of accuracy, of single experts and of sensitivities by layer: one value each stands for all layers",
         "the four terms of the expected loads are derived here; those of the released code are not printed",
         "the paper's prefetches beyond the next layer, which the released code leaves out",
@@ -58,6 +60,11 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
     def exact(self) -> bool:  # type: ignore[override]  # as asked for
         """Whether no expert is left out."""
         return self.sensitivity is None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the source needs, and gate weights for gating."""
+        return super().needs if self.sensitivity is None else super().needs | {"scores-or-weights"}
 
     def place(self, view: View) -> Placement:
         """Fill caches of the program's sizes with the highest ids."""
@@ -89,10 +96,21 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
         return [Skip(event.layer, [left_out]), *super().decide(event._replace(active=kept), view)]
 
     def _left_out(self, event: Routed) -> int | None:
-        if not self._threshold or not self._one_row or event.weights is None or event.experts.shape[1] < 2:
+        """Return the second expert of the only row if it hardly counts."""
+        if not self._threshold or not self._one_row or event.experts.shape[1] < 2:
             return None
+        if event.weights is None:
+            raise ConfigError(
+                "policy adapmoe: sensitivity: expected a trace with gate weights, got one without; make some up with "
+                "moesim trace calibrate --weights uniform, or leave it out"
+            )
         first, second = (float(w) for w in event.weights[0])
         return int(event.experts[0, 1]) if second / (first + second) < self._threshold else None
+
+    def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
+        """Let a right guess take its place before the demand loads."""
+        early = {expert for of, expert in self._used if of == layer}
+        return mixtral_offloading_plan(self._order[layer], active, self.buffer_size, early)
 
     def _asks(self, event: Routed) -> bool:
         return self._one_row

@@ -22,10 +22,10 @@ place only: a miss copies the newcomer in and the victim out, through a few spar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
-from moesim.policies.algorithms.caching import SlotsSplit, mixtral_offloading_plan
+from moesim.policies.algorithms.caching import SlotsSplit, SwapPlan, mixtral_offloading_plan
 from moesim.policies.base import CACHE, PolicyBase, Range, gpu_of, slots_per_layer
 from moesim.policies.parts import Unit
 from moesim.policy import (
@@ -99,7 +99,7 @@ class MixtralOffloading(PolicyBase):
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         layer = event.layer
-        plan = mixtral_offloading_plan(self._order[layer], event.active, self.buffer_size)
+        plan = self._plan(layer, event.active)
         self._order[layer] = plan.order
         self._waiting.extend((layer, victim, newcomer) for victim, newcomer in plan.swaps)
         later = {newcomer for of_layer, _, newcomer in self._waiting if of_layer == layer}
@@ -107,6 +107,10 @@ class MixtralOffloading(PolicyBase):
         now = [expert for expert in plan.compute if expert not in later]
         run_now: list[Action] = [Run(layer, now, self._gpu, bits=self._bits)] if now else []
         return run_now + self._start_swaps(view)
+
+    def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
+        """Plan a layer visit."""
+        return mixtral_offloading_plan(self._order[layer], active, self.buffer_size)
 
     def _start_swaps(self, view: View) -> list[Action]:
         """Start as many swaps as the window and the free buffers allow.

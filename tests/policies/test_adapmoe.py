@@ -10,9 +10,12 @@ import pytest
 
 from moesim.errors import CapacityError, ConfigError
 from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold
+from moesim.policies.algorithms.caching import mixtral_offloading_plan
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
+from moesim.trace import Trace
+from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import Oracle, cpu, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
 
 TOY = {"gpu0": gpu(predict={"told": 10, "wrong": 10}), "cpu0": cpu()}
@@ -75,10 +78,10 @@ def test_one_prefetch_goes_behind_the_demand_loads_and_no_victim_goes_back() -> 
     assert records.pool_peak_bytes["gpu0", "cache"] == 4000
     assert transfers(records) == [
         (100, 1100, "cpu0->gpu0", "demand 0/0"),
-        (1100, 2100, "cpu0->gpu0", "prefetch 1/1"),
+        (1100, 2100, "cpu0->gpu0", "demand 1/1"),  # a prefetch until layer 1 is routed at 1300
         (2100, 3100, "cpu0->gpu0", "demand 1/0"),
     ]
-    assert [t.submitted for t in records.transfers] == [100, 110, 1300]
+    assert [t.submitted for t in records.transfers] == [100, 110, 2100]
     assert [(e.layer, e.expert) for e in records.evictions] == [(0, 1), (1, 3), (1, 1)]
 
 
@@ -98,10 +101,36 @@ def test_the_second_expert_is_left_out_below_the_threshold() -> None:
     assert run([[TOKEN], [TOKEN]], hardware=fast, sensitivity=0.07).inexact == [], "two rows in a step"
 
 
-def test_the_source_and_its_recall_matter() -> None:
+def test_a_right_guess_takes_its_place_before_demand_loads() -> None:
+    # Layer 1 keeps expert 3, then the guess 1, which gives way to 0: the other way round 1 would stay.
+    records = run([[TOKEN, [[0, 2], [0, 1]]]])
+    assert [(e.layer, e.expert) for e in records.evictions if e.layer == 1][:2] == [(1, 3), (1, 1)]
+    plan = mixtral_offloading_plan([4, 5, 6, 7], [0, 1, 2, 6], 6, prefetched={2})
+    assert plan.compute == (6, 2, 0, 1)
+    assert plan.swaps == ((4, 2), (5, 0), (7, 1))
+    assert plan.order == (6, 2, 0, 1)
+
+
+def test_the_source_matters() -> None:
     assert run() != run(source="wrong")
-    even = run(slots=6, recall=0.0).pool_peak_bytes, run(slots=6, recall=0.0).transfers
-    assert even[1] != run(slots=6, recall=1.0).transfers, "with useless guesses both layers get 3 slots, else the first 4"
+
+
+def test_gating_needs_gate_weights() -> None:
+    assert make_policy({"name": "adapmoe", "sensitivity": 0.05}).needs == {"signal:gate_next1", "scores-or-weights"}
+    assert make_policy("adapmoe").needs == {"signal:gate_next1"}
+    policy = make_policy({"name": "adapmoe", "source": "told", "sensitivity": 0.05})
+    trace = Trace.build(
+        experts=np.array([TOKEN], np.uint8),
+        n_prompt=[0],
+        n_decode=[1],
+        n_experts=4,
+        model="tiny",
+        label="synthetic",
+        prompt_offset=1,
+    )
+    work = compose(trace, WorkloadSpec(batch_size=1, requests="all"))
+    with pytest.raises(ConfigError, match="policy adapmoe: sensitivity: expected a trace with gate weights, got one without"):
+        play(policy, work, machine(TOY), predictors={"told": Oracle()}, slots={"gpu0": 4})
 
 
 def test_more_than_two_experts_a_token_are_refused() -> None:

@@ -150,6 +150,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "adapmoe": {
         "buffer_size": ({"buffer_size": 2}, {}),
         "single": ({"single": 1.0}, {}),
+        "recall": ({"recall": 0.0}, {}),
     },
     "mixtral-offloading-spec": {
         "buffer_size": ({"buffer_size": 2}, {}),
@@ -268,7 +269,7 @@ ELSEWHERE = {
     *(
         ("mixtral-offloading-spec", option) for option in ("lane", "bits")
     ),  # test_mixtral_offloading_spec.py: need their model, lane
-    *(("adapmoe", option) for option in ("lane", "recall", "sensitivity", "source")),  # test_adapmoe.py: one row a step
+    *(("adapmoe", option) for option in ("lane", "sensitivity", "source")),  # test_adapmoe.py: one row a step
     ("pre-gated", "lane"),  # tests/policies/test_pre_gated.py: needs a machine with a side lane
     ("prescope", "lane"),  # tests/policies/test_prescope.py: needs a machine with a side lane
     *(("cross-layer", option) for option in ("source", "size", "order", "prior_hit", "lane")),  # tests/policies/test_prescope.py

@@ -6,7 +6,7 @@ says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -54,7 +54,9 @@ class SwapPlan(NamedTuple):
     window: int  # swaps that may be under way at a time
 
 
-def mixtral_offloading_plan(order: Sequence[int], active: Sequence[int], buffer_size: int) -> SwapPlan:
+def mixtral_offloading_plan(
+    order: Sequence[int], active: Sequence[int], buffer_size: int, prefetched: Container[int] = ()
+) -> SwapPlan:
     """Plan a layer visit as Mixtral-Offloading's expert cache does.
 
     Parameters
@@ -65,6 +67,8 @@ def mixtral_offloading_plan(order: Sequence[int], active: Sequence[int], buffer_
         Ids of the routed experts, ascending.
     buffer_size : int
         Device buffers; one fewer loads may be under way.
+    prefetched : container of int
+        Missing experts that take their places before those that are loaded on demand, as in AdapMoE's code.
 
     Returns
     -------
@@ -84,6 +88,7 @@ def mixtral_offloading_plan(order: Sequence[int], active: Sequence[int], buffer_
     resident = set(order)
     hits = [expert for expert in active if expert in resident]
     misses = [expert for expert in active if expert not in resident]
+    misses.sort(key=lambda expert: expert not in prefetched)
     used = set(hits)
     queue = [expert for expert in order if expert not in used] + hits
     swaps = []
