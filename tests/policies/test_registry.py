@@ -94,7 +94,7 @@ def test_a_composition_is_written_in_yaml() -> None:
 
 
 WRONG = [
-    ("fidler", "a.yaml: unknown policy 'fidler'; did you mean 'fiddler'? known: all-cpu,"),
+    ("fidler", "a.yaml: unknown policy 'fidler'; did you mean 'fiddler'? known: adapmoe, all-cpu,"),
     (7, "a.yaml: expected a policy name or a mapping with the key name, got 7"),
     ({"rule": "code"}, "a.yaml: expected a policy name or a mapping with the key name, got {'rule': 'code'}"),
     (
