@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
+from moesim.errors import ConfigError
 from moesim.policies.algorithms.caching import top_by_count
 from moesim.policies.base import CACHE, Range
 from moesim.policies.declare import option_of
@@ -73,6 +74,12 @@ class MixtralOffloadingSpec(MixtralOffloading):
 
     def place(self, view: View) -> Placement:
         """Add the buffers of guesses."""
+        if self.bits is not None and self.bits not in view.model.widths:
+            has = " or ".join(f"{width:g}" for width in view.model.widths)
+            raise ConfigError(
+                f"policy mixtral-offloading-spec: bits: expected a width of the model, {has}, got {self.bits:g}; "
+                f"choose one of these, or set model.expert_bits to a list with {self.bits:g}"
+            )
         self._bits = self.bits
         self._ahead: dict[int, list[int]] = {}  # layer -> guesses, until it is routed
         self._used: set[Unit] = set()  # right guesses on their way, or not in the cache yet

@@ -117,11 +117,10 @@ def test_every_shipped_option_has_a_type_and_a_meaning(cls: type) -> None:
 def test_what_is_written_of_a_lifted_option_is_what_the_part_takes(cls: type) -> None:
     """The annotation is for editors and mypy; what is checked is the part's."""
     for name in lifted_options(cls):
-        written = next(
-            vars(base)["__annotations__"][name] for base in cls.__mro__ if name in vars(base).get("__annotations__", {})
-        )
+        base = next(base for base in cls.__mro__ if name in vars(base).get("__annotations__", {}))
+        written = vars(base)["__annotations__"][name]
         taken = re.sub(r" (of at (least|most) \S+|from \S+ to \S+)", "", describe(option_hints(cls)[name]))
-        assert describe(eval(written, vars(sys.modules[cls.__module__]))) == taken
+        assert describe(eval(written, vars(sys.modules[base.__module__]))) == taken
 
 
 def test_a_preset_is_a_class_with_other_defaults_constants_and_options() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moesim.errors import PolicyError
+from moesim.errors import ConfigError
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
@@ -77,7 +77,8 @@ def test_all_experts_at_a_low_width() -> None:
     assert {(r.kind, r.slots) for r in records.inexact} == {("reduced", 2)}
     assert records.pool_peak_bytes["gpu0", "cache"] == 4 * 250
     assert run(**more).inexact == []
-    with pytest.raises((PolicyError, ValueError), match="8"):
+    message = "policy mixtral-offloading-spec: bits: expected a width of the model, 16 or 4, got 8; "
+    with pytest.raises(ConfigError, match=message + "choose one of these, or set model.expert_bits to a list with 8"):
         run(options={"bits": 8}, **more)
 
 
