@@ -57,6 +57,12 @@ class PolicyBase(Declared):
     exact: ClassVar[bool] = True
     oracles: ClassVar[Mapping[str, Mapping[str, Any]]] = MappingProxyType({})
 
+    def __init_subclass__(cls, *, fixed: tuple[str, ...] = (), **rest: Any) -> None:
+        super().__init_subclass__(fixed=fixed, **rest)
+        if fixed and "oracles" not in vars(cls):  # what cannot be set cannot be given to an oracle
+            kept = {made: options for made, options in cls.oracles.items() if options.keys().isdisjoint(fixed)}
+            cls.oracles = MappingProxyType(kept)
+
     @property
     def listens(self) -> frozenset[type]:
         """Events it wants."""
