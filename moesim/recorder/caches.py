@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from moesim.recorder.errors import RecordError
+
+
+def cache_name(model: Any) -> str:
+    """Return what calls and outputs of the model name its KV cache; Transformers has renamed it, remote code may not have."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def whole_cache(model: Any) -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moesim.recorder.caches import cache_name
+
 LENGTH, END = "length", "end of text"
 
 
@@ -132,6 +134,7 @@ class _Batch:
         self.cache = cache
         self._began = False
         self._model = model
+        self._cache_name = cache_name(model)
         self._device = model.device if model.device.type != "meta" else torch.device("cpu")
         self._is_padded = not bool(self.mask.all())
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -144,9 +147,8 @@ class _Batch:
         if self._is_padded:
             positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
             where = {"attention_mask": self.mask.to(self._device), "position_ids": positions.to(self._device)}
-        output = self._model(
-            input_ids=inputs.to(self._device), past_key_values=self.cache, use_cache=True, **where, **self._last_only
-        )
-        self.cache, self._began = output.past_key_values, True
+        known = {self._cache_name: self.cache, "use_cache": True}
+        output = self._model(input_ids=inputs.to(self._device), **known, **where, **self._last_only)
+        self.cache, self._began = getattr(output, self._cache_name), True
         logits: Tensor = output.logits[:, -1].float()
         return logits

@@ -23,7 +23,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from moesim.recorder.caches import KeyValues, whole_cache
+from moesim.recorder.caches import KeyValues, cache_name, whole_cache
 from moesim.recorder.detect import routers_of
 from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
@@ -134,12 +134,13 @@ class Run:
 def decode(model: Any, prompt: list[int] = PROMPT, n_decode: int = N_DECODE) -> Run:
     tokens, before = list(prompt), []
     with torch.no_grad(), hooks_on(model) as hooks:
-        output = model(input_ids=torch.tensor([tokens]), past_key_values=whole_cache(model), use_cache=True)
+        cache = whole_cache(model)
+        output = model(input_ids=torch.tensor([tokens]), use_cache=True, **{cache_name(model): cache})
         for _ in range(n_decode):
-            before.append(copy.deepcopy(output.past_key_values))
+            before.append(copy.deepcopy(cache))
             tokens.append(int(output.logits[0, -1].argmax()))
-            output = model(input_ids=torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True)
-    return Run(tokens, hooks.take().arrays["experts"][len(prompt) :], output.past_key_values, before)
+            output = model(input_ids=torch.tensor([tokens[-1:]]), use_cache=True, **{cache_name(model): cache})
+    return Run(tokens, hooks.take().arrays["experts"][len(prompt) :], cache, before)
 
 
 @pytest.fixture(scope="module")
@@ -282,10 +283,10 @@ def test_kv_alignment_by_hand(coarse: MixtralForCausalLM, run: Run, token_period
             token = int(output.logits[0, -1].argmax())
             if token_period and step % token_period == 0:
                 token = run.tokens[len(PROMPT) + step]
-            cache = output.past_key_values
+            cache = getattr(output, cache_name(coarse))
             if kv_period and step % kv_period == 0:
                 cache = copy.deepcopy(run.before[step])
-            output = coarse(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            output = coarse(input_ids=torch.tensor([[token]]), use_cache=True, **{cache_name(coarse): cache})
     routing = shadowed(coarse, run, token_period, kv_period)
     by_hand = hooks.take().arrays
     np.testing.assert_array_equal(routing.experts, by_hand["experts"][len(PROMPT) :])
@@ -320,7 +321,7 @@ def test_coarse_weights_cost_recall(model: MixtralForCausalLM, coarse: MixtralFo
 def test_a_window_that_forgot_is_refused() -> None:
     model = gpt_oss()
     with torch.no_grad():
-        cache = model(input_ids=torch.tensor([PROMPT]), use_cache=True).past_key_values
+        cache = getattr(model(input_ids=torch.tensor([PROMPT]), use_cache=True), cache_name(model))
     with pytest.raises(RecordError, match="KV cache of layer 0: expected all 7 positions, got the last 3"):
         KeyValues.of(cache)
 

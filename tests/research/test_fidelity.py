@@ -34,6 +34,7 @@ from moesim.core.progress import Progress
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit
 from moesim.errors import InputError
 from moesim.metrics import fidelity
+from moesim.recorder.caches import cache_name
 from moesim.records import Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16
@@ -371,9 +372,10 @@ def test_interventions_are_causal(name: str) -> None:
         with torch.no_grad(), Intervened(model, intervention, Ledger()):
             part = model(input_ids=TOKENS[:, :cut], use_cache=False).logits
             cached = model(input_ids=TOKENS[:, :cut], use_cache=True)
-            steps = []
+            steps, name = [], cache_name(model)
             for at in range(cut, TOKENS.shape[1]):
-                cached = model(input_ids=TOKENS[:, at : at + 1], past_key_values=cached.past_key_values, use_cache=True)
+                past = {name: getattr(cached, name)}
+                cached = model(input_ids=TOKENS[:, at : at + 1], use_cache=True, **past)
                 steps.append(cached.logits)
         torch.testing.assert_close(part, whole[:, :cut], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(torch.cat(steps, dim=1), whole[:, cut:], rtol=1e-4, atol=1e-4)

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moesim.recorder.caches import KeyValues, whole_cache
+from moesim.recorder.caches import KeyValues, cache_name, whole_cache
 from moesim.recorder.detect import routers_of
 from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
@@ -128,8 +128,9 @@ class Shadow:
 
     def _forward(self, tokens: Sequence[int], cache: Any) -> tuple[Any, Tensor]:
         ids = torch.tensor([list(tokens)], device=self._model.device)
-        output = self._model(input_ids=ids, past_key_values=cache, use_cache=True)
-        return output.past_key_values, output.logits
+        name = cache_name(self._model)
+        output = self._model(input_ids=ids, use_cache=True, **{name: cache})
+        return getattr(output, name), output.logits
 
 
 class ShadowObserver:
