@@ -149,7 +149,7 @@ class PrefetchingThread(FetchThread):
     @property
     def full(self) -> bool:
         """Whether something must go for a copy."""
-        return int(self._cached.sum()) >= self._slots
+        return int(np.count_nonzero(self._cached)) >= self._slots
 
     def _forget_passed(self, view: View) -> list[Action]:
         """Cancel a prefetch for a layer that is passed, if it has not begun."""

@@ -24,6 +24,7 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -66,7 +67,8 @@ class FineMoE(PrefetchingThread):
         shape = (model.n_layers, model.n_experts)
         self._probability = np.zeros(shape)
         self._candidates = np.zeros(shape, np.bool_)
-        self._queue: dict[Unit, None] = {}
+        self._queue: OrderedDict[Unit, None] = OrderedDict()
+        self._dropped_at = (-1, -1)  # step and layer
         return super().place(view)
 
     def step_begin(self, event: StepBegin) -> None:
@@ -95,23 +97,26 @@ class FineMoE(PrefetchingThread):
         self._candidates = wanted
         order = np.argsort(-priority, axis=None, kind="stable")[: int(wanted.sum())]
         for unit in zip(*(axis.tolist() for axis in np.unravel_index(order, priority.shape)), strict=True):
-            self._queue.pop(unit, None)
             self._queue[unit] = None
+            self._queue.move_to_end(unit)
 
     def awaited(self, layer: int) -> None:
         """Drop what is queued for the present layer and for those passed."""
+        if self._dropped_at == self._at:  # what is queued since lies in later layers
+            return
+        self._dropped_at = self._at
         for unit in [unit for unit in self._queue if unit[0] <= layer]:
             del self._queue[unit]
 
     def next_ahead(self) -> Unit | None:
         """Take the first of the queue that is not there, if there is a slot for it."""
-        for unit in list(self._queue):
-            if not self._cached[unit]:
-                if self.full and not self.spare().any():
-                    return None
-                del self._queue[unit]
-                return unit
+        while self._queue:
+            unit = next(iter(self._queue))
+            if not self._cached[unit] and self.full and not self.spare().any():
+                return None
             del self._queue[unit]
+            if not self._cached[unit]:
+                return unit
         return None
 
     def spare(self) -> NDArray[np.bool_]:

@@ -41,6 +41,7 @@ from moesim.policy import (
     PREFETCH,
     Action,
     Fetch,
+    Fetched,
     Placement,
     Pool,
     Predict,
@@ -73,7 +74,7 @@ class Hobbit(PolicyBase):
     )
     exact = False
     low_bits = (8.0,)
-    listens = frozenset({StepBegin, Routed, Predicted})
+    listens = frozenset({StepBegin, Routed, Predicted, Fetched})
 
     low_precision: bool = True
     """Copy what is between the thresholds at the model's next lower width; false: at the full one."""
@@ -136,7 +137,9 @@ class Hobbit(PolicyBase):
         self._uses = np.zeros(shape, np.int64)  # steps with a use
         self._last_high = np.zeros(shape, np.int64)
         self._high_uses = np.zeros(shape, np.int64)
-        self._ahead: dict[int, set[int]] = {}  # layer -> what was prefetched for it before it was routed
+        self._ahead = np.zeros(shape, np.bool_)  # prefetched for a layer before it was routed
+        self._widths = (self._low, HIGH) if self.low_precision else (HIGH,)
+        self._here = np.zeros((len(self._widths), *shape), np.bool_)  # on the GPU, by width
         self._asked: list[int] = []  # layers that are predicted, nearest first
         self._said: dict[tuple[int, int], Predicted] = {}  # (micro-batch, layer)
         self._walked: dict[int, int] = {}  # micro-batch -> how many of the layers asked about are done with
@@ -148,12 +151,16 @@ class Hobbit(PolicyBase):
         if type(event) is StepBegin:
             self._step, self._rows = event.step + 1, len(event.requests)
             return ()
+        if type(event) is Fetched:
+            unit = event.layer, event.expert
+            self._here[:, *unit] = [view.is_resident(*unit, self._gpu, bits) for bits in self._widths]
+            return ()
         return self._routed(event, view) if type(event) is Routed else self._predicted(event, view)
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu
         self._layer = layer
-        self._ahead.pop(layer, None)
+        self._ahead[layer] = False
         high: list[int] = []
         low: list[int] = []
         for expert, weight in relative_weights(event.experts, _known(event.weights)).items():
@@ -238,36 +245,33 @@ class Hobbit(PolicyBase):
         high = [e for e, choice in choices.items() if choice == "high" and not self._is_there((layer, e), HIGH, view)]
         low = [e for e, choice in choices.items() if choice == "low" and not self._is_there((layer, e), HIGH, view)]
         low = [e for e in low if not self._is_there((layer, e), self._low, view)]
-        self._ahead.setdefault(layer, set()).update(high, low)
+        self._ahead[layer, high + low] = True
         fetches = (Fetch(layer, high, self._gpu, PREFETCH), Fetch(layer, low, self._gpu, PREFETCH, bits=self._low))
         return [fetch for fetch in fetches if fetch.experts]
 
     # --------------------------------------------------------------------------------------------------------- leaving
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
         """Name the idle copy with the lowest score; of equals a low one, the first layer, the lowest id."""
-        widths = (self._low, HIGH) if self.low_precision else (HIGH,)
-        copies = [(layer, e, bits) for bits in widths for layer, e in view.residents(self._gpu, CACHE, None, bits)]  # type: ignore[misc]
-        if not copies:
-            return None
-        at = tuple(np.array([(layer, e) for layer, e, _ in copies]).T)
+        width, layers, experts = np.nonzero(self._here)
+        unit = layers, experts
         scores = victim_scores(
-            self._last[at], self._uses[at], self._high_uses[at], at[0], max(1, self._step), self._layer, view.model.n_layers,
-            self._weights,
+            self._last[unit], self._uses[unit], self._high_uses[unit], layers, max(1, self._step), self._layer,
+            view.model.n_layers, self._weights,
         )  # fmt: skip
-        return self._lowest(copies, scores.tolist(), fetch, view)
-
-    def _lowest(
-        self, copies: list[tuple[int, int, float | None]], scores: list[float], fetch: Fetch, view: View
-    ) -> Victim | None:
-        """Name the first idle copy: those that a high one makes needless, then by score, then what is prefetched."""
-        ranked = []
-        for i, (layer, expert, bits) in enumerate(copies):
-            needless = bits is not HIGH and view.is_resident(layer, expert, self._gpu)
-            awaited = not needless and expert in self._ahead.get(layer, ())
-            if not (awaited and fetch.urgency == PREFETCH):
-                ranked.append((awaited, not needless, scores[i], i))
-        ranked.sort()
-        return next((copies[i] for *_, i in ranked if not view.is_in_use(*copies[i][:2], self._gpu, copies[i][2])), None)
+        # Those that a high one makes needless leave first, then the lowest score, then what is prefetched.
+        needless = (width < len(self._widths) - 1) & self._here[-1][unit]
+        awaited = ~needless & self._ahead[unit]
+        groups = (needless, ~needless & ~awaited, awaited)
+        for group in groups[:2] if fetch.urgency == PREFETCH else groups:
+            left = np.flatnonzero(group)
+            while len(left):
+                lowest = int(scores[left].argmin())
+                at = int(width[left[lowest]]), int(layers[left[lowest]]), int(experts[left[lowest]])
+                if not view.is_in_use(*at[1:], self._gpu, self._widths[at[0]]):
+                    self._here[at] = False
+                    return *at[1:], self._widths[at[0]]
+                left = np.delete(left, lowest)
+        return None
 
 
 def _known(weights: Any) -> Any:

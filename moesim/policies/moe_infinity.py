@@ -88,7 +88,7 @@ class MoEInfinityPaper(PrefetchingThread):
         self._past = Past(
             self.capacity, model.n_layers, model.n_experts, stored=stored, learns=self.online, mask=self.mask
         )  # fmt: skip
-        self._priority = np.zeros((model.n_layers, model.n_experts))
+        self._priority = self._from_best = np.zeros((model.n_layers, model.n_experts))
         self._queued = np.zeros((model.n_layers, model.n_experts), np.bool_)  # since the last match, and not asked for yet
         return super().place(view)
 
@@ -101,6 +101,7 @@ class MoEInfinityPaper(PrefetchingThread):
         super().routed(event)
         self._past.count(event.layer, event.experts, event.first_row)
         self._priority = self._past.priority(event.layer)
+        self._from_best = -self._priority
         self._queued[:] = False
         self._queued[event.layer + (self.begin == "next") :] = True
 
@@ -110,7 +111,7 @@ class MoEInfinityPaper(PrefetchingThread):
 
     def next_ahead(self) -> Unit | None:
         """Take the best expert that is not there, if there is a slot for it; of equals the lowest id."""
-        unit = least_visited(-self._priority, self._queued & ~self._cached)
+        unit = least_visited(self._from_best, self._queued & ~self._cached)
         if unit is None:
             return None
         if self.full:

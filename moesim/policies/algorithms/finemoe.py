@@ -90,11 +90,8 @@ def selected(probability: NDArray[Any], similarity: float, top_k: int) -> list[i
     >>> [len(selected(p, similarity, 2)) for similarity in (0.2, 0.5, 0.9)]
     [3, 2, 2]
     """
-    values = np.asarray(probability, np.float64)
-    order = np.argsort(-values, kind="stable")
-    threshold = min(max(1 - similarity, 0.0), 1.0)
-    n = int((np.cumsum(values[order]) <= threshold).sum())
-    return [int(expert) for expert in order[: min(max(n, top_k), len(values))]]
+    order, n = _ranked(np.asarray(probability, np.float64)[None], similarity, top_k)
+    return [int(expert) for expert in order[0, : n[0]]]
 
 
 def layer_decay(layer: int, start: int, end: int) -> float:
@@ -145,10 +142,12 @@ def prefetch_priorities(
     [[0.0, 0.0], [0.700001, 1e-06], [1e-06, 0.600001]]
     """
     found = np.zeros(np.shape(expert_map))
-    for layer in range(start, end):
-        for expert in selected(expert_map[layer], similarity, top_k):
-            found[layer, expert] = float(expert_map[layer, expert]) * layer_decay(layer, start, end)
-        found[layer] += EVERY
+    band = np.asarray(expert_map[start:end], np.float64)
+    order, n = _ranked(band, similarity, top_k)
+    chosen = np.zeros(band.shape, np.bool_)
+    np.put_along_axis(chosen, order, np.arange(band.shape[1]) < n[:, None], axis=1)
+    decay = np.array([layer_decay(layer, start, end) for layer in range(start, end)])
+    found[start:end] = np.where(chosen, band * decay[:, None], 0.0) + EVERY
     return found
 
 
@@ -239,6 +238,14 @@ def replaced_entry(
     of_embeddings = _cosines(np.asarray(embeddings, np.float64), np.asarray(embedding, np.float64))
     of_maps = _cosines(np.asarray(maps, np.float64).reshape(len(maps), -1), np.asarray(expert_map, np.float64).ravel())
     return int((weight * of_embeddings + (1 - weight) * of_maps).round(_DECIMALS).argmax())
+
+
+def _ranked(rows: NDArray[np.float64], similarity: float, top_k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ids of each row by descending probability, and how many of them are selected."""
+    order = np.argsort(-rows, axis=1, kind="stable")
+    threshold = min(max(1 - similarity, 0.0), 1.0)
+    n = (np.cumsum(np.take_along_axis(rows, order, axis=1), axis=1) <= threshold).sum(axis=1)
+    return order, np.clip(n, top_k, rows.shape[1])
 
 
 def _closest(past: NDArray[np.float64], present: NDArray[np.float64]) -> tuple[int, float]:

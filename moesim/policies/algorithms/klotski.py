@@ -78,10 +78,14 @@ def hot_experts(
     """
     votes = np.zeros(table.shape[1], np.float64)
     voters = np.bincount(np.ravel(previous).astype(np.int64), minlength=len(table))
-    for expert in np.flatnonzero(voters).tolist():
-        chosen = most_popular(table[expert], partners)
-        weight = {"activations": counts[expert], "coactivations": table[expert][chosen], "one": 1}[vote]
-        votes[chosen] += voters[expert] * np.asarray(weight, np.float64)
+    who = np.flatnonzero(voters)
+    chosen = np.argsort(-np.asarray(table[who], np.float64), axis=1, kind="stable")[:, :partners]
+    weights = np.ones(chosen.shape)
+    if vote == "activations":
+        weights *= np.asarray(counts)[who, None]
+    elif vote == "coactivations":
+        weights = np.take_along_axis(np.asarray(table[who], np.float64), chosen, axis=1)
+    np.add.at(votes, chosen, voters[who, None] * weights)
     return most_popular(votes, n_hot)
 
 
