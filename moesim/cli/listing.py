@@ -23,8 +23,9 @@ from moesim.policies.declare import option_parameters
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules
 from moesim.policies.options import describe_options
+from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy
 from moesim.policies.part_names import PARTS
-from moesim.policies.registry import policy_class, policy_info
+from moesim.policies.registry import policy_class, policy_info, policy_names
 from moesim.trace import Trace, find_trace, trace_names
 from moesim.trace.formats.detect import formats
 
@@ -76,16 +77,16 @@ def listing(
 
 def _explained(kind: Kind, names: list[str]) -> Rows:
     """Describe each option of some policies or parts."""
-    places = [("", name, policy_class(name, "list policies")) for name in names] if kind is Kind.POLICIES else []
+    places = [("", name, _policy(name)) for name in names] if kind is Kind.POLICIES else []
     if kind is Kind.PARTS:
         known = {name for parts in PARTS.values() for name in parts}
         for name in names:
             if name not in known and ":" not in name:
-                raise ConfigError(f"list parts: {unknown_name('part', name, known)}")
+                raise ConfigError(
+                    f"list parts: {_a_policy(name) if name in policy_names() else unknown_name('part', name, known)}"
+                )
         places = [(of, name, parts[name]) for name in names for of, parts in PARTS.items() if name in parts]
-        places += [
-            ("own part", name, import_class(check_target(name, "list parts"), "list parts")) for name in names if ":" in name
-        ]
+        places += [("own part", name, _own_part(name)) for name in names if ":" in name]
     return [
         {
             "name": name,
@@ -95,6 +96,26 @@ def _explained(kind: Kind, names: list[str]) -> Rows:
         }
         for of, name, cls in places
     ]
+
+
+def _policy(name: str) -> type:
+    """Find a policy; what is a user's part is named as one."""
+    cls = policy_class(name, "list policies")
+    if lacking_of_a_policy(cls) and class_as_policy(name, cls):
+        raise ConfigError(f"list policies: expected a policy, got {name}, a part; `moesim list parts {name}` explains it")
+    return cls
+
+
+def _own_part(name: str) -> type:
+    """Import a user's part; what is a policy is named as one."""
+    cls = import_class(check_target(name, "list parts"), "list parts")
+    if not lacking_of_a_policy(cls):
+        raise ConfigError(f"list parts: {_a_policy(name)}")
+    return cls
+
+
+def _a_policy(name: str) -> str:
+    return f"expected a part, got {name}, a policy; `moesim list policies {name}` explains it"
 
 
 def _explanation(row: dict[str, Any]) -> str:

@@ -73,7 +73,8 @@ class Output:
         wanted = config.timeline.policies if config.timeline is not None else []
         for i, name in enumerate(wanted or []):
             if name not in known:
-                raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown_name('policy of this experiment', name, known)}")
+                unknown = unknown_name("policy of this experiment", name, known)
+                raise ConfigError(f"{place}: timeline.policies[{i}]: {unknown}; name one of these, or set timeline: null")
         self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
         self._in_gantt = [s.index for s in self._first] if needs_records(config.plots) else []
         every = [s.index for s in experiment.specs] if config.frames else []
@@ -105,8 +106,9 @@ class Output:
             files |= self._timeline(results)
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
             figures, left_out = draw(self.experiment.config.plots, results.outcomes, by_policy)
-            for line in left_out:
-                say(f"moesim: {line}")
+            if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
+                for line in left_out:
+                    say(f"moesim: {line}")
             files |= {f"plots/{name}": content for name, content in figures.items()}
             if self.experiment.config.frames:
                 files |= self._frames(results)

@@ -23,6 +23,11 @@ def part_as_policy(name: str) -> str:
     return f"got '{name}', {_a(' or '.join(kinds))}: {_is_a_part(kinds[0], name)}" if kinds else ""
 
 
+def lacking_of_a_policy(cls: type) -> list[str]:
+    """Name the methods of a policy that a class lacks."""
+    return [method for method in ("place", "decide", "evict") if not callable(getattr(cls, method, None))]
+
+
 def class_as_policy(name: str, cls: type) -> str:
     """Say that a class is a part, by its methods, and where it goes; nothing if it is none."""
     wanted = {kind: methods_of(kind) for kind in PROTOCOLS}

@@ -21,7 +21,7 @@ from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 from moesim.policies.options import construct
-from moesim.policies.part_hints import class_as_policy, option_of_a_part, part_as_policy
+from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy, option_of_a_part, part_as_policy
 from moesim.policy import Policy
 
 GROUP = "moesim.policies"
@@ -143,8 +143,7 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     name = spec["name"]
     options = {key: value for key, value in spec.items() if key != "name"}
     cls = policy_class(name, place)
-    lacking = [method for method in ("place", "decide", "evict") if not callable(getattr(cls, method, None))]
-    if lacking:
+    if lacking := lacking_of_a_policy(cls):
         got = class_as_policy(name, cls) or f"got none of {', '.join(lacking)} in {cls.__name__}"
         raise ConfigError(
             f"{place}: policy {name}: expected a class with place, decide and evict (see moesim.policy.Policy), {got}"

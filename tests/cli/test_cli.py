@@ -20,6 +20,7 @@ from moesim.core.manifest import FILE
 from moesim.experiment.config import parse_config
 from moesim.metrics.naming import model_label
 from moesim.model import load_model
+from moesim.policies.caches import LRU
 from moesim.policies.registry import policy_names
 from moesim.studies.bench import CASES
 from tests.experiment.experiment_kit import write_trace, write_yaml
@@ -127,6 +128,21 @@ def test_a_failed_run_is_a_row_and_exit_code_1(tmp_path: Path, capsys: pytest.Ca
     assert [bool(row["error"]) for row in rows] == [False, True]
 
 
+class Stuck(LRU):  # type: ignore[misc, valid-type]
+    """A cache that never gives anything up."""
+
+    def evict(self, fetch: Any, view: Any) -> None:
+        """Wait."""
+
+
+def test_of_runs_that_all_fail_the_error_is_all_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write_yaml(tmp_path, policies=[f"{__name__}:Stuck"], cache={"ratio": 0.25}, plots=["hit_rate", "gantt"])
+    assert main(["run", str(path)]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition("(")[0] for line in told] == ["wrote results/small", "moesim: run 0 "]
+    assert "nothing can happen and work remains" in told[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -142,7 +158,11 @@ def test_a_failed_run_is_a_row_and_exit_code_1(tmp_path: Path, capsys: pytest.Ca
             "small.yaml: hardware: devices.gpu0.",
         ),
         ({"plots": ["gant"]}, "small.yaml: plots[0]: unknown plot 'gant'; did you mean 'gantt'?"),
-        ({"timeline": {"policies": ["dali"]}}, "small.yaml: timeline.policies[0]: unknown policy of this experiment 'dali'"),
+        (
+            {"timeline": {"policies": ["dali"]}, "policies": ["lru"]},
+            "small.yaml: timeline.policies[0]: unknown policy of this experiment 'dali'; known: lru; name one of these, or set "
+            "timeline: null",
+        ),
     ],
 )
 def test_wrong_experiments(tmp_path: Path, changes: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]):

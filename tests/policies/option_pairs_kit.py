@@ -282,7 +282,8 @@ def _values(hint: Any, *, every: bool) -> Iterator[Any]:
         bounds = next((one for one in extras if isinstance(one, Range)), Range())
         if base is int:
             low = int(bounds.low or 0)
-            yield from [low, low + 1, low + 2] if every else [low, low + 2]
+            high = low + 2 if bounds.high is None else min(low + 2, int(bounds.high))
+            yield from range(low, high + 1) if every else (low, high)
         elif base is float:
             yield from [float(bounds.low or 0), 0.5, 3.0 if bounds.high is None else bounds.high]
         else:
@@ -394,6 +395,17 @@ class Pairs:
         self._witnesses = SETTINGS if every else SETTINGS[:1]
         self._settings: dict[str, list[Setting]] = {}  # option -> settings, first those on which it has mattered
 
+    def dead(self) -> list[str]:
+        """Name options that no value makes matter, beside whatever else is set."""
+        return [option for option, tried in self.values.items() if tried and not self._ever_matters(option, tried)]
+
+    def _ever_matters(self, option: str, tried: Sequence[Any]) -> bool:
+        for base in self._bases(option):
+            accepted = [] if self.subject.refusal(base) else [v for v in tried if not self.subject.refusal({**base, option: v})]
+            if accepted and self._changes(option, accepted, base):
+                return True
+        return False
+
     def problems(self) -> list[str]:
         """Name options that are accepted and change nothing, and those that are refused and change something."""
         return sorted({finding for _, finding in self.cases() if finding})
@@ -422,6 +434,13 @@ class Pairs:
                 yield from ({**needed, other: value} for value in values)
 
     def _matters(self, option: str, values: Sequence[Any], base: Options) -> bool:
+        """Whether any of the values changes something on some setting, or none can run anywhere."""
+        if self._changes(option, values, base):
+            return True
+        settings = self._settings[option]
+        return not any(isinstance(one, int) for setting in settings for one in self._all(option, values, base, setting))
+
+    def _changes(self, option: str, values: Sequence[Any], base: Options) -> bool:
         """Whether any of the values changes the records, or makes a run possible, on some setting."""
         settings = self._settings.setdefault(option, list(SETTINGS))
         for setting in list(settings):
@@ -430,7 +449,7 @@ class Pairs:
                 settings.remove(setting)
                 settings.insert(0, setting)
                 return True
-        return not any(isinstance(one, int) for setting in settings for one in self._all(option, values, base, setting))
+        return False
 
     def _all(self, option: str, values: Sequence[Any], base: Options, setting: Setting) -> Iterator[int | str]:
         """Give the outcomes of an option; where all are errors, it is refused later, by what it is asked to do."""

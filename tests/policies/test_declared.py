@@ -199,11 +199,17 @@ def test_the_schema_has_every_option_with_type_bounds_default_and_meaning(capsys
     assert set(parts) == set(PARTS["prefetch"]) and parts["predicted"]["required"] == ["name", "source"]
 
 
+POLICY, PART = "moesim.policies.fiddler:Fiddler", "moesim.policies.replacement:LRU"  # named as a user's own
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["policies", "dail"], "list policies: unknown policy 'dail'; did you mean 'dali'?"),
         (["parts", "lru2"], "list parts: unknown part 'lru2'; did you mean 'lru'?"),
+        (["parts", "fiddler"], "list parts: expected a part, got fiddler, a policy; `moesim list policies fiddler` explains it"),
+        (["parts", POLICY], f"list parts: expected a part, got {POLICY}, a policy; `moesim list policies {POLICY}` explains it"),
+        (["policies", PART], f"list policies: expected a policy, got {PART}, a part; `moesim list parts {PART}` explains it"),
         (["models", "lru"], "list models: expected no name, got lru; names are for policies and parts"),
     ],
 )

@@ -26,6 +26,7 @@ from moesim.metrics.breakdown import breakdown
 from moesim.metrics.machine import Machine
 from moesim.plots.validation import residual_bars, scatter
 from moesim.policies.all_cpu import AllCpu
+from moesim.policies.caches import FIFO
 from moesim.policy import LayerEnd, Ran, Routed, Run
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.studies.validation.causes import RESIDUALS, time_by_cause
@@ -197,6 +198,21 @@ def test_a_look_at_the_clock_is_noticed(folder: Path, tmp_path: Path):
     (pair,) = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
     assert pair.clock == ["is told of Ran", "reads the clock"]
     assert Watched(Peeking()).reasons() == ["is told of Ran"]
+
+
+class Listing(FIFO):  # type: ignore[misc, valid-type]
+    """FIFO that names its victims as lists, which the engine takes."""
+
+    def evict(self, fetch: Any, view: Any) -> Any:
+        victim = super().evict(fetch, view)
+        return None if victim is None else [*victim, None]
+
+
+def test_a_victim_may_be_a_list_and_have_a_width(folder: Path, tmp_path: Path):
+    workload = {"prompt_tokens": 6, "decode_tokens": 3, "batch_size": 4}
+    experiment = small(folder, policies=["fifo", f"{__name__}:Listing"], workload=workload, cache={"ratio": 0.5})
+    ours, theirs = validate(experiment, tmp_path, stand_in(), repeats=1).pairs
+    assert theirs.clock == ours.clock == ["evicts what the layer has used by now"]
 
 
 class WithNothing(AllCpu):

@@ -152,10 +152,10 @@ class Report:
         overall = errors_of(self.compared)
         lines = []
         if overall is not None:
-            own = "" if overall.repeat_error is None else f"; replays predict a replay within {_percent(overall.repeat_error)} %"
+            own = "" if overall.repeat_error is None else f"; repeat error: median {_percent(overall.repeat_error)} %"
             lines.append(
                 f"decode step: median absolute error {_percent(overall.median)} % (95 % interval {_percent(overall.low)} to "
-                f"{_percent(overall.high)} %), worst {_percent(overall.worst)} %{own}: {verdict(overall)}"
+                f"{_percent(overall.high)} %), worst {_percent(overall.worst)} %: {verdict(overall)}{own}"
             )
         must = [one for one in self.compared if one.must_be_equal]
         n_equal = sum(not one.unequal for one in must)

@@ -104,9 +104,10 @@ class Watched:
         self._found |= self._view.seen - in_use
         self._view.seen.clear()
         if victim is not None:
+            unit = victim[0], victim[1]  # any sequence, perhaps with bits
             if in_use:
                 self._pools[fetch.device, fetch.pool] = "passes over victims that are in use"
-            elif victim in self._order and not self._is_first(victim, fetch, view):
+            elif unit in self._order and not self._is_first(unit, fetch, view):
                 self._pools[fetch.device, fetch.pool] = "evicts what the layer has used by now"
         return victim
 
