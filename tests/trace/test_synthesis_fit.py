@@ -126,12 +126,26 @@ def test_a_bad_command_writes_nothing(
         (lambda raw: raw.update(fit=["popularty"]), "did you mean 'popularity'"),
         (lambda raw: raw.update(fit="popularity"), "expected a list of parameters"),
         (lambda raw: raw.update(figures=[1]), "figures: expected a mapping"),
+        (lambda raw: raw.update(figures={}), "figures: expected at least one"),
+        (lambda raw: raw["figures"].update({5: {"value": 1, "source": "measured"}}), "expected one of reuse@N"),
+        (lambda raw: raw["figures"]["reuse@1"].update(value=10**400), "reuse@1.value: expected a number above 0 and up to"),
+        (lambda raw: raw["figures"]["reuse@1"].update(fitted="no"), "reuse@1.fitted: expected true or false, got 'no'"),
+        (lambda raw: raw["figures"]["reuse@1"].update(ref=["a"]), "reuse@1.ref: expected a text, got ['a']"),
+        (lambda raw: raw["figures"]["reuse@1"].update(tolerence=1), "unknown key 'tolerence'; did you mean 'tolerance'?"),
+        (lambda raw: raw["sample"].update(n_requests=10**30), "n_requests: expected a positive integer of at most 1000000000"),
+        (lambda raw: raw["sample"].update(separate="no"), "sample.separate: expected true or false, got 'no'"),
+        (lambda raw: raw.update(fit=[["popularity"]]), "unknown parameter '['popularity']'"),
+        (lambda raw: raw.update(base=5), "base: expected a text, got 5"),
+        (lambda raw: raw.update(source=""), "source: expected a text, got an empty one"),
     ],
 )
-def test_bad_targets_are_refused(change, message: str, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"edited\.yaml") as caught:
-        read_targets(edited(tmp_path, "targets", change))
-    assert message in str(caught.value)
+def test_bad_targets_are_refused_in_one_line(change, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = edited(tmp_path, "targets", change)
+    assert main(["trace", "fit", "--targets", path, "--only-report"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert path in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", parameter_names())

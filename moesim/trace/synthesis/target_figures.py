@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.core.limits import COUNT, TOKENS
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, unknown_name
 from moesim.trace.synthesis.data_files import data_file, mapping
@@ -76,41 +77,57 @@ def read_targets(name_or_path: str) -> Targets:
     raw = mapping(read_yaml_value(text, place), place, ("model", "shape", "sample", "source", "figures"), ("base", "fit"))
     sample = mapping(raw["sample"], f"{place}: sample", _SAMPLE, ("separate",))
     for key in _SAMPLE:
-        if not isinstance(sample[key], int) or isinstance(sample[key], bool) or sample[key] < 1:
-            raise ConfigError(f"{place}: sample.{key}: expected a positive integer, got {sample[key]!r}; correct it")
-    for key in ("model", "source"):
-        if not isinstance(raw[key], str) or not raw[key]:
-            raise ConfigError(f"{place}: {key}: expected a text, got {raw[key]!r}; write one")
+        if not isinstance(sample[key], int) or isinstance(sample[key], bool) or not 1 <= sample[key] <= TOKENS.most:
+            what = f"a positive integer of at most {TOKENS.most}"
+            raise ConfigError(f"{place}: sample.{key}: expected {what}, got {sample[key]!r}; correct it")
+    for key in ("model", "source", *(key for key in ("base",) if key in raw)):
+        if not _text(raw[key], f"{place}: {key}"):
+            raise ConfigError(f"{place}: {key}: expected a text, got an empty one; write one")
     wanted = raw.get("fit", [])
     if not isinstance(wanted, list):
         raise ConfigError(f"{place}: fit: expected a list of parameters, got {wanted!r}; write [name, ...]")
     for name in wanted:
-        if name not in NUMBERS:
+        if not isinstance(name, str) or name not in NUMBERS:
             raise ConfigError(f"{place}: fit: {unknown_name('parameter', str(name), NUMBERS)}")
     figures = mapping(raw["figures"], f"{place}: figures", (), tuple(raw["figures"]) if isinstance(raw["figures"], dict) else ())
+    if not figures:
+        raise ConfigError(f"{place}: figures: expected at least one, got none; write NAME: {{value: ..., source: ...}}")
     return Targets(
         model=raw["model"],
         shape=read_shape(raw["shape"], f"{place}: shape"),
         n_requests=sample["n_requests"],
         n_decode=sample["n_decode"],
-        separate=bool(sample.get("separate", False)),
+        separate=_flag(sample.get("separate", False), f"{place}: sample.separate"),
         source=raw["source"],
-        base=str(raw.get("base", "")),
+        base=raw.get("base", ""),
         fit=tuple(wanted),
         figures=tuple(_figure(name, value, f"{place}: figures.{name}") for name, value in figures.items()),
     )
 
 
 def _figure(name: str, value: Any, place: str) -> Figure:
-    check_figure(name, place)
+    check_figure(str(name), place)  # of what is no text, none is
     raw = mapping(value, place, ("value", "source"), ("tolerance", "fitted", "ref"))
     number, tolerance = raw["value"], raw.get("tolerance", _TOLERANCE)
     for key, got in (("value", number), ("tolerance", tolerance)):
-        if not isinstance(got, (int, float)) or isinstance(got, bool) or not math.isfinite(got) or got <= 0:
-            raise ConfigError(f"{place}.{key}: expected a number above 0, got {got!r}; correct it")
+        if not isinstance(got, (int, float)) or isinstance(got, bool) or not 0 < got <= COUNT.most:
+            raise ConfigError(f"{place}.{key}: expected a number above 0 and up to {COUNT.most:g}, got {got!r}; correct it")
     if raw["source"] not in SOURCES:
         raise ConfigError(f"{place}.source: {unknown_name('source', str(raw['source']), SOURCES)}")
-    return Figure(name, float(number), float(tolerance), raw["source"], bool(raw.get("fitted", True)), str(raw.get("ref", "")))
+    fitted, ref = _flag(raw.get("fitted", True), f"{place}.fitted"), _text(raw.get("ref", ""), f"{place}.ref")
+    return Figure(name, float(number), float(tolerance), raw["source"], fitted, ref)
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{place}: expected a text, got {value!r}; correct it, or put it in quotes")
+    return value
+
+
+def _flag(value: Any, place: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{place}: expected true or false, got {value!r}; correct it")
+    return value
 
 
 def targets_of(trace: Trace, name: str) -> Targets:
