@@ -12,6 +12,8 @@ Where a paper compares with a system as it is, name that system.
 | ``ktransformers-in-hybrimoe`` | frequent experts on the GPU; the CPU computes in decode only | the CPU computes prompts, too | as that paper says |
 | ``hybrimoe-in-prescope`` | a greedy queue over PreScope's hot experts | a cache of its own | the paper's queue; four experts ahead |
 | ``fate-in-prescope`` | compression off | misses and rare prefetches at 2 bits | ``fate`` with all at full width |
+| ``deepspeed-mii-in-daop`` | below one token a second, not described | ZeRO-Inference for models beyond the GPU | the same |
+| ``llama-cpp-in-od-moe`` | on the CPU | splits layers between CPU and GPU | no layer on the GPU |
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from moesim.policies.fiddler import Fiddler
 from moesim.policies.hybrimoe import HybriMoEPaper
 from moesim.policies.ktransformers import KtLayer
 from moesim.policies.llama_cpp import LlamaCpp
+from moesim.policies.zero_inference import ZeroInference
 
 
 def _as_in(paper: str, base: Any, name: str, text: str, missing: tuple[str, ...] = (), **chosen: Any) -> Any:
@@ -65,4 +68,13 @@ FateInPreScope = _as_in(
     "PreScope (2025), a system compared with", Fate, "FateInPreScope",
     "Fate as PreScope ran it: without compression, so that all experts have their full width.",
     compression=False, low_bits=(),
+)  # fmt: skip
+DeepSpeedMIIInDaop = _as_in(
+    "DAOP (DATE 2025), a system compared with", ZeroInference, "DeepSpeedMIIInDaop",
+    "DeepSpeed-MII as DAOP most likely ran it: ZeRO-Inference, which copies every layer in every pass.",
+    ("how DAOP ran DeepSpeed-MII is not printed",),
+)  # fmt: skip
+LlamaCppInOdMoe = _as_in(
+    "OD-MoE (2025), a system compared with", LlamaCpp, "LlamaCppInOdMoe", "llama.cpp as OD-MoE ran it: all of it on the CPU.",
+    n_gpu_layers=0, op_offload=False,
 )  # fmt: skip

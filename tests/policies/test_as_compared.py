@@ -23,6 +23,8 @@ WRITTEN_OUT: dict[str, Any] = {
         "name": "hybrimoe-paper", **HOT, "prefetch": {"name": "predicted", "source": "signal:gate_next1", "size": 4},
     },
     "fate-in-prescope": {"name": "fate", "compression": False},
+    "deepspeed-mii-in-daop": "zero-inference",
+    "llama-cpp-in-od-moe": {"name": "llama-cpp", "n_gpu_layers": 0, "op_offload": False},
 }  # fmt: skip
 
 
