@@ -120,6 +120,17 @@ def test_every_reading_of_a_baseline_is_on_the_page():
         assert told == expected, AGAIN
 
 
+def test_gains_over_systems_without_a_printed_number_are_those_of_their_runs():
+    runs = pd.read_csv(DOCS / "background" / "prescope-baselines.csv").set_index(["model", "gib", "policy"])["tokens_per_s"]
+    (heads, rows), *_ = [one for one in tables(section("PreScope")) if one[0][0] == "over, not printed"]
+    models = {"DeepSeek": "deepseek-v2-lite", "Qwen3": "qwen3-30b-a3b", "Moonlight": "moonlight-16b-a3b", "Mixtral": "mixtral-8x7b"}
+    for row, other in zip(rows, ("klotski", "fate-in-prescope"), strict=True):
+        for head, cell in zip(heads[1:], row[1:], strict=True):
+            model = models[head]
+            gains = [100 * (runs[model, gib, "prescope"] / runs[model, gib, other] - 1) for gib in (30, 16)]
+            assert cell == "; ".join(number(gain) for gain in gains) + " %", AGAIN
+
+
 def test_no_inconsistent_row_is_left_out():
     shown = {tuple(row[1:]) for paper in NAMES for row in sections(paper)}
     for index, row in FRAME[FRAME["consistent"] == "no"].iterrows():

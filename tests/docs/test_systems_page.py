@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from scipy import stats
 
 from moesim.cli.main import main
 from moesim.experiment.config import load_config
-from moesim.policies.registry import make_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENT = ROOT / "experiments" / "equal-memory.yaml"
@@ -48,12 +48,18 @@ def speed(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def fidelity(row: Any) -> str:
+    """Write how much is served as routed, and how much of the rest at a lower width."""
+    reduced = f", {100 * row.reduced:.0f} % low" if row.reduced else ""
+    return f"{100 * row.fresh:.0f} %{reduced}"
+
+
 def lines(frame: pd.DataFrame, *, exact: bool) -> str:
     """Write the table of the exact systems, or that of the others with their fidelity."""
     heads = [f"{model}, {batch}" for model in MODELS for batch in BATCHES]
     written = ["| system | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     for policy, rows in frame.groupby("policy", sort=False):
-        if make_policy(str(policy).partition("(")[0]).exact != exact:
+        if (rows[["fresh", "late", "reduced"]] == [1, 0, 0]).all(axis=None) != exact:
             continue
         by = {(row.model, row.batch): row for row in rows.itertuples()}
         cells = []
@@ -63,7 +69,7 @@ def lines(frame: pd.DataFrame, *, exact: bool) -> str:
                 if row is None or math.isnan(row.decode_tokens_per_s):
                     cells.append("-")
                 else:
-                    cells.append(speed(row.decode_tokens_per_s) + ("" if exact else f" ({100 * row.fresh:.0f} %)"))
+                    cells.append(speed(row.decode_tokens_per_s) + ("" if exact else f" ({fidelity(row)})"))
         name = f"{policy} (oracle)" if "oracle" in set(rows["label"]) else policy
         written.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(written) + "\n"

@@ -158,6 +158,18 @@ def test_calibration_tables_come_from_other_requests():
     assert not np.allclose(own, trace.tables["activation_frequency"], atol=1e-3)
 
 
+def test_expert_maps_are_the_scores_of_the_calibration_requests():
+    trace = make(parameters(), scores=True)
+    maps = trace.tables["expert_maps"].astype(np.float64)
+    assert maps.shape == (4, 4 * 129, 8)  # the prompt's last row and 128 decoded ones of 4 requests
+    np.testing.assert_allclose(maps.sum(axis=2), 1, atol=2e-3)
+    decoded = maps.reshape(4, 4, 129, 8)[:, :, 1:].reshape(4, -1, 8)
+    chosen = np.argsort(-decoded, axis=2)[:, :, :2]
+    used = np.stack([np.bincount(layer.ravel(), minlength=8) for layer in chosen]) / chosen[0].size
+    np.testing.assert_allclose(used, trace.tables["activation_frequency_decode"], atol=2e-3)
+    assert "expert_maps" not in make(parameters()).tables
+
+
 def test_loads_come_out_as_the_popularity_says():
     p = parameters(n_experts=16, popularity=0.8, popularity_tail=-0.5, topic_concentration=100.0, topic_persistence=0.0)
     loads = expert_loads(p, np.random.default_rng(0))

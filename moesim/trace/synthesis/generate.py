@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from moesim.errors import ConfigError
 from moesim.trace import GateInputs, Signal, Trace
 from moesim.trace.stats.balance import activation_frequency
-from moesim.trace.stats.calibration import MATRICES, MOST, used
+from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows, used
 from moesim.trace.stats.prediction import coactivation
 from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
 from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, top_ids
@@ -89,7 +89,7 @@ def synthesize(
     with_signals = n_requests if n_signal_requests is None else min(n_signal_requests, n_requests)
     with threadpool_limits(1, "blas"):  # its threads wait for each other by turning: ten times as slow on a busy machine
         model = _drawn(parameters, seed)
-        tables = _calibrate(model, n_calibration)
+        tables = _calibrate(model, n_calibration, scores)
         n_inputs = min(n_input_requests, n_requests) * n_rows
         kept = _Kept(model, n_requests * n_rows, with_signals * n_rows, n_inputs, scores, folder)
         for number in range(n_requests):
@@ -209,17 +209,23 @@ def _request(
         done += states.shape[1]
 
 
-def _calibrate(model: SyntheticModel, n_requests: int) -> dict[str, NDArray[Any]]:
-    """Count calibration tables over requests of their own stream; the same tables as a recording has."""
+def _calibrate(model: SyntheticModel, n_requests: int, scores: bool) -> dict[str, NDArray[Any]]:
+    """Count calibration tables over requests of their own stream; the same tables as a recording has, maps if it has scores."""
     if not n_requests:
         return {}
     p, n_rows = model.parameters, CALIBRATION_PROMPT + CALIBRATION_DECODE
     experts = np.empty((n_requests, n_rows, p.n_layers, p.top_k), np.uint16)
     step = np.zeros((p.n_layers, 2 * p.width))
+    of_maps: dict[int, list[int]] = {}
+    for number, row in map_rows([CALIBRATION_PROMPT] * n_requests, [n_rows] * n_requests) if scores else ():
+        of_maps.setdefault(number, []).append(row)
+    maps: list[NDArray[Any]] = []  # (n_layers, n_iterations, n_experts) of each request
     for number in range(n_requests):
         own = np.concatenate(list(request_states(model, CALIBRATION, number, n_rows, CALIBRATION_PROMPT)), axis=1)
         logits = read_gates(model, own + model.mean[:, None, : p.width])
         experts[number] = top_ids(logits, p.top_k).swapaxes(0, 1)
+        if number in of_maps:
+            maps.append(softmax(logits[:, of_maps[number]], axis=-1).astype(np.float16))
         whole = np.concatenate([own, unread_parts(model, CALIBRATION, number, n_rows)], axis=2) + model.mean[:, None]
         step[:-1] += np.diff(whole.mean(axis=1, dtype=np.float64), axis=0) / n_requests
     rows = experts.reshape(-1, p.n_layers, p.top_k)
@@ -230,6 +236,7 @@ def _calibrate(model: SyntheticModel, n_requests: int) -> dict[str, NDArray[Any]
         "coactivation": coactivation(rows, p.n_experts).astype(np.float32),
         "residual": step.astype(np.float16),
         MATRICES: np.stack([used(one, p.n_experts) for one in experts[:MOST]], axis=1).astype(np.float32),
+        **({MAPS: np.concatenate(maps, axis=1)} if maps else {}),
     }
 
 
