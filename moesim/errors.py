@@ -7,6 +7,7 @@ turn into a TypeError and hide the cause.
 from __future__ import annotations
 
 import difflib
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
@@ -85,6 +86,28 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_FLAG = re.compile("true|false|yes|no|on|off", re.IGNORECASE)
+
+
+def mistyped(expected: str, got: object) -> str:
+    """Write what was expected of a value from YAML and what it is, with a remedy where its form alone is wrong.
+
+    >>> mistyped("an integer", "3")
+    "expected an integer, got '3'; write it without quotes"
+    """
+    kinds = {"number": _NUMBER, "integer": _NUMBER, "true or false": _FLAG}
+    remedy = ""
+    if isinstance(got, str):
+        form = next((form for kind, form in kinds.items() if kind in expected), None)
+        remedy = "; write it without quotes" if form is not None and form.fullmatch(got.strip()) else ""
+    elif got is not None and not isinstance(got, list | dict) and expected.startswith(("a text", "a string")):
+        remedy = "; put it in quotes"
+    if expected == "a list":
+        remedy = "; put it in brackets"
+    return f"expected {expected}, got {got!r}{remedy}"
 
 
 def describe_exception(error: BaseException) -> str:

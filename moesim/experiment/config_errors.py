@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from moesim.errors import unknown_name
+from moesim.errors import mistyped, unknown_name
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -67,17 +67,19 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind == "literal_error":
         return f"expected {context['expected']}, got {got!r}"
     if steps and _field_name(steps) == "ratio":
-        return f"expected a number in [0, 1], got {got!r}"
+        return mistyped("a number in [0, 1]", got)
     if kind == "greater_than_equal":
         number = "an integer" if isinstance(context["ge"], int) else "a number"
         return f"expected {number} of at least {context['ge']}, got {got!r}"
     if kind == "less_than_equal":
         number = "an integer" if isinstance(context["le"], int) else "a number"
         return f"expected {number} of at most {context['le']}, got {got!r}"
-    if kind in ("int_type", "int_from_float"):
-        return f"expected an integer, got {got!r}"
+    if kind == "model_type":
+        return f"{mistyped('a mapping', got)}; its keys are {', '.join(_keys(root, steps))}"
+    if kind == "list_type" and steps and isinstance(steps[-1], int):  # of zip, whose entries go into one list together
+        return f"expected a list, got {got!r}; write [[KEY, KEY]]"
     if kind in _EXPECTED:
-        return f"expected {_EXPECTED[kind]}, got {got!r}"
+        return mistyped(_EXPECTED[kind], got)
     return f"expected {str(error['msg']).removeprefix('Input should be ')}, got {got!r}"
 
 

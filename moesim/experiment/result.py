@@ -35,7 +35,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except InputError as error:
         raise ConfigError(str(error)) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected the summary of a result, got: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"{path}: expected the summary of a result, got: {' '.join(str(error).split())}; run it again"
+        ) from None
     return summary
 
 

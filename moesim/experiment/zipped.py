@@ -79,7 +79,7 @@ def _find(config: Config, raw: dict[str, Any], name: str, where: str) -> _Field:
     if value is None and name in known:  # not given: its default is no list, which the message shows
         value = getattr(getattr(config, section), key) if key else getattr(config, name)
     if not isinstance(value, list):
-        raise ConfigError(f"{where}: {name}: expected a list, got {value!r}")
+        raise ConfigError(f"{where}: {name}: expected a list, got {value!r}; give it one, or remove it from zip")
     return _Field(holder, last, value)
 
 

@@ -6,11 +6,11 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policies.declare import Range, option_hints, option_meanings, option_parameters
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
 
-_PART = "a string or a mapping or an object"
+_PART, _SHOWN_PART = "a string or a mapping or an object", "a part by name or by a mapping"
 _PLAIN = (str, int, float, bool, list, tuple, dict, set, type(None))
 
 
@@ -27,7 +27,9 @@ def construct(
             known = unknown_name("option", str(name), parameters) if parameters else f"unknown option '{name}'; it has none"
             raise ConfigError("; ".join(filter(None, (f"{place}: {what}: {known}", hint(str(name))))))
         if name in hints and not matches(value, hints[name]):
-            raise ConfigError(f"{place}: {what}: option {name}: expected {describe(hints[name])}, got {value!r}")
+            expected = describe(hints[name])
+            see = "; see moesim list parts" if _SHOWN_PART in expected else ""
+            raise ConfigError(f"{place}: {what}: option {name}: {mistyped(expected, value)}{see}")
     required = [name for name, one in parameters.items() if one.default is one.empty and name not in options]
     if required:
         raise ConfigError(f"{place}: {what}: expected option {required[0]} ({describe(hints.get(required[0], Any))}), got none")
@@ -91,9 +93,7 @@ def describe(hint: Any) -> str:
         base, *extras = get_args(hint)
         return describe(base) + "".join(_describe_range(one) for one in extras if isinstance(one, Range))
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint))).replace(
-            _PART, "a part by name or by a mapping"
-        )
+        return " or ".join(dict.fromkeys(describe(one) for one in get_args(hint))).replace(_PART, _SHOWN_PART)
     if origin is Literal:
         return " or ".join(repr(one) for one in get_args(hint))
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a string", type(None): "null"}

@@ -96,7 +96,9 @@ def make_part(kind: str, spec: Any) -> Any:
         options = {key: value for key, value in spec.items() if key != "name"}
         spec = spec.get("name")
         if not isinstance(spec, str):
-            raise ConfigError(f"{kind}: expected a mapping with the key name, got the keys {sorted(options)}")
+            raise ConfigError(
+                f"{kind}: expected a mapping with the key name, got the keys {sorted(options)}; write {{name: PART}}"
+            )
     if not isinstance(spec, str):
         return spec
     known = PARTS[kind]

@@ -32,6 +32,9 @@ def parse(**changes: Any) -> Config:
         ({"cache": {"ratio": [0.5, "half"]}}, "a.yaml: cache.ratio[1]: expected a number in [0, 1], got 'half'"),
         ({"cache": {"ratio": -0.1}}, "a.yaml: cache.ratio: expected a number in [0, 1], got -0.1"),
         ({"cache": {"ratio": True}}, "a.yaml: cache.ratio: expected a number in [0, 1], got True"),
+        ({"cache": {"ratio": "0.5"}}, "a.yaml: cache.ratio: expected a number in [0, 1], got '0.5'; write it without quotes"),
+        ({"zip": ["model"]}, "a.yaml: zip[0]: expected a list, got 'model'; write [[KEY, KEY]]"),
+        ({"name": 5}, "a.yaml: name: expected a text, got 5; put it in quotes"),
         ({"cache": {}}, "a.yaml: cache: expected ratio or budget, got neither"),
         ({"cache": {"budget": ["8 GiB", 0]}}, "a.yaml: cache.budget[1]: expected a size of at least 1 byte, got 0"),
         (
@@ -57,11 +60,11 @@ def parse(**changes: Any) -> Config:
             for wrong in (3, "some", [], [1, -1], [1, True], [[1], []], [[1], 2], ["all", 3], [[[1]]])
         ),
         ({"workload": {"reuse": "often"}}, "a.yaml: workload.reuse: expected 'shifted', got 'often'"),
-        ({"workload": {"refill": "yes"}}, "a.yaml: workload.refill: expected true or false, got 'yes'"),
-        ({"workload": 3}, "a.yaml: workload: expected a mapping, got 3"),
+        ({"workload": {"refill": "yes"}}, "a.yaml: workload.refill: expected true or false, got 'yes'; write it without quotes"),
+        ({"transfer": 3}, "a.yaml: transfer: expected a mapping, got 3; its keys are curve, chunk"),
         ({"transfer": {"curve": "pined"}}, "a.yaml: transfer.curve: expected 'pinned', 'pageable' or 'chunked', got 'pined'"),
         ({"policies": []}, "a.yaml: policies: expected at least one entry, got []"),
-        ({"policies": "lru"}, "a.yaml: policies: expected a list, got 'lru'"),
+        ({"policies": "lru"}, "a.yaml: policies: expected a list, got 'lru'; put it in brackets"),
         (
             {"policies": [{"alpha": 1}]},
             "a.yaml: policies[0]: expected a policy's name or a mapping with the key name, got {'alpha': 1}",
@@ -195,7 +198,10 @@ def test_zipped_fields_vary_together():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"zip": [["model", "trace"]], "model": ["a", "b"]}, "a.yaml: zip[0]: trace: expected a list, got 't'"),
+        (
+            {"zip": [["model", "trace"]], "model": ["a", "b"]},
+            "a.yaml: zip[0]: trace: expected a list, got 't'; give it one, or remove it from zip",
+        ),
         (
             {"zip": [["model", "cache.ratio"]], "model": ["a", "b"], "cache": {"ratio": [0.5]}},
             "a.yaml: zip[0]: expected lists of one length, got model 2, cache.ratio 1",

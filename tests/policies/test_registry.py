@@ -105,6 +105,14 @@ WRONG = [
         {"name": "fiddler", "rule": "guess"},
         "a.yaml: policy fiddler: option rule: expected 'profile' or 'code', got 'guess'",
     ),
+    (
+        {"name": "random", "seed": "1"},
+        "a.yaml: policy random: option seed: expected an integer, got '1'; write it without quotes",
+    ),
+    (
+        {"name": "composed", "replacement": 5},
+        "a.yaml: policy composed: option replacement: expected a part by name or by a mapping, got 5; see moesim list parts",
+    ),
     ({"name": "fiddler", "serial": 1}, "a.yaml: policy fiddler: option serial: expected true or false, got 1"),
     (
         {"name": "mixtral-offloading", "buffer_size": 1},
