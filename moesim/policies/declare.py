@@ -18,7 +18,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, reduce
 from itertools import pairwise
 from operator import or_
@@ -28,6 +28,7 @@ from typing import (
     ClassVar,
     NamedTuple,
     Self,
+    TypeVar,
     Union,
     cast,
     dataclass_transform,
@@ -35,6 +36,13 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+_T = TypeVar("_T")
+
+
+def per_class(function: Callable[[type], _T]) -> Callable[[type], _T]:
+    """Compute once what a function says of a class."""
+    return cache(function)
 
 
 class Range(NamedTuple):
@@ -197,7 +205,8 @@ def lifted_options(cls: type) -> Mapping[str, Lifted]:
     return getattr(cls, "_lifted", {})
 
 
-def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
+@per_class
+def option_parameters(cls: type) -> Mapping[str, inspect.Parameter]:
     """Return the options of a policy or part, by name, with their defaults: the parameters of its constructor, if it has one."""
     if "__init__" not in {name for base in cls.__mro__[:-1] for name in vars(base)}:
         return {}
@@ -206,7 +215,7 @@ def option_parameters(cls: type) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in named}
 
 
-@cache
+@per_class
 def option_hints(cls: type) -> Mapping[str, Any]:
     """Return the annotations of the options of a policy or part, by name; without those that have none."""
     parameters = option_parameters(cls)
@@ -239,7 +248,7 @@ def _is_declared(cls: type) -> bool:
     return issubclass(cls, Declared) and cls.__init__ is Declared.__init__
 
 
-@cache
+@per_class
 def option_meanings(cls: type) -> Mapping[str, str]:
     """Return the meanings of the options of a policy or part: the texts below them, or those of the bases or of `option_of`."""
     found: dict[str, str] = {}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-from moesim.policies.declare import lifted_options, option_hints, option_parameters
+from moesim.policies.declare import lifted_options, option_hints, option_parameters, per_class
 
 
 class Where(NamedTuple):
@@ -127,7 +127,8 @@ def _first(reasons: Iterable[str]) -> str:
     return next((why for why in reasons if why), "")
 
 
-def rules_of(cls: type) -> dict[str, tuple[Rule, ...]]:
+@per_class
+def rules_of(cls: type) -> Mapping[str, tuple[Rule, ...]]:
     """Return the rules of the options of a policy or part, by option; without those that have none."""
     found = {name: (*_rules(hint), *_lifted_rules(cls, name)) for name, hint in option_hints(cls).items()}
     return {name: rules for name, rules in found.items() if rules}
