@@ -14,14 +14,18 @@ from moesim.experiment.sweep import each_model, entries_of, expand
 from moesim.model import load_model
 from moesim.policies.imports import would_import
 from moesim.trace import Trace, find_trace, trace_names
+from moesim.trace.format import read_facts
 from moesim.trace.made import MADE, MAX_TOKENS
 from moesim.trace.workload.spec import LEAST, size_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from moesim.model import ModelSpec
 
 _SIGNALS = frozenset({"signal:gate_next1", "signal:gate_next2", "signal:gate_next3", "signal:residual"})
 """Signals of routing that is made up; a policy that reads others needs a recorded trace."""
+_SHAPE = ("n_layers", "n_experts", "top_k")
 _TRUER = frozenset({"mixtral-8x7b"})
 """Models whose parameters have the locality of recordings, while the shipped miniature flatters caches: with it lru is 5 to 14 %
 and fiddler 14 to 29 % faster in the six settings of the quickstart. Where a cache's worth is asked, it comes second."""
@@ -43,7 +47,7 @@ def shape_of(what: ModelSpec | Trace) -> str:
 
 def fits(trace: Trace, model: ModelSpec) -> bool:
     """Whether a trace has the shape of a model's routing."""
-    return (trace.n_layers, trace.n_experts, trace.top_k) == (model.n_layers, model.n_experts, model.top_k)
+    return all(getattr(trace, name) == getattr(model, name) for name in _SHAPE)
 
 
 def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
@@ -51,11 +55,18 @@ def traces_of_shape(model: ModelSpec) -> Iterator[tuple[str, Trace]]:
     found = []
     for name in trace_names():
         with suppress(TraceError):  # damaged, or being written: it is not asked for by name
-            if fits(trace := Trace.read(find_trace(name), verify=False), model):
+            path = find_trace(name)
+            if _may_fit(path, model) and fits(trace := Trace.read(path, verify=False), model):
                 own = model.name in (trace.model, trace.header.get("miniature_of"))
                 found.append((not own, _ORIGINS.index(trace.origin), name, trace))
     for *_, name, trace in sorted(found, key=lambda one: one[:3]):
         yield name, trace
+
+
+def _may_fit(path: Path, model: ModelSpec) -> bool:
+    """Whether the header of a file says the shape of a model's routing; arrays take most of a second to unpack."""
+    facts = {} if path.is_dir() else read_facts(path)
+    return all(facts.get(name, wanted) == wanted for name in _SHAPE for wanted in (getattr(model, name),))
 
 
 def parameters_of_shape(model: ModelSpec) -> str | None:

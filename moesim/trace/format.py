@@ -45,6 +45,21 @@ _ALIGNMENT = 8
 
 def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Map a file into memory."""
+    data, table, header = _open(path)
+    entries = {name: _read_entry(path, name, entry) for name, entry in table.items()}
+    _check_spans(path, entries, len(data))
+    arrays = {name: _map_array(path, data, name, entry) for name, entry in entries.items()}
+    packed = header.pop(PACKED_KEY, {})
+    return unpack(str(path), arrays, packed, _TYPES), header
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read the header of a file without its arrays."""
+    return _open(path)[2]
+
+
+def _open(path: Path) -> tuple[NDArray[np.uint8], dict[str, Any], dict[str, Any]]:
+    """Map a file into memory: what comes after the table, the table and the header."""
     try:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
     except FileNotFoundError:
@@ -60,12 +75,7 @@ def read_container(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]
             "record it again, or write it with moesim.trace.Trace.write"
         )
     _check_metadata(path, metadata)
-    header = _read_header(path, metadata[METADATA_KEY])
-    entries = {name: _read_entry(path, name, entry) for name, entry in table.items()}
-    _check_spans(path, entries, len(raw) - begin)
-    arrays = {name: _map_array(path, raw[begin:], name, entry) for name, entry in entries.items()}
-    packed = header.pop(PACKED_KEY, {})
-    return unpack(str(path), arrays, packed, _TYPES), header
+    return raw[begin:], table, _read_header(path, metadata[METADATA_KEY])
 
 
 def _check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
