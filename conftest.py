@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ settings.load_profile("moesim")
 # The shipped traces are read by hundreds of tests, and unpacking one takes up to a second. Unpacked arrays are read-only.
 from moesim.trace import packed  # noqa: E402 - after the number of threads
 
-_unpack, _unpacked = packed._restore, LRUCache[tuple[bytes, str], Any](24)
+_unpack, _unpacked = packed._restore, LRUCache[tuple[bytes, str], Any](48)  # the shipped traces have 39 large arrays, of 57 MB
 
 
 def _remember(place: str, array: Any, fact: object, types: Any) -> Any:
@@ -48,6 +49,12 @@ collect_ignore_glob = [] if find_spec("torch") else _NEED_TORCH
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that writes the golden results anew."""
     parser.addoption("--regenerate", action="store_true", help="write golden results or a page's table anew")
+
+
+def pytest_collection_finish() -> None:
+    """Take what is there by now out of the garbage collector's sight: it looked through all tests and PyTorch again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
