@@ -188,6 +188,9 @@ def _lists(records: Records) -> Iterable[tuple[str, list[Any]]]:
             yield name, value
 
 
+_PLAIN = {int, str, type(None)}  # most columns: written as they are
+
+
 def digest(rows: list[Any]) -> str:
     """Return the start of the SHA-256 of a list of records, column by column and by the names of the columns.
 
@@ -199,7 +202,8 @@ def digest(rows: list[Any]) -> str:
     for name, column in zip(names, columns, strict=True):
         if name == "bits" and not any(column):  # no width but the full one: as digests were before there were others
             continue
-        found.update(f"{name}:{json.dumps([_plain(value) for value in column], separators=(',', ':'))}\n".encode())
+        plain = column if _PLAIN.issuperset(map(type, column)) else [_plain(value) for value in column]
+        found.update(f"{name}:{json.dumps(plain, separators=(',', ':'))}\n".encode())
     return found.hexdigest()[:16]
 
 

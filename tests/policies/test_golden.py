@@ -7,6 +7,7 @@ With ``-k lru`` it writes only the selected cases; read the difference in review
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ GOLDEN = Path(__file__).parent / "golden.json"
 REMEDY = "if the change is meant, run this test with --regenerate and say why"
 
 
+@cache
 def read() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     return found
@@ -28,6 +30,7 @@ def read() -> dict[str, Any]:
 
 def write(results: dict[str, Any]) -> None:
     GOLDEN.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
+    read.cache_clear()
 
 
 @pytest.mark.parametrize("key", CASES)
