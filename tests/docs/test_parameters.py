@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import fields
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,12 +69,18 @@ def fits(path: str, patterns: str) -> bool:
     return any(fnmatch(path, pattern) for pattern in patterns.split())
 
 
-FILES = {str(path.relative_to(PACKAGE)): words_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache
+def files() -> dict[str, set[str]]:
+    """Words of the files on the way."""
+    names = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+    return {name: words_of(path) for name, path in names.items() if fits(name, WAY)}
+
+
 PARAMETERS = {one.name: one for one in parameters()}
 
 
 def naming(one: Parameter) -> list[str]:
-    return [path for path, words in FILES.items() if fits(path, WAY) and words & one.words]
+    return [path for path, words in files().items() if words & one.words]
 
 
 def test_all_parameters_are_there():
