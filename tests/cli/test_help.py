@@ -15,21 +15,11 @@ import pytest
 import typer
 
 from moesim.cli.main import _app, main
-from tests.docs.readme_kit import HAS_TRACE, ROOT, make_recordings, make_routes, usable_cores
-from tests.docs.readme_kit import commands as of_the_readme
+from tests.docs.readme_kit import HAS_TRACE, ROOT, commands, make_recordings, make_routes, shortened, told_apart, usable_cores
 from tests.experiment.experiment_kit import write_yaml
 
 EXAMPLE = re.compile(r"^ *Example: (moesim .+?)\s*$", re.MULTILINE)
 MEASURES = ("replay", "profile measure")  # need PyTorch, and two cores for two devices
-SHORTER = {  # what would take long; the example is the one that helps a reader
-    "compare": ["--prompt", "64", "--decode", "2"],
-    "recommend": ["--prompt", "8", "--decode", "2"],
-    "whatif": ["--quick", "--no-next"],
-    "replay": ["--quick"],
-    "profile measure": ["--no-gpu"],
-    "trace record": ["--max-new-tokens", "4"],
-    "trace learn": ["--epochs", "1"],
-}
 
 
 def _walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -39,6 +29,7 @@ def _walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
 
 
 ALL = dict(_walk(typer.main.get_command(_app)))
+OF_THE_README = [told_apart(command) for command in commands()]
 COMMANDS = {name: command for name, command in ALL.items() if not hasattr(command, "commands")}
 
 
@@ -46,6 +37,10 @@ def example(name: str) -> str:
     found = EXAMPLE.findall(COMMANDS[name].help.split("\f")[0] if COMMANDS[name].help else "")
     assert len(found) == 1, f"moesim {name}: expected one line 'Example: moesim {name} ...' in its help"
     return str(found[0])
+
+
+def words_of(name: str) -> list[str]:
+    return shlex.split(example(name))[1:]
 
 
 def test_the_walk_finds_commands_and_their_groups():
@@ -65,13 +60,13 @@ def test_help_is_there(name: str, capsys: pytest.CaptureFixture[str], monkeypatc
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_example_is_of_its_command(name: str):
-    assert shlex.split(example(name))[1:][: len(name.split())] == name.split()
+    assert words_of(name)[: len(name.split())] == name.split()
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if shlex.split(example(name))[1:] not in of_the_readme()])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if told_apart(words_of(name)) not in OF_THE_README])
 def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Those of the README run in its own test."""
-    words = shlex.split(example(name))[1:]
+    words = words_of(name)
     if not HAS_TRACE:
         pytest.skip("the shipped traces are not here")
     if name in MEASURES:
@@ -80,7 +75,7 @@ def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
             pytest.skip("two devices need two cores")
     monkeypatch.chdir(tmp_path)
     prepare(name, words, tmp_path)
-    code = main([*words, *SHORTER.get(name, [])])
+    code = main(shortened(words))
     captured = capsys.readouterr()
     assert code == 0, captured.err
     assert captured.out or captured.err or any(tmp_path.iterdir()), "it did something"

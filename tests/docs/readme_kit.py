@@ -28,6 +28,37 @@ OWN = (ROOT / "docs" / "guide" / "own-policy.md").read_text()
 SPEED = (ROOT / "docs" / "background" / "speed.md").read_text()
 
 
+SHORTER = {  # what would take long; the command that is shown is the one that helps a reader
+    "run": ["--quick", "--set", "plots=[]"],  # test_experiments_files.py draws the figures of every experiment
+    "compare": ["--prompt", "64", "--decode", "2"],
+    "bench": ["--repeats", "1", "--tokens", "2"],
+    "assignments": ["--instances", "2"],
+    "papers": ["--quick"],
+    "recommend": ["--prompt", "8", "--decode", "2"],
+    "whatif": ["--quick", "--no-next"],
+    "profile measure": ["--dry-run", "--no-gpu"],
+    "replay": ["--quick", "--memory", "500MB", "--set", "plots=[]"],
+    "validate": ["--quick", "--repeats", "1", "--memory", "500MB"],
+    "trace stats": ["--max-rows", "200"],
+    "trace record": ["--max-new-tokens", "4"],
+    "trace learn": ["--epochs", "1"],
+}
+
+
+def shortened(command: list[str]) -> list[str]:
+    """Add options that make a command quick, which replace those that it has."""
+    name = command[0] if command[0] in SHORTER else " ".join(command[:2])
+    return [*command, *(SHORTER.get(name, []) if "--public" not in command else [])]
+
+
+def told_apart(command: list[str]) -> frozenset[tuple[str, ...]]:
+    """Give the words of a command as it is run here, options in any order, without where it writes."""
+    found: list[tuple[str, ...]] = [()]
+    for word in shortened(command):
+        found = [*found, (word,)] if word.startswith("--") else [*found[:-1], (*found[-1], word)]
+    return frozenset(words for words in found if words[0] != "--out")
+
+
 def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
@@ -50,6 +81,12 @@ def commands() -> list[list[str]]:
     lines = list(dict.fromkeys(line.replace(".venv/bin/", "") for line in lines))
     words = [shlex.split(line.split(">")[0]) for line in lines if line]
     return [w[1:] for w in words if w[0].endswith("moesim")]
+
+
+def different_commands() -> list[list[str]]:
+    """Leave out commands that only write elsewhere than another, which writes."""
+    found = {told_apart(command): command for command in sorted(commands(), key=lambda words: "--out" in words)}
+    return list(found.values())
 
 
 def make_recordings(folder: Path, *, record: bool) -> None:
