@@ -114,10 +114,9 @@ def run_inputs(
 
 def machine_of(policy: Any) -> HardwareProfile:
     """Return the machine on which a policy is checked: the profile that it names, else `tiny_machine`."""
-    profile = getattr(policy, "profile", "")
-    return _shipped(profile) if profile else tiny_machine()
+    return _machine(getattr(policy, "profile", ""))
 
 
 @cache
-def _shipped(profile: str) -> HardwareProfile:
-    return load_hardware(profile)
+def _machine(profile: str) -> HardwareProfile:
+    return load_hardware(profile) if profile else tiny_machine()

@@ -145,8 +145,6 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     assert any(what == "predict" and lane == "gpu0*" for _, _, lane, what in tasks(run(lane="side", hardware=beside)))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"source": "oracle"}, {"sensitivity": 0.02}, {"buffer_size": 2, "source": "synthetic:0.5"}]
-)
+@pytest.mark.parametrize("options", [{"source": "oracle"}, {"sensitivity": 0.02}, {"buffer_size": 2, "source": "synthetic:0.5"}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "adapmoe", **options}))

@@ -149,6 +149,6 @@ def test_micro_batches_do_not_put_each_other_out() -> None:
     assert records.inexact == []
 
 
-@pytest.mark.parametrize("options", [{}, DFA, ROUNDS, {"copied_now": "all", "scope": "global"}, {"copied_now": "time"}])
+@pytest.mark.parametrize("options", [DFA, ROUNDS, {"copied_now": "all", "scope": "global"}, {"copied_now": "time"}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "background-cache", **options}))

@@ -9,7 +9,6 @@ import pytest
 
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
 from moesim.trace import Trace
 from moesim.trace.predictors import make_predictor
 from moesim.trace.workload import WorkloadSpec, compose
@@ -78,7 +77,3 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     beside = machine(devices, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
     records = run([[0, 2], [1, 3], [0, 1]], hardware=beside, lane="side")
     assert any(device == "gpu0*" and what == "predict" for _, _, device, what in tasks(records))
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("edgemoe"))

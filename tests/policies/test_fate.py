@@ -17,7 +17,7 @@ from moesim.metrics import fidelity
 from moesim.policies.algorithms.fate import by_frequency, shallow_favoring
 from moesim.policies.registry import make_policy, policy_info
 from moesim.records import Records
-from moesim.testing import check_policy, run_tiny, tiny_workload
+from moesim.testing import run_tiny, tiny_workload
 from moesim.trace.predictors import make_predictor
 from moesim.trace.predictors.chosen import PredictorSet
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, link, machine, pair, play, tasks, tiny_model, transfers, workload
@@ -198,10 +198,6 @@ def test_a_model_of_one_width_is_refused_with_compression() -> None:
         "policy fate: expected a model with experts at two widths, got one of 16 bits; "
         "set model.expert_bits to two, such as [[16, 8]], or compression: false"
     )
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("fate"))
 
 
 # ---------------------------------------------------------------------------------------------------------- the functions

@@ -224,6 +224,6 @@ def test_visits_and_probability_are_reset_on_eviction() -> None:
     assert not policy._probability[0].any()  # layer 0 is never predicted
 
 
-@pytest.mark.parametrize("options", [{}, {"prefetch_distance": 0}, {"prefetch_distance": 1, "selected_only": True}])
+@pytest.mark.parametrize("options", [{"prefetch_distance": 0}, {"prefetch_distance": 1, "selected_only": True}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "finemoe", **options}))

@@ -15,7 +15,6 @@ from moesim.metrics import fidelity
 from moesim.policies.algorithms.hobbit import ScoreWeights, choose_precision, relative_weights, victim_scores
 from moesim.policies.registry import make_policy
 from moesim.records import Records
-from moesim.testing import check_policy
 from tests.engine.engine_kit import Oracle, cpu, flat, gpu, machine, pair, play, tasks, tiny_model, workload
 
 HEAVY, LIGHT, SLIGHT = (0.5, 0.5), (0.75, 0.25), (0.9375, 0.0625)  # both high; high and low; high and skipped
@@ -222,10 +221,6 @@ def test_thresholds_in_the_wrong_order_are_refused() -> None:
 def test_no_cache_is_refused() -> None:
     with pytest.raises(CapacityError, match="expected at least 1 cache slot, got 0"):
         run([[[0, 2]]], LIGHT, slots=0)
-
-
-def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("hobbit"))
 
 
 # ---------------------------------------------------------------------------------------------------------- the functions

@@ -146,7 +146,6 @@ def test_with_a_fast_link_all_hot_experts_run_before_the_others() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("klotski"))
     check_policy(lambda: make_policy({"name": "klotski", "n_hot": 3, "merged": True, "vote": "one"}))
 
 

@@ -89,6 +89,6 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"source": "oracle"}, {"source": "synthetic:0.5", "n_ahead": 1}, {"buffer_size": 2}])
+@pytest.mark.parametrize("options", [{"source": "oracle"}, {"source": "synthetic:0.5", "n_ahead": 1}, {"buffer_size": 2}])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "mixtral-offloading-spec", **options}))

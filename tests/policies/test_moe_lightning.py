@@ -327,5 +327,4 @@ def test_a_model_of_one_layer_is_copied_anew_in_each_pass() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("moe-lightning"))
     check_policy(lambda: make_policy({"name": "moe-lightning", "attention": "gpu"}))

@@ -131,5 +131,4 @@ def test_tensors_ahead_against_a_restatement() -> None:
 
 
 def test_it_keeps_the_contract() -> None:
-    check_policy(lambda: make_policy("zero-inference"))
     check_policy(lambda: make_policy({"name": "zero-inference", "depth": 1, "kv": "host", "persistence_threshold": 0}))
