@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -86,10 +87,16 @@ _INTERRUPTED = 130
 _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE)
 
 
+@cache
+def _command() -> Any:
+    """Read the options of all commands, which takes longer than many a command."""
+    return typer.main.get_command(_app)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
     try:
-        result = _app(args=arguments, standalone_mode=False)
+        result = _command()(args=arguments, standalone_mode=False)
     except InputError as error:
         return _fail(str(error), 2)
     except InterruptError as error:
