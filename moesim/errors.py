@@ -88,6 +88,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
 
 
+_INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _FLAG = re.compile("true|false|yes|no|on|off", re.IGNORECASE)
 
@@ -98,7 +99,7 @@ def mistyped(expected: str, got: object) -> str:
     >>> mistyped("an integer", "3")
     "expected an integer, got '3'; write it without quotes"
     """
-    kinds = {"number": _NUMBER, "integer": _NUMBER, "true or false": _FLAG}
+    kinds = {"number": _NUMBER, "integer": _INTEGER, "true or false": _FLAG}
     remedy = ""
     if isinstance(got, str):
         form = next((form for kind, form in kinds.items() if kind in expected), None)

@@ -47,6 +47,11 @@ def _setting(
     return field(default=default, metadata={"key": key, "column": column, "to": to, "grid": grid, "inside": inside})
 
 
+def _one(value: Any) -> Any:
+    """Write a value or a mapping so that it stands for itself alone: a list in it is no sweep."""
+    return {key: [one] if isinstance(one, list) else one for key, one in value.items()} if isinstance(value, dict) else value
+
+
 def _json(value: Any) -> str | None:
     return json.dumps(value, sort_keys=True) if value else None
 
@@ -102,7 +107,7 @@ class Point:
             if inside and (section != "cache" or value is not None):  # a cache has a share or a budget
                 found.setdefault(section, {})[inside] = value
             elif not inside and name not in ("policy", "repeat"):
-                found[key] = dict(value) if name in MAPPINGS else value
+                found[key] = _one(value) if name == "model" else dict(value) if name in MAPPINGS else value
         return found
 
     def row(self) -> dict[str, Any]:

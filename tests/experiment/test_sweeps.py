@@ -223,6 +223,15 @@ def test_a_rule_that_cannot_be_meant_is_refused(rule: dict[str, Any], message: s
 # ---- zip
 
 
+def test_a_model_made_small_keeps_its_widths_together():
+    model = {"base": "mixtral-8x7b", "expert_bits": [[4, 2]]}
+    others = {"hardware": "h", "trace": "t", "cache": {"ratio": 0.5}, "policies": ["lru"]}
+    config = parse_config({"model": model, **others}, "x.yaml")
+    small = quick(config, "x.yaml")
+    assert [one.model["expert_bits"] for one in expand(config, "x.yaml")] == [[4, 2]]
+    assert [one.model["expert_bits"] for one in expand(small, "x.yaml")] == [[4, 2]]
+
+
 def test_zip_reaches_into_mappings_and_policies_and_groups_multiply():
     found = points(
         zip=[["model.expert_bits", "cache.budget", "policies"], ["workload.batch_size", "hardware.devices.gpu0.memory_bytes"]],
