@@ -47,6 +47,9 @@ def flush(state: State) -> None:
         visit = state.visit
         if visit is not None and visit.open <= 0:
             steps.end_layer(state, visit)
+        elif state.goes_on is not None:
+            call, state.goes_on = state.goes_on, None
+            call()
         elif state.routed:
             mbs, state.routed = state.routed, []
             for mb in sorted(mbs) if len(mbs) > 1 else mbs:
@@ -80,7 +83,10 @@ def take_in(state: State) -> None:
             finished.sort(key=attrgetter("key"))
         for task in finished:
             if task.unit < 0:
-                task.then()
+                if task.layer < 0:
+                    state.goes_on = task.then
+                else:
+                    task.then()
                 continue
             task.lane.device.memory.release(task.unit, state.now)
             task.visit.let_go()  # type: ignore[union-attr]  # the task of an expert has one

@@ -109,6 +109,7 @@ class State:
     arrived: list[Transfer] = field(default_factory=list)
     finished: list[Task] = field(default_factory=list)
     deferred: list[Callable[[], None]] = field(default_factory=list)
+    goes_on: Callable[[], None] | None = None  # what follows embedding, leading layers or the head
     routed: list[int] = field(default_factory=list)  # micro-batches
     predicted: list[tuple[int, int, str, Predictor]] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)

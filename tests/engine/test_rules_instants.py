@@ -13,6 +13,7 @@ from moesim.policy import (
     Copy,
     Drop,
     Fetch,
+    Move,
     Pool,
     Predict,
     Routed,
@@ -53,6 +54,31 @@ def test_rule_1_time_is_integer_and_repeatable() -> None:
     assert records.makespan_ns == 600
     assert all(type(t.start) is int and type(t.end) is int for t in records.tasks)
     assert records == run()
+
+
+def test_rule_2_copies_that_arrive_as_the_embedding_ends_are_there_when_the_first_layer_begins() -> None:
+    # gpu0       |eeeee|DDDDD|00000|11111|...
+    # cpu0->gpu0 |P0000|      the copy and the embedding both end at 100
+    toy = machine({"gpu0": gpu(embedding_ns=100), "cpu0": cpu()}, {"cpu0->gpu0": link(10), "gpu0->cpu0": link()})
+    on = {
+        ("StepBegin", 0): [Fetch(0, [0], "gpu0", PREFETCH)],
+        ("LayerBegin", 0, 0): [Fetch(0, [0], "gpu0"), Move(0, [0], "gpu0", "cache")],  # it is there: nothing to fetch
+        ("Routed", 0, 0, 0): [Fetch(0, [1], "gpu0"), Run(0, [0, 1], "gpu0")],
+    }
+    script = Script(on, copies=ALL[1:], routed=on_gpu, hear=["Fetched"])
+    records = play(script, ONE, toy)
+    assert script.log[:3] == [
+        (0, ("StepBegin", 0)), (100, ("Fetched", 0, 0, "gpu0")), (100, ("LayerBegin", 0, 0))
+    ]  # fmt: skip
+    assert [(t.start, t.end, t.expert) for t in records.transfers] == [(0, 100, 0), (200, 300, 1)]
+
+
+def test_rule_2_copies_that_arrive_as_the_head_ends_are_told_before_the_step_ends() -> None:
+    toy = machine({"gpu0": gpu(head_ns=100), "cpu0": cpu()}, {"cpu0->gpu0": link(10), "gpu0->cpu0": link()})
+    script = Script({("LayerEnd", 0, 1): [Fetch(0, [3], "gpu0")]}, copies=[Copy(0, range(3), "gpu0"), ALL[1]], routed=on_gpu,
+                    hear=["Fetched", "StepEnd"])  # fmt: skip
+    records = play(script, ONE, toy)
+    assert script.log[-2:] == [(records.makespan_ns, ("Fetched", 0, 3, "gpu0")), (records.makespan_ns, ("StepEnd", 0))]
 
 
 def test_rule_1_costs_round_once_to_whole_ns() -> None:
