@@ -10,7 +10,7 @@ and CPU work on micro-batches. An offline plan says how large the batch is and w
 |---|---|---|---|
 | plan | a linear program by a roofline model | for each batch, shares of experts and KV cache on the GPU that minimise the longest of link, CPU and GPU | `moesim.policies.algorithms.moe_lightning`, with moesim's own count of bytes and operations; the policy takes the experiment's batch |
 | search | - | 1, 2, 3, 4, then 32 rows more; micro-batches while throughput does not fall | the same |
-| residents | a share of the weights | int(N x share) lowest ids of each layer; 0 for Mixtral at the planned 5.6 % | the same: share of the cache slots, or ``expert_share`` |
+| residents | a share of the weights | int(N x share) lowest ids of each layer; 0 for Mixtral at the planned 5.6 % | the same: as many as the cache slots hold of each layer, or by ``expert_share`` |
 | streaming | in pages, through a double buffer | whole layers, whatever the router chose | the same; a page is an expert |
 | order | the next layer's pages between micro-batches | the same | the next layer's experts in ascending order as this layer begins |
 | begin of a layer's experts | - | once its pages are there | the same, micro-batch after micro-batch |
@@ -75,8 +75,8 @@ class MoELightning(PolicyBase):
         self._gpu = gpu
         granted = view.cache_slots(gpu)
         layers, experts = model.n_layers, model.n_experts
-        share = granted / (layers * experts) if self.expert_share is None else self.expert_share
-        residents = lowest_residents(experts, share)
+        share = self.expert_share
+        residents = list(range(min(experts, granted // layers))) if share is None else lowest_residents(experts, share)
         if len(residents) * layers > granted:
             raise CapacityError(
                 f"policy moe-lightning on {gpu}: expected at most {granted} experts on the GPU, as the cache slots allow, got "

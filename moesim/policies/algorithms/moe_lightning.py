@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 GPU_SHARE, CPU_SHARE = 0.86, 0.8
 """Shares of the two memories that a plan may fill, as in the released code."""
+CARDS = {
+    "l4": {"link_bytes_per_s": 16 * 2**30, "gpu_bytes_per_s": 285e9, "gpu_flops": 104e12, "cpu_flops": 1.6e12},
+    "t4": {"link_bytes_per_s": 16 * 2**30, "gpu_bytes_per_s": 300e9, "gpu_flops": 65e12, "cpu_flops": 0.8e12},
+}
+"""Rates of two machines in the released code, fields of `PlanMachine`; its planner is told memories and the CPU's memory rate."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class PlanMachine:
 
     Examples
     --------
-    >>> PlanMachine(24 * 2**30, 192e9, 16 * 2**30, 285e9, 76e9, 104e12, 1.6e12).link_bytes_per_s
+    >>> PlanMachine(24 * 2**30, 192e9, cpu_bytes_per_s=76e9, **CARDS["l4"]).link_bytes_per_s
     17179869184
     """
 
@@ -222,7 +227,7 @@ def plan_batch(
     The released code's documented batch: Mixtral, an L4, a prompt of 77 tokens and 32 generated tokens.
 
     >>> from moesim.model import load_model
-    >>> machine = PlanMachine(24 * 2**30, 192e9, 16 * 2**30, 285e9, 76e9, 104e12, 1.6e12)
+    >>> machine = PlanMachine(24 * 2**30, 192e9, cpu_bytes_per_s=76e9, **CARDS["l4"])
     >>> count = {"other_bytes": 32 * 83_886_080, "token_bytes": 44.6 * 4096 * 2}
     >>> plan = plan_batch(load_model("mixtral-8x7b"), machine, 77, 32, 324, 14, **count)
     >>> round(plan.expert_share, 9), round(plan.step_s, 3), round(plan.tokens_per_s, 2)
