@@ -8,6 +8,8 @@ Idea: a model is fine-tuned so that each gate looks one layer ahead. Then nothin
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | selection | the gate of layer l selects the experts of layer l + 1 | the same | ``source: oracle``: the recorded routing of l + 1, once l is routed; a recorded signal guesses instead |
+| compared with | on demand; all of the next layer's experts copied ahead (SE-MoE); all on the GPU | the same, chosen for encoder and decoder | ``method``; the policy ``all-gpu`` |
+| encoder | - | on demand | decoders have none: prompts as decoding, or on demand (``prompts_on_demand``) [choice] |
 | order in a layer | copy the next layer's experts while this one computes | wait for this layer's copies, swap the two buffers, begin the next layer's, compute | the same; an expert runs once all of its layer are there |
 | first layer | on demand | on demand, then it copies the second layer's | the same |
 | last layer | copies nothing ahead | the same | the same |
@@ -15,17 +17,20 @@ Idea: a model is fine-tuned so that each gate looks one layer ahead. Then nothin
 | buffers | two, of the activated experts | two | two, of a layer's experts each |
 | wrong guesses | none, by training | none | copied on demand; what nobody asks for is dropped as its layer ends |
 | cache | optional | one arena for all layers, LFU, LRU or LIFO, which learns of requests when copies are issued; off | the same (``cache``), as large as the granted slots; who leaves it before its layer is over goes to the layer's buffer |
+| its counts | - | begin anew where the decoder takes over from the encoder | begin anew at 1 where decoding follows a prompt, in the same order [choice] |
 | a hit in the cache | - | copied to the buffer within the GPU | computed where it is, without that copy |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from itertools import groupby
+from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.arena import Arena, Rule
 from moesim.policies.base import PolicyBase, gpu_of, layer_residents, slot_bytes
 from moesim.policies.declare import option_of
+from moesim.policies.moot import MootIf, OnlyWith
 from moesim.policies.parts import Unit, source_needs
 from moesim.policies.prefetching import Lane, TopPredicted
 from moesim.policy import (
@@ -44,6 +49,7 @@ from moesim.policy import (
     Predicted,
     Routed,
     Run,
+    StepBegin,
     View,
 )  # fmt: skip
 
@@ -59,23 +65,32 @@ class PreGated(PolicyBase):
         "the model that is fine-tuned so that a gate selects the next layer's experts: the recorded routing stands in, an oracle",
         "cache: copies within the GPU from the cache to a buffer",
     )
-    listens = frozenset({Routed, Predicted, Fetched, LayerEnd})
 
-    source: str = option_of(TopPredicted, default="oracle")
+    method: Literal["pre-gated", "prefetch-all", "on-demand"] = "pre-gated"
+    """What is copied while a layer computes: what the next layer is said to be routed to, all of its experts, or nothing."""
+    source: str = option_of(TopPredicted, OnlyWith(method="pre-gated"), default="oracle")
     """Who says what the next layer is routed to; ``oracle`` for a model that is trained to know."""
-    lane: Lane = option_of(TopPredicted)
-
+    lane: Lane = option_of(TopPredicted, OnlyWith(method="pre-gated"))
+    prompts_on_demand: Annotated[bool, MootIf(method="on-demand")] = False
+    """While prompts are processed nothing is copied ahead, as in the encoder of the released code's models."""
     cache: Rule | None = None
     """Who leaves a cache of experts of all layers; None: no cache."""
 
     @property
+    def listens(self) -> frozenset[type]:
+        """Routing, arrivals and layer ends; steps where prompts are treated otherwise."""
+        phases = {StepBegin} if self.prompts_on_demand or self.cache == "lfu" else set()
+        return frozenset({Routed, Predicted, Fetched, LayerEnd} | phases)
+
+    @property
     def needs(self) -> frozenset[str]:
-        """What the source needs."""
-        return source_needs(self.source)
+        """What the source needs, if it is asked."""
+        return source_needs(self.source) if self.method == "pre-gated" else frozenset()
 
     def place(self, view: View) -> Placement:
         """Return the two buffers, empty."""
         self._gpu = gpu_of(view, "pre-gated")
+        self._prompt = False  # whether the step is one of prefill
         self._awaited: set[int] = set()  # experts of the present layer that are not there
         self._held: set[int] = set()  # those that run once all are
         self._asked: set[Unit] = set()  # what was asked for, until its layer is over
@@ -95,33 +110,45 @@ class PreGated(PolicyBase):
             return self._predicted(event, view)
         if type(event) is Fetched:
             return self._arrived(event, view)
-        return self._layer_end(event.layer, view)
+        if type(event) is LayerEnd:
+            return self._layer_end(event.layer, view)
+        if self._prompt and event.phase == "decode":
+            self._arena.reset()
+        self._prompt = event.phase == "prefill"
+        return ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         layer, gpu = event.layer, self._gpu
         self._layer = layer
-        asked = [e for e in event.active if (layer, e) in self._asked]
+        whole = self.method == "prefetch-all"  # then all that is asked for is waited for
+        asked = [e for e in (range(view.model.n_experts) if whole else event.active) if (layer, e) in self._asked]
         late = [e for e in asked if view.is_pending(layer, e, gpu)]
         actions, copied = self._copies(layer, [e for e in event.active if e not in asked], DEMAND, view)
         self._awaited.update(late, copied)
         self._held.update(event.active)
         actions += [Fetch(layer, late, gpu, DEMAND, BUFFERS[layer % 2]), *self._run(view)]
-        if event.mb == 0 and layer + 1 < view.model.n_layers:
-            actions.append(Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane))
-        return actions
+        last = layer + 1 == view.model.n_layers
+        if event.mb or last or self.method == "on-demand" or (self._prompt and self.prompts_on_demand):
+            return actions
+        if whole:
+            return actions + self._ahead(layer + 1, range(view.model.n_experts), view)
+        return [*actions, Predict(event.step, layer + 1, self.source, view.dense_device(layer), self.lane)]
 
     def _predicted(self, event: Predicted, view: View) -> list[Action]:
-        layer, top_k = event.layer, view.model.top_k
-        if layer <= self._layer:  # it has been routed meanwhile
+        if event.layer <= self._layer:  # it has been routed meanwhile
             return []
-        new = sorted(e for e in set(event.ids[:, :top_k].ravel().tolist()) if (layer, e) not in self._asked)
+        return self._ahead(event.layer, set(event.ids[:, : view.model.top_k].ravel().tolist()), view)
+
+    def _ahead(self, layer: int, experts: Iterable[int], view: View) -> list[Action]:
+        """Copy experts of the next layer, or wait with it."""
+        new = sorted(e for e in experts if (layer, e) not in self._asked)
         if self._awaited and self.cache:  # who leaves the cache then is there, and can be moved
             self._next = layer, new
             return []
         return self._copies(layer, new, PREFETCH, view)[0]
 
     def _copies(self, layer: int, experts: list[int], urgency: int, view: View) -> tuple[list[Action], list[int]]:
-        """Copy what is not in the cache, into it; what does not stay there goes to the layer's buffer. Return whom, too."""
+        """Copy what is not in the cache, into it or, what does not stay there, to the layer's buffer. Return whom, too."""
         gpu, arena = self._gpu, self._arena
         actions: list[Action] = []
         copied: list[int] = []
@@ -136,8 +163,8 @@ class PreGated(PolicyBase):
                 actions.append(Move(gone[0], [gone[1]], gpu, BUFFERS[gone[0] % 2]) if keep else Drop(gone[0], [gone[1]], gpu))
         kept = [e for e in copied if (layer, e) in arena][: arena.capacity - len(self._inside)]
         self._inside.update((layer, e) for e in kept)
-        actions.append(Fetch(layer, kept, gpu, urgency, CACHE))
-        actions.append(Fetch(layer, [e for e in copied if e not in kept], gpu, urgency, BUFFERS[layer % 2]))
+        for stays, some in groupby(copied, kept.__contains__):
+            actions.append(Fetch(layer, list(some), gpu, urgency, CACHE if stays else BUFFERS[layer % 2]))
         return actions, copied
 
     def _arrived(self, event: Fetched, view: View) -> list[Action]:

@@ -230,7 +230,12 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "persistence_threshold": ({"persistence_threshold": 0}, {}),
         "kv": ({"kv": "host"}, {}),
     },
-    "pre-gated": {"source": ({"source": "synthetic:0.2"}, {}), "cache": ({"cache": "lfu"}, {})},
+    "pre-gated": {
+        "method": ({"method": "prefetch-all"}, {}),
+        "source": ({"source": "synthetic:0.2"}, {}),
+        "prompts_on_demand": ({"prompts_on_demand": True}, {}),
+        "cache": ({"cache": "lfu"}, {}),
+    },
     "kt-layer": {"side": ({"side": "last"}, {}), "prefill_threshold": ({"prefill_threshold": 5}, {})},
     "kt-expert": KT_EXPERT,
     "kt-expert-deferral": {**KT_EXPERT, "max_deferred": ({"max_deferred": 1}, {})},

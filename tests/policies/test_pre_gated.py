@@ -82,30 +82,93 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     assert (100, 110, "gpu0*", "predict") in tasks(records)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_the_cache_is_the_one_described(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    capacity, rule = int(draw.integers(0, 6)), ("lfu", "lru", "lifo")[seed % 3]
-    arena = Arena[int](capacity, rule)  # type: ignore[arg-type]
-    held: dict[int, dict[str, int]] = {}
-    for now, key in enumerate(draw.integers(0, 9, size=60).tolist()):
-        left = arena.request(key)
-        if key in held:
-            assert left is None
-            held[key]["count"] += 1
-            held[key]["used"] = now
-        elif capacity == 0:
-            assert left == key
-        else:
-            expected = None
-            if len(held) == capacity:
-                by = {"lfu": ("count", "used"), "lru": ("used",), "lifo": ("came",)}[rule]
-                ranked = sorted(held, key=lambda one: [held[one][field] for field in by])
-                expected = ranked[-1] if rule == "lifo" else ranked[0]
-                del held[expected]
-            assert left == expected
-            held[key] = {"count": 1, "used": now, "came": now}
-        assert all((one in arena) == (one in held) for one in range(9))
+@pytest.mark.parametrize("method", ["prefetch-all", "on-demand"])
+def test_the_methods_it_is_compared_with(method: str) -> None:
+    # on demand    |DDDDD|0/0|0/2|00|22|DDDDD|1/0|1/1|00|11|
+    # prefetch-all |DDDDD|0/0|0/2|00|22|DDDDD|
+    #                            |1/0|1/1|1/2|1/3|00|11|
+    policy = make_policy({"name": "pre-gated", "method": method})
+    assert policy.needs == frozenset()
+    records = play(policy, workload([[TOKEN]]), machine(TOY))
+    down = [(100, "demand 0/0"), (1100, "demand 0/2")]
+    whole = method == "prefetch-all"
+    down += [(2100 + 1000 * e, f"demand 1/{e}") for e in range(4)] if whole else [(2400, "demand 1/0"), (3400, "demand 1/1")]
+    assert transfers(records) == [(at, at + 1000, "cpu0->gpu0", what) for at, what in down]
+    assert [t.submitted for t in records.transfers] == ([100] * 6 if whole else [100, 100, 2400, 2400])
+    assert [t.start for t in records.tasks if t.kind == "expert"][2:] == ([6100, 6200] if whole else [4400, 4500])
+    assert not any(t.kind == "predict" for t in records.tasks)
+
+
+def test_prompts_may_copy_on_demand() -> None:
+    request = [TOKEN, TOKEN]  # a token of a prompt, and a generated one
+    policy = make_policy({"name": "pre-gated", "source": "told", "prompts_on_demand": True})
+    records = play(policy, workload([request], prompt=1), machine(TOY), predictors={"told": Oracle()})
+    assert [(t.step, t.layer) for t in records.tasks if t.kind == "predict"] == [(1, 1)]
+    assert [t.submitted for t in records.transfers[:4]] == [100, 100, 2400, 2400]
+
+
+class Described:
+    """The cache as it is described: a count, the time of the last request and that of insertion for each key."""
+
+    def __init__(self, capacity: int, rule: str) -> None:
+        self.capacity, self.rule, self.now = capacity, rule, 0
+        self.held: dict[Any, dict[str, int]] = {}
+
+    def request(self, key: Any) -> Any:
+        self.now += 1
+        if key in self.held:
+            self.held[key]["count"] += 1
+            self.held[key]["used"] = self.now
+            return None
+        if self.capacity == 0:
+            return key
+        gone = None
+        if len(self.held) == self.capacity:
+            by = {"lfu": ("count", "used"), "lru": ("used",), "lifo": ("came",)}[self.rule]
+            ranked = sorted(self.held, key=lambda one: [self.held[one][field] for field in by])
+            gone = ranked[-1] if self.rule == "lifo" else ranked[0]
+            del self.held[gone]
+        self.held[key] = {"count": 1, "used": self.now, "came": self.now}
+        return gone
+
+    def reset(self) -> None:
+        for one in self.held.values():
+            one["count"] = 1
+
+
+@pytest.mark.parametrize("rule", ["lfu", "lru", "lifo"])
+def test_the_cache_is_the_one_described(rule: Any) -> None:
+    draw = np.random.default_rng(7)
+    for _ in range(400):
+        capacity = int(draw.integers(0, 6))
+        arena, described = Arena[int](capacity, rule), Described(capacity, rule)
+        for key in draw.integers(0, 9, size=50).tolist():
+            if not key and draw.random() < 0.2:
+                arena.reset()
+                described.reset()
+            assert arena.request(key) == described.request(key)
+        assert {one for one in range(9) if one in arena} == set(described.held)
+
+
+def test_counts_of_requests_begin_anew_where_decoding_follows_a_prompt() -> None:
+    """What each layer asks for goes through a cache of five, and misses are copied in that order, also those that do not stay."""
+    prompt, decode = [[[0, 1], [0, 1]]] * 3, [[[2, 3], [2, 3]], [[0, 1], [0, 1]], [[0, 2], [2, 3]]]
+
+    def copies(reset: bool) -> list[tuple[int, int]]:
+        described, missed = Described(5, "lfu"), []
+        for step, row in enumerate([*prompt, *decode]):
+            if reset and step == len(prompt):
+                described.reset()
+            for unit in ((layer, expert) for layer, ids in enumerate(row) for expert in ids):
+                if unit not in described.held:
+                    missed.append(unit)
+                described.request(unit)
+        return missed
+
+    policy = make_policy({"name": "pre-gated", "method": "on-demand", "cache": "lfu"})
+    work = workload([[*prompt, *decode]], prompt=len(prompt), prefill_chunk=1)
+    records = play(policy, work, machine(TOY), slots={"gpu0": 5})
+    assert [(t.layer, t.expert) for t in records.transfers] == copies(reset=True) != copies(reset=False)
 
 
 def test_what_is_cached_is_not_copied_again() -> None:
@@ -126,3 +189,4 @@ def test_what_is_cached_is_not_copied_again() -> None:
 def test_it_keeps_the_contract(cache: str | None) -> None:
     for source in ("oracle", "synthetic:0.5"):
         check_policy(lambda source=source: make_policy({"name": "pre-gated", "cache": cache, "source": source}))
+    check_policy(lambda: make_policy({"name": "pre-gated", "cache": cache, "method": "prefetch-all", "prompts_on_demand": True}))

@@ -65,6 +65,10 @@ class Arena(Generic[Key]):
         counts[key] = 1
         return victim
 
+    def reset(self) -> None:
+        """Begin all counts anew at 1, as where the decoder takes over from the encoder; their order stays."""
+        self._counts = dict.fromkeys(self._counts, 1)
+
     def _victim(self) -> Key:
         if self.rule == "lfu":
             return min(self._counts, key=self._counts.__getitem__)  # the first of equals
