@@ -11,9 +11,9 @@ Idea: a CPU with many cores computes experts faster than a link brings them. Not
 | kt-layer: long prompts | - | with the option, a prompt above a threshold has each layer's experts copied to the GPU and given up again | the same (``prefill_threshold``), for chunks of prefill |
 | kt-expert: on the GPU | - | ``uniform``, ``front-loading``, ``random`` (seed 42) or ``frequency`` | the same (``strategy``); ``random`` draws other numbers |
 | how many | - | a number a layer, or a share of all | the granted cache slots |
-| layer | - | CPU and GPU at the same time; the layer ends with the later | the same |
+| layer | - | the input is copied to a staging buffer; CPU and GPU at the same time; the layer ends with the later | the same; rows cross to the CPU, and outputs back |
 | kt-expert: long chunks | - | from ``--kt-gpu-prefill-token-threshold`` tokens on all experts of a layer are copied into one buffer; the CPU idles | the same (``prefill_threshold``); residents are copied as well, and nothing runs before all is there |
-| dynamic update | - | after such a layer the chunk's most frequent experts become its residents, as many as before | the same (``dynamic_update``); ties to the lower id |
+| dynamic update | - | after such a layer the chunk's most frequent experts become its residents, as many as before; decoding changes none | the same (``dynamic_update``); ties to the lower id |
 | deferral | - | the d smallest weights of a token may be late, unless another token of the call protects the expert | the same (``kt-expert-deferral``, ``max_deferred``); none in the last layer |
 """
 
@@ -198,7 +198,7 @@ class KtExpert(_KTransformers):
     seed: Annotated[int, Range(0), OnlyWith(strategy="random")] = 42
     """Of the draw."""
     dynamic_update: Annotated[bool, MootIf(prefill_threshold=None)] = False
-    """After a layer of a long chunk, the chunk's most frequent experts become the layer's residents."""
+    """After a layer of a long chunk of a prompt, the chunk's most frequent experts become the layer's residents."""
     max_deferred = 0
 
     @property
@@ -225,7 +225,7 @@ class KtExpert(_KTransformers):
 
     def layer_ended(self, view: View) -> list[Action]:
         """Give the buffer up; if asked to, its most frequent experts become the layer's residents."""
-        if not self.dynamic_update:
+        if not (self.dynamic_update and self._prefill):
             return super().layer_ended(view)
         layer, routed = self._whole.layer, np.concatenate(self._long)
         self._long = []

@@ -13,7 +13,8 @@ Idea: with enough tokens in a pass, copying all weights takes no longer than com
 | small tensors | - | up to 1e5 elements they stay on the GPU | norms stay; the router, if it has no more than ``persistence_threshold`` elements |
 | look-ahead | - | tensors in recorded order within a window (`tensors_ahead`); with both known settings less than one expert | ``depth: 0``, none; ``depth: 1``, the next layer, as a window larger than a layer would have it |
 | first pass | - | records the order, copies nothing ahead | the same, of experts |
-| after use | - | released, unless used again within 1e9 elements | experts at the end of the layer, the rest after use |
+| copies awaited at a time | - | two at most | one layer's, and the next layer's with ``depth: 1`` |
+| after use | - | released, unless small or used again within 1e9 elements (`released`) | experts at the end of the layer, the rest after use |
 | prefill and decode | - | the same: every pass copies every layer | the same |
 | memory of the host | - | ``pin_memory`` false; the example pins | ``pinned`` |
 | KV cache | - | on the GPU, or offloaded (``--kv-offload``) | ``kv``: on the GPU, or in host memory and copied for each use |
@@ -26,6 +27,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from moesim.model import ModelSpec
+from moesim.policies.algorithms.zero_inference import PERSISTENCE_THRESHOLD
 from moesim.policies.base import PolicyBase, Range, gpu_of, layer_residents, slot_bytes
 from moesim.policy import (
     DEMAND,
@@ -66,7 +68,7 @@ class ZeroInference(PolicyBase):
 
     depth: Annotated[int, Range(0, 1)] = 0
     """Layers that are copied ahead; 0 is what both known settings come to."""
-    persistence_threshold: Annotated[int, Range(0)] = 100_000
+    persistence_threshold: Annotated[int, Range(0)] = PERSISTENCE_THRESHOLD
     """Elements up to which a router stays on the GPU."""
     kv: Literal["gpu", "host"] = "gpu"
     """Where the KV cache lies; on the host it is copied for each use."""

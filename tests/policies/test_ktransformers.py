@@ -23,48 +23,55 @@ def run(policy: Any, slots: int, requests: Any = (PROMPT,), prompt: int = 2, **m
 
 
 # ------------------------------------------------------------------------------------------------------------ functions
-@pytest.mark.parametrize("seed", range(50))
-def test_placements_are_those_described(seed: int) -> None:
-    draw = np.random.default_rng(seed)
+def placed(draw: np.random.Generator, strategy: Any, seed: int) -> None:
+    """Compare one placement with its description."""
     n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 17))
-    n_units = n_layers * n_experts
-    total = int(draw.integers(0, n_units + 3))
-    counts = draw.permutation(n_units).reshape(n_layers, n_experts).tolist()
     pairs = [(layer, expert) for layer in range(n_layers) for expert in range(n_experts)]
+    total = int(draw.integers(0, len(pairs) + 3))
+    counts = draw.integers(0, 9, (n_layers, n_experts)).tolist()
+    found = gpu_experts(strategy, total, n_layers, n_experts, seed=seed, counts=counts)
+    chosen = [(layer, expert) for layer, experts in enumerate(found) for expert in experts]
+    assert len(found) == n_layers
+    if strategy == "random":
+        assert len(set(chosen)) == len(chosen) == min(total, len(pairs)) and set(chosen) <= set(pairs)
+        assert found == gpu_experts(strategy, total, n_layers, n_experts, seed=seed)
+        assert chosen == sorted(chosen)
+        return
+    order = {
+        "uniform": sorted(pairs, key=lambda one: one[1]),  # one expert to each layer in turn
+        "front-loading": pairs,
+        "frequency": sorted(pairs, key=lambda one: (-counts[one[0]][one[1]], one)),
+    }[strategy]
+    assert chosen == sorted(order[:total])
 
-    def chosen(strategy: Any) -> list[tuple[int, int]]:
-        found = gpu_experts(strategy, total, n_layers, n_experts, seed=seed, counts=counts)
-        assert len(found) == n_layers and all(experts == sorted(set(experts)) for experts in found)
-        return [(layer, expert) for layer, experts in enumerate(found) for expert in experts]
 
-    assert chosen("front-loading") == pairs[:total]
-    assert chosen("frequency") == sorted(sorted(pairs, key=lambda one: -counts[one[0]][one[1]])[:total])
-    drawn = chosen("random")
-    assert len(drawn) == min(total, n_units) and set(drawn) <= set(pairs)
-    assert drawn == chosen("random")
-    dealt = Counter(layer for layer, _ in chosen("uniform"))
-    fits = min(total, n_units)
-    assert [dealt[layer] for layer in range(n_layers)] == [
-        len(range(layer, fits, n_layers)) for layer in range(n_layers)
-    ]  # one expert to each layer in turn
-    assert all(expert < dealt[layer] for layer, expert in chosen("uniform"))
+@pytest.mark.parametrize("strategy", ["uniform", "front-loading", "random", "frequency"])
+def test_placements_are_those_described(strategy: str) -> None:
+    draw = np.random.default_rng(9)
+    for seed in range(1000):
+        placed(draw, strategy, seed)
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_protection_and_updates_are_those_described(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    n, k, n_experts = int(draw.integers(1, 6)), int(draw.integers(1, 6)), 9
-    experts = np.array([draw.permutation(n_experts)[:k] for _ in range(n)])
-    d = int(draw.integers(0, k + 2))
-    on_cpu = {e for e in range(n_experts) if draw.random() < 0.7} & set(experts.ravel().tolist())
-    now, late = split_late(experts, d, on_cpu)
-    for expert in on_cpu:
-        ranks = [int(np.flatnonzero(row == expert)[0]) for row in experts if expert in row]
-        assert (expert in late) == all(rank >= k - d for rank in ranks)
-    assert sorted(now + late) == sorted(on_cpu)
-    size = int(draw.integers(0, n_experts + 1))
-    rows = Counter(experts.ravel().tolist())
-    assert most_used(experts, n_experts, size) == sorted(sorted(range(n_experts), key=lambda e: (-rows[e], e))[:size])
+def test_random_placements_differ() -> None:
+    assert len({str(gpu_experts("random", 10, 4, 8, seed=seed)) for seed in range(20)}) == 20
+
+
+def test_protection_and_updates_are_those_described() -> None:
+    draw = np.random.default_rng(4)
+    for _ in range(1000):
+        n, k, n_experts = int(draw.integers(0, 6)), int(draw.integers(1, 6)), 9
+        experts = np.array([draw.permutation(n_experts)[:k] for _ in range(n)], np.int64).reshape(n, k)
+        d = int(draw.integers(0, k + 2))
+        on_cpu = {e for e in range(n_experts) if draw.random() < 0.7} & set(experts.ravel().tolist())
+        now, late = split_late(experts, d, on_cpu)
+        for expert in on_cpu:
+            ranks = [int(np.flatnonzero(row == expert)[0]) for row in experts if expert in row]
+            assert (expert in late) == all(rank >= k - d for rank in ranks)
+        assert sorted(now + late) == sorted(on_cpu)
+        assert (now, late) == (sorted(now), sorted(late))
+        size = int(draw.integers(0, n_experts + 3))
+        rows = Counter(experts.ravel().tolist())
+        assert most_used(experts, n_experts, size) == sorted(sorted(range(n_experts), key=lambda e: (-rows[e], e))[:size])
 
 
 # ------------------------------------------------------------------------------------------------------------ timelines
@@ -122,6 +129,14 @@ def test_the_chunk_decides_who_stays_if_asked_to() -> None:
     ]  # fmt: skip
     again = run({"name": "kt-expert", "prefill_threshold": 2, "dynamic_update": True}, 2, [[*PROMPT[:2], [[2, 3], [0, 1]]]])
     assert {(t.layer, t.expert) for t in again.tasks if t.step == 1 and t.device == "gpu0" and t.expert >= 0} == {(0, 2), (1, 0)}
+
+
+def test_decoding_never_changes_who_stays() -> None:
+    """Two rows decode through whole layers, too, but experts 0 and 1 stay."""
+    policy = {"name": "kt-expert", "prefill_threshold": 2, "dynamic_update": True}
+    rows = [[[2, 3], [2, 3]]] * 3
+    assert all(e.pool == "layer" for e in run(policy, 4, [rows, rows], prompt=0).evictions)
+    assert any(e.pool == "cache" for e in run(policy, 4, [rows, rows], prompt=1).evictions)
 
 
 def test_micro_batches_of_a_long_chunk_share_the_buffer() -> None:
