@@ -220,7 +220,7 @@ class KtExpert(_KTransformers):
             return super().divided(event, view)
         on_gpu = [e for e in event.active if e in self._on_gpu[layer]]
         on_cpu = [e for e in event.active if e not in self._on_gpu[layer]]
-        now, late = split_late(event.experts, self.max_deferred, on_cpu)
+        now, late = split_late(event.experts, self.max_deferred, on_cpu, event.weights)
         return [Run(layer, on_gpu, self._gpu), Run(layer, now, self._cpu), Run(layer, late, self._cpu, late=True)]
 
     def layer_ended(self, view: View) -> list[Action]:

@@ -63,9 +63,12 @@ def test_protection_and_updates_are_those_described() -> None:
         experts = np.array([draw.permutation(n_experts)[:k] for _ in range(n)], np.int64).reshape(n, k)
         d = int(draw.integers(0, k + 2))
         on_cpu = {e for e in range(n_experts) if draw.random() < 0.7} & set(experts.ravel().tolist())
-        now, late = split_late(experts, d, on_cpu)
+        weights = draw.integers(0, 4, (n, k)) / 4 if draw.random() < 0.5 else None  # with ties
+        now, late = split_late(experts, d, on_cpu, weights)
+        by_weight = [sorted(zip([0] * k if weights is None else -weights[i], range(k), row.tolist(), strict=True))
+                     for i, row in enumerate(experts)]  # fmt: skip
         for expert in on_cpu:
-            ranks = [int(np.flatnonzero(row == expert)[0]) for row in experts if expert in row]
+            ranks = [rank for row in by_weight for rank, (*_, one) in enumerate(row) if one == expert]
             assert (expert in late) == all(rank >= k - d for rank in ranks)
         assert sorted(now + late) == sorted(on_cpu)
         assert (now, late) == (sorted(now), sorted(late))
@@ -172,6 +175,12 @@ def test_deferral_hides_the_cpu_behind_the_next_dense_part() -> None:
     assert ends["kt-expert"] == [502] * 8  # a row takes 1 ns there and 1 back
     assert ends["kt-expert-deferral"] == [302, *[400] * 6, 600]  # the last layer waits for what is late, and for its own four
     assert records.inexact == [InexactRecord(0, layer, "late", 2, pytest.approx(0.3, rel=1e-3)) for layer in range(7)]
+
+
+def test_weights_and_not_ranks_protect() -> None:
+    policy = make_policy({"name": "kt-expert-deferral", "max_deferred": 1})
+    records = play(policy, workload([[[[2, 3], [2, 3]]]], weights=(0.25, 0.75)), slots={"gpu0": 0})
+    assert records.inexact == [InexactRecord(0, 0, "late", 1, 0.25)]
 
 
 def test_a_row_that_protects_an_expert_protects_it_for_all() -> None:

@@ -75,19 +75,24 @@ def most_used(experts: NDArray[Any], n_experts: int, n: int) -> list[int]:
     return sorted(sorted(range(n_experts), key=lambda expert: -counts[expert])[:n])
 
 
-def split_late(experts: NDArray[Any], late: int, on_cpu: Collection[int]) -> tuple[list[int], list[int]]:
+def split_late(
+    experts: NDArray[Any], late: int, on_cpu: Collection[int], weights: NDArray[Any] | None = None
+) -> tuple[list[int], list[int]]:  # fmt: skip
     """Divide the CPU's experts into those that a layer waits for, and those whose outputs the next layer adds.
 
-    The first ``top_k - late`` experts of each row are protected. An expert that any row protects is waited for by all rows.
+    The ``top_k - late`` experts of each row with the largest weights are protected. An expert that any row protects is waited for
+    by all rows.
 
     Parameters
     ----------
     experts : ndarray of int, (n_rows, top_k)
-        Ids in rank order, the largest weight first.
+        Ids in rank order.
     late : int
         How many of each row may be late.
     on_cpu : collection of int
         Experts that the CPU computes; the GPU's are never late.
+    weights : ndarray of float, (n_rows, top_k), optional
+        The router's weights, of equals the first rank first; None: they fall with the rank.
 
     Returns
     -------
@@ -100,7 +105,11 @@ def split_late(experts: NDArray[Any], late: int, on_cpu: Collection[int]) -> tup
     ([3, 9], [7])
     >>> split_late(np.array([[9, 3, 7, 1], [7, 5, 9, 1]]), 2, {9, 3, 7, 5})
     ([3, 5, 7, 9], [])
+    >>> split_late(np.array([[9, 3, 7, 1]]), 2, {9, 3, 7}, np.array([[0.2, 0.3, 0.4, 0.1]]))
+    ([3, 7], [9])
     """
-    top_k = experts.shape[1]
-    protected = set(experts[:, : max(0, top_k - late)].ravel().tolist())
+    n_protected = max(0, experts.shape[1] - late)
+    if weights is not None:
+        experts = np.take_along_axis(experts, np.argsort(-weights, axis=1, kind="stable"), axis=1)
+    protected = set(experts[:, :n_protected].ravel().tolist())
     return sorted(e for e in on_cpu if e in protected), sorted(e for e in on_cpu if e not in protected)
