@@ -65,8 +65,8 @@ class Klotski(PolicyBase):
     n_hot: Annotated[int, Range(1)] | None = None
     """Experts a layer that are copied before its gate has chosen; None: as many as a row is routed to."""
     vote: Vote = "activations"
-    """What an expert of the layer before adds to those it is used with most: how often it was used, how often the pair was,
-    or one."""
+    """What an expert of the layer before adds to those it is used with most: how often it was used, how often in this step, how
+    often the pair was, or one."""
     calibrated: bool = True
     """Start from the calibration table of co-activation; False: from an empty one."""
     merged: bool = False

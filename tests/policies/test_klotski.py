@@ -25,7 +25,7 @@ def test_the_first_layer_takes_the_most_popular() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vote", "chosen"), [("activations", [1, 0]), ("one", [1, 0]), ("coactivations", [1, 0])]
+    ("vote", "chosen"), [("activations", [1, 0]), ("rows", [1, 0]), ("one", [1, 0]), ("coactivations", [1, 0])]
 )  # fmt: skip
 def test_rows_of_the_layer_before_vote(vote: Vote, chosen: list[int]) -> None:
     """By activations: 1 gets 3 + 2 * 4 + 2 * 9 + 8 = 37, 0 gets 3 + 2 * 9 = 21, 2 and 3 get 8 each."""
@@ -36,30 +36,52 @@ def test_the_readings_of_a_vote_differ() -> None:
     table = np.array([[0, 0, 0, 0, 2, 2], [9, 8, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0]] + [[0] * 6] * 3)
     counts = np.array([9, 3, 4, 0, 0, 0])
     rows = np.array([[0, 1], [1, 2], [2, 2], [2, 2]])
-    readings: tuple[Vote, ...] = ("activations", "coactivations", "one")
-    assert [hot_experts(rows, table, counts, 2, vote=vote) for vote in readings] == [[2, 3], [0, 1], [2, 3]]
-    assert hot_experts(rows[:2], table, counts, 2) == [4, 5]
+    readings: tuple[Vote, ...] = ("activations", "coactivations", "one", "rows")
+    assert [hot_experts(rows, table, counts, 2, vote=vote) for vote in readings] == [[2, 3], [0, 1], [2, 3], [2, 3]]
+    assert [hot_experts(rows[:2], table, counts, 2, vote=vote) for vote in readings] == [[4, 5], [0, 1], [0, 1], [0, 1]]
+
+
+def test_rows_of_the_step_count_twice() -> None:
+    """Expert 0 votes twice for 3, experts 1, 2 and 3 once each for 0."""
+    table = np.array([[0, 0, 0, 9], [9, 0, 0, 0], [9, 0, 0, 0], [9, 0, 0, 0]])
+    rows, counts = np.array([[0], [0], [1], [2], [3]]), np.ones(4)
+    votes: tuple[Vote, ...] = ("one", "rows")
+    assert [hot_experts(rows, table, counts, 1, partners=1, vote=vote) for vote in votes] == [[0], [3]]
 
 
 def restated(previous: Any, table: Any, counts: Any, n_hot: int, partners: int, vote: str) -> list[int]:
     votes = [0.0] * len(table)
-    for row in previous.tolist():
-        for voter in row:
-            for one in sorted(range(len(table)), key=lambda e: (-table[voter][e], e))[:partners]:
-                votes[one] += {"activations": counts[voter], "coactivations": table[voter][one], "one": 1}[vote]
+    flat = previous.ravel().tolist()
+    for voter in flat:
+        for one in sorted(range(len(table)), key=lambda e: (-table[voter][e], e))[:partners]:
+            votes[one] += {"activations": counts[voter], "coactivations": table[voter][one], "one": 1, "rows": flat.count(voter)}[
+                vote
+            ]
     return sorted(range(len(table)), key=lambda e: (-votes[e], e))[:n_hot]
 
 
-@pytest.mark.parametrize("vote", ["activations", "coactivations", "one"])
+@pytest.mark.parametrize("vote", ["activations", "coactivations", "one", "rows"])
 def test_votes_against_a_restatement(vote: Vote) -> None:
     rng = np.random.default_rng(11)
-    for _ in range(200):
+    for _ in range(1000):
         n = int(rng.integers(2, 9))
         table, counts = rng.integers(0, 4, (n, n)), rng.integers(0, 4, n)  # small numbers, so that there are ties
-        previous = rng.permuted(np.tile(np.arange(n), (int(rng.integers(1, 6)), 1)), axis=1)[:, :2]
-        n_hot, partners = (int(x) for x in rng.integers(1, n + 1, 2))
+        previous = rng.permuted(np.tile(np.arange(n), (int(rng.integers(0, 6)), 1)), axis=1)[:, :2]
+        n_hot, partners = (int(x) for x in rng.integers(1, n + 3, 2))
         expected = restated(previous, table, counts, n_hot, partners, vote)
         assert hot_experts(previous, table, counts, n_hot, partners=partners, vote=vote) == expected
+        assert most_popular(counts, n_hot) == sorted(range(n), key=lambda e: (-counts[e], e))[:n_hot]
+
+
+def test_the_order_of_appearance_against_a_restatement() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(1000):
+        rows, without = rng.integers(0, 7, (int(rng.integers(0, 5)), 2)), set(rng.integers(0, 7, 2).tolist())
+        seen: list[int] = []
+        for expert in rows.ravel().tolist():
+            if expert not in seen and expert not in without:
+                seen.append(expert)
+        assert in_order_of_appearance(rows, without) == seen
 
 
 def test_others_come_in_order_of_first_appearance() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Vote = Literal["activations", "coactivations", "one"]
+Vote = Literal["activations", "rows", "coactivations", "one"]
 
 
 def most_popular(counts: NDArray[Any], n: int) -> list[int]:
@@ -56,8 +56,8 @@ def hot_experts(
         How many experts to choose.
     partners : int
         Experts that one vote is for.
-    vote : {"activations", "coactivations", "one"}
-        What a vote adds: the voter's entry in ``counts``, the pair's entry in ``table``, or one.
+    vote : {"activations", "rows", "coactivations", "one"}
+        What a vote adds: the voter's entry in ``counts``, its rows in ``previous``, the pair's entry in ``table``, or one.
 
     Returns
     -------
@@ -83,6 +83,8 @@ def hot_experts(
     weights = np.ones(chosen.shape)
     if vote == "activations":
         weights *= np.asarray(counts)[who, None]
+    elif vote == "rows":
+        weights *= voters[who, None]
     elif vote == "coactivations":
         weights = np.take_along_axis(np.asarray(table[who], np.float64), chosen, axis=1)
     np.add.at(votes, chosen, voters[who, None] * weights)
