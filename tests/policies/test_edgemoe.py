@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.policies.algorithms.layers import farthest_layers
 from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.trace import Trace
@@ -77,3 +78,14 @@ def test_predictions_may_be_computed_beside_the_experts() -> None:
     beside = machine(devices, contention=[pair("gpu0.side", "gpu0.experts", 1, 1)])
     records = run([[0, 2], [1, 3], [0, 1]], hardware=beside, lane="side")
     assert any(device == "gpu0*" and what == "predict" for _, _, device, what in tasks(records))
+
+
+def test_the_order_of_layers_is_the_one_described() -> None:
+    for n in range(1, 31):
+        for layer in range(n):
+            to_come = [(layer + ahead) % n for ahead in range(1, n + 1)]
+            assert farthest_layers(layer, n, "next-pass") == to_come[::-1]
+            by_distance: list[int] = []
+            for distance in range(n, -1, -1):
+                by_distance += [j for j in (layer - distance, layer + distance)[: 1 + bool(distance)] if 0 <= j < n]
+            assert farthest_layers(layer, n, "absolute") == by_distance

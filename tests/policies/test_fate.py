@@ -204,7 +204,7 @@ def test_a_model_of_one_width_is_refused_with_compression() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_low_widths_cover_up_to_the_share(seed: int) -> None:
     rng = random.Random(seed)
-    for _ in range(50):
+    for _ in range(200):
         counts = [rng.choice([0, 0, 1, 1, 2, rng.randrange(20)]) for _ in range(rng.randrange(1, 16))]
         tenths = rng.randrange(11)
         ranked = sorted((-n, e) for e, n in enumerate(counts) if n)
@@ -226,6 +226,28 @@ def test_low_widths_cover_up_to_the_share(seed: int) -> None:
 def test_shallow_layers_come_first(slots: int, expected: list[int]) -> None:
     assert shallow_favoring(slots, 6, 8) == expected
     assert shallow_favoring(slots, 2, 8) == [min(8, slots), max(0, min(8, slots - 8))]
+
+
+def test_sizes_against_a_restatement() -> None:
+    rng = random.Random(3)
+    for _ in range(1000):
+        n_layers, n_experts, n_shallow = rng.randrange(1, 9), rng.randrange(1, 9), rng.randrange(7)
+        n_slots = rng.randrange(n_layers * n_experts + 4)
+        sizes = [0] * n_layers
+        shallow = min(n_shallow, n_layers)
+        fits = n_slots >= shallow * n_experts
+        for slot in range(min(n_slots, (shallow if fits else n_layers) * n_experts)):
+            sizes[slot // n_experts] += 1
+        left = n_slots - sum(sizes)
+        if fits:
+            while left >= n_layers - shallow > 0 and sizes[-1] < n_experts:  # one more for each deeper layer
+                sizes[shallow:] = [one + 1 for one in sizes[shallow:]]
+                left -= n_layers - shallow
+        assert shallow_favoring(n_slots, n_layers, n_experts, n_shallow, "equal") == sizes
+        spread = shallow_favoring(n_slots, n_layers, n_experts, n_shallow)
+        assert sum(spread) == min(n_slots, n_layers * n_experts)
+        more = [b - a for a, b in zip(sizes, spread, strict=True)]
+        assert set(more) <= {0, 1} and not any(more[:shallow])
 
 
 def test_an_equal_share_leaves_the_rest_unused() -> None:

@@ -68,44 +68,61 @@ def first_best(values: list[float]) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_selection_and_priorities_are_those_described(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
-    top_k = int(draw.integers(1, n_experts + 1))
-    expert_map = draw.integers(0, 16, (n_layers, n_experts)) / 64  # sums are exact
-    similarity = float(draw.integers(-4, 80)) / 64
-    start = int(draw.integers(0, n_layers))
-    end = int(draw.integers(start, n_layers + 1))
-    found = prefetch_priorities(expert_map, start, end, similarity, top_k)
-    for layer in range(n_layers):
-        row = expert_map[layer].tolist()
-        order = sorted(range(n_experts), key=lambda e: (-row[e], e))
-        threshold = min(max(1 - similarity, 0), 1)
-        n = sum(sum(row[e] for e in order[: i + 1]) <= threshold for i in range(n_experts))
-        chosen = order[: max(min(n, n_experts), top_k)]
-        assert selected(expert_map[layer], similarity, top_k) == chosen
-        for expert in range(n_experts):
-            weight = 1 - (layer - start) / (end + 1)
-            wanted = (row[expert] * weight if expert in chosen else 0.0) + 1e-6 if start <= layer < end else 0.0
-            assert found[layer, expert] == wanted
+    for _ in range(25):
+        n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
+        top_k = int(draw.integers(1, n_experts + 1))
+        expert_map = draw.integers(0, 16, (n_layers, n_experts)) / 64  # sums are exact
+        similarity = float(draw.integers(-4, 80)) / 64
+        start = int(draw.integers(0, n_layers))
+        end = int(draw.integers(start, n_layers + 1))
+        found = prefetch_priorities(expert_map, start, end, similarity, top_k)
+        for layer in range(n_layers):
+            row = expert_map[layer].tolist()
+            order = sorted(range(n_experts), key=lambda e: (-row[e], e))
+            threshold = min(max(1 - similarity, 0), 1)
+            n = sum(sum(row[e] for e in order[: i + 1]) <= threshold for i in range(n_experts))
+            chosen = order[: max(min(n, n_experts), top_k)]
+            assert selected(expert_map[layer], similarity, top_k) == chosen
+            for expert in range(n_experts):
+                weight = 1 - (layer - start) / (end + 1)
+                wanted = (row[expert] * weight if expert in chosen else 0.0) + 1e-6 if start <= layer < end else 0.0
+                assert found[layer, expert] == wanted
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_closest_and_the_most_redundant_entries(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    n, n_layers, n_experts, hidden = (int(draw.integers(1, most)) for most in (8, 7, 6, 4))
-    maps = draw.integers(0, 3, (n, n_layers, n_experts)) / 4
-    observed = draw.integers(0, 3, (n_layers, n_experts)) / 4
-    embeddings, embedding = draw.integers(-2, 3, (n, hidden)) / 1.0, draw.integers(-2, 3, hidden) / 1.0
-    for layer in range(n_layers):
-        cosines = [cosine(one[: layer + 1], observed[: layer + 1]) for one in maps]
-        index, similarity = closest_map(maps, observed, layer)
+    for _ in range(25):
+        n, n_layers, n_experts, hidden = (int(draw.integers(1, most)) for most in (8, 7, 6, 4))
+        maps = draw.integers(0, 3, (n, n_layers, n_experts)) / 4
+        observed = draw.integers(0, 3, (n_layers, n_experts)) / 4
+        embeddings, embedding = draw.integers(-2, 3, (n, hidden)) / 1.0, draw.integers(-2, 3, hidden) / 1.0
+        for layer in range(n_layers):
+            cosines = [cosine(one[: layer + 1], observed[: layer + 1]) for one in maps]
+            index, similarity = closest_map(maps, observed, layer)
+            assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
+        cosines = [cosine(one, embedding) for one in embeddings]
+        index, similarity = closest_embedding(embeddings, embedding)
         assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
-    cosines = [cosine(one, embedding) for one in embeddings]
-    index, similarity = closest_embedding(embeddings, embedding)
-    assert index == first_best(cosines) and similarity == pytest.approx(cosines[index], abs=1e-12)
-    distance = int(draw.integers(0, n_layers + 1))
-    w = distance / n_layers
-    redundant = [w * cosine(e, embedding) + (1 - w) * cosine(m, observed) for e, m in zip(embeddings, maps, strict=True)]
-    assert replaced_entry(embeddings, maps, embedding, observed, distance) == first_best(redundant)
+        distance = int(draw.integers(0, n_layers + 1))
+        w = distance / n_layers
+        redundant = [w * cosine(e, embedding) + (1 - w) * cosine(m, observed) for e, m in zip(embeddings, maps, strict=True)]
+        assert replaced_entry(embeddings, maps, embedding, observed, distance) == first_best(redundant)
+
+
+def test_scores_and_victims_are_those_described() -> None:
+    draw = np.random.default_rng(33)
+    for _ in range(1000):
+        shape = (int(draw.integers(1, 5)), int(draw.integers(1, 6)))
+        probability, visits = draw.integers(0, 9, shape) / 8, draw.integers(0, 6, shape)
+        may_go = draw.random(shape) < 0.6
+        scores = eviction_scores(probability, visits)
+        assert scores.tolist() == [
+            [int(p * n) for p, n in zip(*rows, strict=True)] for rows in zip(probability, visits, strict=True)
+        ]
+        for one in (scores, probability * visits):
+            free = [(one[unit], *unit) for unit in np.ndindex(shape) if may_go[unit]]
+            assert evicted(one, may_go) == (min(free)[1:] if free else None)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -76,15 +76,19 @@ def test_arc_hits_what_libcachesims_hits() -> None:
             ours.request(key)
 
 
-@given(keys=KEYS, capacity=st.integers(1, 6))
-def test_fates_arc_is_the_described_one(keys: list[int], capacity: int) -> None:
-    reference, ours = ReferenceFate(capacity), FateArc[int](capacity)
-    for key in keys:
-        hit = key in ours
-        assert hit == reference.request(key)
-        ours.request(key)
-        assert ours.lists() == (reference.t1[::-1], reference.t2[::-1], reference.b1[::-1], reference.b2[::-1])
-        assert ours.target == reference.p
+def test_fates_arc_is_the_described_one() -> None:
+    draw = random.Random(16)
+    for _ in range(1000):
+        capacity = draw.randint(1, 6)
+        reference, ours = ReferenceFate(capacity), FateArc[int](capacity)
+        for key in draw.choices(range(draw.randint(1, 12)), k=60):
+            before = {*reference.t1, *reference.t2}
+            hit = key in ours
+            assert hit == reference.request(key)
+            gone = before - {*reference.t1, *reference.t2}
+            assert ours.request(key) == (gone.pop() if gone else None)
+            assert ours.lists() == (reference.t1[::-1], reference.t2[::-1], reference.b1[::-1], reference.b2[::-1])
+            assert ours.target == reference.p
 
 
 # Requests to a cache of 3 under Fate's rule, by hand: key, victim, T1, T2, B1, B2 (oldest first), target.
