@@ -12,7 +12,9 @@ Idea: layers differ. Some need more of the cache, and in some the second expert 
 | cache | LRU per layer | the same; a used prefetch takes its place before demand loads | the same |
 | prediction | the next layer's gate on the present state | the same, for one token in a step; the first predicted expert that is not on the GPU | the same (``source``) |
 | prefetch | deeper layers too, when the next one is complete | the next layer only, one expert, behind the demand loads | as in the code |
-| a wrong prefetch | - | given up when the layer is routed, never cached | the same |
+| wait | - | nothing of a layer begins before the prefetch for it has arrived, right or wrong | the same |
+| a wrong prefetch | - | given up when the layer is routed, never cached | given up when it has arrived |
+| hits | - | its counters have a right prefetch as a miss | a right prefetch that has arrived is a hit |
 | eviction | - | host copies stay, so it is free | the same |
 | loads | - | a window of ``buffer_size`` - 1 | the same |
 | start | - | the highest ids of each layer | the same |
@@ -24,16 +26,32 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
 from moesim.errors import ConfigError
-from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold
+from moesim.policies.algorithms.adapmoe import cache_sizes, expected_loads, gating_threshold, leaves_second_out
 from moesim.policies.algorithms.caching import SwapPlan, mixtral_offloading_plan
 from moesim.policies.base import Range
 from moesim.policies.mixtral_offloading_spec import AHEAD, MixtralOffloadingSpec
 from moesim.policies.moot import MootIf
-from moesim.policy import PREFETCH, Action, Fetch, Fetched, Placement, Predicted, Ran, Routed, Skip, StepBegin, View
+from moesim.policy import (
+    DEMAND,
+    PREFETCH,
+    Action,
+    Fetch,
+    Fetched,
+    Placement,
+    Predicted,
+    Ran,
+    Routed,
+    Skip,
+    StepBegin,
+    View,
+)
 
 
 class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split", "bits")):
-    """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024)."""
+    """LRU caches sized by a dynamic program, one prefetch, and a second expert only where it counts (AdapMoE, 2024).
+
+    Where decisions take time, a prefetch that arrives during the decision of its layer lets the layer begin at once.
+    """
 
     paper = "AdapMoE (ICCAD 2024, arXiv:2408.10284)"
     missing: ClassVar[tuple[str, ...]] = (
@@ -75,6 +93,7 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
             )
         self._threshold = 0.0 if self.sensitivity is None else gating_threshold(self.sensitivity)
         self._one_row = False
+        self._held: Routed | None = None  # a layer that waits for its prefetch
         return super().place(view)
 
     def _sizes(self, view: View) -> list[int]:
@@ -83,12 +102,24 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
         return cache_sizes([first] + [others] * (layers - 1), view.cache_slots(self._gpu))
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with one guess."""
+        """Wait for the guess; leave the second expert out where it hardly counts; the rest as Mixtral-Offloading with a guess."""
         if type(event) is StepBegin:
             self._one_row = event.phase == "decode" and len(event.requests) == 1
             return ()
-        if type(event) is not Routed:
-            return super().decide(event, view)
+        if type(event) is Routed:
+            coming = [e for e in self._ahead.get(event.layer, ()) if not view.is_resident(event.layer, e, self._gpu)]
+            if not coming:
+                return self._serve(event, view)
+            self._held = event
+            return (Fetch(event.layer, [e for e in coming if e in event.active], self._gpu, DEMAND, AHEAD),)
+        actions = super().decide(event, view)
+        held = self._held
+        if held is None or any(not view.is_resident(held.layer, e, self._gpu) for e in self._ahead[held.layer]):
+            return actions
+        self._held = None
+        return [*actions, *self._serve(held, view)]
+
+    def _serve(self, event: Routed, view: View) -> Iterable[Action]:
         left_out = self._left_out(event)
         if left_out is None:
             return super().decide(event, view)
@@ -105,7 +136,7 @@ class AdapMoE(MixtralOffloadingSpec, fixed=("n_ahead", "writeback", "slots_split
                 "moesim trace calibrate --weights uniform, or leave it out"
             )
         first, second = (float(w) for w in event.weights[0])
-        return int(event.experts[0, 1]) if second / (first + second) < self._threshold else None
+        return int(event.experts[0, 1]) if leaves_second_out(first, second, self._threshold) else None
 
     def _plan(self, layer: int, active: Sequence[int]) -> SwapPlan:
         """Let a right guess take its place before the demand loads."""

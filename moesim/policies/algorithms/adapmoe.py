@@ -112,3 +112,26 @@ def gating_threshold(sensitivity: float) -> float:
     0.5
     """
     return sqrt(SENSITIVITY / sensitivity)
+
+
+def leaves_second_out(first: float, second: float, threshold: float) -> bool:
+    """Say whether a token does without its second expert.
+
+    Parameters
+    ----------
+    first, second : float
+        Gate weights of its two experts, on any common scale.
+    threshold : float
+        See `gating_threshold`.
+
+    Returns
+    -------
+    bool
+        Whether the second weight, of weights that are scaled to sum to 1, is below the threshold (AdapMoE's released code).
+
+    Examples
+    --------
+    >>> leaves_second_out(0.6, 0.2, 0.26), leaves_second_out(0.6, 0.2, 0.25)
+    (True, False)
+    """
+    return second / (first + second) < threshold
