@@ -8,7 +8,7 @@ Idea: a CPU with many cores computes experts faster than a link brings them. Not
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | kt-layer: on the GPU | - | routed experts of layers that a name pattern chooses; all on the CPU by default | whole layers, as many as fit the cache slots, from the ``first`` or the ``last`` |
-| kt-layer: long prompts | - | with the option, a prompt above a threshold has each layer's experts copied to the GPU and given up again | the same (``prefill_threshold``), for chunks of prefill |
+| kt-layer: long prompts | - | with the option, a prompt longer than a threshold has each layer's experts copied to the GPU and given up again; shipped as 0, which is off | the same (``prefill_threshold``), for chunks of prefill; None is off |
 | kt-expert: on the GPU | - | ``uniform``, ``front-loading``, ``random`` (seed 42) or ``frequency`` | the same (``strategy``); ``random`` draws other numbers |
 | how many | - | a number a layer, or a share of all | the granted cache slots |
 | layer | - | the input is copied to a staging buffer; CPU and GPU at the same time; the layer ends with the later | the same; rows cross to the CPU, and outputs back |
@@ -100,6 +100,7 @@ class _KTransformers(PolicyBase):
 
     prefill_threshold: Annotated[int, Range(1)] | None = None
     """Rows from which on all experts of a layer are copied to the GPU and computed there; None: never."""
+    _beyond = 0  # how many rows more than the threshold make a chunk long
 
     @property
     def listens(self) -> frozenset[type]:
@@ -145,9 +146,8 @@ class _KTransformers(PolicyBase):
 
     def is_long(self, event: Routed) -> bool:
         """Whether all experts of the layer go to the GPU: if they are not there, and there are enough rows."""
-        if self._whole.layer == event.layer:
-            return True
-        return bool(self.prefill_threshold) and len(event.experts) >= (self.prefill_threshold or 0)
+        enough = self.prefill_threshold is not None and len(event.experts) >= self.prefill_threshold + self._beyond
+        return enough or self._whole.layer == event.layer
 
     def divided(self, event: Routed, view: View) -> list[Action]:
         """Run each expert where it is."""
@@ -170,6 +170,9 @@ class KtLayer(_KTransformers):
 
     side: Literal["first", "last"] = "first"
     """Which layers are on the GPU."""
+    prefill_threshold: Annotated[int, Range(1)] | None = None
+    """Rows of prefill above which all experts of a layer are copied to the GPU and computed there; None: never."""
+    _beyond = 1
 
     def choose(self, view: View) -> list[list[int]]:
         """Return whole layers, as many as the cache slots hold."""

@@ -160,6 +160,12 @@ def test_only_prompts_are_long_for_kt_layer() -> None:
     assert {t.device for t in records.tasks if t.step == 1 and t.layer == 1 and t.kind == "expert"} == {"cpu0"}
 
 
+def test_a_prompt_must_be_longer_than_kt_layers_threshold_and_as_long_as_kt_experts() -> None:
+    for name, threshold, loads in [("kt-layer", 1, 4), ("kt-layer", 2, 0), ("kt-expert", 2, 4), ("kt-expert", 3, 0)]:
+        records = run({"name": name, "prefill_threshold": threshold}, 4, [PROMPT[:2]])  # two rows; 4 of 8 experts on the GPU
+        assert sum(t.expert >= 0 for t in records.transfers) == loads
+
+
 def test_deferral_hides_the_cpu_behind_the_next_dense_part() -> None:
     """Four experts of 100 ns a layer on the CPU and a dense part of 100 on the GPU: 500 a layer, and 400 if two may be late."""
     model = tiny_model(n_layers=8, n_experts=8, top_k=4)
