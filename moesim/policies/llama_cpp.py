@@ -8,7 +8,7 @@ layers copied to the GPU for one use.
 | point | paper says | released code does | we do |
 |---|---|---|---|
 | n_gpu_layers | - | the last n layers, the output layer counting as one; the others keep all they own on the CPU | the same |
-| n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU | the same |
+| n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU; ``--cpu-moe``: of all | the same; as many as there are layers |
 | neither given | - | everything on the GPU (recent versions fit by themselves) | n_cpu_moe such that the rest fits the cache slots |
 | layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all of them are |
 | large batches | - | from 32 rows on, used experts of CPU layers are copied, computed on the GPU and forgotten | the same (``op_offload``, ``op_offload_min_rows``) |
@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from moesim.errors import CapacityError
+from moesim.policies.algorithms.llama_cpp import first_layers_on_gpu
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -47,6 +48,8 @@ class LlamaCpp(PolicyBase):
         "splitting a prompt into micro-batches of 512 rows: set prefill_chunk in the workload",
         "waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)",
         "a part of the dense leading layers on the GPU",
+        "overrides of other tensors by a pattern (-ot): the experts of whole layers only",
+        "op_offload: the routed ids are read back before the copies, which waits for the GPU",
     )
 
     n_gpu_layers: Annotated[int, Range(0)] | None = None
@@ -70,12 +73,12 @@ class LlamaCpp(PolicyBase):
         """Put layers where the two options say."""
         gpu, cpu = self._gpu, self._cpu = gpu_of(view, "llama-cpp"), cpu_of(view, "llama-cpp")
         model = view.model
-        first_dense, first_expert = self._split(view)
+        first_dense, first_expert, whole = self._split(view)
         self._first = first_expert  # MoE layer from which on experts are on the GPU
         on_gpu = range(first_expert, model.n_layers)
         parts = {(part, layer): cpu for layer in range(first_dense) for part in LAYER_PARTS}
         parts["embedding", -1] = cpu
-        if self._first_model_layer(view) > 0 and model.n_dense_layers:
+        if model.n_dense_layers and not whole:
             parts["leading", -1] = cpu
         if self.n_gpu_layers == 0:
             parts["head", -1] = cpu
@@ -86,29 +89,22 @@ class LlamaCpp(PolicyBase):
         everyone = tuple(range(model.n_experts))
         return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, parts)
 
-    def _first_model_layer(self, view: View) -> int:
-        """Return the first layer of the whole model, dense ones included, that is on the GPU."""
-        n_layers = view.model.n_dense_layers + view.model.n_layers
-        return 0 if self.n_gpu_layers is None else min(max(n_layers + 1 - self.n_gpu_layers, 0), n_layers)
-
-    def _split(self, view: View) -> tuple[int, int]:
-        """Return the first MoE layer whose dense part, and the first whose experts, are on the GPU."""
+    def _split(self, view: View) -> tuple[int, int, bool]:
+        """Return the first MoE layer whose dense part, and the first whose experts, are on the GPU; and whether all layers are."""
         model = view.model
+        leading = model.n_dense_layers
         slots = view.cache_slots(self._gpu) // model.n_experts  # in whole layers
-        first_dense = max(0, self._first_model_layer(view) - model.n_dense_layers)
-        if self.n_cpu_moe is not None:
-            first_expert = max(first_dense, min(self.n_cpu_moe - model.n_dense_layers, model.n_layers))
-        elif self.n_gpu_layers is None:
+        firsts = first_layers_on_gpu(leading + model.n_layers, self.n_gpu_layers, self.n_cpu_moe or 0)
+        first_dense, first_expert = (max(0, first - leading) for first in firsts)
+        if self.n_gpu_layers is None and self.n_cpu_moe is None:
             first_expert = max(0, model.n_layers - slots)
-        else:
-            first_expert = first_dense
         asked = model.n_layers - first_expert
         if asked > slots:
             raise CapacityError(
                 f"policy llama-cpp on {self._gpu}: expected experts of at most {slots} layers, as the cache slots allow, "
                 f"got {asked}; raise cache.ratio to {asked / model.n_layers:.4g}, lower n_gpu_layers or raise n_cpu_moe"
             )
-        return first_dense, first_expert
+        return first_dense, first_expert, not firsts[0]
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         """Run experts where they are, or copy them first if there are many rows."""

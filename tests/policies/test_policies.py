@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from moesim.errors import CapacityError, HardwareError
+from moesim.policies.algorithms.llama_cpp import first_layers_on_gpu
 from moesim.policies.all_cpu import AllCpu
 from moesim.policies.all_gpu import AllGpu
 from moesim.policies.fiddler import Fiddler
@@ -219,6 +221,16 @@ def test_fiddler_alternates_loads_and_computes_in_its_placeholder() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- llama.cpp
+def test_llama_cpp_layers_on_the_gpu_against_a_restatement() -> None:
+    rng = random.Random(20260101)
+    for _ in range(1000):
+        n_layers, n_gpu, n_cpu_moe = rng.randint(1, 12), rng.choice([None, *range(16)]), rng.randint(0, 14)
+        on_gpu = [i for i in range(n_layers) if n_gpu is None or i >= max(n_layers + 1 - n_gpu, 0)]
+        with_experts = [i for i in on_gpu if i >= n_cpu_moe]
+        first, first_experts = first_layers_on_gpu(n_layers, n_gpu, n_cpu_moe)
+        assert on_gpu == list(range(first, n_layers)) and with_experts == list(range(first_experts, n_layers))
+
+
 def test_llama_cpp_fits_the_experts_of_whole_layers_by_default() -> None:
     view = FakeView(slots=23)
     placement = place(LlamaCpp(), view)
