@@ -14,7 +14,10 @@ has so many rows that copying it pays.
 | uncached on the GPU | copied | through one placeholder buffer; loads and computes alternate | the same |
 | overlap | CPU and GPU in parallel | all GPU experts, then all CPU experts in one thread; kernels of residents overlap | parallel; ``serial=True``: the CPU starts after the last copy |
 | prefill and decode | same rule | same rule (since April 2024) | same rule |
-| copies | - | synchronous, from pageable memory | the experiment's ``transfer`` curve says which |
+| experts without rows | - | counted as assigned to the CPU, at no cost | in no plan |
+| shared experts | - | none (Mixtral only) | on the GPU, in no plan |
+| memory for residents | - | 95 % of what is free | the granted cache slots |
+| copies | - | synchronous, from pageable memory | the experiment's transfers; ``pageable=True``: as in the code |
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
+from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_assignment
 from moesim.policies.algorithms.caching import global_top
 from moesim.policies.base import (
@@ -68,6 +72,12 @@ class Fiddler(PolicyBase):
     """As the released code's head: CPU experts start only when the last copy of the layer has arrived."""
     placeholders: Annotated[int, Range(1)] = 1
     """Buffers for experts that are copied for one use."""
+    pageable: bool = False
+    """Copies at the rate of pageable memory, whatever the experiment says."""
+
+    def transfer(self, model: ModelSpec) -> tuple[str, int | None] | None:
+        """Return the curve of pageable memory if asked to."""
+        return ("pageable", None) if self.pageable else None
 
     @property
     def listens(self) -> frozenset[type]:

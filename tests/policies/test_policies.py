@@ -208,6 +208,12 @@ def test_fiddler_serial_holds_the_cpu_until_the_last_copy_has_arrived() -> None:
     assert list(policy.decide(Fetched(0, 3, "gpu0"), view)) == [Run(0, [1], "cpu0")]
 
 
+def test_fiddler_copies_from_pageable_memory_if_asked_to() -> None:
+    model = tiny_model()
+    assert Fiddler().transfer(model) is None
+    assert Fiddler(pageable=True).transfer(model) == ("pageable", None)
+
+
 def test_fiddler_alternates_loads_and_computes_in_its_placeholder() -> None:
     """On the engine: with one placeholder a copy starts only after the expert before it has been computed."""
     policy = Fiddler(rule="code")

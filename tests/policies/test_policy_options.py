@@ -270,6 +270,7 @@ ELSEWHERE = {
     ("dali-multi-gpu", "staging_slots"),  # tests/policies/test_dali_multi_gpu.py: needs a slow CPU
     ("prescope", "async_io"),  # tests/policies/test_prescope.py: changes how all transfers are made
     ("zero-inference", "pinned"),  # tests/policies/test_zero_inference.py: changes how all transfers are made
+    ("fiddler", "pageable"),  # tests/policies/test_policies.py: changes how all transfers are made
     ("klotski", "merged"),  # tests/policies/test_klotski.py: needs several micro-batches
     *(
         ("mixtral-offloading-spec", option) for option in ("lane", "bits")
