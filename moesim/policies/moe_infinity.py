@@ -9,7 +9,7 @@ LFU cache. ``moe-infinity-code`` is these blocks. ``moe-infinity-paper`` is the 
 
 | point | paper says | released code does | we do |
 |---|---|---|---|
-| prefetch | by the closest past sequence | modules that are not called; off by default | ``-code``: none; ``-paper``: as in the modules |
+| prefetch | by the closest past sequence | modules that only the blocks of Grok and Arctic call; off by default | ``-code``: none; ``-paper``: as in the modules |
 | past sequences | matrices of a data set, collected ahead | up to 1000, from the run | requests held back for calibration (``capacity``); ``online`` adds those of the run |
 | match at layer l | rows 0 to l | masks these rows, so that the later ones are compared | ``-paper``: rows 0 to l; ``mask: later`` is the code: of equals, the first |
 | several sequences | - | one by one | the mean over the sequences of the step |
@@ -49,7 +49,10 @@ class MoEInfinityCode(FetchThread):
     """One fetch thread, and a cache for all layers that evicts what was used least since the start (MoE-Infinity's code)."""
 
     paper = "MoE-Infinity (arXiv:2401.14361), its released code"
-    missing = ("the defect that free space shrinks at hits too, so that the released cache never fills",)
+    missing = (
+        "the defect that free space shrinks at hits too, so that the released cache never fills",
+        "more than one GPU, each with a fetch thread",
+    )
 
     victims: Victims = UNROUTED_FIRST
     """What the present layer visit is routed to goes only if nothing else is idle, or, once it has run, like any other."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from moesim.policies.algorithms.caching import (
     workload_aware_swap,
 )
 from moesim.policies.algorithms.search import beam_assignment, brute_force_assignment, exact_assignment
+from moesim.policies.fiddler import Fiddler
 
 A, B, C, D, E = range(5)
 SEED = 20260101
@@ -190,17 +193,38 @@ def test_fiddler_follows_its_worked_example() -> None:
 
 def test_fiddler_rule_equals_the_enumeration_of_its_code() -> None:
     rng = random.Random(SEED)
-    for _ in range(40):
-        loads = [rng.choice((0, 1, 5, 9, 10, 11, 30)) for _ in range(8)]
-        resident = [rng.randint(0, 1) for _ in range(8)]
+    for _ in range(1000):
+        n = rng.randint(0, 6)  # of 8 there are 256 assignments, of which those of the others are a part
+        loads = [rng.choice((0, 1, 5, 9, 10, 11, 30)) for _ in range(n)]
+        resident = [rng.randint(0, 1) for _ in range(n)]
         plan = fiddler_code_assignment(loads, resident)
         on_cpu, cost = _fiddler_enumeration(loads, resident)
-        assert {e for e in on_cpu if loads[e]} == set(plan.cpu)
+        assert tuple(e for e in sorted(on_cpu) if loads[e]) == plan.cpu
+        assert tuple(e for e in range(n) if loads[e] and e not in on_cpu) == plan.gpu
         assert plan.gpu_total + plan.cpu_total == cost
 
 
 def test_threshold_sends_ties_to_the_gpu() -> None:
     assert threshold_assignment([5, 5, 5], [4, 5, 6]) == Plan((1, 2), (0,), 10, 4)
+    assert threshold_assignment([], []) == Plan((), (), 0, 0)
+
+
+def test_fiddlers_rule_compares_the_cpu_with_copy_and_compute_expert_by_expert() -> None:
+    """A plan of the policy for random residents, rows and costs, against the rule as its page has it."""
+    rng = random.Random(SEED)
+    for _ in range(1000):
+        n = rng.randint(1, 8)
+        loads = [rng.choice((0, *LOADS)) for _ in range(n)]
+        resident = [rng.randint(0, 1) for _ in range(n)]
+        c, x, g = rng.choice((1, 2)), rng.choice((2, 3, 6)), rng.choice((0, 1, 2))
+        policy = Fiddler()
+        policy._resident, policy._load_ns = [bytes(resident)], [x]
+        policy._cpu_ns = {w: c * w for w in loads}  # type: ignore[assignment]
+        policy._gpu_ns = dict.fromkeys(loads, g)  # type: ignore[assignment]
+        plan = policy.plan(0, loads)
+        on_cpu = [e for e in range(n) if loads[e] and not resident[e] and c * loads[e] < x + g]
+        assert list(plan.cpu) == on_cpu
+        assert list(plan.gpu) == [e for e in range(n) if loads[e] and e not in on_cpu]
 
 
 # ------------------------------------------------------------------------------------------------------------- caching
@@ -221,6 +245,63 @@ def test_mixtral_offloading_may_evict_what_it_has_just_loaded() -> None:
     plan = mixtral_offloading_plan([6, 7], [0, 1, 2, 3], buffer_size=4)
     assert plan.swaps == ((6, 0), (7, 1), (0, 2), (1, 3))
     assert plan.window == 2  # never more than there are residents
+
+
+class ExpertCache:
+    """Mixtral-Offloading's cache of a layer, load by load: each starts as the expert loaded before it is taken."""
+
+    def __init__(self, residents: Sequence[int], buffer_size: int) -> None:
+        self.experts = OrderedDict.fromkeys(residents)
+        self._most = buffer_size - 1
+        self._swaps: list[tuple[int, int]] = []
+        self._waiting: deque[int] = deque()
+        self._under_way: deque[int] = deque()
+
+    def _start(self) -> None:
+        victim, _ = self.experts.popitem(last=False)
+        newcomer = self._waiting.popleft()
+        self.experts[newcomer] = None
+        self._swaps.append((victim, newcomer))
+        self._under_way.append(newcomer)
+
+    def visit(self, active: Sequence[int]) -> tuple[Any, ...]:
+        """Serve a layer visit; what is computed, who is resident then, the swaps, and the most that were under way."""
+        order = sorted(sorted(active), key=lambda e: e not in self.experts)
+        self._waiting = deque(e for e in order if e not in self.experts)
+        self._swaps = []
+        for e in order:
+            if e in self.experts:
+                self.experts.move_to_end(e)
+        while self._waiting and len(self._under_way) < min(self._most, len(self.experts)):
+            self._start()
+        most = len(self._under_way)
+        for e in order:
+            if self._under_way and e == self._under_way[0]:
+                self._under_way.popleft()
+                if self._waiting:
+                    self._start()
+        return tuple(order), tuple(self.experts), tuple(self._swaps), most
+
+
+def test_mixtral_offloading_against_a_restatement_of_its_cache() -> None:
+    rng = random.Random(SEED)
+    seen = set()
+    for _ in range(300):
+        n, size, buffer_size = 8, rng.randint(1, 7), rng.randint(2, 5)
+        cache = ExpertCache(range(n - size, n), buffer_size)
+        for _ in range(5):
+            active = sorted(rng.sample(range(n), rng.randint(0, n)))
+            plan = mixtral_offloading_plan(list(cache.experts), active, buffer_size)
+            hits = not cache.experts.keys().isdisjoint(active)
+            assert plan == cache.visit(active)
+            seen.add((hits, len(plan.swaps) > size))
+    assert seen == {(a, b) for a in (True, False) for b in (True, False)}
+
+
+def test_mixtral_offloading_without_a_cache_cannot_load() -> None:
+    assert mixtral_offloading_plan([], [], 4) == ((), (), (), 0)
+    with pytest.raises(ValueError, match="a resident that can be swapped for expert 2, got an empty cache"):
+        mixtral_offloading_plan([], [2, 3], 4)
 
 
 def test_workload_aware_swap_follows_the_worked_example() -> None:

@@ -22,17 +22,17 @@ def run(requests: Any, slots: int = 8, name: Any = "moe-infinity-code", **more: 
 
 
 # ------------------------------------------------------------------------------------------------------------ functions
-@pytest.mark.parametrize("seed", range(30))
-def test_the_first_strict_minimum_of_a_scan_expert_by_expert_goes(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    shape = int(draw.integers(1, 6)), int(draw.integers(1, 9))
-    visits, may_go = draw.integers(0, 4, shape), draw.random(shape) < 0.6
-    found = None
-    for expert in range(shape[1]):
-        for layer in range(shape[0]):
-            if may_go[layer, expert] and (found is None or visits[layer, expert] < visits[found]):
-                found = layer, expert
-    assert least_visited(visits, may_go) == found
+def test_the_first_strict_minimum_of_a_scan_expert_by_expert_goes() -> None:
+    for seed in range(1000):
+        draw = np.random.default_rng(seed)
+        shape = int(draw.integers(1, 6)), int(draw.integers(1, 9))
+        visits, may_go = draw.integers(0, 4, shape), draw.random(shape) < 0.6
+        found = None
+        for expert in range(shape[1]):
+            for layer in range(shape[0]):
+                if may_go[layer, expert] and (found is None or visits[layer, expert] < visits[found]):
+                    found = layer, expert
+        assert least_visited(visits, may_go) == found
 
 
 def cosine(a: Any, b: Any) -> float:
@@ -53,17 +53,17 @@ def closest_by_hand(stored: Any, matrix: Any, layer: int, mask: str) -> int:
     return distances.index(min(distances))
 
 
-@pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("mask", ["seen", "later"])
-def test_the_closest_matrix_is_the_one_with_the_smallest_mean_distance(seed: int, mask: Any) -> None:
-    draw = np.random.default_rng(seed)
-    n, n_layers, n_experts = (int(draw.integers(1, most)) for most in (8, 6, 6))
-    stored = draw.integers(0, 3, (n, n_layers, n_experts))
-    matrix = draw.integers(0, 3, (n_layers, n_experts))
-    layer = int(draw.integers(0, n_layers))
-    if draw.random() < 0.3:
-        matrix[layer + 1 :] = 0  # the first pass
-    assert closest_matrix(stored, matrix, layer, mask) == closest_by_hand(stored, matrix, layer, mask)
+def test_the_closest_matrix_is_the_one_with_the_smallest_mean_distance(mask: Any) -> None:
+    for seed in range(1000):
+        draw = np.random.default_rng(seed)
+        n, n_layers, n_experts = (int(draw.integers(1, most)) for most in (8, 6, 6))
+        stored = draw.integers(0, 3, (n, n_layers, n_experts))
+        matrix = draw.integers(0, 3, (n_layers, n_experts))
+        layer = int(draw.integers(0, n_layers))
+        if draw.random() < 0.3:
+            matrix[layer + 1 :] = 0  # the first pass
+        assert closest_matrix(stored, matrix, layer, mask) == closest_by_hand(stored, matrix, layer, mask)
 
 
 def test_with_the_released_mask_the_first_is_found_in_the_first_pass() -> None:
@@ -74,16 +74,16 @@ def test_with_the_released_mask_the_first_is_found_in_the_first_pass() -> None:
     assert closest_matrix(stored, np.array([[4, 0], [3, 0]]), 0, "later") == 1  # a later pass: row 1 is known
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_the_priority_decays_with_the_distance(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
-    p, at = draw.random((n_layers, n_experts)), int(draw.integers(0, n_layers))
-    found = remaining_priority(p, at)
-    for layer in range(n_layers):
-        for expert in range(n_experts):
-            wanted = (p[layer, expert] + 1e-8) * (1 - (layer - at) / (n_layers + 1)) if layer >= at else 0.0
-            assert found[layer, expert] == wanted
+def test_the_priority_decays_with_the_distance() -> None:
+    for seed in range(1000):
+        draw = np.random.default_rng(seed)
+        n_layers, n_experts = int(draw.integers(1, 9)), int(draw.integers(1, 9))
+        p, at = draw.random((n_layers, n_experts)), int(draw.integers(0, n_layers))
+        found = remaining_priority(p, at)
+        for layer in range(n_layers):
+            for expert in range(n_experts):
+                wanted = (p[layer, expert] + 1e-8) * (1 - (layer - at) / (n_layers + 1)) if layer >= at else 0.0
+                assert found[layer, expert] == wanted
 
 
 @pytest.mark.parametrize("mask", ["seen", "later"])

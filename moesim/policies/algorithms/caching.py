@@ -75,6 +75,11 @@ def mixtral_offloading_plan(
     SwapPlan
         Execution order (residents first), residents afterwards, swaps, window.
 
+    Raises
+    ------
+    ValueError
+        If an expert is missing and nothing is resident.
+
     Notes
     -----
     All active residents are marked as used before the first load. One of them leaves only where the others do not suffice
@@ -89,6 +94,10 @@ def mixtral_offloading_plan(
     hits = [expert for expert in active if expert in resident]
     misses = [expert for expert in active if expert not in resident]
     misses.sort(key=lambda expert: expert not in prefetched)
+    if misses and not order:
+        raise ValueError(
+            f"mixtral_offloading_plan: expected a resident that can be swapped for expert {misses[0]}, got an empty cache"
+        )
     used = set(hits)
     queue = [expert for expert in order if expert not in used] + hits
     swaps = []
