@@ -28,6 +28,8 @@ from moesim.policies.algorithms.caching import (
 )
 from moesim.policies.algorithms.search import beam_assignment, brute_force_assignment, exact_assignment
 from moesim.policies.fiddler import Fiddler
+from moesim.policies.registry import make_policy
+from tests.engine.engine_kit import play, tiny_model, workload
 
 A, B, C, D, E = range(5)
 SEED = 20260101
@@ -296,6 +298,24 @@ def test_mixtral_offloading_against_a_restatement_of_its_cache() -> None:
             assert plan == cache.visit(active)
             seen.add((hits, len(plan.swaps) > size))
     assert seen == {(a, b) for a in (True, False) for b in (True, False)}
+
+
+@pytest.mark.parametrize("slots", [4, 6, 10])
+@pytest.mark.parametrize("buffer_size", [2, 4])
+def test_mixtral_offloading_swaps_over_a_whole_run_as_its_cache_does(slots: int, buffer_size: int) -> None:
+    rng = random.Random(SEED + slots)
+    rows = [[rng.sample(range(6), 2) for _ in range(2)] for _ in range(25)]
+    policy = make_policy({"name": "mixtral-offloading", "buffer_size": buffer_size})
+    work = workload([rows[:12], rows[12:]], n_experts=6, batch_size=1)
+    records = play(policy, work, model=tiny_model(n_experts=6), slots={"gpu0": slots})
+    caches = [ExpertCache(range(6 - slots // 2, 6), buffer_size) for _ in range(2)]
+    swaps = [(layer, *swap) for row in rows for layer, of in enumerate(row) for swap in caches[layer].visit(sorted(of))[2]]
+    for link, moved in (("cpu0->gpu0", 2), ("gpu0->cpu0", 1)):
+        found = [(t.layer, t.expert) for t in records.transfers if t.link == link]
+        left = len(swaps) - len(found)  # copies out that the end of the run cuts off
+        assert found == [(swap[0], swap[moved]) for swap in swaps][: len(found)]
+        assert left == 0 if moved == 2 else left <= buffer_size
+    assert len(swaps) > 10
 
 
 def test_mixtral_offloading_without_a_cache_cannot_load() -> None:
