@@ -21,6 +21,7 @@ from moesim.experiment.forms import listed
 from moesim.experiment.repeats import check_one_seed, repeats_of, reseeded
 from moesim.experiment.spec import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
+from moesim.hardware.load import flatten
 from moesim.hardware.places import is_number
 from moesim.policies.declare import option_hints
 from moesim.policies.imports import would_import
@@ -133,21 +134,13 @@ def _machines(hardware: Any) -> Iterator[Any]:
     """Sweep the overridden numbers of a profile; lists elsewhere in it are lists by nature."""
     if isinstance(hardware, str):
         return iter([hardware])
-    flat = dict(_flatten(hardware))
+    flat = dict(flatten(hardware))
     return _grid({key: value if _is_sweep(key, value) else [value] for key, value in flat.items()})
 
 
 def _is_sweep(key: str, value: Any) -> bool:
     steps = [int(step) if step.isdecimal() else step for step in key.split(".")]
     return isinstance(value, list) and bool(value) and is_number(steps)
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and "value" not in value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def policies_of(spec: Any, place: str, *, imports: bool = True) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,9 @@ from typing import Any
 from moesim.errors import HardwareError
 from moesim.hardware.check import check_machine
 from moesim.hardware.curve_schema import Curve, ExpertCostFile
-from moesim.hardware.numbers import Sourced
+from moesim.hardware.numbers import BytePoints, Flops, Points, Rate, Sourced, Strict, Time
 from moesim.hardware.read import validate
-from moesim.hardware.schema import ProfileFile, TransferFile
+from moesim.hardware.schema import ProfileFile
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,
@@ -45,20 +45,27 @@ def build_profile(
         devices={name: _device(name, checked) for name in checked.devices},
         links=links,
         contention=tuple(_pair(index, checked) for index in range(len(checked.contention))),
-        platform_w=checked.platform_w.value if checked.platform_w else None,
         numbers=dict(_numbers(checked, "")),
         overrides=overrides,
         machine=dict(checked.machine),
-        host_expert_us=_exact(checked.host_expert_us),
-        host_shared=checked.host_shared.value if checked.host_shared else False,
+        **{"platform_w": None} | _given(checked),
     )
     check_machine(profile, place)
     return profile
 
 
-def _exact(number: Any) -> Fraction:
-    """Take a number of the file at its decimal value, so that results do not depend on binary rounding."""
-    return Fraction(0) if number is None else Fraction(repr(number.value))
+def _plain(number: Any) -> Any:
+    """Take a number of the file: times at their decimal value, so that results do not depend on binary rounding; rates whole."""
+    if isinstance(number, Points | BytePoints):
+        return tuple((int(n), Fraction(repr(us))) for n, us in number.value)
+    if isinstance(number, Time):
+        return Fraction(repr(number.value))
+    return round(number.value) if isinstance(number, Rate | Flops) else number.value
+
+
+def _given(part: Strict) -> dict[str, Any]:
+    """Take the numbers that a part of the file gives, by name."""
+    return {name: _plain(one) for name, one in part if isinstance(one, Sourced)}
 
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, Number]]:
@@ -76,67 +83,45 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, Number]]:
                 yield from _numbers(getattr(value, name), f"{key}.{name}" if key else name)
 
 
+_NAMES = {"flat_us": "base_us", "per_token_us": "slope_us", "knee_tokens": "knee"}
+
+
 def _curve(curve: Curve, key: str) -> CostCurve:
     shape = getattr(curve, "shape", None)
-    extra = getattr(curve, "first_extra_us", None)
-    flat = curve.form == "flat_linear"
     return CostCurve(
-        key=key,
-        form=curve.form,
-        first=curve.range[0],
-        last=curve.range[1],
-        base_us=_exact(curve.flat_us if flat else curve.base_us),
-        slope_us=_exact(curve.per_token_us),
-        knee=curve.knee_tokens.value if curve.knee_tokens else 0,
-        points=tuple((int(n), Fraction(repr(us))) for n, us in curve.points.value) if curve.points else (),
+        key,
+        curve.form,
+        *curve.range,
         shape=(shape.hidden, shape.intermediate, float(shape.bits)) if shape else None,
         model=getattr(curve, "model", ""),
         part=getattr(curve, "part", ""),
-        first_extra_us=_exact(extra) if extra else None,
+        **{_NAMES.get(name, name): number for name, number in _given(curve).items()},
     )
 
 
 def _expert_cost(cost: ExpertCostFile | None, memory_bytes_per_s: int) -> ExpertCost | None:
     if cost is None:
         return None
-    return ExpertCost(
-        per_expert_us=_exact(cost.per_expert_us),
-        per_row_us=_exact(cost.per_row_us),
-        read_bytes_per_s=round(cost.read_bytes_per_s.value) if cost.read_bytes_per_s else memory_bytes_per_s,
-        few_row_flops=round(cost.few_row_flops.value),
-        many_row_flops=round(cost.many_row_flops.value) if cost.many_row_flops else 0,
-        crossover_rows=cost.crossover_rows.value if cost.crossover_rows else 0,
-    )
+    usual = {"per_expert_us": Fraction(0), "per_row_us": Fraction(0), "read_bytes_per_s": memory_bytes_per_s}
+    return ExpertCost(**usual | _given(cost))
 
 
 def _device(name: str, profile: ProfileFile) -> Device:
     given = profile.devices[name]
-    key = f"devices.{name}"
-    rate = round(given.memory_bytes_per_s.value) if given.memory_bytes_per_s else 0
+    key, numbers = f"devices.{name}", _given(given)
     return Device(
         name=name,
         kind=given.kind,
         host=given.host,
-        memory_bytes=given.memory_bytes.value,
-        workspace_bytes=given.workspace_bytes.value if given.workspace_bytes else 0,
-        memory_bytes_per_s=rate,
-        flops=round(given.flops.value) if given.flops else 0,
-        launch_us=_exact(given.launch_us),
         launches={part: count.value for part, count in given.launches.items()},
-        router_us=_exact(given.router_us),
-        first_extra_us=_exact(given.first_extra_us) if given.first_extra_us else None,
         experts=tuple(_curve(curve, f"{key}.experts.{i}") for i, curve in enumerate(given.experts)),
         parts=tuple(_curve(curve, f"{key}.parts.{i}") for i, curve in enumerate(given.parts)),
         predict={source: _curve(curve, f"{key}.predict.{source}") for source, curve in given.predict.items()},
-        idle_w=given.idle_w.value if given.idle_w else None,
-        busy_w=given.busy_w.value if given.busy_w else None,
         role=given.role or _ROLES[given.kind],
-        expert_cost=_expert_cost(given.expert_cost, rate),
+        expert_cost=_expert_cost(given.expert_cost, numbers.get("memory_bytes_per_s", 0)),
         operations=given.operations or "",
-        operation_us=_exact(given.operation_us),
-        token_us=_exact(given.token_us),
-        latent_attention_us=_exact(given.latent_attention_us),
         cores=tuple(given.cores or ()),
+        **numbers,
     )
 
 
@@ -151,18 +136,12 @@ def _link(name: str, profile: ProfileFile, place: str) -> Link:
         which = kind if getattr(given, kind) else "any"
         curve = getattr(given, which)
         if curve:
-            curves[kind] = _transfer(curve, f"links.{name}.{which}")
+            curves[kind] = Transfer(f"links.{name}.{which}", **_given(curve))
     activation, share = None, False
     if given.activation:
-        activation = _transfer(given.activation, f"links.{name}.activation")
+        activation = Transfer(f"links.{name}.activation", **_given(given.activation))
         share = given.activation.share_link
     return Link(name, ends[0], ends[1], given.medium, curves, activation, share, tuple(given.cores or ()))
-
-
-def _transfer(curve: TransferFile, key: str) -> Transfer:
-    rate = round(curve.bytes_per_s.value) if curve.bytes_per_s else 0
-    points = tuple((int(n), Fraction(repr(us))) for n, us in curve.points.value) if curve.points else ()
-    return Transfer(key, _exact(curve.latency_us), rate, points)
 
 
 def _pair(index: int, profile: ProfileFile) -> Pair:

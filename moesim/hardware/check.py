@@ -108,7 +108,7 @@ def _disagreements(curves: Sequence[CostCurve]) -> Iterator[str]:
         first, last = max(one.first, two.first), min(one.last, two.last)
         inside = {n for curve in (one, two) for n in (*(n for n, _ in curve.points), curve.knee) if first < n < last}
         for n in sorted({first, last} | inside) if first <= last else []:
-            us = _us(one, n), _us(two, n)
+            us = one.us(n), two.us(n)
             if abs(us[0] - us[1]) > _AGREE * max(us):
                 got = f"{float(us[1]):g} us instead of {float(us[0]):g} at {n} rows"
                 yield (
@@ -116,16 +116,3 @@ def _disagreements(curves: Sequence[CostCurve]) -> Iterator[str]:
                     "let their ranges not overlap"
                 )
                 break
-
-
-def _us(curve: CostCurve, n: int) -> Fraction:
-    """Evaluate a curve within its range; costs, which round, are above this layer."""
-    if curve.form == "linear":
-        return curve.base_us + curve.slope_us * n
-    if curve.form == "flat_linear":
-        return curve.base_us + curve.slope_us * max(0, n - curve.knee)
-    after = next(i for i, (size, _) in enumerate(curve.points) if size >= n)
-    if after == 0:
-        return curve.points[0][1]
-    (n0, us0), (n1, us1) = curve.points[after - 1 : after + 1]
-    return us0 + (us1 - us0) * Fraction(n - n0, n1 - n0)

@@ -16,23 +16,7 @@ from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
 from moesim.hardware.places import is_number, type_at
 from moesim.hardware.read import read_yaml, unknown_key, validate
-from moesim.hardware.types import (
-    LABELS,
-    TRANSFERS,
-    CostCurve,
-    Device,
-    HardwareProfile,
-    Link,
-    Number,
-    Pair,
-    Transfer,
-    weakest,
-)
-
-__all__ = [
-    "LABELS", "TRANSFERS", "CostCurve", "Device", "HardwareProfile", "Link", "Number", "Pair", "Transfer",
-    "build_profile", "hardware_names", "load_hardware", "override", "read_profile", "weakest",
-]  # fmt: skip
+from moesim.hardware.types import HardwareProfile
 
 
 def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware") -> HardwareProfile:
@@ -93,7 +77,7 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
             return dict(source), None, []
         if not isinstance(source["base"], (str, Path)):
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
-        overrides = dict(_flatten({key: value for key, value in source.items() if key != "base"}))
+        overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
     path = _find(source, place)
     raw = _read(path)
@@ -135,7 +119,7 @@ def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
         if key in _TOLD:
             found[key] = value
         elif key not in ("base", "anchors"):
-            for dotted, number in _flatten({key: value}):
+            for dotted, number in flatten({key: value}):
                 _override(found, dotted, number, str(path))
     return found
 
@@ -168,11 +152,12 @@ def hardware_names() -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- overrides
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the overrides of a profile by dotted key, however they are nested."""
     for key, value in values.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and "value" not in value:
-            yield from _flatten(value, f"{dotted}.")
+            yield from flatten(value, f"{dotted}.")
         else:
             yield dotted, value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -47,6 +47,13 @@ class Number:
     interval: tuple[float, float] | None = None
 
 
+def between(points: Sequence[tuple[int, Fraction]], size: int) -> Fraction:
+    """Interpolate between points of (size, us) on linear axes; outside them the nearest segment is continued."""
+    upper = max(1, next((i for i, (n, _) in enumerate(points) if n >= size), len(points) - 1))
+    (n0, us0), (n1, us1) = points[upper - 1], points[upper]
+    return us0 + (us1 - us0) * Fraction(size - n0, n1 - n0)
+
+
 @dataclass(frozen=True)
 class CostCurve:
     """Time as a function of rows."""
@@ -69,6 +76,12 @@ class CostCurve:
     part: str = ""
     first_extra_us: Fraction | None = None  # extra of the first expert of a group
 
+    def us(self, n_rows: int) -> Fraction:
+        """Evaluate it exactly; points on linear axes, since interpolating logarithms is wrong for a cost that is a sum."""
+        if self.form == "points":
+            return between(self.points, n_rows)
+        return self.base_us + self.slope_us * (n_rows if self.form == "linear" else max(0, n_rows - self.knee))
+
 
 @dataclass(frozen=True)
 class ExpertCost:
@@ -83,7 +96,7 @@ class ExpertCost:
     crossover_rows: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """One device; see ``hardware_profiles/README.md`` for the meaning of each key."""
 
@@ -93,21 +106,21 @@ class Device:
     host: str
     # memory_bytes, workspace_bytes: capacity, and what the software needs of it apart from weights, KV cache and pools
     memory_bytes: int
-    workspace_bytes: int
+    workspace_bytes: int = 0
     # memory_bytes_per_s, flops: rates that kernels reach, for rooflines; 0 for a disk
-    memory_bytes_per_s: int
-    flops: int
-    launch_us: Fraction  # start-up of one kernel or operator
+    memory_bytes_per_s: int = 0
+    flops: int = 0
+    launch_us: Fraction = Fraction(0)  # start-up of one kernel or operator
     launches: Mapping[str, int]  # kernels of each part (1 where not given)
-    router_us: Fraction  # time for the router's result to reach the host, once a layer
-    first_extra_us: Fraction | None  # extra of the first expert of a group, unless the expert curve has its own
+    router_us: Fraction = Fraction(0)  # time for the router's result to reach the host, once a layer
+    first_extra_us: Fraction | None = None  # extra of the first expert of a group, unless the expert curve has its own
     # experts, parts: curves of experts, and of other parts of a layer
     experts: tuple[CostCurve, ...]
     parts: tuple[CostCurve, ...]
     predict: Mapping[str, CostCurve]  # curves of predictors by source name
     # idle_w, busy_w: W: power
-    idle_w: float | None
-    busy_w: float | None
+    idle_w: float | None = None
+    busy_w: float | None = None
     # the part it plays: `"accelerator"` (computes, with a bounded cache; a GPU unless the profile says otherwise), `"host"`
     # (computes from host memory; a CPU likewise) or `"storage"` (a disk; computes nothing)
     role: str = "accelerator"
@@ -127,8 +140,8 @@ class Transfer:
     """Time of a copy: latency + bytes / rate, or straight lines between ``points`` of (bytes, us); ``key`` is its place."""
 
     key: str
-    latency_us: Fraction
-    bytes_per_s: int
+    latency_us: Fraction = Fraction(0)
+    bytes_per_s: int = 0
     points: tuple[tuple[int, Fraction], ...] = ()
 
 

@@ -26,7 +26,6 @@ from moesim.studies.whatif.scaling import (
     faster_transfer,
     rate_of,
     shared_rates,
-    time_at,
     wire_factors,
 )
 from moesim.studies.whatif.settings import Base, Changed, Setting, parse_vary, single
@@ -66,35 +65,35 @@ MEASURED = CostCurve("k", "points", 1, 8, points=((1, Fraction(100)), (2, Fracti
 
 @pytest.mark.parametrize("curve", [FLAT, LINE, MEASURED])
 def test_reading_and_computing_are_the_whole_of_a_curve(curve: CostCurve):
-    reading = time_at(curve, 1)
+    reading = curve.us(1)
     both = faster_curve(curve, reading, TWO, TWO)
     memory, compute = faster_curve(curve, reading, TWO, ONE), faster_curve(curve, reading, ONE, TWO)
     for n in range(curve.first, curve.last + 1):
-        whole = time_at(curve, n)
-        assert time_at(both, n) == whole / 2, n
-        assert time_at(memory, n) + time_at(compute, n) == whole * 3 / 2, n
-    assert time_at(memory, 1) == reading / 2
-    assert time_at(compute, 1) == reading
+        whole = curve.us(n)
+        assert both.us(n) == whole / 2, n
+        assert memory.us(n) + compute.us(n) == whole * 3 / 2, n
+    assert memory.us(1) == reading / 2
+    assert compute.us(1) == reading
 
 
 def test_what_further_rows_add_is_computing():
     memory = faster_curve(FLAT, Fraction(100), TWO, ONE)
-    assert [time_at(memory, n) for n in (1, 8, 9, 64)] == [50, 50, 60, 610]
+    assert [memory.us(n) for n in (1, 8, 9, 64)] == [50, 50, 60, 610]
     slower = faster_curve(FLAT, Fraction(100), 1 / TWO, ONE)
-    assert [time_at(slower, n) for n in (1, 8, 9)] == [200, 200, 210]
+    assert [slower.us(n) for n in (1, 8, 9)] == [200, 200, 210]
     compute = faster_curve(LINE, Fraction(50), ONE, Fraction(5))
-    assert [time_at(compute, n) for n in (1, 2, 11)] == [50, 60, 150]
+    assert [compute.us(n) for n in (1, 2, 11)] == [50, 60, 150]
 
 
 def test_no_faster_than_its_launches_unless_it_was_before():
-    assert time_at(faster_curve(FLAT, Fraction(100), Fraction(10), ONE, Fraction(30)), 1) == 30
-    assert time_at(faster_curve(FLAT, Fraction(100), Fraction(10), ONE, Fraction(500)), 1) == 100
-    assert time_at(faster_curve(FLAT, Fraction(100), Fraction(1, 2), ONE, Fraction(150)), 1) == 200
+    assert faster_curve(FLAT, Fraction(100), Fraction(10), ONE, Fraction(30)).us(1) == 30
+    assert faster_curve(FLAT, Fraction(100), Fraction(10), ONE, Fraction(500)).us(1) == 100
+    assert faster_curve(FLAT, Fraction(100), Fraction(1, 2), ONE, Fraction(150)).us(1) == 200
 
 
 def test_a_curve_of_one_row_stays_one():
     one = CostCurve("k", "linear", 4, 4, Fraction(10), Fraction(5))
-    assert time_at(faster_curve(one, time_at(one, 1), TWO, ONE), 4) == Fraction(15, 2) + 15
+    assert faster_curve(one, one.us(1), TWO, ONE).us(4) == Fraction(15, 2) + 15
 
 
 def test_copies():
@@ -216,7 +215,7 @@ def test_context_is_all_reading():
     faster = faster_device(device, memory=TWO)
     for before, after in zip(device.parts, faster.parts, strict=True):
         if before.part == "context":
-            assert all(time_at(after, n) == time_at(before, n) / 2 for n in (1, 100, 2048))
+            assert all(after.us(n) == before.us(n) / 2 for n in (1, 100, 2048))
             break
     else:
         pytest.fail("no curve 'context'")
@@ -227,7 +226,7 @@ def test_another_gpu(tmp_path: Path):
     changed = vary(one, "gpu a100-xeon6326")
     gpu, new = machine(changed).devices["gpu0"], other.devices["gpu0"]
     assert (gpu.memory_bytes, gpu.memory_bytes_per_s, gpu.flops) == (new.memory_bytes, new.memory_bytes_per_s, new.flops)
-    assert [time_at(c, 5) for c in gpu.experts] == [time_at(c, 5) for c in new.experts]
+    assert [c.us(5) for c in gpu.experts] == [c.us(5) for c in new.experts]
     kept = one.profile.devices["gpu0"]
     assert (gpu.launch_us, gpu.launches, gpu.router_us) == (kept.launch_us, kept.launches, kept.router_us)
     assert machine(changed).links == one.profile.links

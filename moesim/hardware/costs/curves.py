@@ -7,30 +7,17 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from moesim.core.units import NS_PER_S, ceil_div
-from moesim.hardware.types import CostCurve, Transfer
+from moesim.hardware.types import CostCurve, Transfer, between
 
 
 def curve_ns(curve: CostCurve, n_rows: int) -> int:
-    """Evaluate a curve.
-
-    ``linear``: base + slope n. ``flat_linear``: base + slope max(0, n - knee). ``points``: linear interpolation on
-    linear axes, since interpolating logarithms is wrong for a cost that is a sum.
-    """
-    if curve.form == "points":
-        return points_ns(curve.points, n_rows)
-    if curve.form == "linear":
-        us = curve.base_us + curve.slope_us * n_rows
-    else:
-        us = curve.base_us + curve.slope_us * max(0, n_rows - curve.knee)
-    return _nearest_ns(us)
+    """Evaluate a curve."""
+    return _nearest_ns(curve.us(n_rows))
 
 
 def points_ns(points: Sequence[tuple[int, Fraction]], size: int) -> int:
-    """Interpolate between points of (size, us) on linear axes; outside them the nearest segment is continued."""
-    upper = next((i for i, (n, _) in enumerate(points) if n >= size), len(points) - 1)
-    upper = max(upper, 1)
-    (n0, us0), (n1, us1) = points[upper - 1], points[upper]
-    return _nearest_ns(us0 + (us1 - us0) * (size - n0) / (n1 - n0))
+    """Evaluate points of (size, us)."""
+    return _nearest_ns(between(points, size))
 
 
 def copy_ns(curve: Transfer, n_bytes: int) -> int:

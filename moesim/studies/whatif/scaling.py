@@ -20,41 +20,29 @@ _PPM = 1_000_000
 _ALL_READING = ("context",)  # parts that do nothing but read memory
 
 
-def time_at(curve: CostCurve, n_rows: int) -> Fraction:
-    """Evaluate a curve exactly, us; outside its points it is continued."""
-    if curve.form == "linear":
-        return curve.base_us + curve.slope_us * n_rows
-    if curve.form == "flat_linear":
-        return curve.base_us + curve.slope_us * max(0, n_rows - curve.knee)
-    points = curve.points
-    upper = max(1, next((i for i, (n, _) in enumerate(points) if n >= n_rows), len(points) - 1))
-    (n0, us0), (n1, us1) = points[upper - 1], points[upper]
-    return us0 + (us1 - us0) * Fraction(n_rows - n0, n1 - n0)
-
-
 def faster_curve(
     curve: CostCurve, reading_us: Fraction, memory: Fraction, compute: Fraction, floor_us: Fraction = Fraction(0)
 ) -> CostCurve:
     """Give the curve of a kernel on a device whose memory or processor is faster.
 
     >>> curve = CostCurve("", "flat_linear", 1, 8, Fraction(100), Fraction(30), knee=4)
-    >>> [int(time_at(faster_curve(curve, Fraction(100), Fraction(2), ONE), n)) for n in (1, 4, 8)]
+    >>> [int(faster_curve(curve, Fraction(100), Fraction(2), ONE).us(n)) for n in (1, 4, 8)]
     [50, 50, 170]
     """
     rows = {curve.first, curve.last, *(n for n, _ in curve.points)} | ({curve.knee} if curve.form == "flat_linear" else set())
     inside = sorted(n for n in rows if curve.first <= n <= curve.last)
 
     def changed(n_rows: int) -> Fraction:
-        whole = time_at(curve, n_rows)
+        whole = curve.us(n_rows)
         # Measured times go up and down; only what all larger numbers of rows take as well is computing.
-        computing = max(Fraction(0), min(whole, *(time_at(curve, n) for n in inside if n >= n_rows)) - reading_us)
+        computing = max(Fraction(0), min(whole, *(curve.us(n) for n in inside if n >= n_rows)) - reading_us)
         reading = whole - computing
         return max(reading / memory, min(reading, floor_us)) + computing / compute
 
     if curve.first == curve.last:
         return replace(curve, form="linear", base_us=changed(curve.first), slope_us=Fraction(0), points=())
     for n0, n1 in pairwise(inside):  # where reading ends and computing begins to show
-        us0, us1 = time_at(curve, n0) - reading_us, time_at(curve, n1) - reading_us
+        us0, us1 = curve.us(n0) - reading_us, curve.us(n1) - reading_us
         if us0 * us1 < 0:
             crossing = n0 + (n1 - n0) * us0 / (us0 - us1)
             rows |= {math.floor(crossing), math.ceil(crossing)}
@@ -66,10 +54,10 @@ def _faster_curves(device: Device, curves: Sequence[CostCurve], memory: Fraction
     found = []
     for curve in curves:
         same = [c for c in curves if (c.shape, c.model, c.part) == (curve.shape, curve.model, curve.part)]
-        reading = time_at(min(same, key=lambda c: c.first), 1)
+        reading = min(same, key=lambda c: c.first).us(1)
         part = curve.part or "expert"
         if part in _ALL_READING:
-            reading = max(time_at(curve, n) for n in (curve.first, curve.last, *(n for n, _ in curve.points)))
+            reading = max(curve.us(n) for n in (curve.first, curve.last, *(n for n, _ in curve.points)))
         floor = device.launch_us * device.launches.get(part, 1) if part not in _ALL_READING else Fraction(0)
         found.append(faster_curve(curve, reading, memory, compute, floor))
     return tuple(found)
