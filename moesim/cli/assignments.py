@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moesim.cli.options import Printed
 from moesim.cli.outputs import check_out_folder, write_beside
 from moesim.core.limits import COUNT, REPEATS
 from moesim.core.progress import Progress
@@ -28,7 +29,7 @@ def assignments(
     seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Of the layers.")] = 0,
     in_order: Annotated[bool, typer.Option("--in-order", help="Tell of a GPU that waits for each expert in order.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for a CSV and the figure.")] = None,
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> None:
     """Execute assignment rules on random layers of 3 to 64 active experts, and divide by the best execution.
 

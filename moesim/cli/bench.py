@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moesim.cli.options import Printed
 from moesim.core.limits import REPEATS, TOKENS
 from moesim.core.table import Format, render, render_records
 from moesim.errors import ConfigError
@@ -24,7 +25,7 @@ def bench(
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> None:
     """Measure simulated expert runs per second beside bare SimPy timeouts per second, in turns in this process.
 

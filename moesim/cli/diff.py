@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.cli.options import Printed
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import shown
 from moesim.core.units import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -24,7 +25,7 @@ _WIDTH = 60  # characters of a setting in words
 def diff(
     run_a: Annotated[str, typer.Argument(metavar="RUN_A", help="DIR if it holds one run, DIR:NUMBER, or DIR:POLICY.")],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run to compare it with.")],
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> int:
     """Compare two runs of result folders: settings, time by cause, phase and layer, bytes, hit rates. Differences are B less A.
 

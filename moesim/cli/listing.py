@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.cli.options import Printed
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import shown_lines
 from moesim.core.units import format_bytes
@@ -34,17 +35,7 @@ _fill = partial(textwrap.fill, break_on_hyphens=False)  # a name stays one word
 _WIDEST = 48  # characters of a column that others follow, where the table goes to a file or a pipe
 
 
-class Kind(StrEnum):
-    """What can be listed."""
-
-    POLICIES = "policies"
-    PARTS = "parts"
-    MODELS = "models"
-    HARDWARE = "hardware"
-    TRACES = "traces"
-    PREDICTORS = "predictors"
-    PARAMETERS = "parameters"
-    FORMATS = "formats"
+Kind = StrEnum("Kind", ["policies", "parts", "models", "hardware", "traces", "predictors", "parameters", "formats"])
 
 
 def listing(
@@ -53,13 +44,13 @@ def listing(
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="Policies or parts of which each option is explained.", show_default=False),
     ] = None,
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> None:
     """List policies, parts, models, hardware profiles, traces, predictors, parameters of synthetic routing, or import formats.
 
     Example: moesim list policies dali
     """
-    if names and kind not in (Kind.POLICIES, Kind.PARTS):
+    if names and kind not in (Kind.policies, Kind.parts):
         raise ConfigError(f"list {kind.value}: expected no name, got {names[0]}; names are for policies and parts")
     rows = _explained(kind, names) if names else _LISTS[kind]()
     if form in (Format.JSON, Format.JSONL):
@@ -68,7 +59,7 @@ def listing(
     if names and form is Format.TABLE:
         sys.stdout.write(shown_lines("\n".join(_explanation(row) for row in rows)))
         return
-    if kind is Kind.POLICIES and form is Format.TABLE:
+    if kind is Kind.policies and form is Format.TABLE:
         sys.stdout.write(shown_lines("\n".join(_card(row) for row in rows)))
         return
     columns = list(rows[0]) if rows else ["name"]
@@ -77,8 +68,8 @@ def listing(
 
 def _explained(kind: Kind, names: list[str]) -> Rows:
     """Describe each option of some policies or parts."""
-    places = [("", name, _policy(name)) for name in names] if kind is Kind.POLICIES else []
-    if kind is Kind.PARTS:
+    places = [("", name, _policy(name)) for name in names] if kind is Kind.policies else []
+    if kind is Kind.parts:
         known = {name for parts in PARTS.values() for name in parts}
         for name in names:
             if name not in known and ":" not in name:
@@ -163,7 +154,10 @@ def _policies() -> Rows:
             "summary": info.summary,
             "paper": info.paper or "-",
             "missing": list(info.missing),
-            "options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()},
+            "options": {
+                key: value if isinstance(value, str | int | float | bool | None) else repr(value)
+                for key, value in info.options.items()
+            },
             "moot": dict(info.moot),
         }
         for info in policy_info()
@@ -186,10 +180,6 @@ def _parts() -> Rows:
         for name, part in parts.items()
         for rules in (describe_rules(part),)
     ]
-
-
-def _simple(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 def _models() -> Rows:
@@ -298,12 +288,12 @@ def _formats() -> Rows:
 
 
 _LISTS: dict[Kind, Callable[[], Rows]] = {
-    Kind.POLICIES: _policies,
-    Kind.PARTS: _parts,
-    Kind.MODELS: _models,
-    Kind.HARDWARE: _hardware,
-    Kind.TRACES: _traces,
-    Kind.PREDICTORS: _predictors,
-    Kind.PARAMETERS: _parameters,
-    Kind.FORMATS: _formats,
+    Kind.policies: _policies,
+    Kind.parts: _parts,
+    Kind.models: _models,
+    Kind.hardware: _hardware,
+    Kind.traces: _traces,
+    Kind.predictors: _predictors,
+    Kind.parameters: _parameters,
+    Kind.formats: _formats,
 }

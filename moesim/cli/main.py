@@ -60,23 +60,12 @@ def _options(
     pass
 
 
-_app.command("run")(runs.run)
-_app.command("compare")(runs.compare)
-_app.command("whatif")(whatif.whatif)
-_app.command("recommend")(recommend.recommend)
-_app.command("calibrate")(calibrate.calibrate)
-_app.command("diff")(diff.diff)
-_app.command("plot")(plot.plot)
-_app.command("report")(report.report)
-_app.command("replay")(replay.replay)
-_app.command("validate")(validate.validate)
-_app.command("check")(check.check)
-_app.command("list")(listing.listing)
-_app.command("schema")(schema.schema)
-_app.command("papers")(papers.papers)
-_app.command("regret")(regret.regret)
-_app.command("assignments")(assignments.assignments)
-_app.command("bench")(bench.bench)
+for _function in (
+    runs.run, runs.compare, whatif.whatif, recommend.recommend, calibrate.calibrate, diff.diff, plot.plot, report.report,
+    replay.replay, validate.validate, check.check, listing.listing, schema.schema, papers.papers, regret.regret,
+    assignments.assignments, bench.bench,
+):  # fmt: skip
+    _app.command("list" if _function is listing.listing else _function.__name__)(_function)
 _app.add_typer(profile.app, name="profile")
 _app.add_typer(traces.app, name="trace")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pandas as pd
 import typer
 
-from moesim.cli.runs import Jobs
+from moesim.cli.options import Jobs, Printed, Quick
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.table import Format
 from moesim.core.text import say
@@ -41,14 +41,14 @@ def papers(
         list[str] | None, typer.Argument(metavar="[PAPER[/FIGURE]]...", help="Which papers or figures; default: all.")
     ] = None,
     shown: Annotated[bool, typer.Option("--list", help="List the figures and what is run for them; run nothing.")] = False,
-    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    small: Quick = False,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     identify: Annotated[
         bool,
         typer.Option("--identify", help="Answer each block of rows by constants that a paper's other rows give; takes an hour."),
     ] = False,
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> int:
     """Run the experiments of the papers and print each published figure beside the simulated one.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.cli.options import Printed
 from moesim.cli.outputs import check_out_folder
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
 from moesim.core.table import Format
@@ -99,13 +100,9 @@ def measure(
     if dry_run:
         sys.stdout.write(describe_plan(prepared))
         return
-    paths = carry_out(prepared, progress=progress, warn=_warn)
+    paths = carry_out(prepared, progress=progress, warn=lambda text: say(f"moesim: warning: {text}"))
     for path in paths:
         print(shown(str(path)))
-
-
-def _warn(text: str) -> None:
-    say(f"moesim: warning: {text}")
 
 
 @app.command("show")
@@ -126,7 +123,7 @@ def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A profile.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     model: Annotated[str, typer.Option(help="Whose experts and dense part are costed.")] = "mixtral-8x7b",
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> None:
     """Print two profiles side by side.
 

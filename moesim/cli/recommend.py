@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from moesim.cli.runs import Jobs
+from moesim.cli.options import Jobs
 from moesim.core.atomic import write_bytes
 from moesim.core.limits import BITS, TOKENS
 from moesim.core.output_folder import check_own_folder
@@ -56,25 +57,12 @@ def recommend(
     """
     if out is not None:
         check_own_folder(out, "recommend")
-    base = _value(hardware, "--hardware")
+    base, read_model = _value(hardware, "--hardware"), _value(model, "--model")
+    asked = Asked(read_model, base, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy)
     if calibrate is not None:
         return _identified(
-            calibrate, base, model, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy, out, jobs, form
+            calibrate, [read_model] if isinstance(read_model, str) and gguf is None else [], asked, out, jobs, form
         )
-    asked = Asked(
-        _value(model, "--model"),
-        base,
-        vram,
-        ram,
-        bits,
-        batch,
-        prompt,
-        decode,
-        context,
-        trace,
-        gguf,
-        lossy,
-    )
     advice = search(asked, jobs=jobs, progress=True)
     sys.stdout.write(output(advice, form))
     if out is not None:
@@ -83,25 +71,19 @@ def recommend(
     return 0
 
 
-def _identified(
-    file: Path, base: Any, model: str | None, vram: str | None, ram: str | None, bits: float | None, batch: int, prompt: int,
-    decode: int, context: int | None, trace: str | None, gguf: Path | None, lossy: bool, out: Path | None, jobs: int | None,
-    form: Format,
-) -> int:  # fmt: skip
+def _identified(file: Path, models: list[str], asked: Asked, out: Path | None, jobs: int | None, form: Format) -> int:
     """Identify the machine, search on it, and add the curve over its settings."""
     from moesim.studies.advice.curve import check_machine, curve, curve_pictures, curve_records, curve_text, with_buffers
     from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
     from moesim.studies.identify.reading import read_observations
     from moesim.studies.identify.report import remarks
 
-    rows = read_observations(file, [model] if model is not None and gguf is None and not model.startswith("{") else [])
+    rows = read_observations(file, models)
     with telling(lines=True) as tell, tempfile.TemporaryDirectory(prefix="moesim.") as folder:
-        found = identify(base, rows, leave_out=False, tell=tell)
+        found = identify(asked.hardware, rows, leave_out=False, tell=tell)
         raw = {**found.raw, "name": f"{found.predictor.machine.base.name}-identified"}
         profile = write_bytes(Path(folder) / "identified.yaml", _dumped(raw))
-        asked = Asked(
-            _value(model, "--model"), str(profile), vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy
-        )  # fmt: skip
+        asked = replace(asked, hardware=str(profile))
         tell("placements")
         setting = look_up(asked, Path(folder))
         check_machine(setting)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.cli.options import Jobs, Printed, Quick, Set
 from moesim.cli.outputs import write_own
-from moesim.cli.runs import Jobs
 from moesim.core.output_folder import check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
@@ -28,14 +28,11 @@ if TYPE_CHECKING:
 def regret(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment.")],
     policies: Annotated[str | None, typer.Option(help="Names, separated by commas; default: all of the experiment.")] = None,
-    overrides: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
-    ] = [],  # noqa: B006  (typer copies it)
-    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    overrides: Set = [],  # noqa: B006  (typer copies it)
+    small: Quick = False,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for a CSV and the figures.")] = None,
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> int:
     """Replace predictions, replacement, assignment and bandwidth of each policy by their oracles, one after the other.
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from moesim.cli.runs import As, Set, report_failures
+from moesim.cli.options import Quick, Set
+from moesim.cli.runs import As, report_failures
 from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.core.units import parse_bytes
@@ -37,7 +38,7 @@ def replay(
     memory: Memory = None,
     disk: Disk = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: results/NAME-replay.")] = None,
-    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    small: Quick = False,
     form: As = Format.TABLE,
 ) -> int:
     """Carry out an experiment for real: same policies, same rules, same metrics, on the clock of the wall.

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.core.limits import PROCESSES, REPEATS
+from moesim.cli.options import Jobs, Set
+from moesim.core.limits import REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
 from moesim.core.yaml_reader import read_yaml_value
@@ -26,14 +27,6 @@ from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.trace_choice import choose_traces
 
-Set = Annotated[
-    list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes. [default: all cores, if that is worth while]"),
-]
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
 ]
@@ -102,43 +95,27 @@ def compare(
     Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.125,0.25,12GiB --batch 1,8
     """
     with _options_named(overrides):
-        config = _compared(
-            policies, model, hardware, trace, cache, batch, prompt, decode, n_batches, seed, transfer, overrides, repeat, dry
-        )
+        workload = {"batch_size": batch, "prompt_tokens": prompt, "decode_tokens": decode, "n_batches": n_batches, "seed": seed}
+        raw: dict[str, Any] = {
+            "model": _values("model", model),
+            "hardware": _values("hardware", hardware),
+            "workload": {key: _values(key, text) for key, text in workload.items()},
+            "cache": _sizes(cache),
+            "repeat": repeat,
+            "policies": read_yaml_value(f"[{policies}]", "compare: --policies"),
+            "transfer": {"curve": _values("transfer", transfer)},
+        }
+        if trace is not None:
+            raw["trace"] = _values("trace", trace)
+        for override in overrides:
+            apply_override(raw, override)
+        if "trace" not in raw:
+            for line in choose_traces(raw, "compare", imports=not dry):
+                say(line)
+        config = parse_config(raw, "compare")
         if small:
             config = quick(config, "compare", imports=not dry)
         return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
-
-
-def _compared(
-    policies: str, model: str, hardware: str, trace: str | None, cache: str, batch: str, prompt: str, decode: str,
-    n_batches: str, seed: str, transfer: str, overrides: list[str], repeat: int, dry: bool,
-) -> Config:  # fmt: skip
-    """Make the experiment of the options of ``compare``."""
-    workload = {
-        "batch_size": batch,
-        "prompt_tokens": prompt,
-        "decode_tokens": decode,
-        "n_batches": n_batches,
-        "seed": seed,
-    }
-    raw: dict[str, Any] = {
-        "model": _values("model", model),
-        "hardware": _values("hardware", hardware),
-        "workload": {key: _values(key, text) for key, text in workload.items()},
-        "cache": _sizes(cache),
-        "repeat": repeat,
-        "policies": read_yaml_value(f"[{policies}]", "compare: --policies"),
-        "transfer": {"curve": _values("transfer", transfer)},
-    }
-    if trace is not None:
-        raw["trace"] = _values("trace", trace)
-    for override in overrides:
-        apply_override(raw, override)
-    if "trace" not in raw:
-        for line in choose_traces(raw, "compare", imports=not dry):
-            say(line)
-    return parse_config(raw, "compare")
 
 
 _OPTIONS = {

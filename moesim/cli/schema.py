@@ -11,22 +11,17 @@ import typer
 from moesim.experiment.config import json_schema
 from moesim.policies.schema import policy_schema
 
-
-class File(StrEnum):
-    """Files that have a schema."""
-
-    EXPERIMENT = "experiment"
-    PARAMETERS = "parameters"
+File = StrEnum("File", ["experiment", "parameters"])
 
 
 def schema(
-    file: Annotated[File, typer.Argument(help="Experiments, or parameters of synthetic routing.")] = File.EXPERIMENT,
+    file: Annotated[File, typer.Argument(help="Experiments, or parameters of synthetic routing.")] = File.experiment,
 ) -> None:
     """Print the JSON Schema of experiment files, or of parameters of synthetic routing.
 
     Example: moesim schema
     """
-    print(json.dumps(_experiment() if file is File.EXPERIMENT else _parameters(), indent=2, sort_keys=True))
+    print(json.dumps(_experiment() if file is File.experiment else _parameters(), indent=2, sort_keys=True))
 
 
 def _experiment() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from moesim.cli.additions import HeldBack, Scores, Seed, Weights, additions, describe
+from moesim.cli.options import Overwrite
 from moesim.cli.outputs import check_out
 from moesim.core.output_folder import nearest_folder
 from moesim.core.text import say
@@ -28,7 +29,7 @@ def trace_calibrate(
     seed: Seed = None,
     weights: Weights = None,
     scores: Scores = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Count calibration tables from requests of a trace, which are then not simulated; or make uniform weights.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moesim.cli.options import Overwrite
 from moesim.cli.outputs import check_out, note_written
 from moesim.core.limits import BYTES, LAYERS
 from moesim.core.text import say
@@ -18,15 +19,7 @@ from moesim.trace.formats.oracle_general import export_oracle_general
 from moesim.trace.formats.table import facts_path
 from moesim.trace.formats.tabular_export import export_csv, export_parquet
 
-
-class ExportFormat(StrEnum):
-    """What can be written."""
-
-    ORACLE_GENERAL = "oracleGeneral"
-    CSV = "csv"
-    PARQUET = "parquet"
-
-
+ExportFormat = StrEnum("ExportFormat", {"oracleGeneral": "oracleGeneral", "csv": "csv", "parquet": "parquet"})
 Phase = StrEnum("Phase", ["all", "prefill", "decode"])
 
 
@@ -40,22 +33,22 @@ def trace_export(
     object_size: Annotated[
         int | None, typer.Option(min=1, max=BYTES.most, help="Bytes of every object instead (oracleGeneral).")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write the routing of a trace for other programs.
 
     Example: moesim trace export mini-mixtral --format csv --out mini-mixtral.csv
     """
     check_out(out, overwrite=overwrite)
-    if form is ExportFormat.CSV:
+    if form is ExportFormat.csv:
         check_out(facts_path(out), overwrite=overwrite)
     found = Trace.read(find_trace(trace))
-    if form is not ExportFormat.ORACLE_GENERAL:
+    if form is not ExportFormat.oracleGeneral:
         if layer is not None or phase is not Phase.all or model is not None or object_size is not None:
             raise InputError(
                 f"--format {form.value}: expected no --layer, --phase, --model or --object-size, got one; leave it out"
             )
-        written = (export_csv if form is ExportFormat.CSV else export_parquet)(found, out)
+        written = (export_csv if form is ExportFormat.csv else export_parquet)(found, out)
     else:
         sizes = _sizes(found, model, object_size)
         written = export_oracle_general(found, out, sizes, layer=layer, phase=phase.value)

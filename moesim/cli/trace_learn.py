@@ -18,12 +18,7 @@ from moesim.core.text import say
 from moesim.errors import ConfigError
 from moesim.trace import SUFFIX, Trace, find_trace
 
-
-class Groups(StrEnum):
-    """How layers are grouped."""
-
-    EIGHTHS = "eighths"
-    FITTED = "fitted"
+Groups = StrEnum("Groups", ["eighths", "fitted"])
 
 
 def trace_learn(
@@ -35,7 +30,7 @@ def trace_learn(
     seed: Annotated[int, typer.Option(min=0, max=COUNT.most, help="Of initial weights, noise and order.")] = 0,
     groups: Annotated[
         Groups, typer.Option(help="First and last eighth of the layers, or fitted to gate reuse.")
-    ] = Groups.EIGHTHS,
+    ] = Groups.eighths,
     setting: Annotated[
         list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help="Any other size or rate, such as width=256.")
     ] = None,
@@ -71,7 +66,7 @@ def trace_learn(
     with Progress(ours.n_layers - 1) as progress:
         progress.describe("training, layer by layer")
         predictors = learned_trace.train_on(
-            ours, options, fit_groups=groups is Groups.FITTED, place=places[0], on_layer=lambda layer, loss: progress.advance(1)
+            ours, options, fit_groups=groups is Groups.fitted, place=places[0], on_layer=lambda layer, loss: progress.advance(1)
         )
     result = learned_trace.with_signal(theirs, learned_trace.learned_signal(predictors, theirs, places[1]), predictors)
     table = learned_trace.accuracy(result, ours, predictors.groups, batch)

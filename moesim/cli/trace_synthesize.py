@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moesim.cli.options import Overwrite
 from moesim.cli.outputs import check_out, note_written
 from moesim.core.limits import COUNT, REPEATS, TOKENS
 from moesim.core.output_folder import nearest_folder
@@ -44,7 +45,7 @@ def synthesize(
     ] = None,
     inputs: Annotated[int, typer.Option(min=0, max=TOKENS.most, help="Requests that carry the gate inputs.")] = 0,
     scores: Annotated[bool, typer.Option("--scores", help="Keep the softmax over all experts.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Make a synthetic trace from fitted parameters; it is labelled synthetic, and so is every result on it.
 
@@ -84,7 +85,7 @@ def fit(
     base: Annotated[str | None, typer.Option("--from", help="Parameter file to start from; what is not fitted stays.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Seeds to fit on: 1, 2, ...")] = 2,
     fresh: Annotated[int, typer.Option(min=1, max=REPEATS.most, help="Other seeds, to report on.")] = 5,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Overwrite = False,
     only_report: Annotated[bool, typer.Option("--only-report", help="Only report on the parameters of --from.")] = False,
     form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print the report.")] = Format.TABLE,
 ) -> None:

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from moesim.cli.options import Quick, Set
 from moesim.cli.replay import Backend, Disk, Memory, live_execution, live_machine
-from moesim.cli.runs import As, Set
+from moesim.cli.runs import As
 from moesim.core.limits import REPEATS
 from moesim.core.output_folder import check_own_folder
 from moesim.core.table import Format
@@ -35,7 +36,7 @@ def validate(
         bool, typer.Option("--identified", help="With --public: also identify machines from two rows, and predict their others.")
     ] = False,
     overrides: Set = [],  # noqa: B006  (typer copies it)
-    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    small: Quick = False,
     backend: Backend = "cpu",
     memory: Memory = None,
     disk: Disk = None,

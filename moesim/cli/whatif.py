@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moesim.cli.options import Jobs, Printed, Quick, Set
 from moesim.cli.outputs import write_own
-from moesim.cli.runs import Jobs
 from moesim.core.output_folder import check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
@@ -35,16 +35,13 @@ def whatif(
             metavar="'KNOB VALUES'", help="Such as 'link.bytes_per_s x0.5,x2'; & joins knobs. [default: link, CPU, GPU]"
         ),
     ] = [],  # noqa: B006  (typer copies it)
-    overrides: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
-    ] = [],  # noqa: B006
-    small: Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")] = False,
+    overrides: Set = [],  # noqa: B006
+    small: Quick = False,
     knobs: Annotated[bool, typer.Option("--knobs", help="List what can be varied, and stop.")] = False,
     look: Annotated[bool, typer.Option("--next/--no-next", help="Look where along each knob the limit changes.")] = True,
     jobs: Jobs = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for whatif.parquet and whatif.csv.")] = None,
-    form: Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")] = Format.TABLE,
+    form: Printed = Format.TABLE,
 ) -> int:
     """Vary one thing at a time: the new speed, what limits it, what limited it before, and where the next bottleneck begins.
 

@@ -1,0 +1,22 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from moesim.core.limits import PROCESSES
+from moesim.core.table import Format
+
+Set = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as cache.ratio=0.5; the value is YAML."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, max=PROCESSES.most, help="Processes. [default: all cores, if that is worth while]"),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
+Printed = Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")]
