@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any
 
 from moesim.errors import mistyped, unknown_name
+from moesim.hardware.places import keys_at
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
 
 _TAGS = ("one", "many")  # of a sweepable field: which of its two forms was meant
 
@@ -59,7 +57,7 @@ def first_problem(failure: ValidationError, root: type[BaseModel]) -> str:
 def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[BaseModel]) -> str:
     kind, got, context = error["type"], error.get("input"), error.get("ctx", {})
     if kind == "extra_forbidden":
-        return unknown_name("key", str(steps[-1]), _keys(root, steps[:-1]))
+        return unknown_name("key", str(steps[-1]), keys_at(steps[:-1], root))
     if kind == "missing":
         return "expected this key, got nothing; add it"
     if kind == "value_error":
@@ -75,7 +73,7 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
         number = "an integer" if isinstance(context["le"], int) else "a number"
         return f"expected {number} of at most {context['le']}, got {got!r}"
     if kind == "model_type":
-        return f"{mistyped('a mapping', got)}; its keys are {', '.join(_keys(root, steps))}"
+        return f"{mistyped('a mapping', got)}; its keys are {', '.join(keys_at(steps, root))}"
     if kind == "list_type" and steps and isinstance(steps[-1], int):  # of zip, whose entries go into one list together
         return f"expected a list, got {got!r}; write [[KEY, KEY]]"
     if kind in _EXPECTED:
@@ -85,20 +83,3 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
 
 def _field_name(steps: Sequence[str | int]) -> str:
     return next((step for step in reversed(steps) if isinstance(step, str)), "")
-
-
-def _keys(root: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
-    """Keys that the mapping at a place may have."""
-    here = root
-    for step in steps:
-        if isinstance(step, str):
-            here = _model_of(here.model_fields[step].annotation) or here
-    return list(here.model_fields)
-
-
-def _model_of(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return next((found for arg in get_args(annotation) if (found := _model_of(arg))), None)
-    return None

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from moesim.experiment.config import CacheConfig, Config, TransferConfig, WorkloadConfig
-from moesim.experiment.spec import Point
 from moesim.experiment.sweep import expand
 from moesim.trace.made import no_more_than
 from moesim.trace.workload.spec import shortened, size_of
@@ -23,8 +20,5 @@ def quick(config: Config, place: str = "experiment", *, imports: bool = True) ->
     small = {**first.written(), "workload": workload, "trace": trace}
     sections = {"workload": WorkloadConfig, "cache": CacheConfig, "transfer": TransferConfig}
     update = {key: sections[key](**value) if key in sections else value for key, value in small.items()}
-    return config.model_copy(update={**update, "zip": [], "exclude": [], "repeat": 1, "policies": _policies(points)})
-
-
-def _policies(points: list[Point]) -> list[Any]:
-    return [dict(point.policy) for point in points if point.setting == points[0].setting]
+    policies = [dict(point.policy) for point in points if point.setting == first.setting]
+    return config.model_copy(update={**update, "zip": [], "exclude": [], "repeat": 1, "policies": policies})

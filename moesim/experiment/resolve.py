@@ -97,12 +97,9 @@ class Experiment:
                 bar.advance(1)
 
     def _policy_needs(self, point: Point, entry: str) -> frozenset[str]:
-        return _remembered(self._needs, point.reading, lambda: self._find_needs(point, entry))
-
-    def _find_needs(self, point: Point, entry: str) -> frozenset[str]:
         if policy_label(point.policy) in self.not_imported:
             return frozenset()
-        return policy_needs(point, self.place, entry)
+        return _remembered(self._needs, point.reading, lambda: policy_needs(point, self.place, entry))
 
     def _resolve(self, index: int, point: Point) -> RunSpec:
         place = self.place

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from moesim.errors import MoesimError, SimulationError
+from moesim.errors import SimulationError
 from moesim.experiment.pool import Pool
 from moesim.experiment.work import RefusedError, Work, do
 from moesim.metrics.machine import Machine
@@ -49,7 +49,7 @@ def outcomes_of(
                 raise error
             elif spec.index in tried:
                 failure = SimulationError("its worker process died, and again when it ran alone: killed, or out of memory")
-                done.append((spec, _failed(spec, failure)))
+                done.append((spec, Outcome({**spec.row(), "error": str(failure)}, Machine.of(spec.hardware), failure=failure)))
             else:
                 tried.add(spec.index)
                 suspects.append(spec)
@@ -61,7 +61,3 @@ def _error(future: Future[Any]) -> BaseException | None:
         return future.exception()
     except CancelledError as error:  # a cluster gave it up
         return error
-
-
-def _failed(spec: RunSpec, error: MoesimError) -> Outcome:
-    return Outcome({**spec.row(), "error": str(error)}, Machine.of(spec.hardware), failure=error)

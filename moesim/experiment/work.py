@@ -41,11 +41,11 @@ class RefusedError(SimulationError):
 
 @dataclass(frozen=True)
 class Work:
-    """A run to carry out."""
+    """A run to carry out: the inputs of one run, as `moesim.experiment.runner.run_one` asks for them."""
 
     spec: RunSpec  # with model and machine
     place: str  # the experiment, for messages
-    trace: str  # path of the trace's file
+    trace_path: str
     # as the experiment has it, for a process where it lies elsewhere; None: routing made up for the experiment
     trace_name: str | None
     trace_digest: str  # what the file must hold
@@ -54,6 +54,39 @@ class Work:
     examine: Examine | None  # what to look for in them
     code: str  # digest of the code that asks; another one may not answer
     policy_source: str | None  # likewise of the policy's source, if it is not moesim's own
+
+    def trace(self, spec: RunSpec) -> Trace:
+        """Map the trace, unless this process has."""
+        if self.trace_digest not in _traces:
+            trace = Trace.read(_find(self), verify=False)  # who asks has; here it must only be the same
+            if trace.digest != self.trace_digest:
+                raise TraceError(
+                    f"{self.trace_path}: expected the trace that the sweep began with ({self.trace_digest[:12]}), "
+                    f"got another ({trace.digest[:12]})"
+                )
+            _traces[self.trace_digest] = trace
+            if len(_traces) > _TRACES:
+                _traces.popitem(last=False)
+        _traces.move_to_end(self.trace_digest)
+        return _traces[self.trace_digest]
+
+    def workload(self, spec: RunSpec) -> Workload:
+        """Compose the workload, unless this process has."""
+        key = (self.trace_digest, spec.workload, self.required)
+        if key not in _workloads:
+            _workloads[key] = compose(self.trace(spec), spec.workload, require_signals=self.required)
+            if len(_workloads) > _WORKLOADS:
+                _workloads.popitem(last=False)
+        _workloads.move_to_end(key)
+        return _workloads[key]
+
+    def signals(self, spec: RunSpec) -> frozenset[str]:
+        """Name the recorded signals that every request must have."""
+        return self.required
+
+
+_traces: OrderedDict[str, Trace] = OrderedDict()  # of this process, by digest
+_workloads: OrderedDict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = OrderedDict()
 
 
 @contextmanager
@@ -118,76 +151,24 @@ class WorkMaker:
             self._shared.remove(self._made)
 
 
-class _Inputs:
-    """What runs of one process share."""
-
-    def __init__(self) -> None:
-        self.traces: OrderedDict[str, Trace] = OrderedDict()  # by digest
-        self.workloads: OrderedDict[tuple[str, WorkloadSpec, frozenset[str]], Workload] = OrderedDict()
-
-    def trace(self, work: Work) -> Trace:
-        if work.trace_digest not in self.traces:
-            trace = Trace.read(_find(work), verify=False)  # who asks has; here it must only be the same
-            if trace.digest != work.trace_digest:
-                raise TraceError(
-                    f"{work.trace}: expected the trace that the sweep began with ({work.trace_digest[:12]}), "
-                    f"got another ({trace.digest[:12]})"
-                )
-            self.traces[work.trace_digest] = trace
-            if len(self.traces) > _TRACES:
-                self.traces.popitem(last=False)
-        self.traces.move_to_end(work.trace_digest)
-        return self.traces[work.trace_digest]
-
-    def workload(self, work: Work) -> Workload:
-        key = (work.trace_digest, work.spec.workload, work.required)
-        if key not in self.workloads:
-            self.workloads[key] = compose(self.trace(work), work.spec.workload, require_signals=work.required)
-            if len(self.workloads) > _WORKLOADS:
-                self.workloads.popitem(last=False)
-        self.workloads.move_to_end(key)
-        return self.workloads[key]
-
-
 def _find(work: Work) -> Path:
     """Give the trace's file where it was; or, a shipped one, where this process has it."""
-    path = Path(work.trace)
+    path = Path(work.trace_path)
     if not path.exists() and work.trace_name is not None:
         with suppress(TraceError):
             return find_trace(work.trace_name)
     return path
 
 
-_shared = _Inputs()  # of this process
 _one_at_a_time = Lock()  # a worker with threads: they share what is remembered, and would gain nothing
 _source = cache(sources_digest)  # of what has been imported, whatever becomes of the file
-
-
-@dataclass(frozen=True)
-class _OneRun:
-    """The inputs of one run, as `moesim.experiment.runner.run_one` asks for them."""
-
-    work: Work
-
-    @property
-    def place(self) -> str:
-        return self.work.place
-
-    def trace(self, spec: RunSpec) -> Trace:
-        return _shared.trace(self.work)
-
-    def workload(self, spec: RunSpec) -> Workload:
-        return _shared.workload(self.work)
-
-    def signals(self, spec: RunSpec) -> frozenset[str]:
-        return self.work.required
 
 
 def do(work: Work) -> Outcome:
     """Carry out a run in this process."""
     with _one_at_a_time, collector.paused():
         _check(work)
-        return run_one(_OneRun(work), work.spec, keep=work.keep, examine=work.examine)
+        return run_one(work, work.spec, keep=work.keep, examine=work.examine)
 
 
 def _check(work: Work) -> None:
@@ -200,7 +181,7 @@ def _check(work: Work) -> None:
     name = work.spec.point.policy["name"]
     try:
         source = _source(code_names(work.spec.point.policy))
-        _shared.trace(work)
+        work.trace(work.spec)
     except InputError as error:
         raise RefusedError(
             f"{who}: {error}; all workers must see the traces, the result folder and modules of policies under the same paths, "

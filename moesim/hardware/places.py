@@ -43,9 +43,9 @@ def type_at(loc: Sequence[str | int], root: Any = ProfileFile) -> Any:
     return here
 
 
-def keys_at(loc: Sequence[str | int]) -> list[str]:
-    """Name the keys a place in a profile may have."""
-    for candidate in _models_in(type_at(loc)):
+def keys_at(loc: Sequence[str | int], root: Any = ProfileFile) -> list[str]:
+    """Name the keys a place in a profile, or in another format, may have."""
+    for candidate in _models_in(type_at(loc, root)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return list(candidate.model_fields)
     return []
