@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,7 @@ def assignments(
 def table(results: Sequence[Result], form: Format, *, in_order: bool = False) -> str:
     """Write the results of the study."""
     if form.for_programs:
-        return render_records([one.record() for one in results], form)
+        return render_records([asdict(one) for one in results], form)
     kind = "rule, in order" if in_order else "rule"
     sizes = list(dict.fromkeys(one.active for one in results))
     lines: dict[tuple[str, str], dict[str, str]] = {}
@@ -83,7 +84,7 @@ def _write(results: Sequence[Result], out: Path, in_order: bool) -> None:
     from moesim.plots.assignments import assignment_ratios  # Matplotlib takes most of a second to import
     from moesim.plots.style import pictures
 
-    records = [one.record() for one in results]
+    records = [asdict(one) for one in results]
     figure = assignment_ratios(pd.DataFrame(records), "rule, in order" if in_order else "rule")
     files = {f"{_NAME}.csv": render_records(records, Format.CSV).encode(), **pictures(figure, _NAME)}
     write_beside(out, files, "assignments")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -38,52 +39,27 @@ def bench(
     if policies and sweeps:
         raise ConfigError("bench: expected --policies or --sweeps, got both")
     if sweeps:
-        _sweeping(repeats, tokens or 64, form)
-        return
-    if policies:
-        _deciding(repeats, tokens or 16, form)
-        return
-    rows = [run_case(case, repeats, tokens or 64) for case in CASES]
+        cost = measure_sweep(SWEEP_RUNS, usable_cores(), repeats, tokens or 64)
+        columns = ["runs", "one run", "one process", f"{cost.processes} processes", "speed-up", "overhead a run"]
+        _print([cost], columns, columns, "; starting the processes included", form)
+    elif policies:
+        columns = ["policy", "batch", "expert runs", "decide, ns a run", "evict, ns a run", f"both / {YARDSTICK}'s"]
+        note = f", of the shape of {DECIDING_MODEL}; half of the experts cached"
+        _print(run_deciding(repeats, tokens or 16), columns, columns[1:], note, form)
+    else:
+        rows = [run_case(case, repeats, tokens or 64) for case in CASES]
+        columns = ["case", "expert runs", "runs/s best", "median", "timeouts/s best", "timeouts a run best", "median"]
+        columns.append("simulated/wall")
+        _print(rows, columns, columns[1:], "; batch 1, half of the experts cached", form)
+
+
+class _Row(Protocol):
+    def record(self) -> dict[str, Any]: ...
+    def cells(self) -> list[str]: ...
+
+
+def _print(rows: Sequence[_Row], columns: Sequence[str], right: Sequence[str], note: str, form: Format) -> None:
     if form.for_programs:
         sys.stdout.write(render_records([row.record() for row in rows], form))
-        return
-    columns = [
-        "case",
-        "expert runs",
-        "runs/s best",
-        "median",
-        "timeouts/s best",
-        "timeouts a run best",
-        "median",
-        "simulated/wall",
-    ]
-    sys.stdout.write(render(columns, [row.cells() for row in rows], form, columns[1:]))
-    sys.stdout.write("\nrouting: synthetic; batch 1, half of the experts cached\n")
-
-
-def _sweeping(repeats: int, tokens: int, form: Format) -> None:
-    cost = measure_sweep(SWEEP_RUNS, usable_cores(), repeats, tokens)
-    if form.for_programs:
-        sys.stdout.write(render_records([cost.record()], form))
-        return
-    columns = ["runs", "one run", "one process", f"{cost.processes} processes", "speed-up", "overhead a run"]
-    cells = [
-        str(cost.n_runs),
-        f"{cost.run_s * 1e3:.0f} ms",
-        f"{cost.one_s:.1f} s",
-        f"{cost.several_s:.1f} s",
-        f"{cost.speedup:.2f}",
-        f"{cost.overhead_ms:.1f} ms",
-    ]
-    sys.stdout.write(render(columns, [cells], form, columns))
-    sys.stdout.write("\nrouting: synthetic; starting the processes included\n")
-
-
-def _deciding(repeats: int, tokens: int, form: Format) -> None:
-    rows = run_deciding(repeats, tokens)
-    if form.for_programs:
-        sys.stdout.write(render_records([row.record() for row in rows], form))
-        return
-    columns = ["policy", "batch", "expert runs", "decide, ns a run", "evict, ns a run", f"both / {YARDSTICK}'s"]
-    sys.stdout.write(render(columns, [row.cells() for row in rows], form, columns[1:]))
-    sys.stdout.write(f"\nrouting: synthetic, of the shape of {DECIDING_MODEL}; half of the experts cached\n")
+    else:
+        sys.stdout.write(render(columns, [row.cells() for row in rows], form, right) + f"\nrouting: synthetic{note}\n")

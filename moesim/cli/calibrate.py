@@ -9,14 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.core.output_folder import check_own_folder
+from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.core.progress import telling
 from moesim.core.table import Format
 from moesim.core.text import say
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
-
-_MEMO = "engine.jsonl"
 
 
 def calibrate(
@@ -37,9 +35,9 @@ def calibrate(
     """
     from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
     from moesim.studies.identify.next_line import next_lines
+    from moesim.studies.identify.predictor import MEMO, memo_in
     from moesim.studies.identify.reading import read_observations
     from moesim.studies.identify.report import constants_table, files, remarks, rows_table
-    from moesim.studies.identify.store import memo_in
 
     name = "identified"
     if out is not None:
@@ -59,9 +57,7 @@ def calibrate(
     if not form.for_programs:
         sys.stdout.write("\n" + rows_table(found, form) + "\n" + "".join(f"{one}\n" for one in remarks(found, lines)))
     if out is not None:
-        from moesim.core.output_folder import OutputFolder
-
         written = files(found, rows, lines, hardware)
-        OutputFolder(out, "calibrate").replace(written, last="summary.json", keep=(_MEMO,))
+        OutputFolder(out, "calibrate").replace(written, last="summary.json", keep=(MEMO,))
         say(f"wrote {out}")
     return 0

@@ -23,10 +23,9 @@ from moesim.experiment.output import Output
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import expand
-from moesim.studies.papers.check import check_answers
 from moesim.studies.papers.compare import compare, variants
 from moesim.studies.papers.decision_time import run_clocked
-from moesim.studies.papers.figures import Figure, choose, figures
+from moesim.studies.papers.figures import Figure, check_answers, choose, figures
 from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
 from moesim.studies.papers.rank_agreement import agreements
 from moesim.studies.papers.report import identified, listing, report

@@ -18,8 +18,8 @@ from moesim.core.text import say
 from moesim.core.units import NS_PER_MS, NS_PER_S, format_bytes
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
-from moesim.experiment.notes import cost_notes, split_notes
 from moesim.experiment.quick import quick
+from moesim.experiment.report import cost_notes, split_notes
 from moesim.metrics.frames import frame_bytes
 from moesim.metrics.fresh import fresh_cell
 
@@ -228,7 +228,7 @@ def _notes(lines: Sequence[Line], small: bool, inexact: bool) -> list[str]:
         notes.append("none: not used: the run uses none of the changed numbers; not limiting: it uses them, and takes as long")
     if inexact:
         notes.append(f"* in {FRESH}: not exact: routing is replayed as recorded, whatever the policy computed")
-    odd = [f"{line.policy}, {line.name}" for line in lines if line.anomalous]
+    odd = [f"{line.policy}, {line.name}" for line in lines if line.anomalies]
     if odd:
         notes.append(f"! faster with less, or slower with more: a schedule's anomaly, or memory that two share: {'; '.join(odd)}")
     uneven = {line.name: ", ".join(line.uneven) for line in lines if line.uneven}

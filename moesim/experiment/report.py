@@ -7,8 +7,9 @@ from typing import Any
 
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import NS_PER_MS, NS_PER_S
-from moesim.experiment.notes import cost_notes, split_notes
+from moesim.experiment.intervals import NOT_VARIED
 from moesim.experiment.repeats import CI, aggregate, count_repeats
+from moesim.hardware.costs import NO_CURVE
 from moesim.metrics import Value
 from moesim.metrics.fresh import fresh_cell, is_exact
 from moesim.metrics.naming import COLUMNS, HOW, LIVE, WORKLOAD, cache_asked
@@ -20,6 +21,21 @@ _SETTINGS = {name: COLUMNS[name].head or COLUMNS[name].word for name in _ORDER}
 """Settings that get a column where they differ between runs."""
 
 _BYTES = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message")
+
+
+_OF_COSTS = (NO_CURVE, NOT_VARIED)
+"""How notes begin that are long, and stand once below a table."""
+
+
+def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Divide the notes of a result."""
+    notes = [note for note in str(row.get("notes") or "").split(", ") if note]
+    return [n for n in notes if not n.startswith(_OF_COSTS)], [n for n in notes if n.startswith(_OF_COSTS)]
+
+
+def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the notes about costs of all rows, each once."""
+    return list(dict.fromkeys(note for row in rows for note in split_notes(row)[1]))
 
 
 def _number(row: Row, key: str) -> float | None:

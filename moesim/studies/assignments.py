@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.algorithms.assignment import (
@@ -166,10 +166,6 @@ class Result:
     high: float
     worst: float  # largest of them; of a bound, the smallest
     optimal: float  # share of instances in which the ratio is 1
-
-    def record(self) -> dict[str, Any]:
-        """Give everything by name."""
-        return asdict(self)
 
 
 def study(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.policy import Action, Fetch, Placement, Policy, Victim, View
+from moesim.policy import Action, Fetch, Policy, Routed, Victim, View
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace
 from moesim.trace.predictors.chosen import PredictorSet
@@ -159,15 +159,17 @@ class Clocked:
         self.exact = policy.exact
         self.listens = policy.listens
         self.needs = policy.needs
+        self.place = policy.place
         self.decide_ns = self.evict_ns = 0  # what its decisions took so far
-
-    def place(self, view: View) -> Placement:
-        return self._policy.place(view)
+        self.routed_ns: list[int] = []  # what each answer to Routed took
 
     def decide(self, event: Any, view: View) -> Iterable[Action]:
         began = self._clock_ns()
         answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
-        self.decide_ns += self._clock_ns() - began
+        took = self._clock_ns() - began
+        self.decide_ns += took
+        if type(event) is Routed:
+            self.routed_ns.append(took)
         return answer
 
     def evict(self, fetch: Fetch, view: View) -> Victim | None:
@@ -234,13 +236,10 @@ def _time_deciding(name: str, model: Any, trace: Trace, workload: Workload) -> t
     gc.collect()
     with collector.paused():
         records = simulate(
-            model=model, costs=CostModel(model, hardware), workload=workload, policy=timed, tables=_tables(policy, trace),
+            model=model, costs=CostModel(model, hardware), workload=workload, policy=timed,
+            tables={name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs},
             cache_slots={name: slots for name, device in hardware.devices.items() if device.kind == "gpu"},
             predictors=PredictorSet(trace, workload, {}, 0), policy_name=name,
         )  # fmt: skip
     n_runs = sum(task.expert >= 0 for task in records.tasks)
     return n_runs, timed.decide_ns / n_runs, timed.evict_ns / n_runs
-
-
-def _tables(policy: Policy, trace: Trace) -> Mapping[str, Any]:
-    return {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}

@@ -42,6 +42,11 @@ class SweepCost:
         """Give everything by name."""
         return asdict(self) | {"speedup": self.speedup}
 
+    def cells(self) -> list[str]:
+        """Write the figures for the table."""
+        times = f"{self.run_s * 1e3:.0f} ms", f"{self.one_s:.1f} s", f"{self.several_s:.1f} s"
+        return [str(self.n_runs), *times, f"{self.speedup:.2f}", f"{self.overhead_ms:.1f} ms"]
+
 
 def measure_sweep(n_runs: int, processes: int, repeats: int, tokens: int) -> SweepCost:
     """Measure sweeps of made-up routing."""

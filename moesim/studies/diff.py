@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -154,14 +154,14 @@ class Diff:
 
     def settings(self) -> list[Entry]:
         """List the settings that differ, digests and labels included."""
-        pairs = [(key, self.a.row.get(key), self.b.row.get(key)) for key in _SETTINGS]
-        return [Entry("setting", key, "", a, b) for key, a, b in pairs if a != b]
+        return [Entry("setting", key, "", a, b) for key, a, b in self._figures(_SETTINGS) if a != b]
+
+    def _figures(self, keys: Iterable[str]) -> list[tuple[str, Value, Value]]:
+        return [(key, self.a.row.get(key), self.b.row.get(key)) for key in keys]
 
     def speeds(self) -> list[Entry]:
         """List makespan, latencies, time lost to contention, and rates."""
-        return [
-            Entry("speed", k, "ns" if k.endswith("_ns") else "tokens/s", self.a.row.get(k), self.b.row.get(k)) for k in _SPEEDS
-        ]
+        return [Entry("speed", k, "ns" if k.endswith("_ns") else "tokens/s", a, b) for k, a, b in self._figures(_SPEEDS)]
 
     def times(self, phase: str | None = None, *, per_token: bool = False) -> list[Entry]:
         """List the time by cause.
@@ -193,15 +193,12 @@ class Diff:
 
     def bytes(self) -> list[Entry]:
         """List the bytes over links by cause of the transfer, for the whole run and for each generated token."""
-        keys = [f"bytes_{cause}" for cause in _BYTES]
-        rows = [(key, self.a.row.get(key), self.b.row.get(key)) for key in keys]
-        whole = [Entry("bytes", key, "bytes", a, b) for key, a, b in rows if a or b]
-        key = "bytes_per_token"
-        return [*whole, Entry("bytes", key, "bytes", self.a.row.get(key), self.b.row.get(key))]
+        rows = self._figures([*(f"bytes_{cause}" for cause in _BYTES), "bytes_per_token"])
+        return [Entry("bytes", key, "bytes", a, b) for key, a, b in rows if a or b or key == "bytes_per_token"]
 
     def rates(self) -> list[Entry]:
         """List hit rates, other shares and counts that either run has."""
-        rows = [(key, self.a.row.get(key), self.b.row.get(key)) for key in (*_RATES, *_COUNTS)]
+        rows = self._figures((*_RATES, *_COUNTS))
         return [Entry("rate", key, "", a, b) for key, a, b in rows if a is not None or b is not None]
 
     def entries(self) -> Iterator[Entry]:

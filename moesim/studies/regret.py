@@ -9,22 +9,18 @@ before, hence the two orders; and it may save less than nothing, because a run i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moesim.core.progress import Progress
 from moesim.errors import ConfigError, unknown_name
 from moesim.experiment.budget import initial_placement
-from moesim.experiment.estimate import worth_processes
-from moesim.experiment.pool import make_pool, usable_cores
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import run_one
+from moesim.experiment.run import run_experiment
 from moesim.experiment.spec import RunSpec
-from moesim.experiment.submit import outcomes_of
-from moesim.experiment.work import work_of
 from moesim.metrics.bounds import RunBounds, most_hits, run_bounds
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
+from moesim.metrics.outcome import Outcome
 from moesim.policies.registry import make_policy
 from moesim.policy import Placement
 from moesim.studies.oracles import DECISIONS, NONE, Decisions, combinations, derive, replaceable
@@ -166,12 +162,9 @@ def regrets(
         wanted[spec.index] = combinations(replaceable(spec))
         sets = [NONE, *(after for _, after in wanted[spec.index].values())]
         tasks += [(spec.index, decisions) for decisions in dict.fromkeys(sets)]
-    rows: dict[tuple[int, Decisions], Mapping[str, Value]] = {}
-    with Progress(len(tasks), enabled=progress) as bar:
-        for index, decisions, row in _run_all(experiment, tasks, jobs):
-            rows[index, decisions] = row
-            bar.describe(str(row["policy"]))
-            bar.advance(1)
+    derived = experiment.of([derive(experiment.specs[index], decisions) for index, decisions in tasks])
+    found = run_experiment(derived, jobs=jobs, progress=progress, examine=_nothing)
+    rows = {task: outcome.row | {"run": task[0]} for task, outcome in zip(tasks, found.outcomes, strict=True)}
     return [_regret(experiment, spec, wanted[spec.index], rows) for spec in specs]
 
 
@@ -183,22 +176,8 @@ def _chosen(experiment: Experiment, policies: Sequence[str]) -> list[RunSpec]:
     return [s for s in experiment.specs if not policies or {s.policy_name, s.point.policy["name"]} & set(policies)]
 
 
-def _run_all(
-    experiment: Experiment, tasks: Sequence[tuple[int, Decisions]], jobs: int | None
-) -> Iterator[tuple[int, Decisions, Mapping[str, Value]]]:
-    specs = [derive(experiment.specs[index], decisions) for index, decisions in tasks]
-    task_of = {id(spec): task for spec, task in zip(specs, tasks, strict=True)}
-    pool = make_pool(jobs, None, lambda: worth_processes(experiment, specs, usable_cores()))
-    if pool is None:
-        for spec in specs:
-            yield *task_of[id(spec)], run_one(experiment, spec).row
-        return
-    try:
-        with work_of(experiment, None) as make:
-            for spec, outcome in outcomes_of(specs, lambda spec: make(spec, False), pool, lambda spec: None):
-                yield *task_of[id(spec)], outcome.row
-    finally:
-        pool.close()
+def _nothing(inputs: Any, spec: RunSpec, outcome: Outcome) -> None:
+    """Look for nothing in the records of a run: it may fail, as all may."""
 
 
 def _regret(

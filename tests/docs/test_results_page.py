@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from moesim.studies.papers.published import PUBLISHED, paper_folder, read_published
-from moesim.studies.papers.three_ways import KINDS, Summary, orders, published, read_results, summaries
+from moesim.studies.papers.three_ways import published, read_results
+from tests.docs.results_kit import KINDS, Summary, orders, summaries
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FRAME = read_results(DOCS / "background" / "results.csv")

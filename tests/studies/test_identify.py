@@ -12,17 +12,16 @@ import pytest
 
 from moesim.cli.main import main
 from moesim.errors import InputError
-from moesim.hardware import build_profile, load_hardware, read_profile
+from moesim.hardware import load_hardware, read_profile
 from moesim.hardware.costs import CostModel
-from moesim.studies.identify.agreement import check_agreement
-from moesim.studies.identify.cases import make_cases, roomy
+from moesim.studies.identify.cases import make_cases
 from moesim.studies.identify.constants import CEILING, PRIOR, Z90, Machine
 from moesim.studies.identify.engine import engine_log_time
 from moesim.studies.identify.identify import identify
 from moesim.studies.identify.next_line import USEFUL, next_lines
 from moesim.studies.identify.predictor import Memo, Predictor
 from moesim.studies.identify.reading import read_observations
-from moesim.studies.identify.status import statuses
+from moesim.studies.identify.status import check_agreement, statuses
 from moesim.studies.identify.surrogate import Surrogate
 from tests.studies.identify_kit import BASE, ROOMY, SETTINGS, Truth, rows
 
@@ -281,8 +280,7 @@ def test_the_closed_form_is_the_engines_time(setting: tuple[str, str, str, int])
     raw, path, _ = read_profile(BASE)
     machine = Machine(raw, str(path))
     (case,) = make_cases(rows([setting], context=1000))
-    room = build_profile(roomy(machine.raw, machine.base, "x"), "x")
-    closed = Surrogate(case, room).log_time(CostModel(case.model, machine.base, extrapolate=True))
+    closed = Surrogate(case, machine.with_room).log_time(CostModel(case.model, machine.base, extrapolate=True))
     assert math.exp(closed - engine_log_time(case, machine.raw, "x")) == pytest.approx(1, abs=1e-3)
 
 

@@ -19,11 +19,10 @@ from moesim.experiment.run import run_experiment
 from moesim.experiment.sweep import expand
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
 from moesim.policies.registry import make_policy
-from moesim.studies.papers.check import check_answers
 from moesim.studies.papers.compare import Compared, compare, variants
 from moesim.studies.papers.cost_figures import machine_cost
 from moesim.studies.papers.decision_time import COLUMN, decision_share, run_clocked
-from moesim.studies.papers.figures import choose, figures
+from moesim.studies.papers.figures import check_answers, choose, figures
 from moesim.studies.papers.published import COLUMNS, PUBLISHED, Published, paper_folder, read_published
 from moesim.studies.papers.rank_agreement import Agreement, agreements
 from moesim.studies.papers.report import report

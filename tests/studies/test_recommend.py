@@ -22,7 +22,7 @@ from moesim.experiment.resolve import Experiment
 from moesim.experiment.result import read_summary
 from moesim.experiment.trace_choice import choose_trace
 from moesim.hardware.load import hardware_names
-from moesim.studies.advice.candidates import Candidate, Misfit, Space
+from moesim.studies.advice.candidates import Candidate, Misfit, Space, experiment_of
 from moesim.studies.advice.engines import Engine, commands, describe, engines
 from moesim.studies.advice.folder import write_folder
 from moesim.studies.advice.grid import coarse, halves
@@ -33,7 +33,6 @@ from moesim.studies.advice.routing import find_routing
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.setting import Asked, look_up
 from moesim.studies.advice.show import document, output
-from moesim.studies.advice.written import experiment_of, title
 from moesim.testing.traces import synthetic_trace
 
 MODEL = {"base": "mixtral-8x7b", "n_layers": 4}
@@ -241,7 +240,7 @@ def test_json_holds_everything(advice: Advice):
     found = json.loads(output(advice, Format.JSON))
     assert found["best"] == found["runnable"][0]
     assert found["n_simulations"] == advice.found.n_simulations and found["asked"]["vram"] == "3GiB"
-    assert {one["placement"] for one in found["curve"]} == {title(one) for one in advice.found.screened}
+    assert {one["placement"] for one in found["curve"]} == {one.title for one in advice.found.screened}
     for one in (*found["runnable"], *found["papers"]):
         assert 0 < one["low"] <= one["high"] and one["low"] <= 1.2 * one["decode_tokens_per_s"]
         assert one["label"] in ("spec-sheet", "synthetic", "assumed") and one["groups"] == 5
@@ -267,7 +266,7 @@ def test_other_forms(advice: Advice, form: Format):
             assert words in text
         assert "█" in text
     else:
-        assert title(advice.best.candidate) in text
+        assert advice.best.candidate.title in text
 
 
 def test_a_policy_without_its_curve_is_left_out_with_what_to_do(trace: str, tmp_path: Path):
@@ -353,19 +352,19 @@ def test_the_order_of_placements_that_hangs_on_launches_is_said_to(eager: Advice
         before, after = fewer.speeds[one.candidate]
         saved = 1 - before / after
         most = fewer.shares[one.candidate] * (1 - FEW_US / 477)  # the router's way is among the launches, and stays
-        assert saved <= most + 0.02 and (one.launch_share < 0.2 or saved > most / 2), title(one.candidate)
+        assert saved <= most + 0.02 and (one.launch_share < 0.2 or saved > most / 2), one.candidate.title
     assert fewer.flips and fewer.fastest != eager.best.candidate
     text = output(eager, Format.TABLE)
-    for words in ("The ORDER of placements", "CUDA graphs", "(assumed)", f"{title(fewer.fastest)} is the fastest, at", "35 us"):
+    for words in ("The ORDER of placements", "CUDA graphs", "(assumed)", f"{fewer.fastest.title} is the fastest, at", "35 us"):
         assert words in text.partition("What to type")[0], words
     by_llama = [one for one in fewer.speeds if commands(one, eager.setting)[0].engine == "llama.cpp"]
     first = max(by_llama, key=lambda one: fewer.speeds[one][::-1])
     typed = text.partition("with fewer launches the fastest of each engine")[2].partition("What to type")[0]
-    assert f"llama.cpp, {title(first)}:\n  {commands(first, eager.setting)[0]}\n" in typed and "ktransformers, " in typed
+    assert f"llama.cpp, {first.title}:\n  {commands(first, eager.setting)[0]}\n" in typed and "ktransformers, " in typed
     unlike = text.partition("but not for")[2].partition(", with another")[0]
-    assert "expert-set" in unlike and "expert-layers" in unlike and title(eager.best.candidate) not in unlike
+    assert "expert-set" in unlike and "expert-layers" in unlike and eager.best.candidate.title not in unlike
     values = document(eager)["fewer_launches"]
-    assert (values["source_label"], values["flips"], values["fastest"]) == ("assumed", True, title(fewer.fastest))
+    assert (values["source_label"], values["flips"], values["fastest"]) == ("assumed", True, fewer.fastest.title)
     assert [one["as_profile"] for one in values["speeds"]] == [before for before, _ in fewer.speeds.values()]
     assert document(eager)["caution"] == eager.caution != ""
 
@@ -377,8 +376,8 @@ def test_speeds_with_fewer_launches_are_those_of_the_profile_with_these(eager: A
     graphs = {"base": "rtx3090-epyc7532", "devices.gpu0.launch_us": 9 * FEW_US / 477}
     other = recommend(asked(trace, model=EAGER, decode=4, vram="1.4GiB", hardware=graphs))
     assert other.caution == "" and other.found.fewer is None and document(other)["fewer_launches"] is None
-    screened = {title(one): speed(row) for one, row in other.found.screened.items()}
-    both = {title(one): after for one, (_, after) in fewer.speeds.items() if title(one) in screened}
+    screened = {one.title: speed(row) for one, row in other.found.screened.items()}
+    both = {one.title: after for one, (_, after) in fewer.speeds.items() if one.title in screened}
     assert len(both) >= 3
     assert both == {name: pytest.approx(screened[name], rel=1e-3) for name in both}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ def test_assignments_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_figure_has_a_panel_a_size(mixed: dict[tuple[str, str], Result]):
-    figure = assignment_ratios(pd.DataFrame([one.record() for one in mixed.values()]))
+    figure = assignment_ratios(pd.DataFrame([asdict(one) for one in mixed.values()]))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["3-9 active experts"]
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(RULES)
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import asdict
 
 import pandas as pd
 import pytest
 
 from moesim.studies.papers.identify import Answer, Identified
 from moesim.studies.papers.published import Published
-from moesim.studies.papers.three_ways import (
-    orders,
-    published,
-    read_results,
-    summaries,
-    three_ways,
-    write_constants,
-    write_results,
-)
+from moesim.studies.papers.three_ways import published, read_results, three_ways, write_constants, write_results
+from tests.docs.results_kit import orders, summaries
 
 WORDS = dict.fromkeys(("ref", "unit", "baseline_input", "baseline", "where", "remark", "why"), "")
 
@@ -41,7 +35,7 @@ ANSWERS = [
 FOUND = {"p": Identified({}, {}, {}, {}, {}, ANSWERS)}
 PAPERS = pd.DataFrame(
     [
-        {"table": "figure", "quick": False, **row.record(), "simulated": value, "low": value, "high": value, "ratio": ratio,
+        {"table": "figure", "quick": False, **asdict(row), "simulated": value, "low": value, "high": value, "ratio": ratio,
          "n_runs": 1, "costs": "assumed", "routing": "synthetic", "label": "assumed"}
         for row, value, ratio in zip(ROWS, SIMULATED, RATIOS, strict=True)
     ]

@@ -29,9 +29,8 @@ from moesim.policies.all_cpu import AllCpu
 from moesim.policies.caches import FIFO
 from moesim.policy import LayerEnd, Ran, Routed, Run
 from moesim.records import DecisionRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
-from moesim.studies.validation.causes import RESIDUALS, time_by_cause
 from moesim.studies.validation.compare import Compared, Measured, errors_of
-from moesim.studies.validation.facts import Facts, facts_of
+from moesim.studies.validation.facts import RESIDUALS, Facts, facts_of, time_by_cause
 from moesim.studies.validation.report import Report, verdict
 from moesim.studies.validation.residual import residual
 from moesim.studies.validation.run import Validation, validate

@@ -26,7 +26,7 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.critical_path import Window
 from moesim.model import load_model
 from moesim.records import Records, StepRecord
-from moesim.studies.whatif.crossing import Answer, Crossing, search
+from moesim.studies.whatif.crossing import Crossing, search
 from moesim.studies.whatif.knobs import KNOBS
 from moesim.studies.whatif.limits import RESOURCES, Limits, limits_of
 from moesim.studies.whatif.settings import Base, parse_vary, single
@@ -117,7 +117,7 @@ def test_a_search_among_whole_numbers_stops_between_two():
         for _ in range(20):
             asked.append(factor)
             whole = Fraction(round(factor))
-            factor = asking.send(Answer("link" if whole < 3 else "CPU", whole))
+            factor = asking.send(Crossing("link" if whole < 3 else "CPU", whole))
     assert end.value.value == Crossing("CPU", Fraction(3))
     assert len(asked) < 8
 
@@ -127,7 +127,7 @@ def test_a_search_goes_no_further_than_its_reach():
     asked = [next(asking)]
     with pytest.raises(StopIteration) as end:
         while True:
-            asked.append(asking.send(Answer("link", asked[-1])))
+            asked.append(asking.send(Crossing("link", asked[-1])))
     assert asked == [2, 3]
     assert end.value.value == Crossing(None, Fraction(3))
 
@@ -244,13 +244,13 @@ def test_a_change_of_the_kind_of_cost_is_marked(tmp_path: Path):
 
 def test_a_faster_part_that_makes_it_slower_is_pointed_out(tmp_path: Path):
     as_is, line = lines_of(base(tmp_path, policies=["lru"]), "link.bytes_per_s x2", look=False)
-    assert not line.anomalous
+    assert not line.anomalies
     swapped = replace(line, base=line.shot, shot=line.base)
-    assert swapped.anomalous
+    assert swapped.anomalies
     first = replace(
         line, shot=replace(line.shot, row={**line.shot.row, "ttft_mean_ns": 2 * float(line.base.row["ttft_mean_ns"] or 0)})
     )
-    assert first.anomalous
+    assert first.anomalies
     assert "a schedule's anomaly, or memory that two share: lru, link.bytes_per_s x2" in table([as_is, swapped], Format.TABLE)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +13,7 @@ from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
 from moesim.studies.advice.routing import Routing
 from moesim.studies.advice.setting import PREFILL_CHUNK, Setting
-from moesim.trace.workload import Workload, WorkloadSpec, compose
+from moesim.trace.workload import WorkloadSpec, compose
 
 if TYPE_CHECKING:
     from moesim.policy import Placement
@@ -62,6 +62,11 @@ class Candidate:
     gpu_bytes: int
     host_bytes: int
     note: str = ""  # what a reader must know; may be empty
+
+    @property
+    def title(self) -> str:
+        """Its name in a word and its number."""
+        return self.family if self.number is None else f"{self.family} {self.number}"
 
 
 class Space:
@@ -200,11 +205,6 @@ class Space:
         tables = self.routing.groups[0].tables
         return {name: table for name, table in tables.items() if f"table:{name}" in policy.needs}
 
-    @property
-    def workload(self) -> Workload:
-        """The requests of the first group."""
-        return self._workload
-
 
 def gib(n_bytes: float) -> str:
     """Write a size the way --vram and --ram are given.
@@ -229,3 +229,25 @@ def _lacking_transfer(policy: Any, setting: Setting) -> str:
 
 def _short(error: InputError) -> str:
     return " ".join(str(error).split()).partition(" [policy=")[0]
+
+
+def experiment_of(setting: Setting, trace: Any, candidates: Sequence[Candidate], decode: int) -> dict[str, Any]:
+    """Write candidates of one class as an experiment."""
+    asked = setting.asked
+    # A runnable placement says itself what is on the GPU: all slots are granted, and the machine's memory, which is --vram,
+    # bounds it. A paper's cache is filled up to what --vram leaves beside everything else.
+    if candidates[0].runnable:
+        cache: dict[str, Any] = {"ratio": 1.0}
+    else:
+        cache = {"budget": setting.vram_bytes - setting.spare_kv_bytes}
+    return {
+        "model": setting.model_ref,
+        "hardware": setting.hardware_ref,
+        "trace": trace,
+        "workload": {
+            "batch_size": asked.batch, "prompt_tokens": asked.prompt, "decode_tokens": decode, "prefill_chunk": PREFILL_CHUNK
+        },
+        "cache": cache,
+        "policies": [dict(one.policy) for one in candidates],
+        "timeline": None,
+    }  # fmt: skip

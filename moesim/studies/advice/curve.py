@@ -12,14 +12,12 @@ import numpy as np
 
 from moesim.core.table import Format, render
 from moesim.errors import ConfigError
-from moesim.hardware import build_profile
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.studies.advice.candidates import gib
 from moesim.studies.advice.setting import Setting
-from moesim.studies.identify.cases import Case, roomy
+from moesim.studies.identify.cases import Case, needed_bytes
 from moesim.studies.identify.constants import Z90
 from moesim.studies.identify.fit import MODEL_ERROR
-from moesim.studies.identify.memory import needed_bytes
 from moesim.studies.identify.observations import observation
 from moesim.studies.identify.predictor import Memo, Predictor
 from moesim.studies.identify.results import Identified
@@ -58,8 +56,6 @@ def compute_bytes(model: ModelSpec, ubatch: int, context: int, *, offloads: bool
     Output of all rows in 32 bits, which the graph reserves; four states of the hidden width and two of the active
     experts' width; the mask of attention, 16 bits; a matrix of all experts of a layer and its successor, if they are copied.
 
-    Examples
-    --------
     >>> from moesim.model import load_model
     >>> round(compute_bytes(load_model("qwen3-30b-a3b"), 512, 4096, offloads=False) / 2**20)
     341
@@ -86,8 +82,7 @@ def curve(setting: Setting, found: Identified) -> list[Point]:
     """
     model = setting.model
     n_layers = model.n_dense_layers + model.n_layers
-    machine = found.predictor.machine
-    room = build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
+    room = found.predictor.machine.with_room
     points: list[Point] = []
     for times in CONTEXTS:
         context = times * setting.context
@@ -201,7 +196,8 @@ def measured_records(points: Sequence[Point], setting: Setting, found: Identifie
     for one in found.predictions:
         case, row = one.case, one.case.observation
         same = (case.model.name, row.batch, row.kind) == (setting.model.name, setting.asked.batch, "decode")
-        if not same or row.of or case.setting.family != "n_cpu_moe" or not _alike(case.model, setting.model):
+        apart = abs(math.log((case.model.expert_bits or 16) / (setting.model.expert_bits or 16)))
+        if not same or row.of or case.setting.family != "n_cpu_moe" or apart >= _SAME_BITS:
             continue
         tokens = max(1, case.mean_context)
         records.append(
@@ -210,10 +206,6 @@ def measured_records(points: Sequence[Point], setting: Setting, found: Identifie
              "tokens_per_s": row.batch / math.exp(row.log_time) * 1e9, "status": one.status}
         )  # fmt: skip
     return records
-
-
-def _alike(one: ModelSpec, other: ModelSpec) -> bool:
-    return abs(math.log((one.expert_bits or 16) / (other.expert_bits or 16))) < _SAME_BITS
 
 
 def curve_pictures(points: Sequence[Point], setting: Setting, found: Identified) -> dict[str, bytes]:

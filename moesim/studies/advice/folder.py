@@ -13,12 +13,11 @@ from moesim import __version__
 from moesim.core.output_folder import OutputFolder
 from moesim.core.table import Format, render_records
 from moesim.experiment.result import SUMMARY
-from moesim.studies.advice.candidates import STAND_INS
+from moesim.studies.advice.candidates import STAND_INS, experiment_of
 from moesim.studies.advice.recommend import Advice
 from moesim.studies.advice.setting import model_yaml
 from moesim.studies.advice.show import text
 from moesim.studies.advice.values import document, rows_of
-from moesim.studies.advice.written import experiment_of
 
 
 def write_folder(

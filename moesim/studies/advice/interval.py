@@ -44,8 +44,6 @@ _WORDS: Final = {
 def evidence(residuals: Sequence[Residual], profile: str, experts: str) -> Evidence:
     """Find between which ratios measured over simulated speeds of a kind lie.
 
-    Examples
-    --------
     >>> ten = [Residual(str(i), "derived", "cpu", 0.7 + 0.05 * i) for i in range(10)]
     >>> found = evidence(ten, "derived", "cpu")
     >>> round(found.low, 2), round(found.high, 2), found.n, round(found.level, 2)
@@ -65,8 +63,6 @@ def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]
 
     Errors are weighted by shares of time, as if both sides were wrong the same way, which is the wider reading.
 
-    Examples
-    --------
     >>> side = dict(n=9, what="", level=0.8)
     >>> mixed(Evidence(0.8, 1.0, **side), Evidence(0.4, 1.0, **side), 0.5)
     (0.5333333333333333, 1.0)
@@ -95,8 +91,6 @@ class Mean:
 def mean(values: Sequence[float], level: float = LEVEL) -> Mean:
     """Average positive numbers, on the scale of their logarithms.
 
-    Examples
-    --------
     >>> one = mean([10.0, 10.0, 10.0])
     >>> round(one.value, 6), one.factor, one.n
     (10.0, 1.0, 3)
@@ -116,8 +110,6 @@ def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> t
     Independent errors: half widths on the logarithmic scale add up as squares. The costs' half widths are about their own
     middle, for simulated speeds are too high more often than too low.
 
-    Examples
-    --------
     >>> low, high = interval(Mean(20.0, 1.0, 5), (0.5, 1.0))
     >>> round(low, 6), round(high, 6)
     (10.0, 20.0)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.hardware.costs.operations import operations
 from moesim.studies.advice.setting import Setting
-from moesim.studies.advice.written import title
 
 if TYPE_CHECKING:
     from moesim.studies.advice.candidates import Candidate
@@ -51,8 +50,6 @@ class Fewer:
 def gpu_share(limits: Limits) -> float:
     """Share of the time of the processor and the GPU that is not the processor's; what else there is does not count.
 
-    Examples
-    --------
     >>> from moesim.studies.whatif.limits import Limits
     >>> gpu_share(Limits({"link": 0.1, "CPU memory": 0.4, "GPU launches": 0.3, "decisions": 0.2}))
     0.5
@@ -91,11 +88,11 @@ def caution(setting: Setting, fewer: Fewer | None) -> str:
     """Warn that the order of placements may be another with fewer launches; empty if nothing speaks for that."""
     if fewer is None:
         return ""
-    large = ", ".join(f"{title(one)} {100 * share:.0f} %" for one, share in fewer.shares.items())
+    large = ", ".join(f"{one.title} {100 * share:.0f} %" for one, share in fewer.shares.items())
     ends = (
-        f"{title(fewer.fastest)} is the fastest, at {fewer.speeds[fewer.fastest][1]:.3g} tokens/s"
+        f"{fewer.fastest.title} is the fastest, at {fewer.speeds[fewer.fastest][1]:.3g} tokens/s"
         if fewer.flips
-        else f"{title(fewer.fastest)} stays the fastest"
+        else f"{fewer.fastest.title} stays the fastest"
     )
     return (
         f"launches on {setting.gpu} are a large share of decode steps ({large}), by a profile whose software takes "

@@ -17,12 +17,11 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.policies.registry import make_policy
-from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space
+from moesim.studies.advice.candidates import LOSSY, STAND_INS, Candidate, Family, Space, experiment_of
 from moesim.studies.advice.grid import coarse, halves, varied
 from moesim.studies.advice.launches import LARGE_SHARE, Fewer, launch_share, layer_us, with_fewer
 from moesim.studies.advice.routing import Routing, shortest_prompt
 from moesim.studies.advice.setting import PLACE, Setting
-from moesim.studies.advice.written import experiment_of, title
 from moesim.studies.whatif.limits import Limits, limits_of
 
 REFINED: Final = 2
@@ -219,7 +218,7 @@ class Search:
             for place, outcome in enumerate(results.outcomes):
                 one = some[place % len(some)]
                 if outcome.failure is not None:
-                    self.found.failed[title(one)] = " ".join(str(outcome.failure).split())
+                    self.found.failed[one.title] = " ".join(str(outcome.failure).split())
                 else:
                     row = dict(outcome.row) | {"trace": self.space.routing.label, "group": place // len(some)}
                     costs = outcome.provenance

@@ -7,7 +7,7 @@ from typing import Final
 
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.intervals import NOT_VARIED
-from moesim.experiment.notes import split_notes
+from moesim.experiment.report import split_notes
 from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy
@@ -19,7 +19,6 @@ from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.show_launches import fewer_table, unlike
 from moesim.studies.advice.values import document, flat, model_bytes
-from moesim.studies.advice.written import title
 
 _BAR: Final = 40  # characters of the longest bar
 _HEADINGS: Final = ("placement", "experts on GPU", "GPU", "RAM", "first token s", "tok/s", "interval", "x best")
@@ -94,7 +93,7 @@ def _runnable(advice: Advice, form: Format) -> str:
     lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
     if advice.caution:
         lines.append(f"Caution: {advice.caution}.")
-    if same := [title(one.candidate) for one in advice.runnable if one.same]:
+    if same := [one.candidate.title for one in advice.runnable if one.same]:
         lines.append(f"As fast as it, as far as these requests show: {', '.join(same)}.")
     table = render(_HEADINGS, [_cells(one, advice) for one in advice.runnable], form, _HEADINGS[1:])
     left = [f"{name}: {why}" for name, why in advice.found.no_fit.items() if name in _FAMILIES]
@@ -109,7 +108,7 @@ def _cells(one: Judged, advice: Advice) -> list[str]:
     candidate, model = one.candidate, advice.setting.model
     share = candidate.gpu_experts / (model.n_layers * model.n_experts)
     return [
-        title(candidate), f"{candidate.gpu_experts} ({100 * share:.0f} %)", gib(candidate.gpu_bytes), gib(candidate.host_bytes),
+        candidate.title, f"{candidate.gpu_experts} ({100 * share:.0f} %)", gib(candidate.gpu_bytes), gib(candidate.host_bytes),
         f"{one.ttft_s:.2g}", _number(one.speed.value), f"{_number(one.low)} to {_number(one.high)}",
         f"{one.ratio:.2f}" + ("~" if one.same else ""),
     ]  # fmt: skip
@@ -135,7 +134,7 @@ def _typed(advice: Advice, form: Format) -> str:
         best = one is advice.best or one.candidate.gpu_experts == advice.best.candidate.gpu_experts == everything
         why = "" if best else f" ({engine.cannot})"
         place = "the best" if best else f"cannot express the best{why}; its own best is {_number(one.speed.value)} tokens/s"
-        lines.append(f"{head}: {place}, {title(one.candidate)}: {describe(one.candidate, advice.setting)}")
+        lines.append(f"{head}: {place}, {one.candidate.title}: {describe(one.candidate, advice.setting)}")
         for command in one.commands:
             if command.engine == engine.name:
                 lines.append(_fenced(f"  {command}\n", form).rstrip("\n"))
@@ -186,7 +185,7 @@ def _papers(advice: Advice, form: Format) -> str:
     if lossy:
         table += "\n* not exact: this share of the gate weight is served as routed; never read its speed without it\n"
     others = [
-        f"{title(one)} {_number(speed(row))}"
+        f"{one.title} {_number(speed(row))}"
         for one, row in advice.found.screened.items()
         if not one.runnable and one not in advice.found.final
     ]

@@ -9,7 +9,6 @@ from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.launches import FEW_US, LARGE_SHARE, WHY, Fewer
 from moesim.studies.advice.recommend import Advice
-from moesim.studies.advice.written import title
 
 
 def fewer_values(advice: Advice) -> dict[str, Any] | None:
@@ -23,10 +22,10 @@ def fewer_values(advice: Advice) -> dict[str, Any] | None:
         "source_label": "assumed",
         "why": WHY,
         "flips": fewer.flips,
-        "fastest": title(fewer.fastest),
+        "fastest": fewer.fastest.title,
         "commands": [str(typed) for _, typed in _typed(advice, fewer)],
         "speeds": [
-            {"placement": title(one), "launch_share": fewer.shares.get(one), "as_profile": before, "fewer": after}
+            {"placement": one.title, "launch_share": fewer.shares.get(one), "as_profile": before, "fewer": after}
             for one, (before, after) in fewer.speeds.items()
         ],
     }
@@ -40,11 +39,11 @@ def fewer_table(advice: Advice, form: Format) -> str:
     headings = "first request only", "GPU launches", f"tok/s, {fewer.layer_us:.3g} us a layer", f"{FEW_US:g} us (assumed)"
     shares = {one: f"{100 * share:.0f} %" for one, share in fewer.shares.items()}
     order = sorted(fewer.speeds, key=lambda one: fewer.speeds[one], reverse=True)
-    rows = [[title(one), shares.get(one, "-"), *(f"{value:.3g}" for value in fewer.speeds[one])] for one in order]
+    rows = [[one.title, shares.get(one, "-"), *(f"{value:.3g}" for value in fewer.speeds[one])] for one in order]
     table = render(headings, rows, form, headings[1:])
     if not fewer.flips:
         return table
-    lines = "".join(f"{typed.engine}, {title(one)}:\n  {typed}\n" for one, typed in _typed(advice, fewer))
+    lines = "".join(f"{typed.engine}, {one.title}:\n  {typed}\n" for one, typed in _typed(advice, fewer))
     fence = "```\n" if form is Format.MD else ""
     return f"{table}\nwith fewer launches the fastest of each engine would be\n\n{fence}{lines}{fence}"
 
@@ -61,4 +60,4 @@ def _typed(advice: Advice, fewer: Fewer) -> list[tuple[Candidate, Command]]:
 def unlike(advice: Advice) -> list[str]:
     """Name the finalists whose ratio to the best hangs on what launches cost."""
     finalists = (*advice.runnable, *advice.papers)
-    return [title(one.candidate) for one in finalists if abs(one.launch_share - advice.best.launch_share) >= LARGE_SHARE]
+    return [one.candidate.title for one in finalists if abs(one.launch_share - advice.best.launch_share) >= LARGE_SHARE]

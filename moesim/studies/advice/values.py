@@ -14,7 +14,6 @@ from moesim.studies.advice.interval import LEVEL
 from moesim.studies.advice.recommend import Advice, Judged
 from moesim.studies.advice.search import speed
 from moesim.studies.advice.show_launches import fewer_values
-from moesim.studies.advice.written import title
 
 
 def document(advice: Advice) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def document(advice: Advice) -> dict[str, Any]:
         "limit": {"largest": limits.limit, "shares": dict(limits.shares)},
         "curve": [
             {
-                "placement": title(one), "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
+                "placement": one.title, "policy": dict(one.policy), "gpu_experts": one.gpu_experts,
                 "decode_tokens_per_s": speed(row), "decode_tokens": row["decode_tokens"],
             }
             for one, row in found.screened.items()
@@ -70,7 +69,7 @@ def flat(advice: Advice, one: Judged) -> dict[str, Any]:
     """Give a finalist as one line of a table."""
     candidate = one.candidate
     return {
-        "placement": title(candidate), "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
+        "placement": candidate.title, "runnable": candidate.runnable, "what": describe(candidate, advice.setting),
         "policy": json.dumps(dict(candidate.policy), sort_keys=True), "gpu_experts": candidate.gpu_experts,
         "gpu_bytes": candidate.gpu_bytes, "host_bytes": candidate.host_bytes,
         "decode_tokens_per_s": one.speed.value, "low": one.low, "high": one.high, "requests_factor": one.speed.factor,

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moesim.capacity import required_bytes
+from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError
-from moesim.experiment.budget import initial_placement
-from moesim.hardware import HardwareProfile, override
+from moesim.errors import ConfigError, InputError
+from moesim.experiment.budget import initial_placement, slots_within
+from moesim.hardware import HardwareProfile
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec, load_model
 from moesim.policies.registry import make_policy
@@ -29,9 +31,6 @@ STEPS: Final = 8
 """Decode steps that are simulated; a steady step is their mean."""
 
 STATIC: Final = frozenset({"all-cpu", "all-gpu", "llama-cpp", "composed"})
-ROOM: Final = 2**46
-"""Memory of each device in a prediction: whether a setting fits is another question than how fast it is."""
-
 _SEED: Final = 0
 
 
@@ -111,12 +110,6 @@ def _is_static(one: Observation, setting: EngineSetting, model: ModelSpec) -> bo
     return True
 
 
-def roomy(raw: Mapping[str, Any], hardware: HardwareProfile, place: str) -> dict[str, Any]:
-    """Give the contents of a profile whose devices hold anything."""
-    sure = {"value": ROOM, "source": "assumed", "why": "whether it fits is asked elsewhere"}
-    return override(dict(raw), {f"devices.{name}.memory_bytes": sure for name in hardware.devices}, place)
-
-
 @lru_cache(maxsize=64)
 def routing(shape: tuple[int, int, int], batch: int, prompt: int, decode: int, signals: bool = True) -> Trace:
     """Make routing of a shape (layers, experts, chosen) up."""
@@ -169,3 +162,34 @@ def placement_of(case: Case, hardware: HardwareProfile, workload: Workload) -> P
     slots = round(case.setting.cache.get("ratio", 1.0) * case.model.n_layers * case.model.n_experts)
     gpus = {name: slots for name, device in hardware.devices.items() if device.role == "accelerator"}
     return initial_placement(case.model, CostModel(case.model, hardware, extrapolate=True), workload, policy, gpus, {})
+
+
+def needed_bytes(case: Case, hardware: HardwareProfile, gpu: str) -> int | None:
+    """Count what a case needs on the GPU, buffers of the engine and a policy's cache included; None where it cannot be told."""
+    name, one = case.setting.policy["name"], case.observation
+    tokens = (one.context + (one.decode if one.kind == "decode" else 0)) * one.batch
+    plain = name in STATIC and (name != "composed" or case.setting.family == "gpu_experts")
+    try:
+        placement = placement_of(case, hardware, decode_workload(case)) if plain else _with_cache(case, hardware)
+    except InputError:
+        return None  # what is wrong is told where the row is predicted
+    need = required_bytes(case.model, hardware, tokens, placement)
+    return sum(need[gpu].values())
+
+
+def _with_cache(case: Case, hardware: HardwareProfile) -> Placement:
+    """Ask a policy with a cache where everything is at the start, and which pools it sets up."""
+    model, policy = case.model, make_policy(case.setting.policy, case.observation.place)
+    trace = routing(shape_of(model), case.observation.batch, 1, 1)
+    workload = compose(trace, WorkloadSpec(batch_size=case.observation.batch, prompt_tokens=1, decode_tokens=1))
+    tables = {name: table for name, table in trace.tables.items() if f"table:{name}" in policy.needs}
+    own: Any = policy.transfer(model) if hasattr(policy, "transfer") else None
+    curve, chunk = own or ("pinned", None)
+    costs = CostModel(model, hardware, transfer=curve, chunk_bytes=chunk, extrapolate=True)
+    if (budget := case.setting.cache.get("budget")) is not None:
+        n_bytes = parse_bytes(budget, f"{case.observation.place}: setting: cache")
+        slots = slots_within(n_bytes, model, costs, workload, policy, tables, str(case.setting.policy["name"]))
+    else:
+        slots = round(case.setting.cache.get("ratio", 1.0) * model.n_layers * model.n_experts)
+    gpus = {name: slots for name, device in hardware.devices.items() if device.role == "accelerator"}
+    return initial_placement(model, costs, workload, policy, gpus, tables)

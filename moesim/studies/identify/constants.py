@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import HardwareProfile, build_profile, override
 from moesim.hardware.types import Number
+
+Vector = NDArray[np.float64]
 
 PRIOR: Final[Mapping[str, float]] = {
     "measured": 0.05,
@@ -74,18 +77,21 @@ class Constant:
 class Priors:
     """Standard deviations of constants' logarithms, below and above their bases: each (constants,)."""
 
-    below: NDArray[np.float64]
-    above: NDArray[np.float64]
+    below: Vector
+    above: Vector
 
     @classmethod
     def of(cls, constants: Sequence[Constant]) -> Priors:
         """Collect those of constants."""
         return cls(np.array([one.sigmas[0] for one in constants]), np.array([one.sigmas[1] for one in constants]))
 
-    def at(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def at(self, logs: Vector) -> Vector:
         """Give, of each constant, the one on the side where its logarithm lies."""
         return np.where(logs < 0, self.below, self.above)
 
+
+ROOM: Final = 2**46
+"""Memory of each device in a prediction."""
 
 _CPU, _GPU = "devices.{cpu}.", "devices.{gpu}."
 _PLACES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -157,6 +163,11 @@ class Machine:
             return Constant(name, tuple(keys), float(number.value), unit, (LOOSE, LOOSE), "not in the profile")
         return Constant(name, tuple(keys), float(number.value), unit, _sigmas(number, unit), label)
 
+    @cached_property
+    def with_room(self) -> HardwareProfile:
+        """The machine whose devices hold anything: whether a setting fits is another question than how fast it is."""
+        return build_profile(roomy(self.raw, self.base, self.place), self.place)
+
     def with_factors(self, logs: Sequence[float]) -> HardwareProfile:
         """Give the machine with each constant multiplied by the exponential of its entry."""
         key = tuple(logs)
@@ -188,6 +199,12 @@ def _sigmas(number: Number, unit: str) -> tuple[float, float]:
 
 def _scales(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def roomy(raw: Mapping[str, Any], hardware: HardwareProfile, place: str) -> dict[str, Any]:
+    """Give the contents of a profile whose devices hold anything."""
+    sure = {"value": ROOM, "source": "assumed", "why": "whether it fits is asked elsewhere"}
+    return override(dict(raw), {f"devices.{name}.memory_bytes": sure for name in hardware.devices}, place)
 
 
 _ADDED: Final = "where the prior of an identification begins"

@@ -19,7 +19,8 @@ from moesim.experiment.resolve import Experiment
 from moesim.hardware import build_profile
 from moesim.hardware.costs import CostModel
 from moesim.policies.registry import make_policy
-from moesim.studies.identify.cases import STEPS, Case, decode_workload, roomy, routing, shape_of
+from moesim.studies.identify.cases import STEPS, Case, decode_workload, routing, shape_of
+from moesim.studies.identify.constants import roomy
 
 _WARM: Final = 16
 """Tokens of the prompt that fills a dynamic policy's cache."""

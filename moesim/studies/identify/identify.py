@@ -5,26 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from moesim.errors import ConfigError
 from moesim.hardware import build_profile, read_profile
-from moesim.studies.identify.agreement import check_agreement
 from moesim.studies.identify.cases import Case, choices, make_cases
-from moesim.studies.identify.constants import Constant, Machine, check_free
-from moesim.studies.identify.estimates import estimate, predictions, profile_contents, untouched
+from moesim.studies.identify.constants import Constant, Machine, Vector, check_free
 from moesim.studies.identify.fit import Fit, Problem, spreads
 from moesim.studies.identify.observations import Observation, check_rows
 from moesim.studies.identify.predictor import AGREE, STEP, Memo, Predictor
-from moesim.studies.identify.results import Identified
-from moesim.studies.identify.status import check_gpu, none_used, statuses, where, with_room
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float64]
+from moesim.studies.identify.results import Identified, estimate, predictions, profile_contents, untouched
+from moesim.studies.identify.status import check_agreement, check_gpu, none_used, statuses, where
 
 _ASIDE: Final = 4.0
 """Standard deviations beyond which a row is set aside, so that it does not bend the rest; at most one row in five."""
@@ -90,7 +83,7 @@ def identify(
     cases = make_cases(observations)
     check_gpu(cases, start)
     if agree:
-        check_agreement(cases, with_room(start))
+        check_agreement(cases, start.with_room)
     status = statuses(cases, start)
     if "used" not in status:
         raise ConfigError(f"{where(observations)}: {none_used(cases, start)}")

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from moesim.hardware import HardwareProfile, build_profile
-from moesim.studies.identify.agreement import setting_key
-from moesim.studies.identify.cases import Case, make_cases, roomy
+from moesim.hardware import HardwareProfile
+from moesim.studies.identify.cases import Case, make_cases, needed_bytes
 from moesim.studies.identify.fit import UNKNOWN_SPREAD
-from moesim.studies.identify.memory import needed_bytes
 from moesim.studies.identify.observations import Observation, observation
 from moesim.studies.identify.predictor import Memo, Predictor
 from moesim.studies.identify.results import Identified
+from moesim.studies.identify.status import setting_key
 
 USEFUL: Final = 0.8
 """A line that leaves more than this of every interval is not worth a run."""
@@ -43,7 +42,7 @@ def next_lines(found: Identified, *, most: int = 3) -> list[NextLine]:
     machine = found.predictor.machine
     if machine.base.devices[machine.gpu].role != "accelerator":
         return []  # llama-bench's settings are where layers are: on a GPU, or not
-    room = build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
+    room = machine.with_room
     memory = machine.base.devices[machine.gpu].memory_bytes
     known = {_key(case, room) for case in found.predictor.cases}
     cases = {_key(case, room): case for case in make_cases(_candidates(found.predictor.cases))}

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
-from moesim.hardware import build_profile
+from moesim.core.journal import Journal
+from moesim.core.output_folder import OutputFolder
+from moesim.experiment.keys import code_digest
 from moesim.hardware.costs import CostModel
-from moesim.studies.identify.cases import Case, roomy
-from moesim.studies.identify.constants import Machine, Priors
+from moesim.studies.identify.cases import Case
+from moesim.studies.identify.constants import Machine, Priors, Vector
 from moesim.studies.identify.engine import engine_log_time
 from moesim.studies.identify.surrogate import Surrogate
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Vector = NDArray[np.float64]
 
 STEP: Final = 0.02
 """Of a constant's logarithm, for differences: times are whole nanoseconds, and small ones would see their rounding."""
 
 AGREE: Final = 0.01
 """The closed form and the engine agree to this, or the engine's values are used."""
+
+MEMO: Final = "engine.jsonl"
+OWNER: Final = "calibrate"
 
 
 @dataclass
@@ -50,17 +52,28 @@ class Memo:
         return self.known[key]
 
 
+@contextmanager
+def memo_in(folder: Path | None) -> Iterator[Memo]:
+    """Keep values in a folder as soon as they are there; without one, in memory."""
+    if folder is None:
+        yield Memo()
+        return
+    journal = Journal(OutputFolder(folder, OWNER), MEMO)
+    code = code_digest()
+    lines = journal.read() if journal.path.is_file() else []
+    known = {str(line["key"]): float(line["value"]) for line in lines if line is not None and line.get("code") == code}
+    # Nothing is made before there is something to keep: rows may yet be refused.
+    yield Memo(known, lambda key, value: journal.append({"key": key, "value": value, "code": code}))
+
+
 class Predictor:
     """Predicted logarithms of all rows, as functions of the constants' logarithms."""
 
-    def __init__(
-        self, machine: Machine, cases: Sequence[Case], memo: Memo, surrogates: dict[str, Surrogate] | None = None
-    ) -> None:
+    def __init__(self, machine: Machine, cases: Sequence[Case], memo: Memo) -> None:
         self.machine = machine
         self.cases = list(cases)
         self.memo = memo
-        room = build_profile(roomy(machine.raw, machine.base, machine.place), machine.place)
-        self._forms: list[Surrogate | None] = [Surrogate(case, room) if case.static else None for case in cases]
+        self._forms: list[Surrogate | None] = [Surrogate(case, machine.with_room) if case.static else None for case in cases]
         at = {case.name: index for index, case in enumerate(cases)}
         self._of = [at[case.observation.of] if case.observation.of else -1 for case in cases]
         self.observed = np.array([case.observation.log_time for case in cases])
@@ -116,7 +129,7 @@ class Predictor:
             found[:, k] = (up - self.values(logs - step)) / (2 * STEP) if both else (up - middle) / STEP
         return found
 
-    def linearise(self, logs: Vector, told: Callable[[int], None] = lambda n: None) -> None:
+    def linearise(self, logs: Vector) -> None:
         """Take the engine's values and slopes of dynamic rows around these constants."""
         rows = self.dynamic
         if not rows:
@@ -124,7 +137,6 @@ class Predictor:
         here = self.machine.changed(logs.tolist())
         for index in rows:
             self._middle[index] = self.memo.value(self.cases[index], here, self.machine.place)
-            told(1)
         for k in range(len(logs)):
             step = logs.copy()
             step[k] += 5 * STEP
@@ -132,18 +144,13 @@ class Predictor:
             for index in rows:
                 value = self.memo.value(self.cases[index], there, self.machine.place)
                 self._slopes[index, k] = (value - self._middle[index]) / (5 * STEP)
-                told(1)
-        self._around = logs.copy()
+            self._around = logs.copy()
         self._last = None
 
-    def engine(self, logs: Vector, told: Callable[[int], None] = lambda n: None) -> Vector:
+    def engine(self, logs: Vector) -> Vector:
         """Simulate every row with these constants."""
         raw = self.machine.changed(logs.tolist())
-        found = []
-        for case in self.cases:
-            found.append(self.memo.value(case, raw, self.machine.place))
-            told(1)
-        return np.array(found)
+        return np.array([self.memo.value(case, raw, self.machine.place) for case in self.cases])
 
     def correct(self, logs: Vector, engine: Vector) -> float:
         """Use the engine's value where the closed form differs by more than `AGREE`; give the largest difference there was."""
@@ -154,7 +161,3 @@ class Predictor:
             self.correction[static] += apart[static]
             self._last = None
         return worst
-
-    def only(self, keep: Sequence[int]) -> list[Case]:
-        """List some cases."""
-        return [self.cases[index] for index in keep]

@@ -35,8 +35,6 @@ _TYPES: Final = re.compile(r"(IQ\d_\w+|Q\d_\w+|BF16|F16|F32|MXFP4|FP8)", re.IGNO
 def read_bits(text: str, place: str) -> list[dict[str, Any]]:
     """Read bits per weight.
 
-    Examples
-    --------
     >>> read_bits("4.5|Q8_0", "")
     [{'expert_bits': 4.5, 'other_bits': 4.5}, {'expert_bits': 8.5, 'other_bits': 8.5}]
     """

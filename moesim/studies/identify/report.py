@@ -14,13 +14,12 @@ import yaml
 from moesim import __version__
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.result import SUMMARY
-from moesim.studies.identify.agreement import contradictions
 from moesim.studies.identify.constants import Z90
 from moesim.studies.identify.fit import MODEL_ERROR, UNKNOWN_SPREAD
 from moesim.studies.identify.next_line import NextLine
 from moesim.studies.identify.observations import NOT_COLUMNS, Observation
 from moesim.studies.identify.results import NARROWS, UNEXPLAINED, Estimate, Identified, Prediction
-from moesim.studies.identify.status import with_room
+from moesim.studies.identify.status import contradictions
 
 _SCALES = {"B/s": (1e9, "GB/s"), "FLOP/s": (1e9, "GFLOP/s"), "us": (1.0, "us")}
 
@@ -129,7 +128,7 @@ def remarks(found: Identified, lines: list[NextLine]) -> list[str]:
     for one in found.predictions:
         if one.status == "beyond memory":
             said.append(f"row {one.case.name} needs more than the GPU's memory: it belongs to the cliff and moves no constant")
-    for before, other in contradictions(found.predictor.cases, with_room(found.predictor.machine)):
+    for before, other in contradictions(found.predictor.cases, found.predictor.machine.with_room):
         apart = 100 * expm1(abs(before.log_time - other.log_time))
         said.append(
             f"checks {before.row} and {other.row} are one setting, observed {apart:.0f} % apart: no prediction meets both"

@@ -38,7 +38,7 @@ class Surrogate:
         on_gpu = np.zeros((model.n_layers, model.n_experts), bool)
         for copy in placement.copies:
             on_gpu[copy.layer, list(copy.experts)] = True
-        self.devices = {True: gpu, False: case_host(hardware)}
+        self.devices = {True: gpu, False: hardware.backing[0]}
         self.batch = case.observation.batch
         self.work2 = round(sum(step.micro[0].work2 for step in workload.steps) / len(workload.steps))
         self._members: dict[tuple[str, str, str], list[int]] = {}
@@ -114,8 +114,3 @@ class Surrogate:
 
     def _cross(self, costs: CostModel, src: str, dst: str) -> float:
         return 0.0 if src == dst else float(sum(costs.activation_ns(link, self.batch) for link in costs.path(src, dst)))
-
-
-def case_host(hardware: HardwareProfile) -> str:
-    """Name the device that runs experts from host memory."""
-    return hardware.backing[0]

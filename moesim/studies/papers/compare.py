@@ -6,7 +6,7 @@ Which they are is data (`moesim.studies.papers.published`). Nothing is fitted to
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
@@ -66,7 +66,7 @@ class Compared:
 
     def record(self) -> dict[str, Any]:
         """Give everything by name."""
-        found = self.published.record() | {"simulated": self.simulated, "low": self.low, "high": self.high}
+        found = asdict(self.published) | {"simulated": self.simulated, "low": self.low, "high": self.high}
         found |= {"ratio": self.ratio, "agrees": self.agrees, "n_runs": self.n_runs}
         found |= {"costs": self.costs, "routing": self.routing, "label": self.label}
         return found | {"policies": ", ".join(self.policies), "notes": self.notes}

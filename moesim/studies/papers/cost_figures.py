@@ -35,6 +35,9 @@ class _Question:
     def copy_ns(self) -> int:
         return self.costs.fetch_ns(self.host, self.gpu)
 
+    def expert_ns(self, device: str) -> int:
+        return self.costs.expert_ns(device, self.rows)
+
 
 def machine_cost(hardware: str, name: str, arguments: Mapping[str, str], place: str) -> tuple[float, str]:
     """Look up a cost."""
@@ -64,40 +67,19 @@ def check_cost(name: str, arguments: Mapping[str, str], place: str) -> None:
         raise ConfigError(f"{place}: {name}: rows: expected an integer of at least 1, got '{rows}'")
 
 
-def _expert_ms(q: _Question) -> float:
-    return q.costs.expert_ns(q.device, q.rows) / _NS_PER_MS
-
-
-def _block_ms(q: _Question) -> float:
+def _block_ns(q: _Question) -> int:
     costs, n = q.costs, q.rows
     work = n * (2 * _CONTEXT + n)
-    experts = costs.model.top_k * costs.expert_ns(q.device, n)
-    return (costs.attention_ns(q.device, n, work, 1) + costs.dense_ns(q.device, n) + experts) / _NS_PER_MS
-
-
-def _copy_ms(q: _Question) -> float:
-    return q.copy_ns() / _NS_PER_MS
-
-
-def _activation_ms(q: _Question) -> float:
-    return sum(q.costs.activation_ns(link, q.rows) for link in q.costs.path(q.gpu, q.host)) / _NS_PER_MS
-
-
-def _copied_over_cpu(q: _Question) -> float:
-    return (q.copy_ns() + q.costs.expert_ns(q.gpu, q.rows)) / q.costs.expert_ns(q.host, q.rows)
-
-
-def _expert_mib(q: _Question) -> float:
-    return q.costs.model.expert_bytes(0) / 2**20
+    return costs.attention_ns(q.device, n, work, 1) + costs.dense_ns(q.device, n) + costs.model.top_k * q.expert_ns(q.device)
 
 
 COSTS: dict[str, Callable[[_Question], float]] = {
-    "expert_ms": _expert_ms,
-    "block_ms": _block_ms,
-    "copy_ms": _copy_ms,
-    "activation_ms": _activation_ms,
-    "copied_over_cpu": _copied_over_cpu,
-    "expert_mib": _expert_mib,
+    "expert_ms": lambda q: q.expert_ns(q.device) / _NS_PER_MS,
+    "block_ms": lambda q: _block_ns(q) / _NS_PER_MS,
+    "copy_ms": lambda q: q.copy_ns() / _NS_PER_MS,
+    "activation_ms": lambda q: sum(q.costs.activation_ns(link, q.rows) for link in q.costs.path(q.gpu, q.host)) / _NS_PER_MS,
+    "copied_over_cpu": lambda q: (q.copy_ns() + q.expert_ns(q.gpu)) / q.expert_ns(q.host),
+    "expert_mib": lambda q: q.costs.model.expert_bytes(0) / 2**20,
 }
 """Name -> how it is looked up: one expert with some rows on a device; attention, router and the top_k experts of a row; a copy
 of an expert to the GPU, and of its activations from there; an expert copied and computed there over the same on the CPU; its

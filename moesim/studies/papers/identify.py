@@ -20,12 +20,12 @@ from typing import Final
 
 import numpy as np
 
-from moesim.studies.identify.constants import Constant
+from moesim.studies.identify.constants import Constant, Vector
 from moesim.studies.identify.fit import Problem, softened
 from moesim.studies.papers.compare import Compared
 from moesim.studies.papers.plan import Plan
 from moesim.studies.papers.published import Published
-from moesim.studies.papers.response import Point, Response, Vector, point_at
+from moesim.studies.papers.response import Point, Response, point_at
 
 MISSED: Final = 1.35
 """A row beyond this factor even of constants that it had a part in is inconsistent with the rest of its paper."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from moesim.core.csv_reader import read_lines
 from moesim.core.data import data_dirs
@@ -94,10 +93,6 @@ class Published:
     def arguments(self) -> dict[str, str]:
         """Read `where`."""
         return dict(part.split("=", 1) for part in self.where.split(";") if part)
-
-    def record(self) -> dict[str, Any]:
-        """Give everything by name."""
-        return asdict(self)
 
 
 def paper_folder() -> Path:

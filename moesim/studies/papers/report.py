@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from moesim.core.table import Format, render, render_records
@@ -57,7 +58,7 @@ def identified(found: Mapping[str, Identified], form: Format) -> str:
             for answer in one.answers:
                 values = {"derived": answer.derived, "left_out": answer.left_out, "everything": answer.everything}
                 ratios = {f"ratio_{name}": answer.ratio(value) for name, value in values.items()}
-                record = {"table": "row", "plan": paper, **answer.published.record(), "block": answer.block, **values, **ratios}
+                record = {"table": "row", "plan": paper, **asdict(answer.published), "block": answer.block, **values, **ratios}
                 records.append(record | {"consistent": answer.consistent})
             for out, constants in one.constants.items():
                 for key, value in constants.items():

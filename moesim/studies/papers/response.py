@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from moesim.studies.identify.constants import Constant, Priors
+from moesim.studies.identify.constants import Constant, Priors, Vector
 
 _STEP: Final = 0.7
 """The engine is asked this far from the base, of a constant's logarithm, or two standard deviations if that is less."""
 
 _LEAST: Final = 0.05  # of a row's time that is left, however cheap a constant becomes
-
-Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from statistics import median
 from typing import IO
 
 import pandas as pd
 
 from moesim.core.text import cell, uncell
-from moesim.studies.papers.compare import Compared
 from moesim.studies.papers.identify import Identified
 from moesim.studies.papers.published import Published
-from moesim.studies.papers.rank_agreement import Agreement, agreements
 
-KINDS = ("value", "speedup", "gain")
 COLUMNS = ("identified", "ratio_identified", "with_all", "consistent")
 _DERIVED = ("simulated", "low", "high", "ratio", "n_runs", "costs", "routing", "label")
 _PUBLISHED = [one.name for one in fields(Published)]
@@ -67,71 +63,3 @@ def published(row: Mapping[str, object] | pd.Series) -> Published:
     """Read the printed number of a row of a table."""
     told = {name: str(row.get(name, "")) for name in _PUBLISHED}
     return Published(**{**told, "published": float(told["published"])})  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a paper's rows come to. Factors are the larger of simulated / printed and its inverse."""
-
-    paper: str
-    rows: int  # numbers that runs answer: values, ratios and gains
-    derived: tuple[float, float]  # median and worst factor of the derived profile over them
-    told: int  # those that have an identified answer
-    # derived_told, identified: median and worst factor over those, by either profile
-    derived_told: tuple[float, float] | None
-    identified: tuple[float, float] | None
-    # the same by the identified one, of those that the rest of the paper does not contradict
-    consistent: tuple[float, float] | None
-    inconsistent: int  # those that it does
-    # orders, orders_identified: pairs of systems in the printed order, and all
-    orders: tuple[int, int]
-    orders_identified: tuple[int, int]
-
-
-def summaries(frame: pd.DataFrame) -> list[Summary]:
-    """Sum up a table of `three_ways`, paper by paper."""
-    found = []
-    for paper, every in frame.groupby("paper", sort=False):
-        rows = every[every["kind"].isin(KINDS) & (every["source"] == "runs") & every["simulated"].notna()]
-        told = rows[rows["identified"].notna()]
-        derived, identified = _factors(rows["ratio"]), _factors(told["ratio_identified"])
-        found.append(
-            Summary(
-                str(paper),
-                len(rows),
-                _ends(derived) or (1.0, 1.0),
-                len(told),
-                _ends(_factors(told["ratio"])),
-                _ends(identified),
-                _ends(_factors(told[told["consistent"] != "no"]["ratio_identified"])),
-                int((told["consistent"] == "no").sum()),
-                _orders(every, "simulated"),
-                _orders(told, "identified"),
-            )
-        )
-    return found
-
-
-def orders(frame: pd.DataFrame) -> dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]]:
-    """Count the pairs of systems that are in the printed order, and all, figure by figure."""
-    found = {}
-    for (paper, figure), rows in frame.groupby(["paper", "figure"], sort=False):
-        both = _orders(rows, "simulated"), _orders(rows, "identified")
-        if both[0][1]:
-            found[str(paper), str(figure)] = both
-    return found
-
-
-def _factors(ratios: pd.Series) -> list[float]:
-    return [max(ratio, 1 / ratio) for ratio in map(float, ratios)]
-
-
-def _ends(factors: list[float]) -> tuple[float, float] | None:
-    return (median(factors), max(factors)) if factors else None
-
-
-def _orders(rows: pd.DataFrame, column: str) -> tuple[int, int]:
-    rows = rows[rows[column].notna()]
-    compared = [Compared(published(row), float(row[column])) for _, row in rows.iterrows()]
-    ranks: list[Agreement] = agreements(compared)
-    return sum(one.pairs - len(one.wrong) - len(one.tied) for one in ranks), sum(one.pairs for one in ranks)

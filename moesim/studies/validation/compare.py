@@ -101,30 +101,40 @@ class Compared:
     @cached_property
     def layer_error(self) -> float | None:
         """Median over the layers of the absolute relative error of their median visit."""
-        errors = [abs(predicted / measured - 1) for _, predicted, measured in self.layers() if measured]
+        errors = [abs(one["predicted_ns"] / one["measured_ns"] - 1) for one in self.layers() if one["measured_ns"]]
         return float(median(errors)) if errors else None
 
-    def layers(self) -> list[tuple[int, float, float]]:
-        """Give the median visit of each layer: number, predicted and measured ns (median over repeats)."""
+    def layers(self) -> list[dict[str, Any]]:
+        """Give the median visit of each layer, predicted and measured ns (median over repeats)."""
         several = zip(*(facts.layer_ns for facts in self.pair.measured), strict=True)
         pairs = zip(self.pair.predicted.layer_ns, several, strict=True)
-        return [(layer, predicted, float(median(measured))) for layer, (predicted, measured) in enumerate(pairs)]
+        return [
+            {"layer": layer, "predicted_ns": predicted, "measured_ns": float(median(measured))}
+            for layer, (predicted, measured) in enumerate(pairs)
+        ]
 
-    def steps(self) -> list[tuple[int, str, int, float]]:
-        """Give each step: number, phase (``p`` or ``d``), predicted and measured ns (median over repeats)."""
+    def steps(self) -> list[dict[str, Any]]:
+        """Give each step, predicted and measured ns (median over repeats)."""
         several = zip(*(facts.step_ns for facts in self.pair.measured), strict=True)
         pairs = zip(self.pair.predicted.phases, self.pair.predicted.step_ns, several, strict=True)
-        return [(step, phase, predicted, float(median(ns))) for step, (phase, predicted, ns) in enumerate(pairs)]
+        words = {"p": "prefill", "d": "decode"}
+        return [
+            {"step": step, "phase": words[phase], "predicted_ns": predicted, "measured_ns": float(median(ns))}
+            for step, (phase, predicted, ns) in enumerate(pairs)
+        ]
 
-    def tasks(self) -> list[tuple[str, int, float, float, float]]:
-        """Give each kind of task: name, predicted number and mean ns, measured number and mean ns (medians over repeats)."""
-        found: list[tuple[str, int, float, float, float]] = []
+    def tasks(self) -> list[dict[str, Any]]:
+        """Give each kind of task: predicted number and mean ns, measured number and mean ns (medians over repeats)."""
+        found: list[dict[str, Any]] = []
         for name in sorted({name for facts in (self.pair.predicted, *self.pair.measured) for name in facts.tasks}):
-            predicted = self.pair.predicted.tasks.get(name, [0, 0])
+            n, whole_ns = self.pair.predicted.tasks.get(name, [0, 0])
             measured = [facts.tasks.get(name, [0, 0]) for facts in self.pair.measured]
-            means = [ns / n for n, ns in measured if n]
-            count = median(n for n, _ in measured)
-            found.append((name, predicted[0], predicted[1] / max(1, predicted[0]), count, float(median(means)) if means else 0.0))
+            means = [ns / number for number, ns in measured if number]
+            found.append(
+                {"task": name, "predicted_n": n, "predicted_mean_ns": whole_ns / max(1, n),
+                 "measured_n": median(number for number, _ in measured),
+                 "measured_mean_ns": float(median(means)) if means else 0.0}
+            )  # fmt: skip
         return found
 
     # ------------------------------------------------------------------------------------------------------- what must be equal

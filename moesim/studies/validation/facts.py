@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.chain import WAITING, Chain, Record
 from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.machine import Machine
 from moesim.metrics.summary import bytes_moved
-from moesim.metrics.utilisation import busy, utilisation
+from moesim.metrics.utilisation import busy, common_ns, length, union, utilisation
 from moesim.records import Records
-from moesim.studies.validation.causes import time_by_cause
+
+GAP: Final = "gap"
+RESIDUALS: Final = (*(cause for cause in CAUSES if cause != "idle"), WAITING, GAP)
+"""Causes of a residual: those of `moesim.metrics.causes`, with idle time cut in two.
+
+``gap``: no lane and no link was busy, and nobody decided: the cost of passing work on. ``waiting``: nothing that was needed was
+under way, but something else was.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,12 +67,12 @@ def facts_of(records: Records, machine: Machine) -> Facts:
     decoding = [step in decode for step in looked.step.tolist()]
     counted, hit = looked.first, looked.first & looked.hit
     moved = bytes_moved(records)
-    causes = sorted({t.cause for t in records.transfers})
+    tasks, transfers = records.tasks, records.transfers
+    counts = _added((f"{t.kind}@{t.device}", 1) for t in tasks)
+    spent = _added((f"{t.kind}@{t.device}", t.end - t.start) for t in tasks)
     visits: dict[int, list[tuple[int, int]]] = {}
     for layer in records.layers:
         visits.setdefault(layer.layer, []).append((layer.step, layer.end - layer.begin))
-    shares = utilisation(busy(records, machine.kinds, machine.links), machine.kinds)
-    overlap = shares["overlap_share"]
     return Facts(
         makespan_ns=records.makespan_ns,
         phases="".join(s.phase[0] for s in steps),
@@ -73,31 +84,34 @@ def facts_of(records: Records, machine: Machine) -> Facts:
         decode_lookups=int(counted[decoding].sum()),
         decode_hits=int(hit[decoding].sum()),
         n_bytes={key.removeprefix("bytes_"): n for key, n in moved.items() if isinstance(n, int) and "_per_" not in key},
-        transfers={cause: sum(t.last for t in records.transfers if t.cause == cause) for cause in causes},
-        waited_memory=sum(t.waited_memory for t in records.transfers),
-        busy_ns=_occupied(records),
-        overlap_share=overlap,
+        transfers=_added((t.cause, int(t.last)) for t in transfers),
+        waited_memory=sum(t.waited_memory for t in transfers),
+        busy_ns=_added((f"{t.device}.{t.lane}", t.end - t.start) for t in tasks)
+        | _added((t.link, t.end - t.start) for t in transfers),
+        overlap_share=utilisation(busy(records, machine.kinds, machine.links), machine.kinds)["overlap_share"],
         cause_ns=time_by_cause(records, machine, decode),
-        tasks=_task_times(records),
+        tasks={name: [counts[name], ns] for name, ns in spent.items()},
         decisions=[len(records.decisions), sum(d.end - d.start for d in records.decisions)],
     )
 
 
-def _occupied(records: Records) -> dict[str, int]:
-    """Add up what occupied each lane and link; both do one thing at a time."""
-    return _added([(f"{t.device}.{t.lane}", t.end - t.start) for t in records.tasks]) | _added(
-        [(t.link, t.end - t.start) for t in records.transfers]
-    )
-
-
-def _task_times(records: Records) -> dict[str, list[int]]:
-    pairs = [(f"{t.kind}@{t.device}", t.end - t.start) for t in records.tasks]
-    counts = _added([(name, 1) for name, _ in pairs])
-    return {name: [counts[name], ns] for name, ns in _added(pairs).items()}
-
-
 def _added(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, value in sorted(pairs):
-        found[name] = found.get(name, 0) + value
+    found: Counter[str] = Counter()
+    for name, value in pairs:
+        found[name] += value
+    return dict(sorted(found.items()))
+
+
+def time_by_cause(records: Records, machine: Machine, steps: Collection[int]) -> dict[str, int]:
+    """Split the time of some steps by cause."""
+    charged = Chain(records, machine.kinds, machine.media).split(steps)
+    found = {cause: charged.get(cause, 0) for cause in RESIDUALS}
+    everything: list[Record] = [*records.tasks, *records.transfers, *records.activations, *records.decisions]
+    until = max([records.makespan_ns, *(r.end for r in everything)])
+    occupied = union(((r.start, r.end) for r in everything), until)
+    asked = union(((s.begin, s.end) for s in records.steps if s.step in steps), until)
+    # Where nothing was busy, the walk can have charged nothing but waiting: so this never exceeds it.
+    found[GAP] = length(asked) - common_ns(asked, occupied)
+    found[WAITING] -= found[GAP]
+    assert sum(found.values()) == length(asked)
     return found

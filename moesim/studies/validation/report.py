@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
@@ -18,8 +18,8 @@ from moesim.core.table import Format, render, render_records
 from moesim.experiment.result import SUMMARY
 from moesim.plots.style import pictures
 from moesim.plots.validation import residual_bars, scatter
-from moesim.studies.validation.causes import RESIDUALS
 from moesim.studies.validation.compare import AT_WORST, GOAL, RESAMPLES, SEED, TIMES, Compared, Errors, errors_of
+from moesim.studies.validation.facts import RESIDUALS
 from moesim.studies.validation.residual import largest
 from moesim.studies.validation.run import Validation
 from moesim.studies.validation.store import FILE, OWNER
@@ -85,9 +85,9 @@ class Report:
             EXPERIMENT: yaml.safe_dump(config, sort_keys=False, width=120),
             "results.csv": render_records(self.results(), Format.CSV),
             "residuals.csv": render_records(self.residuals(), Format.CSV),
-            "layers.csv": render_records([row for one in self.compared for row in _layer_rows(one)], Format.CSV),
-            "steps.csv": render_records([row for one in self.compared for row in _step_rows(one)], Format.CSV),
-            "tasks.csv": render_records([row for one in self.compared for row in _task_rows(one)], Format.CSV),
+            "layers.csv": _rows(self.compared, Compared.layers),
+            "steps.csv": _rows(self.compared, Compared.steps),
+            "tasks.csv": _rows(self.compared, Compared.tasks),
             SUMMARY: json.dumps(self.summary(), indent=1) + "\n",
             "README.md": self._readme(folder),
         }
@@ -183,7 +183,8 @@ def _cells(name: str, runs: Sequence[Compared]) -> list[str]:
     free = [one for one in runs if not one.must_be_equal]
     equal = [f"{n_must - n_wrong} of {n_must} equal as they must"] if n_must else []
     equal += [f"{sum(not one.unequal for one in free)} of {len(free)} equal"] if free else []
-    parts = _mean_parts([_residual_row(one) for one in runs])
+    residuals = [_residual_row(one) for one in runs]
+    parts = {cause: mean(row[f"{cause}_share"] for row in residuals) for cause in RESIDUALS}
     cause = largest(parts)
     figures = ["-"] * 6 if steps is None or bare is None else [
         _percent(steps.median), _percent(steps.worst), f"{100 * steps.mean_signed:+z.1f}", _percent(bare.median),
@@ -191,11 +192,6 @@ def _cells(name: str, runs: Sequence[Compared]) -> list[str]:
     ]  # fmt: skip
     makespan = "-" if whole is None else _percent(whole.median)
     return [name, str(len(runs)), *figures, makespan, ", ".join(equal), f"{cause} {100 * parts[cause]:+z.1f} %"]
-
-
-def _mean_parts(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Average the shares of each cause over runs."""
-    return {cause: mean(row[f"{cause}_share"] for row in rows) for cause in RESIDUALS}
 
 
 def _residual_row(one: Compared) -> dict[str, Any]:
@@ -208,28 +204,11 @@ def _residual_row(one: Compared) -> dict[str, Any]:
     return row | {f"{cause}_share": ns / measured for cause, ns in parts.items()}
 
 
-def _layer_rows(one: Compared) -> list[dict[str, Any]]:
-    head = _head(one)
-    return [{**head, "layer": layer, "predicted_ns": p, "measured_ns": m} for layer, p, m in one.layers()]
-
-
-def _step_rows(one: Compared) -> list[dict[str, Any]]:
-    head, words = _head(one), {"p": "prefill", "d": "decode"}
-    return [
-        {**head, "step": step, "phase": words[phase], "predicted_ns": p, "measured_ns": m} for step, phase, p, m in one.steps()
-    ]
-
-
-def _task_rows(one: Compared) -> list[dict[str, Any]]:
-    head = _head(one)
-    return [
-        {**head, "task": name, "predicted_n": n, "predicted_mean_ns": p, "measured_n": count, "measured_mean_ns": m}
-        for name, n, p, count, m in one.tasks()
-    ]
-
-
-def _head(one: Compared) -> dict[str, Any]:
-    return {key: one.pair.settings[key] for key in ("run", "policy", "batch_size", "cache_ratio")}
+def _rows(compared: Sequence[Compared], of: Callable[[Compared], list[dict[str, Any]]]) -> str:
+    """Write some rows of each run, with what the run is before each."""
+    head = ("run", "policy", "batch_size", "cache_ratio")
+    rows = [{key: one.pair.settings[key] for key in head} | row for one in compared for row in of(one)]
+    return render_records(rows, Format.CSV)
 
 
 def _written(errors: Errors | None) -> dict[str, Any] | None:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moesim.studies.validation.causes import GAP, RESIDUALS
-from moesim.studies.validation.facts import Facts
+from moesim.studies.validation.facts import GAP, RESIDUALS, Facts
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile

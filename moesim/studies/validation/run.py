@@ -16,10 +16,11 @@ from moesim.experiment.output import describe
 from moesim.experiment.run import describe_run
 from moesim.experiment.runner import SIMULATED, Execution, run_one
 from moesim.metrics.outcome import Outcome
+from moesim.studies.bench import Clocked
 from moesim.studies.validation.facts import Facts, facts_of
 from moesim.studies.validation.residual import apart
 from moesim.studies.validation.store import FILE, Measurements
-from moesim.studies.validation.watch import Timed, Watched
+from moesim.studies.validation.watch import Watched
 
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
@@ -133,7 +134,7 @@ def validate(
         _check_same(experiment, kept)
     else:
         header = {"key": describe(experiment)["key"], "how": dict(how or {}), **_about(experiment)}
-        kept = (Measurements.resume if resume else Measurements.start)(folder, header)
+        kept = (Measurements.resume if resume else Measurements)(folder, header)
     simulator = _Simulator(experiment, kept)
     n_replays = 0 if execution is None else repeats
     n_steps = {spec.index: len(experiment.workload(spec).steps) for spec in experiment.specs}
@@ -203,9 +204,9 @@ class _Simulator:
         """Simulate one run."""
         try:
             if measure and spec.index not in self._kept.decision_ns:
-                _, timed = self._simulate(spec, Timed, 0)
+                _, timed = self._simulate(spec, Clocked, 0)
                 digest = self._experiment.workload(spec).digest
-                self._kept.add_decisions(spec.index, _label(spec), digest, timed.took_ns)
+                self._kept.add_decisions(spec.index, _label(spec), digest, timed.routed_ns)
             decision_ns = self._kept.decision_ns.get(spec.index)
             if decision_ns is None:
                 raise SimulationError(f"no decision time was measured (see {FILE})")

@@ -20,7 +20,8 @@ _MUST_MATCH: Final = ("key", "how")
 class Measurements:
     """Measurements of one experiment in a folder.
 
-    The first line says what was measured; then one line for the decision time of each run, and one for each replay.
+    The first line says what was measured; then one line for the decision time of each run, and one for each replay. Those of a
+    new object replace what is there with the first measurement.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
@@ -33,15 +34,10 @@ class Measurements:
         self._begun = False  # whether the file holds the header and these lines
 
     @classmethod
-    def start(cls, folder: Path, header: Mapping[str, Any]) -> Measurements:
-        """Begin anew; what is there is replaced with the first measurement."""
-        return cls(folder, header)
-
-    @classmethod
     def resume(cls, folder: Path, header: Mapping[str, Any]) -> Measurements:
         """Go on with what is there, if anything."""
         if not (folder / FILE).exists():
-            return cls.start(folder, header)
+            return cls(folder, header)
         found = cls.read(folder)
         for name in _MUST_MATCH:
             if found.header.get(name) != header[name]:

@@ -1,4 +1,4 @@
-"""Policies under observation: how long they take to decide, and whether what they decide could depend on a clock.
+"""Policies under observation: whether what they decide could depend on a clock.
 
 What a policy decides is the same in a simulation and in a replay if nothing that it is told or asks for depends on when things
 end. That is seen in a run rather than listed by name: see `Watched`.
@@ -7,7 +7,6 @@ end. That is seen in a run rather than listed by name: see `Watched`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from time import perf_counter_ns
 from typing import Any, Final
 
 from moesim.policy import Action, Fetch, LayerBegin, LayerEnd, Placement, Policy, Routed, Run, StepBegin, StepEnd, Victim, View
@@ -17,28 +16,6 @@ ORDERED: Final = frozenset({StepBegin, LayerBegin, Routed, LayerEnd, StepEnd})
 
 Unit = tuple[int, int]
 _NOT_YET: Final = 1 << 30
-
-
-class Timed:
-    """A policy with a clock around its answers to Routed."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.exact = policy.exact
-        self.listens = policy.listens
-        self.needs = policy.needs
-        self.place = policy.place
-        self.evict = policy.evict
-        self.took_ns: list[int] = []  # time of each answer
-
-    def decide(self, event: Any, view: View) -> Iterable[Action]:
-        """Pass an event on."""
-        if type(event) is not Routed:
-            return self._policy.decide(event, view)
-        began = perf_counter_ns()
-        answer = tuple(self._policy.decide(event, view))  # a generator works only when it is read
-        self.took_ns.append(perf_counter_ns() - began)
-        return answer
 
 
 class Watched:

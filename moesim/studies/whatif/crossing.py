@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from moesim.errors import InputError, MoesimError
+from moesim.errors import InputError
 from moesim.studies.whatif.knobs import knob_of
 from moesim.studies.whatif.limits import Limits
 from moesim.studies.whatif.settings import Base, Changed
@@ -20,39 +20,36 @@ CLOSE = 1.05
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a simulation at one factor says."""
-
-    limit: str | None  # what limits it; None if it could not be carried out
-    factor: Fraction  # the factor that was simulated; of whole numbers it may be another than was asked for
-    error: str = ""  # why it could not be carried out
-
-
-@dataclass(frozen=True)
 class Crossing:
-    """Where the limit changes."""
+    """What limits a run at a factor: where the search asked, and in the end where the limit changes."""
 
-    limit: str | None  # the next limit; None if there is no change as far as the search went
-    factor: Fraction  # the smallest change at which the next limit was seen; without one, how far the search went
-    error: str = ""  # why it went no further, if that was not for its reach
+    limit: str | None  # what limits it; None if it could not be carried out, or in the end if there is no change in reach
+    # the factor that was simulated, which of whole numbers may be another than was asked for; in the end the smallest change at
+    # which the next limit was seen, or how far the search went
+    factor: Fraction
+    error: str = ""  # why it could not be carried out, or why the search went no further, if that was not for its reach
 
 
-def search(limit: str, up: bool, reach: Fraction = REACH) -> Generator[Fraction, Answer, Crossing]:
+Asking = Generator[Fraction, Crossing, Crossing]
+Axis = tuple[str, str, bool]
+"""A policy, a knob, and whether the knob goes up."""
+
+
+def search(limit: str, up: bool, reach: Fraction = REACH) -> Asking:
     """Look for the factor at which a limit changes.
 
     >>> def run(asking):
     ...     factor = next(asking)
     ...     while True:
-    ...         factor = asking.send(Answer("link" if factor < 3 else "CPU", factor))
+    ...         factor = asking.send(Crossing("link" if factor < 3 else "CPU", factor))
     >>> try:
     ...     run(search("link", up=True))
     ... except StopIteration as end:
     ...     print(end.value.limit, 3 <= end.value.factor <= 3 * 1.05)
     CPU True
     """
-    before = Fraction(1)
-    found: Answer | None = None
-    step = Fraction(1)
+    before = step = Fraction(1)
+    found: Crossing | None = None
     while step < reach and found is None:
         step = min(step * 2, reach)
         answer = yield step if up else 1 / step
@@ -64,31 +61,24 @@ def search(limit: str, up: bool, reach: Fraction = REACH) -> Generator[Fraction,
             before = answer.factor
     if found is None:
         return Crossing(None, before)
-    assert found.limit is not None
     while max(found.factor / before, before / found.factor) > CLOSE:
-        middle = Fraction(math.sqrt(found.factor * before)).limit_denominator(10_000)
-        answer = yield middle
+        answer = yield Fraction(math.sqrt(found.factor * before)).limit_denominator(10_000)
         if answer.limit is None or answer.factor in (before, found.factor):
             break  # between two whole numbers
         if answer.limit != limit:
             found = answer
         else:
             before = answer.factor
-    assert found.limit is not None
-    return Crossing(found.limit, found.factor)
+    return found
 
 
 def search_all(
-    base: Base,
-    wanted: Mapping[tuple[str, str, bool], Fraction],
-    index: Mapping[str, int],
-    limits: Mapping[str, Limits | None],
-    runs: Runs,
-) -> dict[tuple[str, str, bool], Crossing]:
+    base: Base, wanted: Mapping[Axis, Fraction], index: Mapping[str, int], limits: Mapping[str, Limits | None], runs: Runs
+) -> dict[Axis, Crossing]:
     """Carry out searches side by side: each round simulates the next factor of every one."""
-    found: dict[tuple[str, str, bool], Crossing] = {}
-    going: dict[tuple[str, str, bool], Generator[Fraction, Answer, Crossing]] = {}
-    asked: dict[tuple[str, str, bool], Fraction] = {}
+    found: dict[Axis, Crossing] = {}
+    going: dict[Axis, Asking] = {}
+    asked: dict[Axis, Fraction] = {}
     for key, reach in wanted.items():
         policy, name, up = key
         highest, before = knob_of(name).highest, limits[policy]
@@ -101,24 +91,20 @@ def search_all(
         going[key] = search(before.limit, up, reach)
         asked[key] = next(going[key])
     while going:
-        changes: dict[tuple[str, str, bool], Changed | MoesimError] = {}
+        answers: dict[Axis, Crossing] = {}
+        changes: dict[Axis, Changed] = {}
         for key in going:
             scale = knob_of(key[1]).scale
             assert scale is not None
             try:
                 changes[key] = scale(base, asked[key])
             except InputError as error:
-                changes[key] = error
-        works = {key: (c.raw, index[key[0]]) for key, c in changes.items() if isinstance(c, Changed)}
-        shots = dict(zip(works, runs.shots(list(works.values())), strict=True))
-        for key in list(going):
-            changed = changes[key]
-            if isinstance(changed, Changed):
-                shot = shots[key]
-                actual = changed.factor if changed.factor is not None else asked[key]
-                answer = Answer(shot.limits.limit if shot.limits else None, actual, str(shot.error or ""))
-            else:
-                answer = Answer(None, asked[key], str(changed))
+                answers[key] = Crossing(None, asked[key], str(error))
+        shots = runs.shots([(changed.raw, index[key[0]]) for key, changed in changes.items()])
+        for (key, changed), shot in zip(changes.items(), shots, strict=True):
+            limit = shot.limits.limit if shot.limits else None
+            answers[key] = Crossing(limit, asked[key] if changed.factor is None else changed.factor, str(shot.error or ""))
+        for key, answer in answers.items():
             try:
                 asked[key] = going[key].send(answer)
             except StopIteration as end:

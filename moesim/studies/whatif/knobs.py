@@ -16,14 +16,13 @@ from moesim.studies.whatif.number_knobs import cache, cache_highest, cache_scale
 from moesim.studies.whatif.overrides import (
     Overrides,
     Told,
-    curves_of,
     faster_devices,
     faster_links,
     main_link,
     replaced_device,
     shared_memories,
 )
-from moesim.studies.whatif.scaling import ONE, constant_us, rate_of, wire_factors
+from moesim.studies.whatif.scaling import ONE, constant_us, curves_of, rate_of, wire_factors
 from moesim.studies.whatif.settings import JOINED, Base, Changed, Knob, Setting, quantity, shown
 
 _GB = 10**9
@@ -141,10 +140,6 @@ def _pcie(base: Base, setting: Setting) -> Changed:
     return _wire(base, factor, Told(f"what-if: {words}")) if factor != ONE else Changed(base.raw, factor, (), words)
 
 
-def _wire_scale(base: Base, factor: Fraction) -> Changed:
-    return _wire(base, factor, Told(f"what-if: pcie {shown(factor)}"))
-
-
 def _memory(base: Base, setting: Setting) -> Changed:
     was, new = memory_of(base.profile), parse_memory(setting, memory_of(base.profile))
     factor = new.peak(was) / was.peak(new)
@@ -191,7 +186,8 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob(
             "pcie", "gen3, gen4, gen5, x8, gen5x16", "as link.bytes_per_s for links between a host and its GPUs, by the ratio of "
-            "the nominal rates (PCI-SIG); of a pageable copy only the wire's part", _pcie, _wire_scale,
+            "the nominal rates (PCI-SIG); of a pageable copy only the wire's part", _pcie,
+            lambda base, factor: _wire(base, factor, Told(f"what-if: pcie {shown(factor)}")),
         ),
         _device_knob(
             "cpu.memory_bandwidth", "host", True, "the memory's rate of hosts; the time of a curve's first row; the capacity "
@@ -261,12 +257,9 @@ def _refuse_far(base: Base, setting: Setting, found: Changed) -> None:
     if factor is None or factor <= 0 or not (found.keys or setting.factor()) or Fraction(1, _FURTHEST) <= factor <= _FURTHEST:
         return
     knob = knob_of(setting.knob)
-    there = f" ({quantity(knob.read(base), knob.unit or _unit(setting.knob))})" if knob.read is not None else ""
+    unit = knob.unit or ("bytes/s" if setting.knob.endswith("bytes_per_s") else "")
+    there = f" ({quantity(knob.read(base), unit)})" if knob.read is not None else ""
     raise ConfigError(
         f"--vary {setting}: expected x1/{_FURTHEST} to x{_FURTHEST} of what is there{there}, got x{float(factor):.3g}; "
         "check the unit"
     )
-
-
-def _unit(key: str) -> str:
-    return "bytes/s" if key.endswith("bytes_per_s") else ""

@@ -137,18 +137,18 @@ class _Tasks:
         return self._known[key]
 
     def _compute(self, task: TaskRecord, part: str) -> dict[str, float]:
-        whole = self._ns(self._costs["whole"], task, task.work)
-        fixed = min(whole, self._ns(self._costs["both"], task, task.work))  # whatever is faster, this stays
+        whole = self._ns(self._costs["whole"], task)
+        fixed = min(whole, self._ns(self._costs["both"], task))  # whatever is faster, this stays
         if not whole or fixed == whole:
             return {_REST[part]: 1.0}
-        saved = {name: max(0, whole - self._ns(self._costs[name], task, task.work)) for name in _PARTS}
+        saved = {name: max(0, whole - self._ns(self._costs[name], task)) for name in _PARTS}
         total = sum(saved.values())
         # Where reading and computing take equally long, neither saves anything alone: half is charged to each.
         weight = {name: ns / total if total else 1 / len(_PARTS) for name, ns in saved.items()}
         shares = {f"{part} {name}": (whole - fixed) / whole * weight[name] for name in _PARTS} | {_REST[part]: fixed / whole}
         return {resource: share for resource, share in shares.items() if share}
 
-    def _ns(self, costs: CostModel, task: TaskRecord, work: int) -> int:
+    def _ns(self, costs: CostModel, task: TaskRecord) -> int:
         device, rows = task.device, task.rows
         if task.expert >= 0:
             return costs.expert_ns(device, rows)
@@ -162,7 +162,7 @@ class _Tasks:
             return costs.attention_ns(device, rows, *context)
         # A dense task is the rest of the layer, or that and the attention, if both are on one device.
         rest = costs.dense_ns(device, rows)
-        alone = work == self._costs["whole"].dense_ns(device, rows)
+        alone = task.work == self._costs["whole"].dense_ns(device, rows)
         return rest if alone else rest + costs.attention_ns(device, rows, *context)
 
     def _context(self, task: TaskRecord) -> tuple[int, int]:

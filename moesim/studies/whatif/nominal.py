@@ -23,9 +23,8 @@ _MEMORY = re.compile(r"(\d+)\s*x\s*(DDR\d)(?:-(\d+))?")
 
 def pcie_of(profile: HardwareProfile) -> tuple[int, int]:
     """Find out which PCI Express a profile is about."""
-    said = " ".join((profile.description, *profile.machine.values()))
     refs = [n.ref for key, n in profile.numbers.items() if key.startswith("links.") and "gpu" in key]
-    for text in (said, " ".join(refs)):
+    for text in (_said(profile), " ".join(refs)):
         found = {(int(gen), int(lanes)) for gen, lanes in _PCIE.findall(text)}
         if len(found) == 1 and (one := found.pop())[0] in PCIE:
             return one

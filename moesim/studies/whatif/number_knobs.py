@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,8 +17,12 @@ from moesim.studies.whatif.overrides import Told, changed_number
 from moesim.studies.whatif.settings import Base, Changed, Knob, Setting, shown
 
 
-def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool = False, most: int | None = None) -> Knob:
-    """Make a knob for a number of the experiment, at a key as ``--set`` spells it."""
+def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool | None = False, most: int | None = None) -> Knob:
+    """Make a knob for a number of the experiment, at a key as ``--set`` spells it; `whole` None: as the number there is."""
+
+    def is_whole(base: Base) -> bool:
+        before = current(base, key)
+        return whole if whole is not None else isinstance(before, int) and not isinstance(before, bool)
 
     def read(base: Base) -> Fraction:
         value = current(base, key)
@@ -25,11 +30,11 @@ def setting_knob(name: str, key: str, changes: str, unit: str, *, whole: bool = 
             raise ConfigError(f"--vary {name}: expected a number in {key} to multiply, got {value!r}; give a value instead")
         return Fraction(repr(value))
 
-    def to(base: Base, value: Fraction, factor: Fraction | None) -> Changed:
-        written = max(1, round(value)) if whole else float(value)
-        if whole and factor is not None:
-            factor = Fraction(written) / read(base)
-        return Changed(base.set(key, written), factor, value=f"{name} {written}" if whole else "")
+    def to(base: Base, value: Fraction, factor: Fraction) -> Changed:
+        if not is_whole(base):
+            return Changed(base.set(key, float(value)), factor)
+        written = max(1, round(value))
+        return Changed(base.set(key, written), Fraction(written) / read(base), value=f"{name} {written}")
 
     def apply(base: Base, setting: Setting) -> Changed:
         factor = setting.factor()
@@ -135,25 +140,18 @@ def raw_knob(name: str, known: Iterable[str]) -> Knob:
     if steps[0] not in Config.model_fields:
         raise ConfigError(f"--vary {name}: {unknown_name('knob', name, known)}; or a key as --set spells it")
 
-    def whole(base: Base) -> Knob:
-        before = current(base, name)
-        return setting_knob(name, name, "", "", whole=isinstance(before, int) and not isinstance(before, bool))
+    knob = setting_knob(name, name, "this key", "", whole=None)
 
     def apply(base: Base, setting: Setting) -> Changed:
         if setting.factor() is not None:
-            return whole(base).apply(base, setting)
+            return knob.apply(base, setting)
         before, value = current(base, name), read_yaml_value(setting.text, f"--vary {name}")
         if isinstance(value, list | dict) or (isinstance(value, float) and not math.isfinite(value)):
             raise ConfigError(f"--vary {setting}: expected one finite number or word, got {setting.text}")
         numeric = all(isinstance(v, int | float) and not isinstance(v, bool) and v for v in (before, value))
         return Changed(base.set(name, value), Fraction(repr(value)) / Fraction(repr(before)) if numeric else None)
 
-    def scale(base: Base, factor: Fraction) -> Changed:
-        found = whole(base).scale
-        assert found is not None
-        return found(base, factor)
-
-    return Knob(name, "", "this key", apply, scale)
+    return replace(knob, apply=apply, read=None)
 
 
 def _raw_profile(name: str, key: str, numeric: bool) -> Knob:

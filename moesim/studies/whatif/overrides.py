@@ -9,10 +9,11 @@ from typing import Any
 
 from moesim.errors import HardwareError
 from moesim.hardware import HardwareProfile, weakest
-from moesim.hardware.types import CostCurve, Device, Link, Transfer
-from moesim.studies.whatif.scaling import ONE, faster_device, faster_transfer, shared_shares
+from moesim.hardware.types import CostCurve, Device, Link
+from moesim.studies.whatif.scaling import ONE, curves_of, faster_device, faster_transfer, shared_shares
 
 _PROOF = {"published": "ref", "spec-sheet": "ref", "derived": "how", "assumed": "why"}
+_OF_A_DEVICE = ("memory_bytes", "memory_bytes_per_s", "flops", "idle_w", "busy_w")
 _PPM = 1_000_000
 
 Overrides = dict[str, Any]
@@ -94,16 +95,11 @@ def faster_devices(
 def replaced_device(profile: HardwareProfile, name: str, other: HardwareProfile, new: Device, told: Told) -> Overrides:
     """Put another machine's device in the place of one: its memory, rates, curves and power; launches and router stay."""
     found: Overrides = {}
-    for what in ("memory_bytes", "memory_bytes_per_s", "flops", "idle_w", "busy_w"):
-        key = f"devices.{new.name}.{what}"
-        if key in other.numbers:
-            number = other.numbers[key]
-            found[f"devices.{name}.{what}"] = Told(f"{told.why}: {number.ref}").number(number.value, number.source)
-    prefix = f"devices.{new.name}.expert_cost."
+    prefix = f"devices.{new.name}."
     for key, number in other.numbers.items():
-        if key.startswith(prefix):
-            where = f"devices.{name}.expert_cost.{key.removeprefix(prefix)}"
-            found[where] = Told(f"{told.why}: {number.ref}").number(number.value, number.source)
+        what = key.removeprefix(prefix)
+        if key.startswith(prefix) and (what in _OF_A_DEVICE or what.startswith("expert_cost.")):
+            found[f"devices.{name}.{what}"] = Told(f"{told.why}: {number.ref}").number(number.value, number.source)
     for what, curves in (("experts", new.experts), ("parts", new.parts)):
         if curves or getattr(profile.devices[name], what):
             found[f"devices.{name}.{what}"] = [written_curve(other, curve, told) for curve in curves]
@@ -126,12 +122,6 @@ def faster_links(profile: HardwareProfile, factors: Mapping[str, Fraction], told
         if new.latency_us != curve.latency_us:
             found |= changed_number(profile, f"{curve.key}.latency_us", _float(new.latency_us), told)
     return found
-
-
-def curves_of(link: Link) -> list[Transfer]:
-    """List the distinct transfer curves of a link, that of activations last."""
-    curves = {curve.key: curve for curve in (*link.curves.values(), *([link.activation] if link.activation else []))}
-    return list(curves.values())
 
 
 def shared_memories(

@@ -90,6 +90,11 @@ def faster_device(device: Device, memory: Fraction = ONE, compute: Fraction = ON
 # ------------------------------------------------------------------------------------------------------------------ links
 
 
+def curves_of(link: Link) -> list[Transfer]:
+    """List the distinct transfer curves of a link, that of activations last."""
+    return list({curve.key: curve for curve in (*link.curves.values(), *([link.activation] if link.activation else []))}.values())
+
+
 def constant_us(transfer: Transfer) -> Fraction:
     """Return what a copy takes whatever its size: the latency, or the line through the two smallest copies at 0 bytes."""
     if not transfer.points:
@@ -118,13 +123,12 @@ def faster_transfer(transfer: Transfer, rate: Fraction = ONE, latency: Fraction 
 
 def wire_factors(link: Link, factor: Fraction) -> dict[str, Fraction]:
     """Say by how much each transfer curve gets faster when only the wire does."""
-    curves = {curve.key: curve for curve in (*link.curves.values(), *([link.activation] if link.activation else []))}
     fastest = rate_of(link.curves["pinned"]) if "pinned" in link.curves else max(rate_of(c) for c in link.curves.values())
     found = {}
-    for key, curve in curves.items():
+    for curve in curves_of(link):
         own = rate_of(curve)
         wire = min(1 / fastest, 1 / own)
-        found[key] = (1 / own) / (1 / own - wire + wire / factor)
+        found[curve.key] = (1 / own) / (1 / own - wire + wire / factor)
     return found
 
 

@@ -11,7 +11,7 @@ from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-from moesim.studies.whatif.crossing import REACH, Crossing, search_all
+from moesim.studies.whatif.crossing import REACH, Axis, Crossing, search_all
 from moesim.studies.whatif.knobs import change, knob_of
 from moesim.studies.whatif.limits import RESOURCES
 from moesim.studies.whatif.settings import JOINED, Base, Changed, Setting
@@ -68,11 +68,6 @@ class Line:
             if isinstance(share := self.shot.row.get(key), int | float):
                 return float(share)
         return None
-
-    @property
-    def anomalous(self) -> bool:
-        """Whether a faster part of the machine made it slower, or a slower one faster, by more than 0.5 %."""
-        return bool(self.anomalies)
 
     @property
     def anomalies(self) -> tuple[str, ...]:
@@ -208,26 +203,23 @@ def _axis(together: Sequence[Setting], changed: Changed) -> tuple[str, bool] | N
 
 
 def _with_crossings(base: Base, lines: Sequence[Line], names: Sequence[str], runs: Runs) -> list[Line]:
-    wanted: dict[tuple[str, str, bool], Fraction] = {}
-    axes = {id(line): _axis(line.settings, line.changed) for line in lines}
-    for line in lines:
-        if (axis := axes[id(line)]) is not None and line.effect in ("changed", "not limiting"):
+    wanted: dict[Axis, Fraction] = {}
+    axes = [_axis(line.settings, line.changed) for line in lines]
+    for line, axis in zip(lines, axes, strict=True):
+        if axis is not None and line.effect in ("changed", "not limiting"):
             assert line.changed.factor is not None
             key, far = (line.policy, *axis), max(line.changed.factor, 1 / line.changed.factor)
             wanted[key] = max(wanted.get(key, REACH), far)
     limits = {line.policy: line.base.limits for line in lines}
     found = search_all(base, wanted, {name: i for i, name in enumerate(names)}, limits, runs)
-    complete = []
-    for line in lines:
-        axis = axes[id(line)]
-        crossing = found.get((line.policy, *axis)) if axis else None
-        if crossing is None or axis is None:
-            complete.append(line)
-            continue
+
+    def complete(line: Line, axis: tuple[str, bool] | None) -> Line:
+        if axis is None or (crossing := found.get((line.policy, *axis))) is None:
+            return line
         read = knob_of(axis[0]).read
-        at = read(base) * crossing.factor if read is not None and crossing.limit else None
-        complete.append(replace(line, crossing=crossing, at=at))
-    return complete
+        return replace(line, crossing=crossing, at=read(base) * crossing.factor if read is not None and crossing.limit else None)
+
+    return [complete(line, axis) for line, axis in zip(lines, axes, strict=True)]
 
 
 def records(lines: Iterable[Line]) -> list[dict[str, Any]]:
