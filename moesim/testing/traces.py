@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.trace import Signal, Trace
-from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows, used
+from moesim.trace.stats.balance import activation_frequency, used
+from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
 
 if TYPE_CHECKING:
@@ -103,13 +104,9 @@ def _route(
 
 
 def _tables(ids: NDArray[np.int64], phase: NDArray[np.int64], n_experts: int) -> dict[str, NDArray[Any]]:
-    def frequency(rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        counts = np.stack([np.bincount(layer.ravel(), minlength=n_experts) for layer in rows.swapaxes(0, 1)])
-        return np.asarray(counts / max(1, rows.shape[0] * rows.shape[2]), np.float32)
-
     return {
-        "activation_frequency": frequency(ids),
-        "activation_frequency_decode": frequency(ids[phase == 1]),
+        "activation_frequency": activation_frequency(ids, n_experts).astype(np.float32),
+        "activation_frequency_decode": activation_frequency(ids[phase == 1], n_experts).astype(np.float32),
         "coactivation": coactivation(ids, n_experts).astype(np.float32),
     }
 

@@ -31,10 +31,7 @@ _REMEDY = "fetch or record it again"
 def pack(
     arrays: Mapping[str, NDArray[Any]], codes: Mapping[str, str]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, dict[str, Any]]]:
-    """Compress the arrays that get smaller by it.
-
-    Gives ``dtype`` and ``shape`` of what is packed.
-    """
+    """Compress the arrays that get smaller by it; with ``dtype`` and ``shape`` of each that does."""
     found, facts = dict(arrays), {}
     for name, array in arrays.items():
         plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

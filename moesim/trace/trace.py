@@ -34,14 +34,12 @@ from moesim.trace.additions import made_up, remarks
 from moesim.trace.check import check_trace
 from moesim.trace.files import arrays_of, full_header, read_file, write_file
 from moesim.trace.format import SCHEMA_VERSION, checksums
-from moesim.trace.parts import DECODE, PREFILL, GateInputs, Recorded, Requests, Signal, tabulate
+from moesim.trace.parts import GateInputs, Recorded, Requests, Signal, tabulate
 from moesim.trace.shards import MANIFEST, PARTS_SUFFIX, read_shards
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
-
-__all__ = ["DECODE", "PREFILL", "GateInputs", "Requests", "Signal", "Trace", "find_trace", "trace_names"]
 
 SUFFIX = ".safetensors"
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moesim.trace import Trace
-from moesim.trace.stats.cache_replay import replay_belady, replay_lfu, replay_lru
 from moesim.trace.stats.trace_stats import stats
+from tests.cache_replay import replay_belady, replay_lfu, replay_lru
 from tests.helpers_bigmoe import Lookup, RouteTrace, read_route_trace
 from tests.helpers_shared import gpt_oss, shared_file
 

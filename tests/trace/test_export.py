@@ -19,7 +19,7 @@ from moesim.trace import Trace
 from moesim.trace.formats.importing import import_trace
 from moesim.trace.formats.oracle_general import RECORD, export_oracle_general
 from moesim.trace.formats.tabular_export import export_csv, export_parquet
-from moesim.trace.stats.cache_replay import replay_belady, replay_lru
+from tests.cache_replay import replay_belady, replay_lru
 from tests.trace import import_kit as kit
 
 EXPORTS = {"csv": export_csv, "parquet": export_parquet}

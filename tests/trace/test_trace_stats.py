@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from moesim.errors import TraceError
 from moesim.testing.traces import synthetic_trace
-from moesim.trace.stats.cache_replay import replay_belady, replay_lfu, replay_lru
 from moesim.trace.stats.layer_caches import layer_hit_rates
 from moesim.trace.stats.prediction import coactivation, coactivation_recall, signal_recall
 from moesim.trace.stats.trace_stats import (
@@ -26,6 +25,7 @@ from moesim.trace.stats.trace_stats import (
     stats,
     top_over_uniform,
 )
+from tests.cache_replay import replay_belady, replay_lfu, replay_lru
 
 visits_of = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True), min_size=1, max_size=8)
 

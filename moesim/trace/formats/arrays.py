@@ -103,10 +103,7 @@ def open_array(path: Path) -> StoredArray:
 
 
 def open_archive(path: Path) -> dict[str, StoredArray]:
-    """Look into a ``.npz`` file.
-
-    By name, without ``.npy``.
-    """
+    """Look into a ``.npz`` file: its arrays by name, without ``.npy``."""
     place = str(path)
     with _reading(place), zipfile.ZipFile(path) as archive:
         members = archive.infolist()

@@ -10,7 +10,7 @@ engine computes the last layer of a prompt for its final token only; the other t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +103,7 @@ def read(path: Path, options: Options, store: Store) -> Part:
         "dense_bytes_by_layer": list(preamble.dense_bytes),
         "not_imported": ["residency", "expert_bytes of each lookup"],
     }
-    named = preamble.model or None
-    return Part(
-        part.lengths, part.n_prompt, True, part.offset, preamble.n_experts, named, facts=part.facts | facts, notes=part.notes
-    )
+    return replace(part, phased=True, n_experts=preamble.n_experts, model=preamble.model or None, facts=part.facts | facts)
 
 
 def _check_shape(path: Path, preamble: Preamble, part: Part, store: Store) -> None:

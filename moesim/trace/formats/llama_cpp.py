@@ -15,6 +15,7 @@ which they are, tokens that lack it are left out; where they do not, the whole o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,7 +181,7 @@ def _split(path: Path, layer: NDArray[np.int16], expert: NDArray[Any], options: 
         part = visits.finish(options.incomplete)
     out = int(n_tokens[partial].sum())
     note = f"{out} entries left out: of a layer computed for some tokens of a pass, it is not recorded for which"
-    return part if not out else Part(part.lengths, offset=part.offset, facts=part.facts, notes=(note, *part.notes))
+    return replace(part, notes=(note, *part.notes)) if out else part
 
 
 FORMAT = Format("llama-cpp", "MoE traces of llama.cpp: CSV, layer,expert or pos,layer,id0,..,idk", matches, read)

@@ -125,15 +125,8 @@ def checked_ids(ids: NDArray[Any], place: str, first: int = 0) -> NDArray[np.uin
     """Give ids in 16 bits, or say which of them is none; `first` is the number of the first row at that place."""
     if ids.dtype.kind not in "iu":
         raise wrong(place, "integer ids of experts", ids.dtype.name)
-    if ids.dtype.itemsize > 1:
-        bad = (ids < 0) | (ids > MAX_ID)
-    else:
-        bad = ids < 0
-    if bad.any():
-        where = np.argwhere(bad)[0]
-        got = ids[tuple(where)]
-        where[0] += first
-        raise wrong(f"{place}{where.tolist()}", f"an id in 0..{MAX_ID}", got, "leave out tokens whose routing was not recorded")
+    good = (ids >= 0) & (ids <= MAX_ID)
+    _check(ids, good, place, first, f"an id in 0..{MAX_ID}", "leave out tokens whose routing was not recorded")
     return ids.astype(np.uint16)
 
 
@@ -143,9 +136,13 @@ def checked_weights(weights: NDArray[Any], place: str, first: int = 0) -> NDArra
         raise wrong(place, "weights as numbers", weights.dtype.name)
     limit = np.finfo(np.float16).max
     good = (weights >= 0) & (weights <= limit)  # not of NaN
+    _check(weights, good, place, first, f"a weight in 0..{limit:g}", "record it again")
+    return weights.astype(np.float16)
+
+
+def _check(values: NDArray[Any], good: NDArray[np.bool_], place: str, first: int, expected: str, remedy: str) -> None:
     if not good.all():
         where = np.argwhere(~good)[0]
-        got = weights[tuple(where)]
+        got = values[tuple(where)]
         where[0] += first
-        raise wrong(f"{place}{where.tolist()}", f"a weight in 0..{limit:g}", got, "record it again")
-    return weights.astype(np.float16)
+        raise wrong(f"{place}{where.tolist()}", expected, got, remedy)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,12 @@ def _read(path: Path, batches: Iterator[tuple[int, Batch]], facts: dict[str, Any
     if facts and facts["n_rows"] != n_rows:
         remedy = "it is truncated or was changed; without those facts it is a table like any other"
         raise wrong(path, f"{facts['n_rows']} tokens as the facts with it say", n_rows, remedy)
-    return Part(
-        part.lengths,
-        part.n_prompt,
-        part.phased,
-        part.offset,
-        facts.get("n_experts"),
-        facts.get("model"),
-        facts.get("label"),
-        part.facts | exported,
-        part.notes,
+    return replace(
+        part,
+        n_experts=facts.get("n_experts"),
+        model=facts.get("model"),
+        label=facts.get("label"),
+        facts=part.facts | exported,
     )
 
 

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_COLUMNS: dict[str, tuple[int, Any]] = {
+    "layer": (MAX_LAYERS - 1, np.uint16),
+    "token": (MAX_TOKEN, np.int32),
+    "rank": (MAX_LAYERS - 1, np.uint16),
+    "phase": (1, np.uint8),
+    "step": (MAX_TOKEN, np.int32),
+}
+"""The highest value of each column of whole numbers, and how it is kept."""
+
+
 class Visits:
     """Entries of one file; to be used in a ``with`` block."""
 
@@ -45,11 +55,9 @@ class Visits:
         *,
         weights: NDArray[Any] | None = None,
         request: NDArray[Any] | None = None,
-        rank: NDArray[Any] | None = None,
-        phase: NDArray[Any] | None = None,
-        step: NDArray[Any] | None = None,
+        **columns: NDArray[Any],
     ) -> None:
-        """Add entries; a column is given with all of them or with none."""
+        """Add entries, with columns of `_COLUMNS`; a column is given with all of them or with none."""
         if self._n and ids.ndim == 2 and ids.shape[1] != self._width:
             expected = f"{self._width} experts as in the rows before"
             remedy = "every token uses the same number of experts"
@@ -60,22 +68,19 @@ class Visits:
             if weights.shape != ids.shape:
                 raise wrong(f"{self._place}: weight", f"shape {ids.shape[1:]} as the experts", weights.shape[1:])
             self._spool.append("weights", checked_weights(weights, f"{self._place}: weight", self._n).reshape(len(ids), -1))
-        self._append("layer", layer, MAX_LAYERS - 1, np.uint16)
-        self._append("token", token, MAX_TOKEN, np.int32)
         if request is not None:
             self._spool.append("request", np.asarray(request, np.int64))
-        if rank is not None:
-            self._append("rank", rank, MAX_LAYERS - 1, np.uint16)
-        if phase is not None:
-            self._append("phase", phase, 1, np.uint8, REMEDY)
-        if step is not None:
-            self._append("step", step, MAX_TOKEN, np.int32)
+        given = {"layer": layer, "token": token, **columns}
+        for name, (highest, dtype) in _COLUMNS.items():
+            if name in given:
+                self._append(name, given[name], highest, dtype)
         self._n += len(ids)
 
-    def _append(self, name: str, values: NDArray[Any], highest: int, dtype: Any, remedy: str = "export it again") -> None:
+    def _append(self, name: str, values: NDArray[Any], highest: int, dtype: Any) -> None:
         bad = np.flatnonzero((values < 0) | (values > highest))
         if len(bad):
             row = int(bad[0])
+            remedy = REMEDY if name == "phase" else "export it again"
             raise wrong(f"{self._place}: {name} of row {self._n + row}", f"0..{highest}", values[row], remedy)
         self._spool.append(name, values.astype(dtype))
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from moesim.errors import ConfigError
-from moesim.trace.predictors.recorded import MADE_UP, SHADOW, Predictor, make_predictor, split_width
+from moesim.trace.predictors.contract import Predictor
+from moesim.trace.predictors.recorded import MADE_UP, SHADOW, make_predictor, split_width
 
 if TYPE_CHECKING:
     from moesim.trace import Trace

@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from moesim.trace import Trace
     from moesim.trace.workload import Step, Workload
 
-__all__ = [
-    "Coactivation",
-    "Frequency",
-    "Oracle",
-    "Predictor",
-    "RecordedSignal",
-    "Synthetic",
-    "make_predictor",
-]
-
-
 SHADOW = "shadow"
 """How the names of whole models that decode alongside begin."""
 MADE_UP = ("synthetic:", "oracle")

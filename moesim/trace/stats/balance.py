@@ -10,12 +10,21 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
+def used(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
+    """Count the rows of (n_rows, n_layers, top_k) that used each expert: (n_layers, n_experts).
+
+    >>> used(np.array([[[0, 2]], [[1, 2]]]), 4).tolist()
+    [[1, 1, 2, 0]]
+    """
+    n_layers = experts.shape[1]
+    places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
+    return np.bincount(places.ravel(), minlength=n_layers * n_experts).reshape(n_layers, -1)
+
+
 def activation_frequency(experts: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
     """Compute each expert's share of the activations of its layer."""
-    n_rows, n_layers, top_k = experts.shape
-    offsets = np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
-    counts = np.bincount((experts + offsets).ravel(), minlength=n_layers * n_experts)
-    return np.asarray(counts.reshape(n_layers, n_experts) / max(1, n_rows * top_k), np.float64)
+    n_rows, _, top_k = experts.shape
+    return np.asarray(used(experts, n_experts) / max(1, n_rows * top_k), np.float64)
 
 
 def entropy_by_layer(frequency: NDArray[np.float64]) -> NDArray[np.float64]:

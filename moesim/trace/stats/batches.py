@@ -21,10 +21,7 @@ FAR = 16
 
 
 def compose(request: NDArray[Any], size: int, seed: int = 0) -> list[NDArray[np.int64]]:
-    """Put rows of different requests together, as a server would decode them: a step takes the next row of each.
-
-    Routing of a token does not depend on its batch, so rows recorded one by one may be combined.
-    """
+    """Put rows of different requests together, as a server would decode them: a step takes the next row of each."""
     first, length = spans(request)
     order = np.random.default_rng(seed).permutation(len(first))
     groups = order[: len(order) // size * size].reshape(-1, size)

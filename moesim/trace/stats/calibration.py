@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.trace.stats.balance import used
 from moesim.trace.stats.prediction import coactivation
 
 if TYPE_CHECKING:
@@ -75,19 +76,6 @@ class Counts:
         }
 
 
-def used(experts: NDArray[Any], n_experts: int) -> NDArray[np.int64]:
-    """Count the rows of (n_rows, n_layers, top_k) that used each expert: (n_layers, n_experts).
-
-    Examples
-    --------
-    >>> used(np.array([[[0, 2]], [[1, 2]]]), 4).tolist()
-    [[1, 1, 2, 0]]
-    """
-    n_layers = experts.shape[1]
-    places = experts + np.arange(n_layers, dtype=np.int64)[:, None] * n_experts
-    return np.bincount(places.ravel(), minlength=n_layers * n_experts).reshape(n_layers, -1)
-
-
 def mean_steps(sums: NDArray[np.float64], n_rows: int) -> NDArray[np.float16]:
     """Compute the mean step from the input of each router to that of the next."""
     steps = np.diff(sums, axis=0) / max(1, n_rows)
@@ -103,8 +91,6 @@ def map_rows(n_prompt: Sequence[int], n_rows: Sequence[int]) -> list[tuple[int, 
 
     Of more than `MOST`, those at even distances.
 
-    Examples
-    --------
     >>> map_rows([3, 0], [5, 2])
     [(0, 2), (0, 3), (0, 4), (1, 0), (1, 1)]
     """

@@ -1,7 +1,7 @@
 """One cache a layer, of several sizes at once: hit rates of LRU, LFU and Belady over the rows of a trace.
 
-The same set-wise counting as `moesim.trace.stats.cache_replay`, which is the reference for it; here all layers and sizes
-go through NumPy together, which a trace of some ten thousand rows needs.
+Every lookup of a row is answered before its cache changes. All layers and sizes go through NumPy together, which a trace of some
+ten thousand rows needs; the tests compare it with a cache that is replayed one lookup at a time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ def _chunks(experts: NDArray[Any], n_experts: int) -> Iterator[slice]:
 
 
 def _lru(experts: NDArray[Any], n_experts: int, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """LRU is a stack algorithm: a lookup hits if fewer than `size` experts were used more recently.
-
-    So one pass over the distances serves every size.
-    """
+    """Count hits at all sizes in one pass: a lookup hits if fewer than `size` experts were used more recently."""
     _, n_layers, top_k = experts.shape
     histogram = np.zeros((n_layers, n_experts + 1), np.int64)  # the last bin: never used before
     before = np.full((n_layers, n_experts), -1, np.int32)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from moesim.trace.stats.sample import Sample
+
 
 def membership(experts: NDArray[Any], n_experts: int) -> NDArray[np.bool_]:
     """Mark the experts of each row and layer."""
@@ -73,11 +75,20 @@ def by_score(scores: NDArray[Any]) -> NDArray[np.int64]:
     return np.argsort(np.uint16(0xFFFF) - bits, axis=-1, kind="stable")
 
 
-def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
-    """Compute the probability that the next token uses an expert, by its rank in this token.
+def ranked(sample: Sample) -> NDArray[Any]:
+    """Order the experts of each row by score; without full scores only the chosen ones, as the router did."""
+    trace = sample.trace
+    if trace.recorded_scores is None:
+        return sample.experts
+    scores = np.asarray(trace.recorded_scores)
+    found = np.empty((len(sample.rows), trace.n_layers, trace.n_experts), np.uint16)
+    for layer in range(trace.n_layers):
+        found[:, layer] = by_score(scores[sample.rows, layer])
+    return found
 
-    HybriMoE (2025), Fig. 3b.
-    """
+
+def reuse_by_rank(ranked: NDArray[Any], experts: NDArray[Any], request: NDArray[Any], n_experts: int) -> NDArray[np.float64]:
+    """Compute the probability that the next token uses an expert, by its rank in this token (HybriMoE, 2025, Fig. 3b)."""
     later = _later(request, 1)
     n_layers, m = ranked.shape[1:]
     if not len(later):

@@ -30,10 +30,7 @@ _MEASURES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 
 
 def balance(context: Context) -> dict[str, Any]:
-    """Compute the figures of balance.
-
-    See ``docs/reference/statistics.md``.
-    """
+    """Compute the figures of balance; ``docs/reference/statistics.md`` defines them."""
     context.begin("balance", 1)
     sample = context.sample
     trace = sample.trace

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def batching(context: Context) -> dict[str, Any]:
-    """Compute the distinct experts of a layer by batch size.
-
-    See ``docs/reference/statistics.md``.
-    """
+    """Compute the distinct experts of a layer by batch size; ``docs/reference/statistics.md`` defines them."""
     context.begin("batching", 1)
     sample = context.sample
     n_experts, top_k = sample.trace.n_experts, sample.trace.top_k

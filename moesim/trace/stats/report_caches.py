@@ -28,10 +28,7 @@ _NULL_ROWS, _NULL_LAYERS = 2048, 4
 
 
 def caches(context: Context) -> dict[str, Any]:
-    """Compute hit rates by cache size.
-
-    See ``docs/reference/statistics.md``.
-    """
+    """Compute hit rates by cache size; ``docs/reference/statistics.md`` defines them."""
     context.begin("LRU, LFU, Belady", 4)
     sample = context.sample
     trace = sample.trace

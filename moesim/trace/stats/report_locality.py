@@ -8,7 +8,7 @@ import numpy as np
 
 from moesim.trace.stats.balance import loads
 from moesim.trace.stats.batches import FAR, compose, workload_correlation
-from moesim.trace.stats.locality import by_score, reuse_baseline, reuse_by_lag, reuse_by_rank, segment_best, segments
+from moesim.trace.stats.locality import ranked, reuse_baseline, reuse_by_lag, reuse_by_rank, segment_best, segments
 from moesim.trace.stats.score_caches import uniform_rows
 from moesim.trace.stats.similarity import WINDOW, phase_similarity, window_similarity
 
@@ -33,10 +33,7 @@ _NO_BOTH = "no request has both prefill and decode rows"
 
 
 def locality(context: Context) -> dict[str, Any]:
-    """Compute the figures of locality.
-
-    See ``docs/reference/statistics.md``.
-    """
+    """Compute the figures of locality; ``docs/reference/statistics.md`` defines them."""
     context.begin("reuse", 1)
     sample = context.sample
     trace = sample.trace
@@ -71,15 +68,8 @@ def locality(context: Context) -> dict[str, Any]:
 
 def _by_rank(sample: Sample) -> dict[str, Any] | None:
     trace = sample.trace
-    if trace.recorded_scores is None:
-        basis, ranked = "rank among the chosen", sample.experts
-    else:
-        scores = np.asarray(trace.recorded_scores)
-        ranked = np.empty((len(sample.rows), trace.n_layers, trace.n_experts), np.uint16)
-        for layer in range(trace.n_layers):
-            ranked[:, layer] = by_score(scores[sample.rows, layer])
-        basis = "rank by full score"
-    value = reuse_by_rank(ranked, sample.experts, sample.request, trace.n_experts)
+    basis = "rank among the chosen" if trace.recorded_scores is None else "rank by full score"
+    value = reuse_by_rank(ranked(sample), sample.experts, sample.request, trace.n_experts)
     if np.isnan(value).all():
         return None
     return {"basis": basis, "value": value.mean(axis=1), "uniform": trace.top_k / trace.n_experts}

@@ -21,10 +21,7 @@ TOP_COUNTS = (1, 2, 4)
 
 
 def prediction(context: Context) -> dict[str, Any]:
-    """Compute the figures of prediction.
-
-    See ``docs/reference/statistics.md``.
-    """
+    """Compute the figures of prediction; ``docs/reference/statistics.md`` defines them."""
     context.begin("signals", 2)
     sample = context.sample
     trace = sample.trace

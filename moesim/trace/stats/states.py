@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def state_cosine(inputs: NDArray[Any], residual: NDArray[Any] | None = None) -> NDArray[np.float64]:
-    """Compute the cosine of what one router reads with what the next one reads.
-
-    DALI (2026), Table 8.
-    """
+    """Compute the cosine of what one router reads with what the next one reads (DALI, 2026, Table 8)."""
     n_layers = inputs.shape[1]
     result = np.empty(n_layers - 1)
     for layer in range(n_layers - 1):

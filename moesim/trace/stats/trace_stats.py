@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from moesim.trace.stats.balance import activation_frequency, normalised_entropy, top_over_uniform
 from moesim.trace.stats.layer_caches import layer_hit_rates
-from moesim.trace.stats.locality import membership, reuse, reuse_baseline
+from moesim.trace.stats.locality import reuse, reuse_baseline
 from moesim.trace.stats.prediction import coactivation_recall, signal_recall
 from moesim.trace.stats.sample import select
 from moesim.trace.stats.similarity import prefill_decode_cosine
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moesim.trace import Trace
-
-__all__ = [
-    "CACHE_SHARES",
-    "REUSE_DISTANCES",
-    "activation_frequency",
-    "membership",
-    "normalised_entropy",
-    "prefill_decode_cosine",
-    "reference_figures",
-    "reuse",
-    "reuse_baseline",
-    "stats",
-    "top_over_uniform",
-]
 
 CACHE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 REUSE_DISTANCES = (1, 8)

@@ -14,8 +14,8 @@ from threadpoolctl import threadpool_limits
 
 from moesim.errors import ConfigError
 from moesim.trace import GateInputs, Signal, Trace
-from moesim.trace.stats.balance import activation_frequency
-from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows, used
+from moesim.trace.stats.balance import activation_frequency, used
+from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
 from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
 from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, top_ids

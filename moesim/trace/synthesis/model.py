@@ -176,10 +176,7 @@ def _balanced_bias(
     topic_share: NDArray[np.float64],
     rng: np.random.Generator,
 ) -> F32:
-    """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts).
-
-    A layer at a time, by steps against the error of the logarithm.
-    """
+    """Find the biases with which the experts' loads over all topics are as wanted, (n_layers, n_experts)."""
     bias = np.empty((p.n_layers, p.n_experts), np.float32)
     for layer in range(p.n_layers):
         topic = topics[layer, np.arange(_BALANCE_STATES) % p.n_topics]
@@ -202,10 +199,7 @@ def _balanced_bias(
 
 
 def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
-    """Make the states of one request, a block of tokens at a time.
-
-    They depend on seed, stream, number and lengths alone, not on other requests.
-    """
+    """Make the states of one request, a block of tokens at a time; they do not depend on other requests."""
     from scipy.signal import lfilter  # takes a second to import, which every command would pay
 
     p = model.parameters

@@ -60,11 +60,7 @@ def report(
 
 
 def cells(matches: Sequence[Match]) -> list[list[str]]:
-    """Write matches as rows of text below `COLUMNS`.
-
-    Rows are longer by `HELD_OUT` where some requests were held out. The role says whether the figure was fitted to or is a
-    check; it is met if every seed is within the tolerance.
-    """
+    """Write matches as rows of text below `COLUMNS`, longer by `HELD_OUT` where some requests were held out."""
     return [
         [
             m.figure.name,

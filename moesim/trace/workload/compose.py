@@ -22,7 +22,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from moesim.trace.workload.routing import LayerRouting, MicroBatch, RoutingSource
+from moesim.trace.workload.routing import RoutingSource
 from moesim.trace.workload.selection import Admitted, select
 from moesim.trace.workload.spec import WorkloadSpec
 from moesim.trace.workload.steps import Step, schedule
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from moesim.trace import Trace
-
-__all__ = ["Admitted", "LayerRouting", "MicroBatch", "Step", "Workload", "WorkloadSpec", "compose"]
 
 
 @dataclass(frozen=True)
