@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.hooks import Wanted
-from moesim.recorder.recording import Plan, Recorder
+from moesim.recorder.recording import Recorder
 from moesim.trace import shards
 from moesim.trace.stats.calibration import MATRICES, Counts
 
@@ -79,24 +79,3 @@ def calibrate_batch(
     assert captured.sums is not None
     counts.add_inputs(captured.sums)
     return [recording.n_decode for recording in recordings]
-
-
-def calibrate(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    n_decode: Sequence[int],
-    *,
-    seeds: Sequence[int] | None = None,
-    sampling: Sampling | None = None,
-    plan: Plan | None = None,
-) -> dict[str, NDArray[Any]]:
-    """Make calibration tables from requests, which must not be in the trace."""
-    recorder = model if isinstance(model, Recorder) else Recorder(model)
-    sampling, plan = sampling or Sampling(), plan or Plan()
-    seeds = range(len(prompts)) if seeds is None else seeds
-    counts = counts_of(recorder)
-    for batch in plan.batches([(len(prompt), n) for prompt, n in zip(prompts, n_decode, strict=True)]):
-        calibrate_batch(
-            recorder, counts, [prompts[r] for r in batch], [n_decode[r] for r in batch], [seeds[r] for r in batch], sampling
-        )
-    return counts.tables()

@@ -24,6 +24,9 @@ from transformers import (
 )
 
 from moesim.cli.trace_record import trace_record
+from moesim.recorder.calibration import calibrate_batch, counts_of
+from moesim.recorder.generation import Sampling
+from moesim.recorder.recording import Plan, Recorder
 from moesim.trace import Trace
 
 LAYERS, EXPERTS, HIDDEN, VOCABULARY = 3, 8, 32, 64
@@ -236,3 +239,13 @@ def run(home: Path, out: Path, *arguments: str, model: str = "mixtral", prompts:
     where = [str(home / model), "--prompts", str(home / prompts), "--out", str(out)]
     app(args=[*where, "--max-new-tokens", "6", *arguments], standalone_mode=False)
     return Trace.read(out)
+
+
+def calibrate(model: Any, prompts: Sequence[Sequence[int]], n_decode: Sequence[int]) -> dict[str, Any]:
+    """Calibration tables of requests, counted two at a time."""
+    recorder = Recorder(model)
+    counts = counts_of(recorder)
+    for batch in Plan(batch_size=2).batches([(len(prompt), n) for prompt, n in zip(prompts, n_decode, strict=True)]):
+        asked = [prompts[r] for r in batch], [n_decode[r] for r in batch]
+        calibrate_batch(recorder, counts, *asked, list(batch), Sampling())
+    return counts.tables()

@@ -14,11 +14,21 @@ pytest.importorskip("transformers", reason="recorder tests need transformers: in
 
 import torch
 
-from moesim.recorder.calibration import calibrate
 from moesim.recorder.generation import Sampling
 from moesim.recorder.recording import Plan, Recorder, Recording, record_requests
 from moesim.recorder.signals import SignalPlan
-from tests.recorder.record_kit import CONFIGS, EXPERTS, HIDDEN, LAYERS, VOCABULARY, block_inputs, moe_blocks, route, tiny
+from tests.recorder.record_kit import (
+    CONFIGS,
+    EXPERTS,
+    HIDDEN,
+    LAYERS,
+    VOCABULARY,
+    block_inputs,
+    calibrate,
+    moe_blocks,
+    route,
+    tiny,
+)
 
 PROMPTS = [[5, 17, 3], [42, 7, 25, 9, 11, 60, 33], [2, 2, 50, 8, 31]]
 EQUAL = [[5, 17, 3, 8], [42, 7, 25, 9], [2, 2, 50, 8]]
@@ -116,7 +126,7 @@ def test_signals_are_dense_only_where_scores_give_the_order() -> None:
 def test_residual_by_hand() -> None:
     model = tiny("mixtral")
     others = [[9, 8, 7, 6], [33, 34, 35]]
-    tables = calibrate(model, others, [4, 6], plan=Plan(batch_size=2))
+    tables = calibrate(model, others, [4, 6])
     tokens = [r.tokens.tolist() for r in record_requests(model, others, [4, 6])]
     inputs = torch.cat([block_inputs(model, row) for row in tokens]).double()
     for layer in range(LAYERS - 1):
@@ -134,7 +144,7 @@ def test_residual_by_hand() -> None:
 
 def test_calibration_counts_by_hand() -> None:
     model, others = tiny("qwen3_moe"), [[9, 8, 7, 6], [33, 34, 35]]
-    tables = calibrate(model, others, [4, 6], plan=Plan(batch_size=2))
+    tables = calibrate(model, others, [4, 6])
     recordings = list(record_requests(model, others, [4, 6]))
     n_layers, top_k = recordings[0].experts.shape[1:]
     used = np.zeros((2, n_layers, EXPERTS))

@@ -15,6 +15,7 @@ from moesim.recorder.predictors.learned import Predictors, predict, train_predic
 from moesim.recorder.predictors.learned_model import GROUPS, LearnedOptions, eighths, fitted_groups
 from moesim.recorder.signals import DENSE_EXPERTS
 from moesim.trace import GateInputs, Signal, Trace
+from moesim.trace.stats.balance import used
 from moesim.trace.stats.batches import workloads
 from moesim.trace.stats.prediction import recall, top_ids
 
@@ -185,9 +186,7 @@ def _recall(trace: Trace, signal: Signal, rows: NDArray[Any]) -> NDArray[np.floa
 
 def _most_frequent(trace: Trace) -> NDArray[np.int64]:
     """The top_k most activated experts of each layer, (n_layers, top_k)."""
-    experts = np.asarray(trace.experts)
-    counts = [np.bincount(experts[:, layer].ravel(), minlength=trace.n_experts) for layer in range(trace.n_layers)]
-    return np.argsort(-np.stack(counts), axis=1, kind="stable")[:, : trace.top_k]
+    return np.argsort(-used(np.asarray(trace.experts), trace.n_experts), axis=1, kind="stable")[:, : trace.top_k]
 
 
 def hot_accuracy(said: NDArray[Any], true: NDArray[Any], n_experts: int, batch_tokens: int, seed: int) -> NDArray[np.float64]:

@@ -143,21 +143,3 @@ def _parts(model: Any, name: str, values: Tensor) -> Iterator[Tensor]:
     owner = model.get_submodule(name.rpartition(".")[0])
     for matrix in values.view(-1, *values.shape[-2:]) if values.ndim > 2 else [values]:
         yield matrix.T if values.ndim > 2 and getattr(owner, "is_transposed", False) else matrix
-
-
-def quantised_bytes(model: Any, kind: str, routers: Sequence[Router]) -> int:
-    """Estimate the memory of a model that is stored quantised, as on a device that computes from it."""
-    _check_kind(kind)
-    chosen = _chosen(model, kind, routers)
-    total = 0
-    for name, parameter in model.named_parameters():
-        size = parameter.numel()
-        if name not in chosen:
-            total += size * parameter.element_size()
-        elif kind == "fp16":
-            total += 2 * size
-        else:
-            for part in _parts(model, name, parameter):
-                blocks = -(-part.numel() // BLOCK)
-                total += part.numel() + 4 * part.shape[0] if kind == "int8" else -(-part.numel() // 2) + 4 * blocks
-    return total

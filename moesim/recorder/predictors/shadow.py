@@ -161,15 +161,3 @@ def _about(kind: str, alignment: Alignment) -> str:
     periods = (("token", alignment.token_period), ("KV cache", alignment.kv_period))
     aligned = ", ".join(f"{what} aligned every {n} tokens" if n else f"{what} never aligned" for what, n in periods)
     return f"routers of a copy with weights quantised to {kind}, decode only; {aligned}"
-
-
-def recall_by_token(predicted: NDArray[Any], experts: NDArray[Any], index: NDArray[Any]) -> NDArray[np.float64]:
-    """Share of the activated experts that were predicted, by place of the token.
-
-    OD-MoE's recall, before the mean over tokens; without alignment it decays.
-    """
-    found = (experts[..., :, None] == predicted[..., None, :]).any(axis=-1).mean(axis=(1, 2))
-    count = np.bincount(index)
-    shares = np.full(len(count), np.nan)
-    np.divide(np.bincount(index, weights=found), count, out=shares, where=count > 0)
-    return shares
