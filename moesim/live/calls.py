@@ -312,11 +312,11 @@ class Calls:
         n_rows = self.run.step_rows
         if direction == "hidden":
             src.settle()
-            self.machine.copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
+            self.machine.tensors.copy_rows(dst.hidden[:n_rows], src.hidden[:n_rows])
         elif direction == "in" and rows == n_rows:
-            self.machine.copy_rows(dst.normed[:n_rows], src.normed[:n_rows])
+            self.machine.tensors.copy_rows(dst.normed[:n_rows], src.normed[:n_rows])
         elif direction == "in":
-            self.machine.copy_rows(dst.normed, src.normed, self._chosen(of, rows))
+            self.machine.tensors.copy_rows(dst.normed, src.normed, self._chosen(of, rows))
         else:
             sums = self.machine.bring(link.link.dst, self._groups.pop(id(of)))
             assert of is not None

@@ -219,10 +219,6 @@ class LiveMachine:
             return partial(copy_in_chunks, target[ends], origin[ends], self._chunks, streams)
         return partial(copy, target[ends], origin[ends], non_blocking=True)
 
-    def copy_rows(self, dst: Any, src: Any, rows: Iterable[int] | None = None) -> None:
-        """Copy some rows, or all, between devices, and wait until they are there."""
-        self.tensors.copy_rows(dst, src, rows)
-
     def bring(self, device: str, values: Any) -> Any:
         """Copy a tensor to another device, and wait until it is there."""
         return self.tensors.bring(self.tensors.places[device], values)

@@ -70,8 +70,6 @@ def share_out(wanted: Mapping[str, int], expert_bytes: int, fixed_bytes: int, bu
     No device gets more than the ``wanted`` buffers, which would give every unit its own. If not all fit, the devices share
     equally what there is. A `CapacityError` says that not even `FEWEST` fit on each device, or all that are wanted.
 
-    Examples
-    --------
     >>> share_out({"a": 10, "b": 100}, 10, 50, 1000, "host memory")
     {'a': 10, 'b': 85}
     """

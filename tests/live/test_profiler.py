@@ -35,7 +35,8 @@ from moesim.live.kernels import workers
 from moesim.live.kernels.affinity import usable_cores
 from moesim.live.kernels.workers import Done, Worker
 from moesim.live.profiler import calls, needs
-from moesim.live.profiler.bench import FILE, RealBench
+from moesim.live.profiler.bench import RealBench
+from moesim.live.profiler.bench_makers import FILE
 from moesim.live.profiler.calls import Timed
 from moesim.live.profiler.figure import draw
 from moesim.live.profiler.layout import layout_of

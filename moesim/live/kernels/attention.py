@@ -16,10 +16,7 @@ _ROPE_BASE = 10_000.0
 
 
 def attention_plan(model: ModelSpec) -> Plan:
-    """Plan one layer's attention with the norm before it; biases and sinks are left out.
-
-    Queries, keys and values of grouped-query attention are one matrix.
-    """
+    """Plan one layer's attention with the norm before it; biases and sinks are left out."""
     hidden, heads = model.hidden, model.n_heads
     plan = {"attention_norm": norm_of(model)}
     if not model.kv_lora_rank:

@@ -8,9 +8,6 @@ import torch
 from torch import Tensor
 
 from moesim.live.kernels.buffers import PAGE
-from moesim.live.kernels.files import FileExperts
-
-__all__ = ["FileExperts", "copy", "copy_in_chunks"]
 
 
 def copy(dst: Tensor, src: Tensor, *, non_blocking: bool = False) -> None:

@@ -10,12 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moesim.live.kernels.buffers import Buffers
 from moesim.live.kernels.errors import KernelError
 from moesim.live.kernels.fill import byte_block, generator, normal_block, tile
 from moesim.model import ModelSpec
-
-__all__ = ["Buffers", "ExpertKernel", "ExpertShape", "Weights"]
 
 Weights = tuple[Tensor, ...]
 """The matrices of one expert (gate, up, down; or up, down), as views of its flat buffer."""

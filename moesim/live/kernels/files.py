@@ -22,10 +22,7 @@ _SPARE = 1.05  # a disk is never filled to the brim
 
 
 class FileExperts:
-    """Experts of equal size in one file, each on pages of its own.
-
-    Safe for several threads, of which each has an expert of its own in hand.
-    """
+    """Experts of equal size in one file, each on pages of its own; several threads may each have another one in hand."""
 
     def __init__(self, path: Path, n: int, n_bytes: int) -> None:
         self.path, self.n, self.n_bytes = path, n, n_bytes

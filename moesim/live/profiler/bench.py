@@ -9,16 +9,12 @@ from typing import Any
 
 from moesim.errors import LiveError, MoesimError, describe_exception
 from moesim.live.kernels.workers import Done
-from moesim.live.profiler.bench_makers import FILE, Makers
-from moesim.live.profiler.calls import (
-    Call,
-    Maker,
-)
+from moesim.live.profiler.bench_makers import Makers
+from moesim.live.profiler.calls import Call, Maker
 from moesim.live.profiler.plan import pair_runs
 from moesim.live.profiler.probes import FOLLOWING, Probe, Reading
 from moesim.live.profiler.runtime import Runtime
 
-__all__ = ["FILE", "RealBench"]
 _GROUPS = 3
 _LONG_US = 250e3  # a run so long leaves nothing of what was before in any cache: it is not run once more to warm up
 

@@ -87,11 +87,7 @@ def measure(
 
 
 def sentinel_drift(samples: pd.DataFrame, repeats: int) -> dict[str, dict[str, Any]]:
-    """Compare the sentinels that were measured in the course of a measurement.
-
-    For each sentinel: ``first_us`` and ``last_us`` (medians), ``low_us``, ``high_us`` (of all sessions), ``drift`` (high / low
-    - 1).
-    """
+    """Compare the medians of each sentinel in the course of a measurement; ``drift`` is high / low - 1."""
     found = {}
     for subject, rows in samples[samples["kind"] == "sentinel"].groupby("subject", sort=True):
         groups = rows.groupby([rows["variant"], rows["repeat"] // repeats])

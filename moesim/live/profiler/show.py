@@ -75,28 +75,24 @@ def _unit(key: str) -> str:
     return next((unit for end, unit in _UNITS if key.endswith(end)), "")
 
 
+def _row(profile: HardwareProfile, quantity: str, value: Any, unit: str, keys: Sequence[str]) -> dict[str, Any]:
+    return {"quantity": quantity, "value": value, "unit": unit} | _told(profile, keys)
+
+
 def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
-    prefix, rows = f"devices.{device.name}.", []
+    prefix = f"devices.{device.name}."
     scalar = {key.removeprefix(prefix): number for key, number in profile.numbers.items() if key.startswith(prefix)}
-    for name, number in scalar.items():
-        if "." not in name:
-            rows.append({"quantity": name, "value": number.value, "unit": _unit(name)} | _told(profile, [prefix + name]))
-    rows += [
-        {"quantity": name.replace("expert_cost.", "expert "), "value": number.value, "unit": _unit(name)}
-        | _told(profile, [prefix + name])
-        for name, number in scalar.items()
-        if name.startswith("expert_cost.")
-    ]
+    shown = {name: name for name in scalar if "." not in name}
+    shown |= {name: name.replace("expert_cost.", "expert ") for name in scalar if name.startswith("expert_cost.")}
+    rows = [_row(profile, words, scalar[name].value, _unit(name), [prefix + name]) for name, words in shown.items()]
     if device.operations:
-        rows.append(
-            {"quantity": "operations", "value": f"counted from the model, {device.operations}", "unit": ""}
-            | _told(profile, [f"{prefix}operation_us"])
-        )
+        counted = f"counted from the model, {device.operations}"
+        rows.append(_row(profile, "operations", counted, "", [f"{prefix}operation_us"]))
     launches = [name for name in scalar if name.startswith("launches.")]
     for label in dict.fromkeys(scalar[name].source for name in launches):
         some = [name for name in launches if scalar[name].source == label]
         value = ", ".join(f"{name.removeprefix('launches.')} {scalar[name].value}" for name in some)
-        rows.append({"quantity": "launches", "value": value, "unit": ""} | _told(profile, [prefix + name for name in some]))
+        rows.append(_row(profile, "launches", value, "", [prefix + name for name in some]))
     return {
         "device": device.name, "kind": device.kind, "role": device.role, "host": device.host, "cores": list(device.cores),
         "numbers": rows,
@@ -106,11 +102,8 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
 def _host(profile: HardwareProfile) -> list[dict[str, Any]]:
     """What the thread that submits experts takes; nothing if the profile says nothing of it."""
     words = {"host_expert_us": ("submission of an expert", "us"), "host_shared": ("thread computes the host's experts too", "")}
-    return [
-        {"quantity": what, "value": profile.numbers[key].value, "unit": unit} | _told(profile, [key])
-        for key, (what, unit) in words.items()
-        if key in profile.numbers
-    ]
+    known = [(key, *said) for key, said in words.items() if key in profile.numbers]
+    return [_row(profile, what, profile.numbers[key].value, unit, [key]) for key, what, unit in known]
 
 
 def _curves(profile: HardwareProfile, device: Device) -> Iterator[dict[str, Any]]:

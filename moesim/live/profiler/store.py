@@ -27,7 +27,6 @@ class Store:
     def __init__(self, folder: Path, plan: Plan, machine: Mapping[str, str], *, resume: bool = True) -> None:
         self._journal = Journal(OutputFolder(folder.parent, COMMAND, owned=False), f"{folder.name}/{PART}")
         self.path = self._journal.path
-        self.resumed = False
         self.sessions = 1
         self.seconds = 0.0  # measured in earlier sessions
         self._rows: list[list[Any]] = []
@@ -62,7 +61,6 @@ class Store:
                 self._take(line)
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"{self.path}: expected an unfinished measurement, got something else; {remedy}") from None
-        self.resumed = True
         self.sessions += 1
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -103,11 +101,6 @@ class Store:
     def skipped(self) -> dict[str, str]:
         """Probes that were left out by id, with the reason."""
         return dict(self._skipped)
-
-    @property
-    def n_repeats(self) -> int:
-        """Repeats of probes that are there."""
-        return len(self._done)
 
     def repeats_of(self, probe: Probe) -> int:
         """Repeats of one probe that are there."""
