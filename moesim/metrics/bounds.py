@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from moesim.core.units import ceil_div
 from moesim.errors import HardwareError
 from moesim.hardware.costs.curves import copy_ns
-from moesim.trace.stats.cache_replay import replay_belady
+from tests.cache_replay import replay_belady
 
 if TYPE_CHECKING:
     from moesim.hardware.costs import CostModel

@@ -12,21 +12,18 @@ from moesim.core.colours import BLACK
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
 from moesim.plots.rows import lossy, policies_of, prepared, qualified
-from moesim.plots.style import CONDITIONED, TEXT, add_corner, legend_above, styled
+from moesim.plots.style import CONDITIONED, TEXT, add_corner, legend_above
 
 MEASURES: Final = {"done": "experts done", "longest": "experts' busy time"}
 """Which times are compared -> title of the panel; ``cpu_<measure>_ns`` and ``gpu_<measure>_ns`` are their columns."""
 _PHASES: Final = ("decode", "prefill")
 
 
-def balance_cdf_data(frame: pd.DataFrame, phase: str | None = None) -> pd.DataFrame:
-    """Compute how the imbalance of CPU and GPU is distributed over layer visits.
-
-    ``imbalance`` is |CPU - GPU| / max(CPU, GPU); visits in which no expert ran are left out.
-    """
-    rows = _visits(frame, phase)
+def _distributions(rows: pd.DataFrame) -> pd.DataFrame:
+    """Compute how the imbalance of CPU and GPU is distributed over layer visits in which an expert ran."""
     parts = []
     for policy in policies_of(rows):
         mine = rows[rows["policy"] == policy]
@@ -62,10 +59,11 @@ def one_sided(data: pd.DataFrame) -> list[str]:
     return [str(name) for name in found] if len(found) < data["policy"].nunique() else []
 
 
-@styled
-def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Figure:
-    """Distribution functions of the imbalance of CPU and GPU; arguments as for `balance_cdf_data`."""
-    rows, data = _visits(frame, phase), balance_cdf_data(frame, phase)
+@kind("layers", "how evenly the experts of a layer occupy CPU and GPU: distribution over layer visits")
+def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
+    """Distribution functions of the imbalance of CPU and GPU: |CPU - GPU| / max(CPU, GPU)."""
+    rows = _visits(frame, phase)
+    data = _distributions(rows)
     aside = one_sided(data)
     policies = [policy for policy in policies_of(rows) if policy not in aside]
     names, looks = legend_names(data, policies), looks_of(policies_of(rows))
@@ -91,13 +89,7 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Figure:
     said = f" · all experts on one side: {', '.join(aside)}" if aside else ""
     notes = [*averaged(rows, []), f"marks: quartiles{said}", CONDITIONED if lossy(rows) else ""]
     add_corner(figure, corner_label(rows), notes)
-    return figure
-
-
-def balance_cdf_caption(frame: pd.DataFrame, phase: str | None = None) -> str:
-    """Write the caption of `balance_cdf`."""
-    rows, data = _visits(frame, phase), balance_cdf_data(frame, phase)
-    aside, phases = one_sided(data), " and ".join(rows["phase"].unique())
+    phases = " and ".join(rows["phase"].unique())
     low, high = int(data["visits"].min()), int(data["visits"].max())
     sentences = [
         f"Distribution over {low}{f' to {high}' if high > low else ''} layer visits in {phases} of |CPU - GPU| / max(CPU, GPU); "
@@ -106,4 +98,4 @@ def balance_cdf_caption(frame: pd.DataFrame, phase: str | None = None) -> str:
         "Right: time for which experts ran, on the busiest device of each kind, without copies.",
         "The definitions are ours; of PreScope (2025), Fig. 17, the kind of figure is known and not the definition.",
     ]
-    return caption("Balance of CPU and GPU.", rows, [], *sentences)
+    return Drawing(data, figure, caption("Balance of CPU and GPU.", rows, [], *sentences))

@@ -15,7 +15,7 @@ from moesim.plots.captions import averaged, caption, corner_label, repeats_sente
 from moesim.plots.ends import varied_numbers, with_ends
 from moesim.plots.failures import codes_of, failing, mark, reasons, with_failed
 from moesim.plots.grouped import Bar, Words, grouped_bars
-from moesim.plots.memo import once
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import (
     WORDS,
     cache_column,
@@ -29,7 +29,7 @@ from moesim.plots.rows import (
     summarised,
     varying,
 )
-from moesim.plots.style import CONDITIONED, add_corner, need, short, styled
+from moesim.plots.style import CONDITIONED, add_corner, need, short
 
 AXES: Final = {
     "decode_tokens_per_s": "decode speed\n(tokens/s, whole batch)",
@@ -73,7 +73,6 @@ def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]
     return x, panels[0] if panels else None
 
 
-@once
 def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Means:
     """Average a metric of prepared rows by policy, group and panel."""
     need(frame, [metric], what)
@@ -148,71 +147,37 @@ def caption_of(means: Means, what: str, *sentences: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------------- speed
-def decode_speed_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
-    """Average decode speed by policy, group and panel."""
-    return _speed(frame, "decode", x).data
-
-
-@styled
-def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Figure:
-    """Bars of decode speed; arguments as of `decode_speed_data`.
+@kind("rows", "decode speed by policy, in groups and panels")
+def decode_speed(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+    """Bars of decode speed by policy, group and panel.
 
     Thin error bars are 95 % intervals where rows differ only in their seed, thick ones reach over the intervals of the profile's
     numbers where the experiment had ``intervals: true``.
     """
-    return _draw_speed(frame, "decode", x)
+    return _speed(frame, "decode", x)
 
 
-def decode_speed_caption(frame: pd.DataFrame, x: str | None = None) -> str:
-    """Write the caption of `decode_speed`."""
-    return caption_of(_speed(frame, "decode", x), "Decode speed of the whole batch by policy.")
+@kind("rows", "prefill speed by policy, in groups and panels")
+def prefill_speed(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+    """Bars of prefill speed by policy, group and panel."""
+    return _speed(frame, "prefill", x)
 
 
-def prefill_speed_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
-    """Average prefill speed; arguments and result as of `decode_speed_data`."""
-    return _speed(frame, "prefill", x).data
-
-
-@styled
-def prefill_speed(frame: pd.DataFrame, x: str | None = None) -> Figure:
-    """Bars of prefill speed; arguments as of `decode_speed_data`."""
-    return _draw_speed(frame, "prefill", x)
-
-
-def prefill_speed_caption(frame: pd.DataFrame, x: str | None = None) -> str:
-    """Write the caption of `prefill_speed`."""
-    return caption_of(_speed(frame, "prefill", x), "Prefill speed of the whole batch by policy.")
-
-
-def _speed(frame: pd.DataFrame, phase: str, x: str | None) -> Means:
-    return means_of(prepared(frame, f"{phase}_speed", failed=True), f"{phase}_speed", f"{phase}_tokens_per_s", x)
-
-
-def _draw_speed(frame: pd.DataFrame, phase: str, x: str | None) -> Figure:
-    means = _speed(frame, phase, x)
-    return draw_means(means, value_texts(means.data, means.metric), f"{phase.capitalize()} speed by policy")
+def _speed(frame: pd.DataFrame, phase: str, x: str | None) -> Drawing:
+    means = means_of(prepared(frame, f"{phase}_speed", failed=True), f"{phase}_speed", f"{phase}_tokens_per_s", x)
+    figure = draw_means(means, value_texts(means.data, means.metric), f"{phase.capitalize()} speed by policy")
+    return Drawing(means.data, figure, caption_of(means, f"{phase.capitalize()} speed of the whole batch by policy."))
 
 
 # ------------------------------------------------------------------------------------------------------------------ energy
-def energy_data(frame: pd.DataFrame, x: str | None = None) -> pd.DataFrame:
-    """Average tokens per kilojoule (1000 / ``energy_j_per_token``); arguments and result as of `decode_speed_data`."""
-    return _energy(frame, x).data
-
-
-@styled
-def energy(frame: pd.DataFrame, x: str | None = None) -> Figure:
-    """Bars of tokens per kilojoule; arguments as of `decode_speed_data`."""
+@kind("rows", "tokens per kilojoule by policy")
+def energy(frame: pd.DataFrame, x: str | None = None) -> Drawing:
+    """Bars of tokens per kilojoule (1000 / ``energy_j_per_token``) by policy, group and panel."""
     means = _energy(frame, x)
     labels = ", ".join(sorted({str(label) for label in means.rows["energy_label"].dropna()}))
-    return draw_means(means, value_texts(means.data, means.metric), "Tokens per kilojoule by policy", [f"power: {labels}"])
-
-
-def energy_caption(frame: pd.DataFrame, x: str | None = None) -> str:
-    """Write the caption of `energy`."""
-    means = _energy(frame, x)
-    labels = ", ".join(sorted({str(label) for label in means.rows["energy_label"].dropna()}))
+    figure = draw_means(means, value_texts(means.data, means.metric), "Tokens per kilojoule by policy", [f"power: {labels}"])
     told = f"Power figures: {labels}; a device draws its busy power whenever it is busy, links none of their own."
-    return caption_of(means, "Generated tokens per kilojoule, prefill included, by policy.", told)
+    return Drawing(means.data, figure, caption_of(means, "Generated tokens per kilojoule, prefill included, by policy.", told))
 
 
 def _energy(frame: pd.DataFrame, x: str | None) -> Means:

@@ -25,11 +25,7 @@ _MARGIN: Final = 1.5  # of the axis, in layers, so that no marker is cut
 
 @styled
 def calibrated_curve(points: pd.DataFrame, measured: pd.DataFrame, corner: str) -> Figure:
-    """Draw `points` (`COLUMNS`, as `moesim.studies.advice.curve.curve_records` gives them), a panel for each context.
-
-    Each row of `measured` (`MEASURED`) stands in the panel of its context. Lines are predicted, bands hold 90 %; shades end where
-    settings begin to fit, one for each ``-ub``, and stars mark the fastest that fits at the least ``-ub``.
-    """
+    """Draw `points` (`COLUMNS`) with what was `measured` (`MEASURED`), a panel for each context."""
     need(points, COLUMNS, "curve")
     contexts, ubatches = (sorted(points[name].unique().tolist()) for name in ("context", "ubatch"))
     figure = Figure(figsize=(TEXT, 2.1), layout="constrained")

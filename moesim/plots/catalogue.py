@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,38 +18,30 @@ from moesim.plots.kinds import Kind
 from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
 from moesim.plots.tokens import hit_rate_by_token
 
-_KINDS: Final[Sequence[tuple[Any, str, str]]] = (
-    (bars.decode_speed, "rows", "decode speed by policy, in groups and panels"),
-    (bars.prefill_speed, "rows", "prefill speed by policy, in groups and panels"),
-    (speedup.speedup, "rows", "speed-up over a baseline policy, with the geometric mean"),
-    (lines.hit_rate, "rows", "hit rate against cache size, with Belady and chance"),
-    (stacks.breakdown, "rows", "time by what was waited for"),
-    (ladder.ladder, "rows", "ablation: what each variant gains over the one before"),
-    (heatmap.heatmap, "rows", "a metric over two options of a policy, or two settings"),
-    (bars.energy, "rows", "tokens per kilojoule by policy"),
-    (pareto.vram, "rows", "GPU memory against decode speed, with the Pareto front"),
-    (tornado.tornado, "whatif", "sensitivity to link, memory, CPU and GPU, largest first"),
-    (regret.regret, "regret", "what each decision would save if an oracle made it"),
-    (validation.validation, "validation", "simulated against measured times"),
-    (hit_rate_by_token, "steps", "hit rate of decoding by token index"),
-    (balance_cdf, "layers", "how evenly the experts of a layer occupy CPU and GPU: distribution over layer visits"),
-    (gantt, "records", "what devices and links did in a few layers"),
-    (signals.signal_accuracy, "trace", "accuracy of recorded signals: heat maps, layers by token index"),
-    (signals.signal_accuracy_by_layer, "trace", "accuracy of recorded signals: a line a signal, by layer"),
-    (trace_maps.reuse_map, "trace", "reuse of experts: heat maps, layers by distance and by rank"),
-    (trace_maps.coactivation, "trace", "which experts of the next layer follow those of a layer: heat maps"),
-    (trace_maps.coactivation_ranks, "trace", "how far an expert tells those of the next layer: heat maps, layers by rank"),
+_KINDS: Final[Sequence[Kind[...]]] = (
+    bars.decode_speed,
+    bars.prefill_speed,
+    speedup.speedup,
+    lines.hit_rate,
+    stacks.breakdown,
+    ladder.ladder,
+    heatmap.heatmap,
+    bars.energy,
+    pareto.vram,
+    tornado.tornado,
+    regret.regret,
+    validation.validation,
+    hit_rate_by_token,
+    balance_cdf,
+    gantt,
+    signals.signal_accuracy,
+    signals.signal_accuracy_by_layer,
+    trace_maps.reuse_map,
+    trace_maps.coactivation,
+    trace_maps.coactivation_ranks,
 )
-"""What draws, its source, and a title. Next to a function `NAME` that draws are `NAME_data` and `NAME_caption`."""
-
-
-def _kind(draw: Any, source: str, title: str) -> Kind:
-    module, name = sys.modules[draw.__module__], draw.__name__
-    return Kind(title, source, getattr(module, f"{name}_data"), draw, getattr(module, f"{name}_caption"))
-
-
-KINDS: Final[Mapping[str, Kind]] = {draw.__name__: _kind(draw, source, title) for draw, source, title in _KINDS}
-"""Name -> kind."""
+KINDS: Final[Mapping[str, Kind[...]]] = {kind.__name__: kind for kind in _KINDS}
+"""Name -> kind, in the order of listings."""
 
 SOURCES: Final[Mapping[str, str]] = {
     "rows": "a folder of `moesim run --out`",
@@ -68,16 +59,16 @@ IN_EXPERIMENTS: Final = ("rows", "steps", "layers", "records")
 """Sources of the figures that an experiment may ask for."""
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> Kind[...]:
     """Find a kind; raises `ConfigError` for an unknown name."""
     if name not in KINDS:
         raise ConfigError(f"plot: {unknown_name('kind of figure', name, KINDS)}")
     return KINDS[name]
 
 
-def options_of(kind: Kind) -> list[str]:
+def options_of(kind: Kind[...]) -> list[str]:
     """List the options of a kind: its arguments beside what it draws and where that comes from."""
-    names = list(inspect.signature(kind.data).parameters)
+    names = list(inspect.signature(kind).parameters)
     return [name for name in names[2 if kind.source == "records" else 1 :] if name != "label"]
 
 
@@ -156,7 +147,7 @@ _SHOWN: Final[Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[
 
 def _as_one_policy(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
     """Tell runs of one policy whose other options differ apart from each other."""
-    defaults = inspect.signature(heatmap.heatmap_data).parameters
+    defaults = inspect.signature(heatmap.heatmap).parameters
     asked = {name: options.get(name, defaults[name].default) for name in ("x", "y", "metric")}
     rows, x, y = heatmap.asked(frame, **asked)
     columns = [name for name in rows.columns.astype(str) if name.startswith(heatmap.OPTION)]

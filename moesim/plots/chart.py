@@ -30,10 +30,7 @@ class Chart(NamedTuple):
 
 
 def chart(records: Records, machine: Machine, step: int, layers: tuple[int, int]) -> Chart:
-    """Lay out some layers of a step.
-
-    CPU lanes, then GPU lanes, then links; lanes that are idle are left out. Boxes are clipped to the window.
-    """
+    """Lay out some layers of a step: CPU lanes, GPU lanes, links, without those that are idle."""
     visits = sorted(v for v in records.layers if v.step == step and layers[0] <= v.layer <= layers[1])
     if not visits:
         raise ConfigError(f"gantt: expected a run with layers {layers[0]}..{layers[1]} in step {step}, got no such layer")

@@ -14,7 +14,6 @@ from moesim.errors import ConfigError
 from moesim.metrics.outcome import Outcome
 from moesim.plots.captions import corner_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
-from moesim.plots.memo import worked_out_once
 from moesim.plots.options import parse_option
 from moesim.plots.rows import first_setting
 from moesim.plots.sources import chosen, read_frames
@@ -55,14 +54,10 @@ def files_of(
     name: str, figure: str, arguments: Sequence[Any], options: Mapping[str, Any], suffixes: Sequence[str] = ("png", "pdf")
 ) -> dict[str, bytes]:
     """Draw one figure."""
-    kind = kind_of(name)
-    with worked_out_once():
-        data = kind.data(*arguments, **options)
-        drawn = kind.draw(*arguments, **options)
-        said = kind.caption(*arguments, **options)
-    files = {f"{figure}.{suffix}": content for suffix, content in rendered(drawn, suffixes).items()}
-    files[f"{figure}.csv"] = frame_csv(data)
-    files[f"{figure}.txt"] = (said.strip() + "\n").encode()
+    made = kind_of(name).drawing(*arguments, **options)
+    files = {f"{figure}.{suffix}": content for suffix, content in rendered(made.figure, suffixes).items()}
+    files[f"{figure}.csv"] = frame_csv(made.data)
+    files[f"{figure}.txt"] = (made.caption.strip() + "\n").encode()
     return files
 
 

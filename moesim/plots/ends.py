@@ -19,10 +19,7 @@ _OVER: Final = re.compile(rf"{OVER}(.+?)(?=; |, |$)")
 
 
 def with_ends(data: pd.DataFrame, frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
-    """Add the least and the most of a metric to its means.
-
-    nan where a row of the bar has none, or where the bar is a mean over settings; unchanged if no row has any.
-    """
+    """Add the least and the most of a metric to its means; nan where a row has none, or the bar is a mean over settings."""
     columns = [f"{metric}_{end}" for end in ("least", "most")]
     if not all(name in frame and frame[name].notna().any() for name in columns):
         return data

@@ -69,8 +69,6 @@ def _kind(why: str) -> str:
 def reasons(data: pd.DataFrame) -> list[str]:
     """Write why runs failed, a line for each mark.
 
-    Examples
-    --------
     >>> reasons(pd.DataFrame({"why": ["2 of 3 fit", None, "1 of 3 fit"], "failed": [1, 0, 5]}))
     ['failed, 6 runs, such as: 2 of 3 fit']
     """
@@ -104,8 +102,6 @@ def not_shown_sentences(frame: pd.DataFrame) -> str:
 def mark(row: pd.Series | Mapping[str, Any], codes: Mapping[str, str]) -> str:
     """Write what stands at a bar of which runs failed: that it did, or how many of its repeats did; else nothing.
 
-    Examples
-    --------
     >>> mark({"why": "x", "failed": 1, "n": 0}, {"x": " (2)"}), mark({"why": "x", "failed": 1, "n": 4}, {"x": ""})
     ('failed (2)', '1 failed')
     """

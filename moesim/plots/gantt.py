@@ -20,8 +20,9 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine, machine_of
 from moesim.metrics.summary import fidelity_fresh_decode
 from moesim.plots.chart import Chart, chart
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import fresh_mark
-from moesim.plots.style import CONDITIONED, SMALL, TEXT, add_corner, legend_above, styled, text_width
+from moesim.plots.style import CONDITIONED, SMALL, TEXT, add_corner, legend_above, text_width
 from moesim.records import Records
 
 # On a lane, a transfer is not yet known to be exposed or late.
@@ -58,44 +59,18 @@ def gantt_window(runs: Runs, step: int | None = None, layers: Sequence[int] | in
     return step, (asked[0], asked[-1])
 
 
-def _charts(
-    runs: Runs, hardware: HardwareProfile | Machine, step: int | None, layers: Sequence[int] | int | None
-) -> tuple[dict[str, Chart], int, tuple[int, int]]:
-    step, window = gantt_window(runs, step, layers)
-    machine = machine_of(hardware)
-    return {policy: chart(records, machine, step, window) for policy, records in runs.items()}, step, window
-
-
-def gantt_data(
-    runs: Runs,
-    hardware: HardwareProfile | Machine,
-    step: int | None = None,
-    layers: Sequence[int] | int | None = None,
-    label: str = "",
-) -> pd.DataFrame:
-    """Lay out Gantt charts of a few layers."""
-    charts, step, _ = _charts(runs, hardware, step, layers)
-    rows = []
-    for policy, drawn in charts.items():
-        visits = [("layer", begin, end, "layer", str(number)) for begin, end, number in drawn.layers]
-        rows += [(policy, step, *box) for box in [*visits, *drawn.boxes]]
-    return pd.DataFrame(rows, columns=["policy", "step", "lane", "start_ns", "end_ns", "cause", "text"])
-
-
-@styled
+@kind("records", "what devices and links did in a few layers")
 def gantt(
     runs: Runs,
     hardware: HardwareProfile | Machine,
     step: int | None = None,
     layers: Sequence[int] | int | None = None,
     label: str = "",
-) -> Figure:
-    """Gantt charts of a few layers, one above another on the same axis of time; arguments as for `gantt_data`.
-
-    For each policy there are the CPU, GPU and link lanes that it uses, with expert ids in the boxes (layer/id on links of several
-    layers).
-    """
-    charts, step, window = _charts(runs, hardware, step, layers)
+) -> Drawing:
+    """Gantt charts of a few layers, one above another on the same axis of time."""
+    step, (first, last) = gantt_window(runs, step, layers)
+    machine = machine_of(hardware)
+    charts = {policy: chart(records, machine, step, (first, last)) for policy, records in runs.items()}
     marks = _marks(runs)
     heights = [len(c.lanes) for c in charts.values()]
     figure = Figure(figsize=(TEXT, 0.45 + _LANE * sum(heights) + 0.24 * len(heights)), layout="constrained")
@@ -106,7 +81,7 @@ def gantt(
         axes.set_xlim(0, longest)
         _draw_chart(axes, drawn, longest / inches)
         axes.set_title(_name(policy, drawn, marks[policy]), fontsize=7.5, fontweight="normal", pad=2.5)
-    grid[-1, 0].set_xlabel(f"time since layer {window[0]} of step {step} started (ms)")
+    grid[-1, 0].set_xlabel(f"time since layer {first} of step {step} started (ms)")
     shown = {box.cause for c in charts.values() for box in c.boxes}
     handles: list[Artist] = [
         Patch(
@@ -118,8 +93,28 @@ def gantt(
     ]  # fmt: skip
     handles.append(Line2D([], [], **_LAYER_END, label="layer end"))
     legend_above(figure, handles, "What each device and link did")
-    add_corner(figure, label, [_numbers(charts), CONDITIONED if any(marks.values()) else ""])
-    return figure
+    on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
+    numbers = "numbers: expert; layer/expert on links" if on_links else "numbers: expert"
+    add_corner(figure, label, [numbers, CONDITIONED if any(marks.values()) else ""])
+    where = f"layer {first}" if first == last else f"layers {first} to {last}"
+    phase = next(s.phase for s in next(iter(runs.values())).steps if s.step == step)
+    lengths = ", ".join(_name(policy, drawn, marks[policy]).replace(":", "", 1) for policy, drawn in charts.items())
+    sentences = [
+        f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
+        f"{numbers.capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
+        "the window is cut off.",
+        f"{CONDITIONED}." if any(marks.values()) else "",
+        f"{label[0].upper()}{label[1:]}." if label else "",
+    ]
+    return Drawing(_data(charts, step), figure, " ".join(sentence for sentence in sentences if sentence))
+
+
+def _data(charts: Mapping[str, Chart], step: int) -> pd.DataFrame:
+    rows = []
+    for policy, drawn in charts.items():
+        visits = [("layer", begin, end, "layer", str(number)) for begin, end, number in drawn.layers]
+        rows += [(policy, step, *box) for box in [*visits, *drawn.boxes]]
+    return pd.DataFrame(rows, columns=["policy", "step", "lane", "start_ns", "end_ns", "cause", "text"])
 
 
 def _marks(runs: Runs) -> dict[str, str]:
@@ -136,11 +131,6 @@ def _name(policy: str, drawn: Chart, mark: str) -> str:
 
 def _hatch(cause: str) -> str:
     return HATCH[cause] * 2 if cause in _HATCHED else ""
-
-
-def _numbers(charts: Mapping[str, Chart]) -> str:
-    on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
-    return "numbers: expert; layer/expert on links" if on_links else "numbers: expert"
 
 
 def _draw_chart(axes: Axes, drawn: Chart, ms_per_inch: float) -> None:
@@ -161,26 +151,3 @@ def _draw_chart(axes: Axes, drawn: Chart, ms_per_inch: float) -> None:
     axes.set_ylim(len(drawn.lanes) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
-
-
-def gantt_caption(
-    runs: Runs,
-    hardware: HardwareProfile | Machine,
-    step: int | None = None,
-    layers: Sequence[int] | int | None = None,
-    label: str = "",
-) -> str:
-    """Write the caption of `gantt`."""
-    charts, step, (first, last) = _charts(runs, hardware, step, layers)
-    where = f"layer {first}" if first == last else f"layers {first} to {last}"
-    phase = next(s.phase for s in next(iter(runs.values())).steps if s.step == step)
-    marks = _marks(runs)
-    lengths = ", ".join(_name(policy, drawn, marks[policy]).replace(":", "", 1) for policy, drawn in charts.items())
-    sentences = [
-        f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
-        f"{_numbers(charts).capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
-        "the window is cut off.",
-        f"{CONDITIONED}." if any(marks.values()) else "",
-        f"{label[0].upper()}{label[1:]}." if label else "",
-    ]
-    return " ".join(sentence for sentence in sentences if sentence)

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize, to_hex
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from moesim.core.colours import BLACK, WHITE, text_on
@@ -18,9 +17,9 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import AXES
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
-from moesim.plots.memo import once
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import fresh_mark, group_name, levels, policies_of, prepared, settings_in, summarised
-from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, styled, text_width, title
+from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, text_width, title
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import policy_class
 
@@ -50,16 +49,6 @@ def _defaults(policy: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
-
-
-@once
-def heatmap_data(
-    frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s"
-) -> pd.DataFrame:
-    """Average a metric over two options or settings."""
-    rows, x, y = asked(frame, x, y, metric)
-    data = summarised(rows, [y, x], metric)
-    return data.rename(columns={x: x.removeprefix(OPTION), y: y.removeprefix(OPTION)})
 
 
 def asked(frame: pd.DataFrame, x: str | None, y: str | None, metric: str) -> tuple[pd.DataFrame, str, str]:
@@ -93,12 +82,12 @@ def _column(rows: pd.DataFrame, name: str, options: Sequence[str]) -> str:
     return known[name]
 
 
-@styled
-def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s") -> Figure:
-    """Cells with their values, the best one framed; arguments as of `heatmap_data`."""
-    data = heatmap_data(frame, x, y, metric)
+@kind("rows", "a metric over two options of a policy, or two settings")
+def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s") -> Drawing:
+    """Cells with the mean of a metric over two options or settings, the best one framed."""
     rows, across, up = asked(frame, x, y, metric)
     names = across.removeprefix(OPTION), up.removeprefix(OPTION)
+    data = summarised(rows, [up, across], metric).rename(columns={across: names[0], up: names[1]})
     columns, lines = levels(data, names[0]), levels(data, names[1])
     marks = [fresh_mark(fresh) for fresh in data["fresh"]]
     texts = [short(value) + ("*" if mark else "") for value, mark in zip(data[metric], marks, strict=True)]
@@ -135,7 +124,15 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     add_corner(
         figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), *marked]
     )
-    return figure
+    words = AXES.get(metric, metric).replace("\n", " ")
+    sentences = [
+        "The largest value is framed.",
+        f"Means over {n_repeats(rows)} seeds." if n_repeats(rows) else "",
+        *(f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)),
+        not_shown_sentences(_same(frame, rows)),
+    ]
+    what = f"{words[0].upper()}{words[1:]} of {_policy(rows)} over {names[0]} and {names[1]}."
+    return Drawing(data, figure, caption(what, rows.assign(policy=rows["policy_name"]), [across, up], *sentences))
 
 
 def left_out(frame: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
@@ -154,19 +151,3 @@ def _policy(rows: pd.DataFrame) -> str:
 
 def _options(rows: pd.DataFrame) -> list[str]:
     return [name for name in rows.columns.astype(str) if name.startswith(OPTION)]
-
-
-def heatmap_caption(frame: pd.DataFrame, x: str | None = None, y: str | None = None, metric: str = "decode_tokens_per_s") -> str:
-    """Write the caption of `heatmap`."""
-    rows, across, up = asked(frame, x, y, metric)
-    names = across.removeprefix(OPTION), up.removeprefix(OPTION)
-    words = AXES.get(metric, metric).replace("\n", " ")
-    sentences = [
-        "The largest value is framed.",
-        f"Means over {n_repeats(rows)} seeds." if n_repeats(rows) else "",
-    ]
-    sentences += [f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)]
-    sentences.append(not_shown_sentences(_same(frame, rows)))
-    whole = rows.assign(policy=rows["policy_name"])
-    what = words[0].upper() + words[1:]
-    return caption(f"{what} of {_policy(rows)} over {names[0]} and {names[1]}.", whole, [across, up], *sentences)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 
 from moesim.core.colours import BLACK, GREY
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.failures import not_shown, not_shown_sentences
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
-from moesim.plots.memo import once
 from moesim.plots.rows import cache_column, policies_of, prepared, summarised
-from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure, styled
+from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure
 
 CHANCE: Final = "chance (cached share)"
 """Legend of what a cache with random content hits."""
@@ -28,36 +29,24 @@ _OPTIMUM: Final = (
 _MARGIN: Final = 5.0  # percentage points
 
 
-@once
-def hit_rate_data(frame: pd.DataFrame, metric: str | None = None) -> pd.DataFrame:
-    """Average the hit rate by policy and cache ratio."""
-    rows, metric = _asked(frame, metric)
-    data = summarised(rows, ["policy", "cache_ratio"], metric)
-    order = policies_of(rows)
-    rank = data["policy"].map(order.index)
-    data = data.assign(rank=rank).sort_values(["rank", "cache_ratio"], kind="stable").drop(columns="rank")
-    chance = pd.DataFrame({"policy": CHANCE, "cache_ratio": [0.0, 1.0], metric: [0.0, 1.0], "n": 0})
-    return pd.concat([data, chance], ignore_index=True)
-
-
-def _asked(frame: pd.DataFrame, metric: str | None) -> tuple[pd.DataFrame, str]:
-    if metric is None:
-        decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
-        metric = "hit_rate_decode" if decodes else "hit_rate"
-    return prepared(frame, "hit_rate", ["cache_ratio", metric]), metric
-
-
-@styled
-def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Figure:
-    """Lines of the hit rate against the cache ratio, with Belady's emphasised and chance; arguments as of `hit_rate_data`.
+@kind("rows", "hit rate against cache size, with Belady and chance")
+def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
+    """Lines of the hit rate by policy against the cache ratio, with Belady's emphasised and chance.
 
     Where the cache ratios span less than half of the axis, it shows no more than them.
     """
-    data = hit_rate_data(frame, metric)
-    rows, metric = _asked(frame, metric)
+    if metric is None:
+        decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
+        metric = "hit_rate_decode" if decodes else "hit_rate"
+    rows = prepared(frame, "hit_rate", ["cache_ratio", metric])
+    means = summarised(rows, ["policy", "cache_ratio"], metric)
+    rank = means["policy"].map(policies_of(rows).index)
+    means = means.assign(rank=rank).sort_values(["rank", "cache_ratio"], kind="stable").drop(columns="rank")
+    chance = pd.DataFrame({"policy": CHANCE, "cache_ratio": [0.0, 1.0], metric: [0.0, 1.0], "n": 0})
+    data = pd.concat([means, chance], ignore_index=True)
     words = _WORDS.get(metric, metric.replace("_", " "))
     policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
-    names = legend_names(data.iloc[:-2], policies)
+    names = legend_names(means, policies)
     figure, axes = new_figure(COLUMN, 2.2)
     axes.grid(visible=True, axis="both")
     for policy, look in looks_of(policies).items():
@@ -72,27 +61,16 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Figure:
         if part["low"].notna().any():
             spread = [y - 100 * part["low"], 100 * part["high"] - y]
             axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
-    chance = data[data["policy"] == CHANCE]
     axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], color=GREY, linestyle=":", linewidth=1.2, label=CHANCE, zorder=1)
-    axes.set_xlim(*_limits((100 * data.iloc[:-2]["cache_ratio"]).tolist()))
+    axes.set_xlim(*_limits((100 * means["cache_ratio"]).tolist()))
     axes.set_ylim(0, 103)
     axes.set_xlabel("cache ratio (% of all experts)")
     axes.set_ylabel(f"{words} (%)")
-    handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
-    first = [names[OPTIMUM]] if OPTIMUM in names else []
-    order = [*first, *(name for name in names.values() if name not in first), CHANCE]
-    legend_above(figure, [handles[name] for name in order], f"{words[0].upper()}{words[1:]} by cache ratio")
+    legend_above(figure, in_order(axes, names), f"{words[0].upper()}{words[1:]} by cache ratio")
     notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
     notes += not_shown(frame)
     notes += [CONDITIONED] if any(name.endswith("*") for name in names.values()) else []
     add_corner(figure, corner_label(rows, "cache_ratio"), notes)
-    return figure
-
-
-def hit_rate_caption(frame: pd.DataFrame, metric: str | None = None) -> str:
-    """Write the caption of `hit_rate`."""
-    rows, metric = _asked(frame, metric)
-    words = _WORDS.get(metric, metric.replace("_", " "))
     sentences = [
         "One lookup per layer visit and distinct routed expert; dotted: a cache with random content.",
         _OPTIMUM if OPTIMUM in policies_of(rows) else "",
@@ -100,7 +78,14 @@ def hit_rate_caption(frame: pd.DataFrame, metric: str | None = None) -> str:
     ]
     what = f"{words[0].upper()}{words[1:]} against the share of all experts that the GPU caches."
     sentences += [repeats_sentence(rows), not_shown_sentences(frame)]
-    return caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences)
+    return Drawing(data, figure, caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences))
+
+
+def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:
+    """Give the lines of a legend: the optimum first, then the other policies, and chance."""
+    handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
+    first = [names[OPTIMUM]] if OPTIMUM in names else []
+    return [handles[name] for name in (*first, *(name for name in names.values() if name not in first), CHANCE)]
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:

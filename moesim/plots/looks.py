@@ -30,8 +30,6 @@ class Look(NamedTuple):
 def looks_of(policies: Sequence[str]) -> dict[str, Look]:
     """Give every policy its look, the same in all figures of one set of policies.
 
-    Examples
-    --------
     >>> looks_of(["lru", "belady"])["belady"]
     Look(colour='#000000', hatch='', marker='*', dash='-')
     """

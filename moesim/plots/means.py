@@ -37,8 +37,6 @@ def over_draws(part: pd.DataFrame, values: Sequence[float]) -> list[float]:
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Give the mean and its 95 % interval by Student's t; nan for the bounds of one value.
 
-    Examples
-    --------
     >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
     """

@@ -9,16 +9,14 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.plots.kinds import Kind
 
 
-def parse_option(kind: Kind, name: str, text: str) -> Any:
-    """Read the value of an option by what the kind's functions take.
+def parse_option(kind: Kind[...], name: str, text: str) -> Any:
+    """Read the value of an option by what the kind takes.
 
-    Examples
-    --------
     >>> from moesim.plots.catalogue import KINDS
     >>> parse_option(KINDS["gantt"], "layers", "15,16"), parse_option(KINDS["hit_rate_by_token"], "smooth", "9")
     ([15, 16], 9)
     """
-    known = {key: str(p.annotation) for key, p in list(inspect.signature(kind.data).parameters.items())[1:]}
+    known = {key: str(p.annotation) for key, p in list(inspect.signature(kind).parameters.items())[1:]}
     if name not in known:
         raise ConfigError(f"plot: {unknown_name('option', name, known)}")
     takes = known[name]

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from moesim.core.colours import BLACK, GREY, WHITE
@@ -15,10 +14,10 @@ from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.failures import not_shown, not_shown_sentences
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
-from moesim.plots.memo import once
 from moesim.plots.rows import cache_column, fresh_mark, is_exact, policies_of, prepared, qualified, summarised
-from moesim.plots.style import COLUMN, CONDITIONED, SMALL, add_corner, legend_above, new_figure, styled
+from moesim.plots.style import COLUMN, CONDITIONED, SMALL, add_corner, legend_above, new_figure
 
 MEMORY: Final = "peak_memory_bytes.gpu"
 """Beginning of the columns of memory in use on each GPU."""
@@ -26,13 +25,8 @@ _SPEED: Final = "decode_tokens_per_s"
 _GIB: Final = 1 << 30
 
 
-@once
-def vram_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Average peak GPU memory and decode speed of each policy and cache, and find the Pareto front.
-
-    A point is on the front if no comparable one (exact, without an oracle) needs no more memory and is no slower.
-    """
-    rows = _rows(frame)
+def _points(rows: pd.DataFrame) -> pd.DataFrame:
+    """Average memory and speed of each policy and cache; on the front if no comparable one needs no more and is no slower."""
     by = [name for name in (cache_column(rows),) if name in rows]
     data = summarised(rows, ["policy", *by], _SPEED)
     memory = summarised(rows[rows[_SPEED].notna()], ["policy", *by], "gpu_memory_gib")["gpu_memory_gib"]
@@ -46,7 +40,6 @@ def vram_data(frame: pd.DataFrame) -> pd.DataFrame:
     return data
 
 
-@once
 def _rows(frame: pd.DataFrame) -> pd.DataFrame:
     rows = prepared(frame, "vram", [_SPEED])
     columns = [name for name in rows.columns.astype(str) if name.startswith(MEMORY)]
@@ -58,8 +51,6 @@ def _rows(frame: pd.DataFrame) -> pd.DataFrame:
 def front(cost: Sequence[float], gain: Sequence[float]) -> list[bool]:
     """Say which points no other one beats.
 
-    Examples
-    --------
     >>> front([1, 2, 2, 3], [5, 9, 7, 9])
     [True, True, False, False]
     """
@@ -67,11 +58,11 @@ def front(cost: Sequence[float], gain: Sequence[float]) -> list[bool]:
     return [not any(c <= a and g >= b and (c, g) != (a, b) for c, g in points) for a, b in points]
 
 
-@styled
-def vram(frame: pd.DataFrame) -> Figure:
+@kind("rows", "GPU memory against decode speed, with the Pareto front")
+def vram(frame: pd.DataFrame) -> Drawing:
     """Points of policies, and the front as a line of steps; hollow: not exact, or an oracle's."""
-    data = vram_data(frame)
     rows = _rows(frame)
+    data = _points(rows)
     policies = [name for name in policies_of(rows) if (data["policy"] == name).any()]
     names = legend_names(data, policies)
     figure, axes = new_figure(COLUMN, 2.3)
@@ -104,15 +95,9 @@ def vram(frame: pd.DataFrame) -> Figure:
     hollow = "hollow: not exact, or an oracle's, and so not on the front"
     notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), *marked]
     add_corner(figure, corner_label(rows, cache_column(rows)), notes)
-    return figure
-
-
-def vram_caption(frame: pd.DataFrame) -> str:
-    """Write the caption of `vram`."""
-    rows = _rows(frame)
     told = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."
     several = qualified(rows)["source_label"] is not None and rows[cache_column(rows)].nunique() > 1
     lines = "A line joins the cache sizes of one policy." if several else ""
     said = told, lines, repeats_sentence(rows, how=None), not_shown_sentences(frame)
-    return caption(what, rows, [cache_column(rows)], *said)
+    return Drawing(data, figure, caption(what, rows, [cache_column(rows)], *said))

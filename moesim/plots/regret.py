@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from moesim.core.colours import BLACK, BLUE, GREEN, ORANGE, VERMILION
 from moesim.core.units import NS_PER_S
 from moesim.plots.captions import caption, corner_label
-from moesim.plots.memo import once
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import policies_of
-from moesim.plots.style import SMALL, TEXT, add_corner, legend_beside, need, new_figure, short, styled, title
+from moesim.plots.style import SMALL, TEXT, add_corner, legend_beside, need, new_figure, short, title
 
 _COLOUR: Final = {"prediction": ORANGE, "replacement": GREEN, "assignment": BLUE, "bandwidth": VERMILION}
 _HATCH: Final = {"prediction": "", "replacement": "....", "assignment": "\\\\\\\\", "bandwidth": "----"}
@@ -28,10 +27,8 @@ _HEIGHT: Final = 0.2  # of a bar, in rows
 _COLUMNS: Final = ("policy", "order", "decision", "replaced", "base_ns", "before_ns", "after_ns")
 
 
-@once
-def regret_data(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give the makespan before and after each decision is given to its oracle, in both orders."""
-    rows = _of_orders(frame)
+def _seconds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Give the makespan before and after each decision is given to its oracle."""
     data = rows[["policy", "order", "decision", "replaced"]].copy()
     for name in ("base", "before", "after"):
         data[f"{name}_s"] = rows[f"{name}_ns"].astype(float) / NS_PER_S
@@ -50,12 +47,9 @@ def _of_orders(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-@styled
-def regret(frame: pd.DataFrame) -> Figure:
-    """Makespan while one decision after the other is given to its oracle, in both orders.
-
-    A bar spans what an oracle saves; its edge is thick if the run takes longer with it. Lines mark lower bounds.
-    """
+@kind("regret", "what each decision would save if an oracle made it")
+def regret(frame: pd.DataFrame) -> Drawing:
+    """Makespan while one decision after the other is given to its oracle, in both orders."""
     frame = _of_orders(frame)
     rows = [(policy, order) for policy in policies_of(frame) for order in _ORDERS]
     figure, axes = new_figure(TEXT, 0.5 + 0.42 * len(rows))
@@ -101,20 +95,15 @@ def regret(frame: pd.DataFrame) -> Figure:
     add_corner(
         figure, corner_label(frame), ["thick edge: slower with the oracle · a decision without a bar has no oracle, or saves 0"]
     )
-    return figure
-
-
-regret_waterfall = regret
-
-
-def regret_caption(frame: pd.DataFrame) -> str:
-    """Write the caption of `regret`."""
-    rows = _of_orders(frame)
-    labels = sorted({str(v) for v in rows["base_label"].dropna()}) if "base_label" in rows else []
+    labels = sorted({str(v) for v in frame["base_label"].dropna()}) if "base_label" in frame else []
     rest = f" The runs as they are rest on: {', '.join(labels)}." if labels else ""
-    return caption(
+    told = caption(
         "Makespan while one decision after the other is given to its oracle, predictions first and links first; a bar spans what "
         "an oracle saves, a thick edge: the run is slower with it. Dot: all oracles. With bandwidth replaced links take no "
         "time, which is another machine: dash-dotted line, its lower bound; dotted line, that of the machine as it is; no bar: "
-        f"no oracle, or it saves nothing.{rest}", rows,
+        f"no oracle, or it saves nothing.{rest}", frame,
     )  # fmt: skip
+    return Drawing(_seconds(frame), figure, told)
+
+
+regret_waterfall = regret

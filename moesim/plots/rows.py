@@ -17,7 +17,6 @@ from moesim.metrics.fresh import is_exact as all_fresh
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
 from moesim.plots.failures import failing, without_retried
 from moesim.plots.means import interval, over_draws, with_draws
-from moesim.plots.memo import once
 from moesim.plots.style import need
 
 REPEATS: Final = ("repeat", "seed")
@@ -38,7 +37,6 @@ _MADE: Final = re.compile(r"(synthetic-.*-seed)(\d+)")
 _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
-@once
 def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, failed: bool = False) -> pd.DataFrame:
     """Make result rows ready for a figure: without those that failed, and with one column that says how large the cache is.
 
@@ -209,8 +207,6 @@ def is_exact(fresh: float) -> bool:
 def fresh_mark(fresh: float) -> str:
     """Write the share of the decoding that was computed as the model asked for; empty if all of it was.
 
-    Examples
-    --------
     >>> fresh_mark(0.99999), fresh_mark(1.0)
     ('99.9%*', '')
     """

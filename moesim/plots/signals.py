@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moesim.errors import ConfigError, unknown_name
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
-from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, new_figure, styled
+from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, new_figure
 from moesim.plots.trace_kit import level, line, phase_of, signal_numbers, trace_corner, trace_words, whole_numbers
 from moesim.trace import Signal, Trace
 from moesim.trace.stats.batches import compose, workloads
@@ -35,13 +35,6 @@ class _Asked(NamedTuple):
     metric: str
     top: int
     batch: int
-
-
-_DEFAULTS: Final[dict[str, Any]] = {"metric": "activated", "top": 1, "batch": None, "phase": None, "signals": None}
-
-
-def _checked(trace: Trace, options: Mapping[str, Any]) -> _Asked:
-    return _asked(trace, *(options.get(name, default) for name, default in _DEFAULTS.items()))
 
 
 def _asked(trace: Trace, metric: str, top: int, batch: int | None, phase: str | None, signals: Sequence[str] | None) -> _Asked:
@@ -70,19 +63,10 @@ def _asked(trace: Trace, metric: str, top: int, batch: int | None, phase: str | 
     return _Asked({name: covered[name] for name in order}, rows, index, phase, metric, top, size)
 
 
-def signal_accuracy_data(
-    trace: Trace,
-    metric: str = "activated",
-    top: int = 1,
-    batch: int | None = None,
-    phase: str | None = None,
-    signals: Sequence[str] | None = None,
-    cell: int | None = None,
-) -> pd.DataFrame:
+def _cells(trace: Trace, asked: _Asked, cell: int | None) -> pd.DataFrame:
     """Compute the accuracy of signals by layer and token index."""
-    asked = _asked(trace, metric, top, batch, phase, signals)
     longest = int(asked.token[asked.rows].max())
-    cell = cell or -(-longest // _CELLS[metric])
+    cell = cell or -(-longest // _CELLS[asked.metric])
     if not 1 <= cell <= longest:
         raise ConfigError(f"plot signal_accuracy: cell: expected 1 to {longest} tokens, got {cell}")
     parts = []
@@ -125,11 +109,20 @@ def _busiest(named: Any, true: Any, steps: Any, top: int, n_experts: int) -> NDA
     return np.stack(layers, axis=1)
 
 
-@styled
-def signal_accuracy(trace: Trace, **options: Any) -> Figure:
-    """Heat maps of the accuracy of signals, layers by token index; arguments as for `signal_accuracy_data`."""
-    data, asked = signal_accuracy_data(trace, **options), _checked(trace, options)
-    cell = _cell(data)
+@kind("trace", "accuracy of recorded signals: heat maps, layers by token index")
+def signal_accuracy(
+    trace: Trace,
+    metric: str = "activated",
+    top: int = 1,
+    batch: int | None = None,
+    phase: str | None = None,
+    signals: Sequence[str] | None = None,
+    cell: int | None = None,
+) -> Drawing:
+    """Heat maps of the accuracy of signals, layers by token index."""
+    asked = _asked(trace, metric, top, batch, phase, signals)
+    data = _cells(trace, asked, cell)
+    cell = int(data["last_token"].iloc[0] - data["token"].iloc[0] + 1)
     firsts = np.arange(data["token"].min(), data["token"].max() + 1, cell)
     panels = []
     for name, part in data.groupby("signal", sort=False):
@@ -137,15 +130,20 @@ def signal_accuracy(trace: Trace, **options: Any) -> Figure:
         edges = (float(firsts[0]) - 0.5, float(firsts[-1]) + cell - 0.5)
         title = f"{name}: {_mean(part):.2f}"
         panels.append(Panel(title, values.to_numpy(np.float64), edges, _layers(trace), f"{asked.phase} token", "layer"))
-    words = Words("Accuracy of signals", _scale(options))
+    words = Words("Accuracy of signals", _scale(asked))
     figure = heat_maps(panels, words, size=(TEXT, 1.5), n_columns=3, from_zero=False)
     notes = ["beside the name: mean · crossed out: layers about which a signal says nothing"]
     add_corner(figure, trace_corner(trace, asked.phase, asked.rows), notes)
-    return figure
-
-
-def _cell(data: pd.DataFrame) -> int:
-    return int(data["last_token"].iloc[0] - data["token"].iloc[0] + 1)
+    low, high = int(data["n"].min()), int(data["n"].max())
+    unit = "tokens" if asked.metric == "activated" else "steps"
+    many = f"{low}" if low == high else f"{low} to {high}"
+    cells = f"A cell is the mean of {many} {unit}" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
+    told = (
+        f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace, asked)} {cells} The number "
+        f"beside a name is the mean; what a signal says nothing about is crossed out. {NOT_FROM_ZERO} "
+        f"{trace_words(trace, asked.phase, asked.rows)}"
+    )
+    return Drawing(data, figure, told)
 
 
 def _mean(part: pd.DataFrame) -> float:
@@ -157,26 +155,10 @@ def _layers(trace: Trace) -> tuple[float, float]:
     return -0.5, trace.n_layers - 0.5
 
 
-def _scale(options: dict[str, Any]) -> str:
-    if options.get("metric", "activated") == "activated":
+def _scale(asked: _Asked) -> str:
+    if asked.metric == "activated":
         return "recall@k"
-    top = options.get("top", 1)
-    return "busiest expert found" if top == 1 else f"overlap of top {top}"
-
-
-def signal_accuracy_caption(trace: Trace, **options: Any) -> str:
-    """Write the caption of `signal_accuracy`."""
-    data, asked = signal_accuracy_data(trace, **options), _checked(trace, options)
-    cell = _cell(data)
-    low, high = int(data["n"].min()), int(data["n"].max())
-    unit = "tokens" if asked.metric == "activated" else "steps"
-    many = f"{low}" if low == high else f"{low} to {high}"
-    cells = f"A cell is the mean of {many} {unit}" + (f" of {cell} neighbouring token indices." if cell > 1 else ".")
-    return (
-        f"Accuracy of recorded signals by layer and {asked.phase} token index. {_definition(trace, asked)} {cells} The number "
-        f"beside a name is the mean; what a signal says nothing about is crossed out. {NOT_FROM_ZERO} "
-        f"{trace_words(trace, asked.phase, asked.rows)}"
-    )
+    return "busiest expert found" if asked.top == 1 else f"overlap of top {asked.top}"
 
 
 def _definition(trace: Trace, asked: _Asked) -> str:
@@ -193,22 +175,14 @@ def _definition(trace: Trace, asked: _Asked) -> str:
     )
 
 
-def signal_accuracy_by_layer_data(
-    trace: Trace,
-    metric: str = "activated",
-    top: int = 1,
-    batch: int | None = None,
-    phase: str | None = None,
-    signals: Sequence[str] | None = None,
-) -> pd.DataFrame:
+def _by_layer(trace: Trace, asked: _Asked) -> pd.DataFrame:
     """Compute the accuracy of signals by layer."""
-    asked = _asked(trace, metric, top, batch, phase, signals)
     parts = []
     for name, signal in asked.signals.items():
-        if metric == "activated":
+        if asked.metric == "activated":
             values, chance = signal_recall_by_layer(trace, signal, asked.rows), trace.top_k / trace.n_experts
         else:
-            (found,) = workload_recall(trace, signal, asked.rows, [asked.batch], [top])
+            (found,) = workload_recall(trace, signal, asked.rows, [asked.batch], [asked.top])
             values, chance = found.by_layer[0], float(found.chance[0])
         layers = np.arange(signal.first_layer, trace.n_layers)
         columns = {"signal": name, "layer": layers, "accuracy": values[signal.first_layer :], "chance": chance}
@@ -216,10 +190,18 @@ def signal_accuracy_by_layer_data(
     return pd.concat(parts, ignore_index=True)
 
 
-@styled
-def signal_accuracy_by_layer(trace: Trace, **options: Any) -> Figure:
-    """Lines of the accuracy of signals by layer; arguments as for `signal_accuracy_by_layer_data`."""
-    data = signal_accuracy_by_layer_data(trace, **options)
+@kind("trace", "accuracy of recorded signals: a line a signal, by layer")
+def signal_accuracy_by_layer(
+    trace: Trace,
+    metric: str = "activated",
+    top: int = 1,
+    batch: int | None = None,
+    phase: str | None = None,
+    signals: Sequence[str] | None = None,
+) -> Drawing:
+    """Lines of the accuracy of signals by layer."""
+    asked = _asked(trace, metric, top, batch, phase, signals)
+    data = _by_layer(trace, asked)
     figure, axes = new_figure(COLUMN, 1.9)
     for name, number in signal_numbers(data["signal"].unique()).items():
         part = data[data["signal"] == name]
@@ -229,14 +211,8 @@ def signal_accuracy_by_layer(trace: Trace, **options: Any) -> Figure:
     axes.set_xlim(*_layers(trace))
     whole_numbers(axes.xaxis)
     axes.set_xlabel("layer")
-    axes.set_ylabel(_scale(options))
+    axes.set_ylabel(_scale(asked))
     legend_above(figure, axes.get_legend_handles_labels()[0], "Accuracy of signals by layer")
-    asked = _checked(trace, options)
     add_corner(figure, trace_corner(trace, asked.phase, asked.rows))
-    return figure
-
-
-def signal_accuracy_by_layer_caption(trace: Trace, **options: Any) -> str:
-    """Write the caption of `signal_accuracy_by_layer`."""
-    asked = _checked(trace, options)
-    return f"Accuracy of recorded signals by layer. {_definition(trace, asked)} {trace_words(trace, asked.phase, asked.rows)}"
+    words = trace_words(trace, asked.phase, asked.rows)
+    return Drawing(data, figure, f"Accuracy of recorded signals by layer. {_definition(trace, asked)} {words}")

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
@@ -16,10 +15,10 @@ from moesim.plots.bars import AXES, legend_names, value_texts
 from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Bar, Words, grouped_bars
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.means import interval, over_draws
-from moesim.plots.memo import once
 from moesim.plots.rows import REPEATS, group_name, named, policies_of, prepared, qualified, settings_in, varying
-from moesim.plots.style import CONDITIONED, add_corner, styled
+from moesim.plots.style import CONDITIONED, add_corner
 
 MEAN: Final = "geo. mean"
 """Group at the end: the geometric mean over all settings."""
@@ -28,14 +27,11 @@ _ROW: Final = 34  # bars that stand side by side
 _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
 
-@once
-def speedup_data(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> pd.DataFrame:
+def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     """Compare every policy with a baseline, in those settings in which both ran.
 
     The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
     """
-    rows = prepared(frame, "speedup", [metric])
-    baseline = _baseline(rows, baseline)
     found = varying(rows)
     rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
     same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
@@ -117,14 +113,14 @@ def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
     return data.iloc[places].reset_index(drop=True)
 
 
-@styled
-def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Figure:
-    """Bars of speed-ups, the geometric mean at the end; arguments as of `speedup_data`."""
-    data = speedup_data(frame, baseline, metric)
+@kind("rows", "speed-up over a baseline policy, with the geometric mean")
+def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Drawing:
+    """Bars of speed-ups over a baseline, the geometric mean at the end."""
     rows = prepared(frame, "speedup", [metric])
     baseline = _baseline(rows, baseline)
+    data = _compared(rows, baseline, metric)
     whole = data[data["group"] == MEAN]
-    counts = set(whole["n"])
+    counts = sorted(set(whole["n"]))
     differ = len(counts) > 1  # then each bar says of how many
     texts = value_texts(data, "speedup")
     bars = []
@@ -139,16 +135,6 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     marked = [CONDITIONED] if any("*" in line for bar in bars for line in bar.text) else []
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
     add_corner(figure, corner_label(rows), [*repeats, *not_shown(frame), *marked])
-    return figure
-
-
-def speedup_caption(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> str:
-    """Write the caption of `speedup`."""
-    data = speedup_data(frame, baseline, metric)
-    rows = prepared(frame, "speedup", [metric])
-    baseline = _baseline(rows, baseline)
-    whole = data[data["group"] == MEAN]
-    counts = sorted(set(whole["n"]))
     if len(counts) < 2:
         settings = f"{counts[0]} settings in which both ran" if counts else ""
     else:
@@ -159,5 +145,6 @@ def speedup_caption(frame: pd.DataFrame, baseline: str | None = None, metric: st
         repeats_sentence(rows, "Geometric means", "Student's t, logarithms"),
         not_shown_sentences(frame),
     ]
-    words = AXES.get(metric, metric).replace("\n", " ")
-    return caption(f"Speed-up over {baseline} ({words}), like with like.", rows, varying(rows), *sentences)
+    metric_words = AXES.get(metric, metric).replace("\n", " ")
+    told = caption(f"Speed-up over {baseline} ({metric_words}), like with like.", rows, varying(rows), *sentences)
+    return Drawing(data, figure, told)

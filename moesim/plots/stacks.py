@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from moesim.core.colours import BLACK, FILL, HATCH, LABEL
@@ -17,7 +16,7 @@ from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
 from moesim.plots.failures import not_shown, not_shown_sentences
-from moesim.plots.memo import once
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import fresh_mark, levels, mean, named, policies_of, prepared, qualified
 from moesim.plots.style import (
     COLUMN,
@@ -29,7 +28,6 @@ from moesim.plots.style import (
     need,
     new_figure,
     short,
-    styled,
     text_width,
 )
 
@@ -39,10 +37,8 @@ _BAR: Final = 0.15  # inches
 _NAMES: Final = 1.35  # inches that names of bars may take of a column
 
 
-@once
-def breakdown_data(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> pd.DataFrame:
+def _times(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
     """Average the time by cause of each policy and setting."""
-    rows, metric, x = _asked(frame, metric, x)
     columns = [f"{metric}_{cause}_ns" for cause in CAUSES]
     by = [] if x == "policy" else [x]
     found = []
@@ -72,11 +68,11 @@ def _asked(frame: pd.DataFrame, metric: str | None, x: str | None) -> tuple[pd.D
     return rows, metric, axes_of(rows, x)[0]
 
 
-@styled
-def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> Figure:
-    """Horizontal bars of time, the causes in the order of `CAUSES`; arguments as of `breakdown_data`."""
-    data = breakdown_data(frame, metric, x)
+@kind("rows", "time by what was waited for")
+def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> Drawing:
+    """Horizontal bars of the mean time by cause, the causes in the order of `CAUSES`."""
     rows, metric, x = _asked(frame, metric, x)
+    data = _times(rows, metric, x)
     names = list(dict.fromkeys(data["bar"]))
     first = data.drop_duplicates("bar")
     groups = first[x].astype(str).tolist() if x in first else [""] * len(first)
@@ -107,15 +103,10 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     legend_above(figure, handles, "Time by what was waited for")
     marked = [CONDITIONED] if data["bar"].str.contains("*", regex=False).any() else []
     add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), *marked])
-    return figure
-
-
-def breakdown_caption(frame: pd.DataFrame, metric: str | None = None, x: str | None = None) -> str:
-    """Write the caption of `breakdown`."""
-    rows, metric, x = _asked(frame, metric, x)
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
     repeats = n_repeats(rows)
-    return caption(
+    told = caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
         f"Means over {repeats} seeds." if repeats else "", not_shown_sentences(frame),
     )  # fmt: skip
+    return Drawing(data, figure, told)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
@@ -78,6 +78,7 @@ OPTIMUM: Final = "belady"
 
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @contextmanager
@@ -106,17 +107,24 @@ def text_width(text: str, size: float = SMALL) -> float:
     return len(text) * size * _CHARACTER
 
 
-def styled(make: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """Make a figure under `STYLE`, and leave the user's settings as they were."""
+@contextmanager
+def _in_style() -> Iterator[None]:
+    """Set `STYLE` for a block, and leave the user's settings as they were."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make a figure, or what has one, under `STYLE`."""
 
     @wraps(make)
-    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(STYLE)
-            figure = make(*args, **kwargs)
-            FigureCanvasAgg(figure)
-            return figure
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with _in_style():
+            made = make(*args, **kwargs)
+            FigureCanvasAgg(made if isinstance(made, Figure) else made.figure)  # type: ignore[attr-defined]
+            return made
 
     return wrapper
 
@@ -224,12 +232,9 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
     """Give the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()
     for suffix in suffixes:
-        metadata = _METADATA[suffix]
         buffer = io.BytesIO()
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(STYLE)
-            figure.savefig(buffer, format=suffix, metadata=metadata)
+        with _in_style():
+            figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
         found[suffix] = buffer.getvalue()
         figure.set_layout_engine("none")  # it has been laid out, which takes longer than drawing
     figure.set_layout_engine(engine)

@@ -8,24 +8,23 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from moesim.core.colours import BLACK, GREY
 from moesim.errors import ConfigError
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label
-from moesim.plots.lines import CHANCE
+from moesim.plots.kinds import Drawing, kind
+from moesim.plots.lines import CHANCE, in_order
 from moesim.plots.looks import Look, looks_of
 from moesim.plots.rows import lossy, policies_of, prepared, qualified
-from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure, styled
+from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure
 
 _MARKS: Final = 8  # on a line
 _COLUMNS: Final = ("phase", "token", "lookups", "hits", "cache_share")
 
 
-def hit_rate_by_token_data(frame: pd.DataFrame, smooth: int = 1) -> pd.DataFrame:
-    """Compute the hit rate of decoding by token index."""
-    rows = _decoded(frame)
+def _by_token(rows: pd.DataFrame, smooth: int) -> pd.DataFrame:
+    """Compute the hit rate by token index."""
     if smooth < 1 or smooth % 2 == 0:
         raise ConfigError(f"plot hit_rate_by_token: smooth: expected an odd number of tokens from 1, got {smooth}")
     parts = []
@@ -55,10 +54,11 @@ def _decoded(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(token=rows["token"].astype(np.int64))
 
 
-@styled
-def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Figure:
-    """Lines of the hit rate of decoding by token index; arguments as for `hit_rate_by_token_data`."""
-    rows, data = _decoded(frame), hit_rate_by_token_data(frame, smooth)
+@kind("steps", "hit rate of decoding by token index")
+def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Drawing:
+    """Lines of the hit rate of decoding by token index."""
+    rows = _decoded(frame)
+    data = _by_token(rows, smooth)
     policies = policies_of(rows)
     names = legend_names(data, policies)
     figure, axes = new_figure(COLUMN, 2.1)
@@ -73,13 +73,20 @@ def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Figure:
     axes.set_ylim(0, min(103, 10 * math.ceil(10.5 * data["hit_rate"].max())))
     axes.set_xlabel("decode token")
     axes.set_ylabel("hit rate (%)")
-    handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
-    first = [names[OPTIMUM]] if OPTIMUM in names else []
-    order = [*first, *(name for name in names.values() if name not in first), CHANCE]
-    legend_above(figure, [handles[name] for name in order], "Hit rate by token")
+    legend_above(figure, in_order(axes, names), "Hit rate by token")
     notes = [*averaged(rows, []), f"moving mean of {smooth} tokens" if smooth > 1 else "", CONDITIONED if lossy(rows) else ""]
     add_corner(figure, corner_label(rows), notes)
-    return figure
+    per_token = rows.groupby(["policy", "token"])["lookups"].sum()
+    low, high = int(per_token.min()), int(per_token.max())
+    sentences = [
+        f"A point is hits over lookups of {low}{f' to {high}' if high > low else ''} lookups, one for each layer and distinct "
+        "routed expert of the step.",
+        f"Each point is taken over {smooth} neighbouring tokens." if smooth > 1 else "",
+        "Dotted: a cache with random content.",
+        f"{OPTIMUM} knows the future." if OPTIMUM in policies else "",
+    ]
+    what = "Hit rate of decoding by token index: the first token of decoding is 1."
+    return Drawing(data, figure, caption(what, rows, [], *sentences))
 
 
 def _line(axes: Axes, x: Any, y: Any, name: str, look: Look, number: int, best: bool) -> None:
@@ -89,18 +96,3 @@ def _line(axes: Axes, x: Any, y: Any, name: str, look: Look, number: int, best: 
         markevery=(number * every // 3 % every, every), linewidth=1.7 if best else 1.0, zorder=4 if best else 3,
         markeredgecolor=BLACK, markeredgewidth=0.4, clip_on=False,
     )  # fmt: skip
-
-
-def hit_rate_by_token_caption(frame: pd.DataFrame, smooth: int = 1) -> str:
-    """Write the caption of `hit_rate_by_token`."""
-    rows = _decoded(frame)
-    per_token = rows.groupby(["policy", "token"])["lookups"].sum()
-    low, high = int(per_token.min()), int(per_token.max())
-    sentences = [
-        f"A point is hits over lookups of {low}{f' to {high}' if high > low else ''} lookups, one for each layer and distinct "
-        "routed expert of the step.",
-        f"Each point is taken over {smooth} neighbouring tokens." if smooth > 1 else "",
-        "Dotted: a cache with random content.",
-        f"{OPTIMUM} knows the future." if OPTIMUM in policies_of(rows) else "",
-    ]
-    return caption("Hit rate of decoding by token index: the first token of decoding is 1.", rows, [], *sentences)

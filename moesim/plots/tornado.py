@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE
 from moesim.hardware import weakest
-from moesim.plots.memo import once
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import fresh_mark, policies_of, qualified
-from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, legend_above, need, styled, text_width
+from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, legend_above, need, text_width
 
 _COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
 _SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
@@ -26,8 +26,7 @@ _ENOUGH: Final = 0.5  # of the axis for bars, else the figure takes both columns
 _ABOUT: Final = ("model", "hardware", "trace")
 
 
-@once
-def tornado_data(frame: pd.DataFrame) -> pd.DataFrame:
+def _changes(frame: pd.DataFrame) -> pd.DataFrame:
     """Compare the speed at each varied setting with the speed as it is.
 
     ``swing`` is the largest change of a knob less the smallest, no change included; the knobs of a policy are sorted by it.
@@ -48,10 +47,10 @@ def tornado_data(frame: pd.DataFrame) -> pd.DataFrame:
     return data.loc[ranks.sort_values(["_rank", "_swing", "knob", "change"], kind="stable").index].reset_index(drop=True)
 
 
-@styled
-def tornado(frame: pd.DataFrame) -> Figure:
-    """Horizontal bars from the speed as it is, a panel for each policy; argument as of `tornado_data`."""
-    data = tornado_data(frame)
+@kind("whatif", "sensitivity to link, memory, CPU and GPU, largest first")
+def tornado(frame: pd.DataFrame) -> Drawing:
+    """Horizontal bars from the speed as it is, a panel for each policy."""
+    data = _changes(frame)
     policies = policies_of(data)
     knobs = {policy: list(dict.fromkeys(data.loc[data["policy"] == policy, "knob"])) for policy in policies}
     names = max(text_width(str(knob), 7.0) for found in knobs.values() for knob in found)
@@ -94,7 +93,16 @@ def tornado(frame: pd.DataFrame) -> Figure:
     ]
     legend_above(figure, handles, "What a change of the machine would do")
     add_corner(figure, _about(frame), [CONDITIONED] if any(marks.values()) else [])
-    return figure
+    n_failed = int(frame["decode_tokens_per_s"].isna().sum())
+    missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
+    marked = [f"{name} {mark}" for name, mark in marks.items() if mark]
+    exact = f" Not exact: {', '.join(marked)}; {CONDITIONED.removeprefix('* ')}." if marked else ""
+    largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
+    told = (
+        "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
+        f"largest is that of {'; '.join(largest)}.{missing} {_about(frame)}.{exact}"
+    )
+    return Drawing(data, figure, told)
 
 
 class _End(NamedTuple):
@@ -147,8 +155,6 @@ def _width(text: str) -> float:
 def _percent(change: float) -> str:
     """Write a change; small ones with a decimal.
 
-    Examples
-    --------
     >>> _percent(-46.8), _percent(0.62), _percent(5.0), _percent(-0.01)
     ('-47%', '+0.6%', '+5%', '±0%')
     """
@@ -166,17 +172,3 @@ def _about(frame: pd.DataFrame) -> str:
     if "source_label" in frame and frame["source_label"].notna().any():
         parts.append(f"simulated, weakest source: {weakest(str(v) for v in frame['source_label'].dropna())}")
     return " · ".join(part for part in parts if part)
-
-
-def tornado_caption(frame: pd.DataFrame) -> str:
-    """Write the caption of `tornado`."""
-    data = tornado_data(frame)
-    n_failed = int(frame["decode_tokens_per_s"].isna().sum())
-    missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
-    marked = [f"{name} {mark}" for name, mark in _marks(frame).items() if mark]
-    exact = f" Not exact: {', '.join(marked)}; {CONDITIONED.removeprefix('* ')}." if marked else ""
-    largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
-    return (
-        "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
-        f"largest is that of {'; '.join(largest)}.{missing} {_about(frame)}.{exact}"
-    )

@@ -67,8 +67,6 @@ def drawn(*path: str) -> Callable[[Callable[[Mapping[str, Any], Any], Figure]], 
 def signal_numbers(names: Iterable[str]) -> dict[str, int]:
     """Number signals for `line`, so that each looks the same in every figure whichever others there are.
 
-    Examples
-    --------
     >>> signal_numbers(["coactivation", "shadow-int8", "residual", "shadow-int4"])
     {'residual': 3, 'shadow-int4': 5, 'coactivation': 6, 'shadow-int8': 13}
     """

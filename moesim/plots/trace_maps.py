@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moesim.errors import ConfigError
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
-from moesim.plots.style import COLUMN, TEXT, add_corner, styled
+from moesim.plots.style import COLUMN, TEXT, add_corner
 from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
 from moesim.trace import Trace
-from moesim.trace.stats.locality import by_score, membership, reuse_baseline, reuse_by_lag, reuse_by_rank
+from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
 from moesim.trace.stats.prediction import pair_counts
 from moesim.trace.stats.sample import Sample, select
 
@@ -23,29 +23,17 @@ _PAIRS: Final = 3  # pairs of layers that are drawn unless they are named
 _RANKS: Final = 4  # ranks that are drawn, in multiples of k
 
 
-def reuse_map_data(trace: Trace, lags: int = 16, phase: str | None = None) -> pd.DataFrame:
+def _reuse(sample: Sample, lags: int) -> pd.DataFrame:
     """Compute how much of what a token needs the tokens before it needed, layer by layer."""
-    sample = select(trace, phase_of(trace, phase))
+    trace = sample.trace
     longest = int(np.unique(sample.request, return_counts=True)[1].max()) - 1
     if not 1 <= lags <= max(longest, 1):
         raise ConfigError(f"plot reuse_map: lags: expected 1 to {max(longest, 1)} tokens, got {lags}")
     if longest < 1:
         raise ConfigError(f"plot reuse_map: expected a request with two {sample.phase} tokens, got none ({trace.model})")
     by_lag = reuse_by_lag(sample.experts, sample.request, range(1, lags + 1), trace.n_experts)
-    by_rank = reuse_by_rank(_ranked(sample), sample.experts, sample.request, trace.n_experts)
+    by_rank = reuse_by_rank(ranked(sample), sample.experts, sample.request, trace.n_experts)
     return pd.concat([_long(name, values) for name, values in (("lag", by_lag), ("rank", by_rank))], ignore_index=True)
-
-
-def _ranked(sample: Sample) -> NDArray[Any]:
-    """Order the experts of each row by score; without full scores only the chosen ones, as the router did."""
-    trace = sample.trace
-    if trace.recorded_scores is None:
-        return sample.experts
-    scores = np.asarray(trace.recorded_scores)
-    ranked = np.empty((len(sample.rows), trace.n_layers, trace.n_experts), np.uint16)
-    for layer in range(trace.n_layers):
-        ranked[:, layer] = by_score(scores[sample.rows, layer])
-    return ranked
 
 
 def _long(name: str, values: NDArray[np.float64]) -> pd.DataFrame:
@@ -53,53 +41,43 @@ def _long(name: str, values: NDArray[np.float64]) -> pd.DataFrame:
     return pd.DataFrame({"by": name, "layer": layer, "x": x + 1, "probability": values.ravel()})
 
 
-@styled
-def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Figure:
-    """Heat maps of reuse, layers by distance and by rank; arguments as for `reuse_map_data`."""
-    data = reuse_map_data(trace, lags, phase)
+@kind("trace", "reuse of experts: heat maps, layers by distance and by rank")
+def reuse_map(trace: Trace, lags: int = 16, phase: str | None = None) -> Drawing:
+    """Heat maps of reuse, layers by distance and by rank."""
+    sample = select(trace, phase_of(trace, phase))
+    data = _reuse(sample, lags)
     titles = {"lag": ("by distance", "distance (tokens)"), "rank": ("by rank in the token before", "rank (1: best)")}
     panels = []
     for name, (title, label) in titles.items():
         values = data[data["by"] == name].pivot(index="layer", columns="x", values="probability").to_numpy(np.float64)
         panels.append(Panel(title, values, (0.5, values.shape[1] + 0.5), _layers(trace.n_layers), label, "layer"))
     figure = heat_maps(panels, Words("Reuse of experts", "P(used again)"), size=(TEXT, 2.1), n_columns=2, from_zero=False)
-    baseline, chance = _levels(trace, phase)
+    baseline, chance = reuse_baseline(sample.experts, trace.n_experts), trace.top_k / trace.n_experts
     notes = [f"independent tokens: {baseline:.2f} · uniform router: {chance:.2f}"]
-    add_corner(figure, trace_corner(trace, phase_of(trace, phase)), notes)
-    return figure
+    add_corner(figure, trace_corner(trace, sample.phase), notes)
+    ranks = (
+        "by its full score" if trace.recorded_scores is not None else "among the chosen experts (the trace has no other scores)"
+    )
+    told = (
+        f"Reuse of experts by layer. Left: share of a token's experts that the token d positions earlier also used, d from 1 to "
+        f"{lags}. Right: probability that a token uses an expert, by that expert's rank in the token before, {ranks}. "
+        f"With independent tokens of the same popularity the left would be {baseline:.2f} everywhere, with a uniform router "
+        f"{chance:.2f}. Tokens of one request only. "
+        f"{NOT_FROM_ZERO} {trace_words(trace, sample.phase)}"
+    )
+    return Drawing(data, figure, told)
 
 
 def _layers(n: int) -> tuple[float, float]:
     return -0.5, n - 0.5
 
 
-def _levels(trace: Trace, phase: str | None) -> tuple[float, float]:
-    sample = select(trace, phase_of(trace, phase))
-    return reuse_baseline(sample.experts, trace.n_experts), trace.top_k / trace.n_experts
-
-
-def reuse_map_caption(trace: Trace, lags: int = 16, phase: str | None = None) -> str:
-    """Write the caption of `reuse_map`."""
-    baseline, chance = _levels(trace, phase)
-    ranks = (
-        "by its full score" if trace.recorded_scores is not None else "among the chosen experts (the trace has no other scores)"
-    )
-    return (
-        f"Reuse of experts by layer. Left: share of a token's experts that the token d positions earlier also used, d from 1 to "
-        f"{lags}. Right: probability that a token uses an expert, by that expert's rank in the token before, {ranks}. "
-        f"With independent tokens of the same popularity the left would be {baseline:.2f} everywhere, with a uniform router "
-        f"{chance:.2f}. Tokens of one request only. "
-        f"{NOT_FROM_ZERO} {trace_words(trace, phase_of(trace, phase))}"
-    )
-
-
-def coactivation_data(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> pd.DataFrame:
+def _followers(experts: NDArray[Any], pairs: Sequence[int], n_experts: int) -> pd.DataFrame:
     """Compute which experts of the next layer follow each expert of a layer."""
-    sample = select(trace, phase_of(trace, phase))
     parts = []
-    for layer in _pairs(trace, layers):
-        values = _conditional(sample.experts, layer, trace.n_experts)
-        here, there = (_places(sample.experts[:, at], trace.n_experts) for at in (layer, layer + 1))
+    for layer in pairs:
+        values = _conditional(experts, layer, n_experts)
+        here, there = (_places(experts[:, at], n_experts) for at in (layer, layer + 1))
         expert, other = (index.ravel() for index in np.indices(values.shape))
         columns = {"layer": layer, "expert": expert, "next_expert": other, "place": here[expert], "next_place": there[other],
                    "probability": values.ravel()}  # fmt: skip
@@ -137,10 +115,11 @@ def _conditional(experts: NDArray[Any], layer: int, n_experts: int) -> NDArray[n
     return shares
 
 
-@styled
-def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> Figure:
-    """Heat maps of P(expert of the next layer | expert of this one); arguments as for `coactivation_data`."""
-    data = coactivation_data(trace, layers, phase)
+@kind("trace", "which experts of the next layer follow those of a layer: heat maps")
+def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> Drawing:
+    """Heat maps of P(expert of the next layer | expert of this one)."""
+    sample, pairs = select(trace, phase_of(trace, phase)), _pairs(trace, layers)
+    data = _followers(sample.experts, pairs, trace.n_experts)
     edges = (0.5, trace.n_experts + 0.5)
     panels = []
     for layer, part in data.groupby("layer", sort=False):
@@ -150,30 +129,25 @@ def coactivation(trace: Trace, layers: Sequence[int] | int | None = None, phase:
     size = (TEXT, 2.6) if len(panels) > 1 else (COLUMN, 2.8)
     words = Words("Which experts follow which", "P(next | this)")
     figure = heat_maps(panels, words, size=size, n_columns=3, power=0.5, square=True)
-    add_corner(figure, trace_corner(trace, phase_of(trace, phase)), [f"uniform router: {trace.top_k / trace.n_experts:.2f}"])
-    return figure
-
-
-def coactivation_caption(trace: Trace, layers: Sequence[int] | int | None = None, phase: str | None = None) -> str:
-    """Write the caption of `coactivation`."""
-    pairs = ", ".join(f"{layer} and {layer + 1}" for layer in _pairs(trace, layers))
-    return (
+    add_corner(figure, trace_corner(trace, sample.phase), [f"uniform router: {trace.top_k / trace.n_experts:.2f}"])
+    which = ", ".join(f"{layer} and {layer + 1}" for layer in pairs)
+    told = (
         f"Which experts follow which: probability that a token uses expert j of the next layer (horizontal), given that it uses "
-        f"expert i of this one (vertical), layers {pairs}; both by popularity, the most popular expert being 1. Each row adds up "
+        f"expert i of this one (vertical), layers {which}; both by popularity, the most popular expert being 1. Each row adds up "
         f"to k = {trace.top_k}; a uniform router would give {trace.top_k / trace.n_experts:.3f} everywhere. The scale "
         "is that of square roots. Experts that no token used are crossed out; those that few used have noisy rows. "
-        f"{trace_words(trace, phase_of(trace, phase))}"
+        f"{trace_words(trace, sample.phase)}"
     )
+    return Drawing(data, figure, told)
 
 
-def coactivation_ranks_data(trace: Trace, phase: str | None = None, ranks: int | None = None) -> pd.DataFrame:
+def _told(sample: Sample, ranks: int | None) -> pd.DataFrame:
     """Compute how far an expert of a layer tells those of the next, for all layers.
 
     Ranks are counted on a random half of the requests (fixed seed), probabilities on the rest, since ranks by the same tokens
     would look good by chance.
     """
-    sample = select(trace, phase_of(trace, phase))
-    n_experts = trace.n_experts
+    trace, n_experts = sample.trace, sample.trace.n_experts
     n_ranks = min(n_experts, _RANKS * trace.top_k) if ranks is None else ranks
     if not 1 <= n_ranks <= n_experts:
         raise ConfigError(f"plot coactivation_ranks: ranks: expected 1 to {n_experts}, got {n_ranks}")
@@ -195,10 +169,11 @@ def coactivation_ranks_data(trace: Trace, phase: str | None = None, ranks: int |
     return pd.concat(parts, ignore_index=True)
 
 
-@styled
-def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None = None) -> Figure:
-    """Heat maps of how far an expert tells those of the next layer; arguments as for `coactivation_ranks_data`."""
-    data = coactivation_ranks_data(trace, phase, ranks)
+@kind("trace", "how far an expert tells those of the next layer: heat maps, layers by rank")
+def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None = None) -> Drawing:
+    """Heat maps of how far an expert tells those of the next layer."""
+    sample = select(trace, phase_of(trace, phase))
+    data = _told(sample, ranks)
     panels = []
     for name, title in (("expert", "by what follows an expert"), ("popularity", "by popularity alone")):
         values = data[data["by"] == name].pivot(index="layer", columns="rank", values="probability").to_numpy(np.float64)
@@ -206,16 +181,12 @@ def coactivation_ranks(trace: Trace, phase: str | None = None, ranks: int | None
     words = Words("What an expert tells of the next layer", "P(used in the next layer)")
     figure = heat_maps(panels, words, size=(TEXT, 2.1), n_columns=2)
     notes = ["ranks by one half of the requests, probabilities by the other"]
-    add_corner(figure, trace_corner(trace, phase_of(trace, phase)), notes)
-    return figure
-
-
-def coactivation_ranks_caption(trace: Trace, phase: str | None = None, ranks: int | None = None) -> str:
-    """Write the caption of `coactivation_ranks`."""
-    n_ranks = int(coactivation_ranks_data(trace, phase, ranks)["rank"].max())
-    return (
+    add_corner(figure, trace_corner(trace, sample.phase), notes)
+    n_ranks = int(data["rank"].max())
+    told = (
         f"How far one expert of a token tells those of the next layer. Left: probability that the token uses the expert of the "
         f"next layer which is r-th among those that follow it, mean over its experts; right: the r-th most popular expert of "
         f"that layer. The first {n_ranks} of {trace.n_experts} ranks; all would add up to k = {trace.top_k}. Ranks were counted "
-        f"on a random half of the requests, probabilities on the rest. {trace_words(trace, phase_of(trace, phase))}"
+        f"on a random half of the requests, probabilities on the rest. {trace_words(trace, sample.phase)}"
     )
+    return Drawing(data, figure, told)

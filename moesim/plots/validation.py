@@ -14,8 +14,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from moesim.core.colours import BLACK, FILL, GREY, HATCH, LABEL, WHITE
 from moesim.core.units import NS_PER_MS
 from moesim.hardware import weakest
+from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import look
-from moesim.plots.memo import once
 from moesim.plots.rows import mean, policies_of
 from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, legend_beside, need, new_figure, styled, title
 
@@ -33,8 +33,7 @@ _HATCH: Final = HATCH | {"waiting": "oo", "gap": ""}
 _VISIBLE: Final = 0.0005  # of a step
 
 
-@once
-def validation_data(frame: pd.DataFrame) -> pd.DataFrame:
+def _times(frame: pd.DataFrame) -> pd.DataFrame:
     """Give simulated and measured times of each run in ms."""
     need(frame, ("policy", "decode_step_ns_predicted", "decode_step_ns_measured"), "validation")
     what = "decode_step_ns" if frame["decode_step_ns_measured"].notna().any() else "makespan_ns"
@@ -48,21 +47,18 @@ def validation_data(frame: pd.DataFrame) -> pd.DataFrame:
     return data.reset_index(drop=True)
 
 
-def validation(frame: pd.DataFrame) -> Figure:
-    """Measured against simulated times of the runs of a validation; argument as of `validation_data`."""
-    return scatter(frame, _about(frame))
-
-
-def validation_caption(frame: pd.DataFrame) -> str:
-    """Write the caption of `validation`."""
-    data = validation_data(frame)
+@kind("validation", "simulated against measured times")
+def validation(frame: pd.DataFrame) -> Drawing:
+    """Measured against simulated times of the runs of a validation."""
+    data = _times(frame)
     error = (data["simulated_ms"] / data["measured_ms"] - 1).abs()
     what = "decode step" if data["figure"].iloc[0] == "decode_step_ns" else "makespan"
-    return (
+    told = (
         f"Simulated against measured {what} of {len(data)} runs: marker, median of the replays; bar, shortest to longest; "
         f"grey, 10 % to either side. Median absolute error {100 * error.median():.1f} %, largest {100 * error.max():.1f} %. "
         f"{_about(frame)}."
     )
+    return Drawing(data, scatter(frame, _about(frame)), told)
 
 
 _LINE = 0.14  # inches, of a legend
@@ -81,7 +77,7 @@ def _about(frame: pd.DataFrame) -> str:
 @styled
 def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     """Measured against predicted decode step, both logarithmic."""
-    data = validation_data(frame)
+    data = _times(frame)
     ms = data[list(_SIDES.values())]
     least, most = float(ms.min().min()) / _MARGIN, float(ms.max().max()) * _MARGIN
     ends = [least, most]

@@ -219,11 +219,7 @@ def _format(column: Column, rows: Sequence[Row]) -> Callable[[Row], Cell]:
 
 
 def notes_of(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """List what qualifies the results, with the runs that each note is about.
-
-    Note, and ``"all runs"`` or the number of runs, with their policies unless there are runs of each; in the order of first
-    occurrence.
-    """
+    """List what qualifies the results, with the runs that each note is about, in the order of first occurrence."""
     done = [row for row in rows if not row.get("error")]
     found: dict[str, list[Row]] = {}
     for row in done:

@@ -14,11 +14,11 @@ from matplotlib.patches import Rectangle
 
 from moesim.cli.main import main
 from moesim.metrics.causes import CAUSES
-from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_data, energy, energy_caption, energy_data
+from moesim.plots.bars import decode_speed, energy
 from moesim.plots.catalogue import KINDS, figures_of
 from moesim.plots.grouped import ENDS
-from moesim.plots.ladder import ladder_data
-from moesim.plots.speedup import speedup, speedup_caption
+from moesim.plots.ladder import ladder
+from moesim.plots.speedup import speedup
 from moesim.plots.style import drawn_for
 from tests.plots.plots_kit import rows
 
@@ -43,22 +43,23 @@ def boxes(figure):
 # ------------------------------------------------------------------------------------------------------------------- intervals
 def test_bars_reach_over_the_intervals_of_the_profile():
     frame = rows(("lru", 10.0, ends(8.0, 13.0)), ("dali", 20.0, ends(None, None)))
-    assert decode_speed_data(frame)[["least", "most"]].fillna(0).to_numpy().tolist() == [[8, 13], [0, 0]]
+    assert decode_speed.drawing(frame).data[["least", "most"]].fillna(0).to_numpy().tolist() == [[8, 13], [0, 0]]
     figure = decode_speed(frame)
     (line,) = figure.axes[0].lines
     assert line.get_ydata().tolist() == [8, 13]
     assert ENDS in texts(figure)
     assert figure.axes[0].get_ylim()[1] > 20, "room for what is written above"
-    assert "(cpu0.flops 900 to 1,300 GFLOP/s)" in decode_speed_caption(frame), "watts decide no speed"
-    assert "-20 to" not in decode_speed_caption(frame), "whose that is the caption cannot say"
+    assert "(cpu0.flops 900 to 1,300 GFLOP/s)" in decode_speed.drawing(frame).caption, "watts decide no speed"
+    assert "-20 to" not in decode_speed.drawing(frame).caption, "whose that is the caption cannot say"
 
 
 def test_repeats_have_the_mean_of_their_ends_beside_their_own_interval():
     frame = rows(*(("lru", 10.0 + 2 * i, ends(8.0 + i, 12.0 + 4 * i, seed=i, repeat=i)) for i in range(2)))
-    (row,) = decode_speed_data(frame).to_dict("records")
+    (row,) = decode_speed.drawing(frame).data.to_dict("records")
     assert (row["decode_tokens_per_s"], row["least"], row["most"]) == (11, 8.5, 14)
     assert row["low"] < row["least"]
-    assert "error bars: 95 % interval" in decode_speed_caption(frame) and "Thick lines" in decode_speed_caption(frame)
+    caption = decode_speed.drawing(frame).caption
+    assert "error bars: 95 % interval" in caption and "Thick lines" in caption
 
 
 def test_the_most_energy_is_the_fewest_tokens():
@@ -69,21 +70,21 @@ def test_the_most_energy_is_the_fewest_tokens():
         "energy_label": "assumed",
     }
     frame = rows(("lru", 10.0, {**joules, "notes": NOTE}))
-    (row,) = energy_data(frame).to_dict("records")
+    (row,) = energy.drawing(frame).data.to_dict("records")
     assert (row["least"], row["tokens_per_kj"], row["most"]) == (200, 250, 500)
     assert ENDS in texts(energy(frame))
-    assert "(cpu0.flops 900 to 1,300 GFLOP/s; cpu0.idle_w 40 to 110 W)" in energy_caption(frame)
+    assert "(cpu0.flops 900 to 1,300 GFLOP/s; cpu0.idle_w 40 to 110 W)" in energy.drawing(frame).caption
 
 
 def test_results_without_intervals_have_no_ends():
-    data = decode_speed_data(rows(("lru", 10.0, {})))
+    data = decode_speed.drawing(rows(("lru", 10.0, {}))).data
     assert "least" not in data and "failed" not in data
 
 
 # ---------------------------------------------------------------------------------------------------------------------- failed
 def test_a_failed_run_is_an_empty_box_with_its_reason():
     frame = rows(("lru", 10.0, {}), ("dali", None, {"error": LATE.format(4)}), ("late", None, {"error": LATE.format(3)}))
-    data = decode_speed_data(frame)
+    data = decode_speed.drawing(frame).data
     assert data["policy"].tolist() == ["lru", "dali", "late"]
     assert data[["n", "failed"]].to_numpy().tolist() == [[1, 0], [0, 1], [0, 1]]
     assert data["why"][1] == "cache.budget: expected at least 4.5 GB, got 4 GB"
@@ -95,14 +96,14 @@ def test_a_failed_run_is_an_empty_box_with_its_reason():
     assert {"dali", "late"} <= set(found), "in the legend"
     with drawn_for("paper"):
         assert texts(decode_speed(frame)).count("failed") == 2
-    assert "Hatched boxes are no values: failed, 2 runs" in decode_speed_caption(frame)
+    assert "Hatched boxes are no values: failed, 2 runs" in decode_speed.drawing(frame).caption
 
 
 def test_different_reasons_have_numbers():
     frame = rows(("lru", 10.0, {}), ("a", None, {"error": LATE.format(4)}), ("b", None, {"error": "PolicyError: x"}))
     found = texts(decode_speed(frame))
     assert {"failed (1)", "failed (2)"} <= set(found)
-    assert "failed (2), 1 run: PolicyError: x" in decode_speed_caption(frame)
+    assert "failed (2), 1 run: PolicyError: x" in decode_speed.drawing(frame).caption
 
 
 def test_repeats_that_failed_are_counted_at_the_bar_of_the_others():
@@ -111,7 +112,7 @@ def test_repeats_that_failed_are_counted_at_the_bar_of_the_others():
     figure = decode_speed(frame)
     assert boxes(figure) == []
     assert any("1 failed" in text and "11" in text for text in texts(figure))
-    assert decode_speed_data(frame)["n"].tolist() == [2]
+    assert decode_speed.drawing(frame).data["n"].tolist() == [2]
 
 
 def test_a_setting_at_which_all_failed_keeps_its_place():
@@ -126,22 +127,22 @@ def test_a_setting_at_which_all_failed_keeps_its_place():
 def test_a_failed_run_that_another_folder_repeats_is_none():
     frame = rows(("lru", None, {"error": "x"}), ("lru", 10.0, {}), ("dali", None, {"error": "y"}), ("dali", None, {"error": "y"}))
     ((_, part),) = figures_of("decode_speed", frame, {})
-    data = decode_speed_data(part)
+    data = decode_speed.drawing(part).data
     assert data[["n", "failed"]].to_numpy().tolist() == [[1, 0], [0, 1]]
 
 
 def test_speed_ups_name_what_failed():
     frame = rows(("lru", 10.0, {}), ("dali", 20.0, {}), ("dali", None, {"batch_size": 8, "error": "x y"}))
-    for text in (" ".join(texts(speedup(frame))), speedup_caption(frame)):
+    for text in (" ".join(texts(speedup(frame))), speedup.drawing(frame).caption):
         assert "not shown: dali (1 run)" in text.lower() and "failed, 1 run: x y" in text.lower()
     twice = rows(("lru", 10.0, {}), ("dali", 20.0, {}), *(("dali", None, {"batch_size": n, "error": f"{n} y"}) for n in (8, 9)))
-    assert "Failed, 2 runs, such as: 8 y." in speedup_caption(twice), "that differs in its number alone"
-    assert "not shown" not in speedup_caption(frame[:2]).lower()
+    assert "Failed, 2 runs, such as: 8 y." in speedup.drawing(twice).caption, "that differs in its number alone"
+    assert "not shown" not in speedup.drawing(frame[:2]).caption.lower()
 
 
 def test_a_rung_after_a_failed_one_has_no_gain():
     frame = rows(("a", 10.0, {}), ("b", None, {"error": "x"}), ("c", 30.0, {}), ("d", 33.0, {}))
-    gains = ladder_data(frame)["gain"].tolist()
+    gains = ladder.drawing(frame).data["gain"].tolist()
     assert [math.isnan(gain) for gain in gains] == [True, True, True, False]
     assert gains[3] == pytest.approx(0.1)
 
@@ -171,8 +172,8 @@ def drawn(kind, frame, options=None):
     """All texts of the figures of a kind, wrapped lines joined, and their captions."""
     found = []
     for _, part in figures_of(kind, frame, options or {}):
-        figure = KINDS[kind].draw(part, **(options or {}))
-        found.append((" ".join(texts(figure)).replace("\n", " "), KINDS[kind].caption(part, **(options or {}))))
+        _, figure, caption = KINDS[kind].drawing(part, **(options or {}))
+        found.append((" ".join(texts(figure)).replace("\n", " "), caption))
     return found
 
 
@@ -213,9 +214,9 @@ def test_the_speed_up_of_one_setting_is_drawn_once():
     figure = speedup(frame)
     assert sum(len(axes.patches) for axes in figure.axes) == 1
     assert not any("geo. mean" in text for text in texts(figure))
-    assert "geometric mean" not in speedup_caption(frame).lower()
+    assert "geometric mean" not in speedup.drawing(frame).caption.lower()
 
 
 def test_one_batch_is_a_batch():
-    assert "; 1 batch." in decode_speed_caption(rows(("lru", 10.0, {"n_batches": 1}))).replace("; 1 batch;", "; 1 batch.")
-    assert "2 batches" in decode_speed_caption(rows(("lru", 10.0, {"n_batches": 2})))
+    assert "; 1 batch." in decode_speed.drawing(rows(("lru", 10.0, {"n_batches": 1}))).caption.replace("; 1 batch;", "; 1 batch.")
+    assert "2 batches" in decode_speed.drawing(rows(("lru", 10.0, {"n_batches": 2}))).caption

@@ -84,7 +84,7 @@ def test_figures_of_a_real_sweep(name: str, medium: Any, folder: Path):
     kind = KINDS[name]
     file, part = next(figures_of(name, frame, {}))
     with drawn_for(medium):
-        figure = kind.draw(part)
+        data, figure, caption = kind.drawing(part)
     assert file.startswith(name)
     assert figure.get_figwidth() in (COLUMN, TEXT)
     figure.draw_without_rendering()
@@ -94,14 +94,13 @@ def test_figures_of_a_real_sweep(name: str, medium: Any, folder: Path):
     assert (box.x0 > -0.02, box.y0 > -0.02, box.x1 < whole.x1 + 0.02, box.y1 < whole.y1 + 0.02) == (True,) * 4
     said = " ".join(text.get_text().replace("\n", " ") for text in shown)
     assert ("weakest source" in said) == (medium == "screen")
-    caption = kind.caption(part)
     assert "weakest source" in caption
     if "daop-paper" in said:
         assert "daop-paper*" in said or name == "breakdown"
         assert "%*" in said or name == "hit_rate"
         assert "gate weight" in said
         assert "daop-paper: not exact" in caption
-    assert not kind.data(part).empty
+    assert not data.empty
 
 
 def test_the_same_figure_has_the_same_bytes_and_embeds_its_fonts(folder: Path, run: Callable[..., Any], tmp_path: Path):

@@ -11,43 +11,43 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from moesim.errors import ConfigError
-from moesim.plots.bars import decode_speed_caption, decode_speed_data, energy_caption, energy_data
+from moesim.plots.bars import decode_speed, energy
 from moesim.plots.catalogue import figures_of
-from moesim.plots.heatmap import heatmap, heatmap_caption, heatmap_data
-from moesim.plots.ladder import ladder, ladder_data
-from moesim.plots.lines import CHANCE, hit_rate_data
+from moesim.plots.heatmap import heatmap
+from moesim.plots.ladder import ladder
+from moesim.plots.lines import CHANCE, hit_rate
 from moesim.plots.looks import look, looks_of
-from moesim.plots.pareto import vram, vram_data
-from moesim.plots.regret import regret_data
+from moesim.plots.pareto import vram
+from moesim.plots.regret import regret
 from moesim.plots.rows import cache_column, fresh_mark, prepared, varying
-from moesim.plots.speedup import MEAN, speedup, speedup_caption, speedup_data
-from moesim.plots.stacks import breakdown_data
-from moesim.plots.tornado import tornado, tornado_data
-from moesim.plots.validation import validation_caption, validation_data
+from moesim.plots.speedup import MEAN, speedup
+from moesim.plots.stacks import breakdown
+from moesim.plots.tornado import tornado
+from moesim.plots.validation import validation
 from tests.plots.plots_kit import rows
 
 
 # ----------------------------------------------------------------------------------------------------------- means and repeats
 def test_repeats_become_means_with_the_interval_of_students_t():
     frame = rows(*(("lru", speed, {"seed": i, "repeat": i}) for i, speed in enumerate((10.0, 12.0, 14.0))), ("dali", 20.0, {}))
-    lru, dali = decode_speed_data(frame).to_dict("records")
+    lru, dali = decode_speed.drawing(frame).data.to_dict("records")
     half = 4.302652729911275 * 2 / math.sqrt(3)  # t of 0.975 with 2 degrees of freedom, deviation 2
     assert (lru["decode_tokens_per_s"], lru["n"]) == (12, 3)
     assert (lru["low"], lru["high"]) == pytest.approx((12 - half, 12 + half))
     assert dali["n"] == 1
     assert math.isnan(dali["low"])
-    assert "Means over 3 seeds; error bars: 95 % interval of the mean (Student's t)." in decode_speed_caption(frame)
+    assert "Means over 3 seeds; error bars: 95 % interval of the mean (Student's t)." in decode_speed.drawing(frame).caption
 
 
 def test_made_up_routing_of_a_repeat_is_a_repeat():
     changes = [("lru", 10.0 + i, {"seed": i, "repeat": i, "trace": f"synthetic-x-4x8+8-seed{i + 3}"}) for i in range(2)]
-    assert decode_speed_data(rows(*changes))["n"].tolist() == [2]
+    assert decode_speed.drawing(rows(*changes)).data["n"].tolist() == [2]
     assert varying(prepared(rows(*changes), "x")) == []
 
 
 def test_a_mean_over_settings_has_no_interval():
     frame = rows(("lru", 10.0, {"hit_rate_decode": 0.2}), ("lru", 20.0, {"hit_rate_decode": 0.4, "batch_size": 4}))
-    data = hit_rate_data(frame)
+    data = hit_rate.drawing(frame).data
     assert data["hit_rate_decode"].tolist() == pytest.approx([0.3, 0, 1])
     assert data["low"].isna().all()
     assert data["policy"].tolist() == ["lru", CHANCE, CHANCE]
@@ -55,7 +55,7 @@ def test_a_mean_over_settings_has_no_interval():
 
 def test_failed_runs_are_left_out_of_lines_and_results_of_none_refused():
     frame = rows(("lru", 10.0, {"hit_rate_decode": 0.2}), ("dali", None, {"error": "DeadlockError: x"}))
-    assert hit_rate_data(frame)["policy"].tolist() == ["lru", CHANCE, CHANCE]
+    assert hit_rate.drawing(frame).data["policy"].tolist() == ["lru", CHANCE, CHANCE]
     for name in ("decode_speed", "hit_rate"):
         with pytest.raises(ConfigError, match="expected at least one run that succeeded, got none"):
             list(figures_of(name, frame[frame["policy"] == "dali"], {}))
@@ -64,7 +64,7 @@ def test_failed_runs_are_left_out_of_lines_and_results_of_none_refused():
 def test_two_results_of_one_setting_are_no_repeats():
     frame = rows(("lru", 10.0, {"workload_digest": "a"}), ("lru", 20.0, {"workload_digest": "b"}))
     with pytest.raises(ConfigError, match=r"got two of lru .batch 1, cache ratio 0.25. with other inputs; draw one folder"):
-        decode_speed_data(frame)
+        decode_speed(frame)
     cold = frame.assign(warm_up_steps=[0, 4], hit_rate_warm=[0.1, 0.2], hit_rate_decode=0.3, workload_digest="a")
     assert [name for name, _ in figures_of("hit_rate", cold, {})] == ["hit_rate.warm_up=0", "hit_rate.warm_up=4"]
 
@@ -74,7 +74,7 @@ def test_groups_are_batches_and_panels_models_and_nothing_else_is_averaged():
     frame = rows(*(("lru", 1.0 + i, {"model": m, "batch_size": b, "cache_ratio": c}) for i, (m, b, c) in enumerate(settings)))
     parts = dict(figures_of("decode_speed", frame, {}))
     assert list(parts) == ["decode_speed.cache_ratio=0.25", "decode_speed.cache_ratio=0.5"]
-    data = decode_speed_data(parts["decode_speed.cache_ratio=0.5"])
+    data = decode_speed.drawing(parts["decode_speed.cache_ratio=0.5"]).data
     assert data[["model", "batch_size", "decode_tokens_per_s"]].to_numpy().tolist() == [
         ["big", 1, 4], ["big", 4, 2], ["small", 1, 8], ["small", 4, 6],
     ]  # fmt: skip
@@ -93,7 +93,7 @@ def test_ratios_and_budgets_stand_side_by_side():
     ready = prepared(frame, "x")
     assert cache_column(ready) == "cache"
     assert ready["cache_ratio"].tolist() == [0.25, 0.4]
-    assert decode_speed_data(frame)["cache"].tolist() == ["0.25", "4 GiB"]
+    assert decode_speed.drawing(frame).data["cache"].tolist() == ["0.25", "4 GiB"]
 
 
 # ------------------------------------------------------------------------------------------------------------------- speed-up
@@ -111,7 +111,7 @@ def sweep():
 
 
 def test_speedups_are_like_with_like_and_end_with_the_geometric_mean():
-    data = speedup_data(sweep(), "base")
+    data = speedup.drawing(sweep(), "base").data
     fast = data[data["policy"] == "fast"]
     assert fast["speedup"].tolist() == pytest.approx([2, 4, 2, 1, 2])  # (2 * 4 * 2 * 1) ** (1 / 4)
     assert fast["group"].tolist()[-1] == MEAN
@@ -122,13 +122,13 @@ def test_speedups_are_like_with_like_and_end_with_the_geometric_mean():
     shown = [text.get_text() for axes in speedup(sweep(), "base").axes for text in axes.texts]
     assert any("n=4" in text for text in shown)
     assert any("n=2" in text and "50%*" in text for text in shown)
-    assert "fast 4, half 2" in speedup_caption(sweep(), "base")
-    assert "half: not exact, 50 % of decoding's gate weight" in speedup_caption(sweep(), "base")
+    assert "fast 4, half 2" in speedup.drawing(sweep(), "base").caption
+    assert "half: not exact, 50 % of decoding's gate weight" in speedup.drawing(sweep(), "base").caption
 
 
 def test_times_are_sped_up_by_being_short():
     frame = rows(("base", 1.0, {"makespan_ns": 80}), ("fast", 1.0, {"makespan_ns": 20}))
-    assert speedup_data(frame, None, "makespan_ns")["speedup"].tolist() == pytest.approx([4])
+    assert speedup.drawing(frame, None, "makespan_ns").data["speedup"].tolist() == pytest.approx([4])
 
 
 def test_speedup_of_repeats_pairs_the_seeds():
@@ -136,7 +136,7 @@ def test_speedup_of_repeats_pairs_the_seeds():
     changes = [
         (name, pair[i], {"seed": s, "repeat": s}) for s, pair in enumerate(pairs) for i, name in enumerate(("base", "fast"))
     ]
-    first = speedup_data(rows(*changes), "base").iloc[0]
+    first = speedup.drawing(rows(*changes), "base").data.iloc[0]
     assert first["speedup"] == pytest.approx(4)  # of 2 and 8
     deviation = math.log(8 / 2) / math.sqrt(2)
     assert first["high"] == pytest.approx(4 * math.exp(12.706204736432095 * deviation / math.sqrt(2)))
@@ -144,17 +144,17 @@ def test_speedup_of_repeats_pairs_the_seeds():
 
 def test_a_baseline_must_be_there_and_meet_others():
     with pytest.raises(ConfigError, match="--baseline: unknown policy of these results 'bas'; did you mean 'base'"):
-        speedup_data(sweep(), "bas")
+        speedup(sweep(), "bas")
     alone = rows(("base", 1.0, {}), ("fast", 1.0, {"batch_size": 2}))
     with pytest.raises(ConfigError, match="expected another policy at a setting of base, got none"):
-        speedup_data(alone, "base")
+        speedup(alone, "base")
 
 
 def test_many_settings_are_divided_into_panels():
     settings = [(b, c) for b in range(1, 9) for c in (0.1, 0.2, 0.3, 0.4, 0.5)]
     names = [("base", 1.0), ("fast", 2.0)]
     frame = rows(*((name, v, {"batch_size": b, "cache_ratio": c}) for b, c in settings for name, v in names))
-    data = speedup_data(frame, "base")
+    data = speedup.drawing(frame, "base").data
     assert data["panel"].nunique() == 9
     assert data["n"].max() == 40
 
@@ -162,7 +162,7 @@ def test_many_settings_are_divided_into_panels():
 # ------------------------------------------------------------------------------------------------------------ ladder and energy
 def test_steps_of_a_ladder_compare_with_the_one_before_in_their_group():
     variants = [(b, name, s) for b, speeds in ((1, (10.0, 15.0, 12.0)), (4, (20.0, 20.0))) for name, s in zip("abc", speeds)]
-    data = ladder_data(rows(*((name, speed, {"batch_size": b}) for b, name, speed in variants)))
+    data = ladder.drawing(rows(*((name, speed, {"batch_size": b}) for b, name, speed in variants))).data
     assert data["gain"].fillna(0).tolist() == pytest.approx([0, 0.5, -0.2, 0, 0])
     figure = ladder(rows(("a", 10.0, {}), ("b", 15.0, {"fidelity_fresh_decode": 0.9})))
     assert [text.get_text().replace(" · ", "\n") for text in figure.axes[0].texts] == ["10", "15\n+50%\n90%*"]
@@ -173,11 +173,11 @@ def test_energy_is_tokens_per_kilojoule_with_the_label_of_the_power():
         ("a", 1.0, {"energy_j_per_token": 4.0, "energy_label": "assumed"}),
         ("b", 1.0, {"energy_j_per_token": None, "energy_label": None}),
     )
-    data = energy_data(frame)
+    data = energy.drawing(frame).data
     assert data[["policy", "tokens_per_kj", "source_label"]].to_numpy().tolist() == [["a", 250, "assumed"]]
-    assert "Power figures: assumed" in energy_caption(frame)
+    assert "Power figures: assumed" in energy.drawing(frame).caption
     with pytest.raises(ConfigError, match="idle and busy power of every device, got none"):
-        energy_data(frame[frame["policy"] == "b"])
+        energy(frame[frame["policy"] == "b"])
 
 
 def test_breakdown_is_per_token_and_adds_up():
@@ -187,7 +187,7 @@ def test_breakdown_is_per_token_and_adds_up():
         "decode_time_dense_ns": 4e6,
         "decode_time_exposed_demand_ns": 12e6,
     }
-    data = breakdown_data(rows(("lru", 1.0, times | {"fidelity_fresh_decode": 0.5})))
+    data = breakdown.drawing(rows(("lru", 1.0, times | {"fidelity_fresh_decode": 0.5}))).data
     assert data["ms"].sum() == pytest.approx(4)  # 16 ms for 4 tokens
     assert dict(zip(data["cause"], data["share"], strict=True))["exposed_demand"] == pytest.approx(0.75)
     assert set(data["bar"]) == {"lru (50%*)"}
@@ -201,7 +201,7 @@ def variants():
 
 
 def test_a_heat_map_of_two_options():
-    data = heatmap_data(variants(), "w", "u")
+    data = heatmap.drawing(variants(), "w", "u").data
     assert {(row["w"], row["u"]): row["decode_tokens_per_s"] for _, row in data.iterrows()} == {
         (2, 0): 20, (2, 5): 25, (1, 0): 10, (1, 5): 15,
     }  # fmt: skip
@@ -218,7 +218,7 @@ def test_a_heat_map_of_two_options():
     assert axes.patches[0].get_xy() == (0.5, 0.5)  # the largest is framed
     (_, part), *others = figures_of("heatmap", variants(), {"x": "w", "y": "u"})
     assert not others
-    assert "Not shown: p, which chooses them itself." in heatmap_caption(part, "w", "u")
+    assert "Not shown: p, which chooses them itself." in heatmap.drawing(part, "w", "u").caption
 
 
 def test_a_heat_map_knows_defaults_and_settings_and_other_options():
@@ -228,11 +228,11 @@ def test_a_heat_map_knows_defaults_and_settings_and_other_options():
     assert names == ["heatmap.policy=dali", "heatmap.policy=dali-extra=true"]
     fiddler = rows(("fiddler", 1.0, {}), ("fiddler", 2.0, {"batch_size": 4}))
     with pytest.raises(ConfigError, match="unknown option or setting 'w'"):
-        heatmap_data(fiddler, "batch_size", "w")
+        heatmap(fiddler, "batch_size", "w")
     with pytest.raises(ConfigError, match="expected two options that vary, got none; name them with --x and --y"):
-        heatmap_data(fiddler)
+        heatmap(fiddler)
     with pytest.raises(ConfigError, match="expected two different options"):
-        heatmap_data(fiddler, "batch_size", "batch_size")
+        heatmap(fiddler, "batch_size", "batch_size")
 
 
 def test_the_front_has_what_no_other_beats_and_only_what_can_be_had():
@@ -241,13 +241,13 @@ def test_the_front_has_what_no_other_beats_and_only_what_can_be_had():
     points |= {"loose": (1, 99, {"fidelity_fresh_decode": 0.4}), "belady": (1, 50, {"source_label": "oracle"})}
     frame = rows(*((name, v, {"peak_memory_bytes.gpu0": m * gib / 2, "peak_memory_bytes.gpu1": m * gib / 2} | more)
                    for name, (m, v, more) in points.items()))  # fmt: skip
-    data = vram_data(frame).set_index("policy")
+    data = vram.drawing(frame).data.set_index("policy")
     assert data.index[data["on_front"]].tolist() == ["a", "b"]
     assert data["gpu_memory_gib"].tolist() == [1, 2, 2, 3, 1, 1]
     assert data.index[~data["comparable"]].tolist() == ["loose", "belady"]
     assert "40%*" in [text.get_text() for text in vram(frame).axes[0].texts]
     with pytest.raises(ConfigError, match=r"expected columns peak_memory_bytes.gpu0"):
-        vram_data(rows(("a", 1.0, {})))
+        vram(rows(("a", 1.0, {})))
 
 
 # ------------------------------------------------------------------------------------------------- studies of other commands
@@ -257,7 +257,7 @@ def test_a_tornado_is_sorted_by_swing():
         [{"policy": "p", "knob": k, "setting": s, "factor": f, "decode_tokens_per_s": v, "base_decode_tokens_per_s": 10.0}
          for k, s, f, v in settings]
     )  # fmt: skip
-    data = tornado_data(frame)
+    data = tornado.drawing(frame).data
     assert data["knob"].tolist() == ["cpu", "link", "link", "gpu"]
     assert data["swing"].tolist() == pytest.approx([0.5, 0.3, 0.3, 0])
     assert data["side"].tolist() == ["more", "less", "more", "other"]
@@ -269,7 +269,7 @@ def test_a_tornado_is_sorted_by_swing():
 def test_regret_in_seconds():
     record = {"policy": "p", "decision": "prediction", "replaced": True, "base_ns": 4e9, "before_ns": 4e9, "after_ns": 3e9}
     frame = pd.DataFrame([record | {"order": order} for order in ("forward", "reversed", "alone")])
-    data = regret_data(frame)
+    data = regret.drawing(frame).data
     assert data["order"].tolist() == ["forward", "reversed"]
     assert data["saved_s"].tolist() == [1, 1]
 
@@ -277,8 +277,9 @@ def test_regret_in_seconds():
 def test_simulated_beside_measured_in_ms():
     times = {"predicted": 9e6, "measured": 10e6, "low": 8e6, "high": 11e6}
     frame = pd.DataFrame([{"policy": "p", "repeats": 3} | {f"decode_step_ns_{side}": ns for side, ns in times.items()}])
-    assert validation_data(frame)[["simulated_ms", "measured_ms", "low_ms", "high_ms"]].to_numpy().tolist() == [[9, 10, 8, 11]]
-    assert "Median absolute error 10.0 %" in validation_caption(frame)
+    data, _, caption = validation.drawing(frame)
+    assert data[["simulated_ms", "measured_ms", "low_ms", "high_ms"]].to_numpy().tolist() == [[9, 10, 8, 11]]
+    assert "Median absolute error 10.0 %" in caption
 
 
 # ------------------------------------------------------------------------------------------------------------------------ looks

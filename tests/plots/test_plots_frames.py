@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import math
-
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -15,17 +12,17 @@ from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.metrics.frames import layer_frame, step_frame
 from moesim.metrics.machine import Machine
-from moesim.plots.balance import balance_cdf, balance_cdf_caption, balance_cdf_data, one_sided
+from moesim.plots.balance import balance_cdf, one_sided
 from moesim.plots.captions import corner_label
 from moesim.plots.catalogue import KINDS
-from moesim.plots.gantt import gantt, gantt_caption, gantt_data, gantt_window
+from moesim.plots.gantt import gantt, gantt_window
 from moesim.plots.lines import CHANCE
 from moesim.plots.map_panels import Panel, Words, heat_maps
 from moesim.plots.options import parse_option
-from moesim.plots.signals import signal_accuracy, signal_accuracy_by_layer_data, signal_accuracy_caption, signal_accuracy_data
+from moesim.plots.signals import signal_accuracy, signal_accuracy_by_layer
 from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for, styled
-from moesim.plots.tokens import hit_rate_by_token, hit_rate_by_token_caption, hit_rate_by_token_data
-from moesim.plots.trace_maps import coactivation_caption, coactivation_data, coactivation_ranks_data, reuse_map_data
+from moesim.plots.tokens import hit_rate_by_token
+from moesim.plots.trace_maps import coactivation, coactivation_ranks, reuse_map
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.trace import Signal, Trace, find_trace
 from moesim.trace.stats.locality import reuse
@@ -66,7 +63,7 @@ def steps(**changes) -> pd.DataFrame:
 
 
 def test_hit_rate_by_token_takes_all_batches_together():
-    data = hit_rate_by_token_data(steps())
+    data = hit_rate_by_token.drawing(steps()).data
     lru = data[data["policy"] == "lru"]
     assert lru["token"].tolist() == [1, 2, 3]
     assert lru["hit_rate"].tolist() == [0.5, 0.5, 0.5]
@@ -78,13 +75,13 @@ def test_hit_rate_by_token_takes_all_batches_together():
 def test_smoothing_is_over_lookups_and_only_if_asked():
     frame = steps().iloc[:4]
     frame.loc[frame["token"] == 2, ["lookups", "hits"]] = [16, 0]
-    plain = hit_rate_by_token_data(frame)["hit_rate"].tolist()[:3]
-    smooth = hit_rate_by_token_data(frame, smooth=3)["hit_rate"].tolist()[:3]
+    plain = hit_rate_by_token.drawing(frame).data["hit_rate"].tolist()[:3]
+    smooth = hit_rate_by_token.drawing(frame, smooth=3).data["hit_rate"].tolist()[:3]
     assert plain == [0.25, 0, 1]
     assert smooth == [1 / 20, 5 / 24, 4 / 20]
     assert "moving mean of 3 tokens" in "".join(texts(hit_rate_by_token(frame, smooth=3)))
     assert not any("moving mean" in text for text in texts(hit_rate_by_token(frame)))
-    assert "over 3 neighbouring tokens" in hit_rate_by_token_caption(frame, smooth=3)
+    assert "over 3 neighbouring tokens" in hit_rate_by_token.drawing(frame, smooth=3).caption
 
 
 def test_hit_rate_by_token_emphasises_the_optimum_and_says_what_is_averaged():
@@ -96,7 +93,7 @@ def test_hit_rate_by_token_emphasises_the_optimum_and_says_what_is_averaged():
     assert lines["lru"].get_ydata().tolist() == [50, 50, 50]
     assert [line.get_ydata()[0] for line in axes.get_lines() if line.get_label() == CHANCE] == [25, 50]
     assert any("mean over cache" in text for text in texts(figure))
-    caption = hit_rate_by_token_caption(frame)
+    caption = hit_rate_by_token.drawing(frame).caption
     assert "belady knows the future" in caption
     assert "oracle (belady)" in caption
 
@@ -111,7 +108,7 @@ def test_hit_rate_by_token_emphasises_the_optimum_and_says_what_is_averaged():
 )
 def test_hit_rate_by_token_refuses(frame: pd.DataFrame, options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
-        hit_rate_by_token_data(frame, **options)
+        hit_rate_by_token(frame, **options)
 
 
 # ------------------------------------------------------------------------------------------------------- balance of CPU and GPU
@@ -124,7 +121,7 @@ def visits(policy: str, *times: tuple[int, int], phase: str = "decode") -> pd.Da
 
 
 def test_balance_is_the_difference_over_the_longer():
-    data = balance_cdf_data(visits("dali", (100, 100), (50, 100), (100, 0), (0, 0), (100, 100)))
+    data = balance_cdf.drawing(visits("dali", (100, 100), (50, 100), (100, 0), (0, 0), (100, 100))).data
     done = data[data["measure"] == "done"]
     assert done["imbalance"].tolist() == [0, 0.5, 1]
     assert done["share"].tolist() == [0.5, 0.75, 1]
@@ -137,11 +134,11 @@ def test_balance_is_the_difference_over_the_longer():
 def test_policies_of_one_side_are_named_and_not_drawn_unless_all_are():
     lru, dali = visits("lru", (0, 10), (0, 20)), visits("dali", (5, 10), (10, 20))
     both = pd.concat([lru, dali])
-    assert one_sided(balance_cdf_data(both)) == ["lru"]
+    assert one_sided(balance_cdf.drawing(both).data) == ["lru"]
     figure = balance_cdf(both)
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["dali"]
     assert any("all experts on one side: lru" in text for text in texts(figure))
-    assert "as always with lru" in balance_cdf_caption(both)
+    assert "as always with lru" in balance_cdf.drawing(both).caption
     assert [line.get_label() for line in balance_cdf(lru).axes[0].get_lines()] == ["lru"]
 
 
@@ -153,15 +150,15 @@ def test_every_line_of_the_balance_ends_at_all_visits():
 
 def test_balance_takes_decode_unless_there_is_none():
     both = pd.concat([visits("dali", (5, 10)), visits("dali", (8, 10), phase="prefill")])
-    assert balance_cdf_data(both)["imbalance"].iloc[0] == 0.5
-    assert balance_cdf_data(both, "prefill")["imbalance"].iloc[0] == pytest.approx(0.2)
-    assert balance_cdf_data(both[both["phase"] == "prefill"])["imbalance"].iloc[0] == pytest.approx(0.2)
+    assert balance_cdf.drawing(both).data["imbalance"].iloc[0] == 0.5
+    assert balance_cdf.drawing(both, "prefill").data["imbalance"].iloc[0] == pytest.approx(0.2)
+    assert balance_cdf.drawing(both[both["phase"] == "prefill"]).data["imbalance"].iloc[0] == pytest.approx(0.2)
     with pytest.raises(ConfigError, match="visits in prefill, got none"):
-        balance_cdf_data(visits("dali", (5, 10)), "prefill")
+        balance_cdf(visits("dali", (5, 10)), "prefill")
     with pytest.raises(ConfigError, match="unknown phase 'decod'; did you mean 'decode'"):
-        balance_cdf_data(both, "decod")
+        balance_cdf(both, "decod")
     with pytest.raises(ConfigError, match="experts ran, got none"):
-        balance_cdf_data(visits("dali", (0, 0)))
+        balance_cdf(visits("dali", (0, 0)))
 
 
 # ------------------------------------------------------------------------------------------------------------------- Gantt charts
@@ -186,7 +183,7 @@ def three_layers() -> Records:
 
 
 def test_the_boxes_of_a_gantt_chart():
-    data = gantt_data({"dali": three_layers()}, MACHINE, layers=1)
+    data = gantt.drawing({"dali": three_layers()}, MACHINE, layers=1).data
     boxes = data[["lane", "start_ns", "end_ns", "cause", "text"]].sort_values(["lane", "start_ns"]).to_numpy().tolist()
     ms = 1_000_000
     assert boxes == [
@@ -210,11 +207,11 @@ def test_a_gantt_chart_shows_the_middle_unless_told():
     assert figure.axes[0].get_xlabel() == "time since layer 1 of step 0 started (ms)"
     assert figure.axes[0].get_title(loc="left") == "dali: 8 ms"
     with pytest.raises(ConfigError, match=r"layers: expected one layer, or the first and the last, got \[2, 1\]"):
-        gantt_data(runs, MACHINE, layers=[2, 1])
+        gantt(runs, MACHINE, layers=[2, 1])
     with pytest.raises(ConfigError, match=r"layers 5..5 in step 0, got no such layer"):
-        gantt_data(runs, MACHINE, layers=5)
+        gantt(runs, MACHINE, layers=5)
     with pytest.raises(ConfigError, match="at least one run"):
-        gantt_data({}, MACHINE)
+        gantt({}, MACHINE)
 
 
 def test_times_of_a_policy_that_is_not_exact_never_stand_alone():
@@ -224,8 +221,8 @@ def test_times_of_a_policy_that_is_not_exact_never_stand_alone():
     figure = gantt(runs, MACHINE)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["daop: 8 ms (75%*)", "dali: 8 ms"]
     assert any("the replayed routing ignores" in text.replace("\n", " ") for text in texts(figure))
-    assert "daop 8 ms (75%*), dali 8 ms" in gantt_caption(runs, MACHINE)
-    assert "the replayed routing ignores" in gantt_caption(runs, MACHINE)
+    assert "daop 8 ms (75%*), dali 8 ms" in gantt.drawing(runs, MACHINE).caption
+    assert "the replayed routing ignores" in gantt.drawing(runs, MACHINE).caption
     assert not any("replayed" in text for text in texts(gantt({"dali": three_layers()}, MACHINE)))
 
 
@@ -238,14 +235,14 @@ def test_figures_of_frames_mark_what_is_not_exact():
     for drawn in (found, balance):
         assert "daop*" in drawn
         assert any("not exact" in text for text in drawn)
-    assert "daop: not exact, 50 %" in hit_rate_by_token_caption(frame)
-    assert "daop: not exact, 50 %" in balance_cdf_caption(both)
+    assert "daop: not exact, 50 %" in hit_rate_by_token.drawing(frame).caption
+    assert "daop: not exact, 50 %" in balance_cdf.drawing(both).caption
 
 
 def test_what_is_alike_in_grey_is_hatched():
     hatches = {patch.get_hatch() for patch in gantt({"dali": three_layers()}, MACHINE).axes[0].patches}
     assert len(hatches - {None, ""}) == 2  # CPU experts, and prefetches
-    caption = gantt_caption({"dali": three_layers()}, MACHINE, label="simulated, weakest source: derived")
+    caption = gantt.drawing({"dali": three_layers()}, MACHINE, label="simulated, weakest source: derived").caption
     assert "layers 0 to 1 of step 0 (decode): dali 8 ms" in caption
     assert "Simulated, weakest source: derived." in caption
 
@@ -279,11 +276,11 @@ def signal(ids: list[int], **more) -> Signal:
 def test_accuracy_by_layer_and_token_index():
     """Right are tokens 1 and 2 of the first request, and 1 of the second."""
     trace = traced(signals={"shadow": signal([0, 1, 3, 3, 0, 3, 3, 3])})
-    data = signal_accuracy_data(trace, cell=1)
+    data = signal_accuracy.drawing(trace, cell=1).data
     assert data[data["layer"] == 1][["token", "last_token", "accuracy", "n"]].to_numpy().tolist() == [
         [1, 1, 1.0, 2], [2, 2, 0.5, 2], [3, 3, 0, 2], [4, 4, 0, 2],
     ]  # fmt: skip
-    pairs = signal_accuracy_data(trace, cell=2)
+    pairs = signal_accuracy.drawing(trace, cell=2).data
     assert pairs[pairs["layer"] == 0][["token", "last_token", "accuracy", "n"]].to_numpy().tolist() == [
         [1, 2, 0.75, 4], [3, 4, 0, 4],
     ]  # fmt: skip
@@ -292,16 +289,16 @@ def test_accuracy_by_layer_and_token_index():
 def test_overlap_of_the_busiest_by_token_index():
     """Both requests decode together: token 1 needs expert 0 twice, and the signal names 0 and 3, or 3 twice."""
     trace = traced(signals={"shadow": signal([0, 1, 3, 3, 3, 1, 0, 3])})
-    data = signal_accuracy_data(trace, metric="workload", top=1, batch=2, cell=1)
+    data = signal_accuracy.drawing(trace, metric="workload", top=1, batch=2, cell=1).data
     assert data[data["layer"] == 0]["accuracy"].tolist() == [1, 1, 1, 0]  # of equals, the lower id is named
     assert data["n"].tolist() == [1] * 8
-    assert "a batch of 2 requests" in signal_accuracy_caption(trace, metric="workload", batch=2)
+    assert "a batch of 2 requests" in signal_accuracy.drawing(trace, metric="workload", batch=2).caption
 
 
 def test_layers_without_a_signal_are_left_out_and_crossed_out():
     trace = traced(signals={"gate_next1": signal([0, 1, 0, 1, 0, 1, 0, 1], lookahead=1, first_layer=1)})
-    assert set(signal_accuracy_data(trace)["layer"]) == {1}
-    assert set(signal_accuracy_by_layer_data(trace)["layer"]) == {1}
+    assert set(signal_accuracy.drawing(trace).data["layer"]) == {1}
+    assert set(signal_accuracy_by_layer.drawing(trace).data["layer"]) == {1}
     axes = signal_accuracy(trace).axes[0]
     assert [patch.get_hatch() for patch in axes.patches] == ["xxxx"]
     assert axes.get_title(loc="left") == "gate_next1: 1.00"
@@ -321,12 +318,12 @@ def test_layers_without_a_signal_are_left_out_and_crossed_out():
 def test_signal_accuracy_refuses(options: dict, message: str):
     trace = traced(signals={"shadow": signal([0] * 8)})
     with pytest.raises(ConfigError, match=message):
-        signal_accuracy_data(trace, **options)
+        signal_accuracy(trace, **options)
 
 
 def test_a_trace_without_signals_is_refused():
     with pytest.raises(ConfigError, match=r"expected a trace with signals of its decode tokens, got none \(by-hand\)"):
-        signal_accuracy_data(traced())
+        signal_accuracy(traced())
 
 
 # ----------------------------------------------------------------------------------------------------------- heat maps of a trace
@@ -334,39 +331,39 @@ def test_a_trace_without_signals_is_refused():
 
 def test_reuse_by_layer_on_a_case_by_hand():
     """Experts take turns: nothing is used again after one token, everything after two."""
-    data = reuse_map_data(traced(), lags=2)
+    data = reuse_map.drawing(traced(), lags=2).data
     assert data[data["by"] == "lag"][["layer", "x", "probability"]].to_numpy().tolist() == [
         [0, 1, 0], [1, 1, 0], [0, 2, 1], [1, 2, 1],
     ]  # fmt: skip
     assert data[data["by"] == "rank"][["layer", "x", "probability"]].to_numpy().tolist() == [[0, 1, 0], [1, 1, 0]]
     with pytest.raises(ConfigError, match="lags: expected 1 to 3 tokens, got 4"):
-        reuse_map_data(traced(), lags=4)
+        reuse_map(traced(), lags=4)
     with pytest.raises(ConfigError, match="a request with two decode tokens, got none"):
-        reuse_map_data(traced((1, 1)), lags=1)
+        reuse_map(traced((1, 1)), lags=1)
 
 
 def test_experts_that_follow_each_other_on_a_case_by_hand():
     """Five tokens use 0, three use 1, in both layers: each is followed by itself, 2 and 3 are never used."""
-    data = coactivation_data(traced((5, 3)), layers=0)
+    data = coactivation.drawing(traced((5, 3)), layers=0).data
     wide = data.pivot(index="expert", columns="next_expert", values="probability").to_numpy()
     assert wide[:2].tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
     assert np.isnan(wide[2:]).all()
     places = data.drop_duplicates("expert").set_index("expert")["place"]
     assert places.to_dict() == {0: 1, 1: 2, 2: 3, 3: 4}
     with pytest.raises(ConfigError, match="layers: expected layers from 0 to 0, which have a next one, got 1"):
-        coactivation_data(traced(), layers=1)
-    assert "layers 0 and 1; both by popularity" in coactivation_caption(traced())
+        coactivation(traced(), layers=1)
+    assert "layers 0 and 1; both by popularity" in coactivation.drawing(traced()).caption
 
 
 def test_ranks_are_counted_on_other_requests_than_they_are_tried_on():
-    data = coactivation_ranks_data(traced(), ranks=4)
+    data = coactivation_ranks.drawing(traced(), ranks=4).data
     expert, popular = (data[data["by"] == name]["probability"].tolist() for name in ("expert", "popularity"))
     assert expert == [1, 0, 0, 0]
     assert popular == [0.5, 0.5, 0, 0]
     with pytest.raises(ConfigError, match="two layers and two requests or more, got fewer"):
-        coactivation_ranks_data(traced((4,)))
+        coactivation_ranks(traced((4,)))
     with pytest.raises(ConfigError, match="ranks: expected 1 to 4, got 5"):
-        coactivation_ranks_data(traced(), ranks=5)
+        coactivation_ranks(traced(), ranks=5)
 
 
 def test_a_scale_that_does_not_begin_at_zero_says_so():
@@ -393,35 +390,35 @@ def trace(request: pytest.FixtureRequest) -> Trace:
 @pytest.mark.parametrize("name", TRACE_KINDS)
 def test_figures_of_shipped_traces(trace: Trace, name: str):
     kind = KINDS[name]
-    data, figure, caption = kind.data(trace), kind.draw(trace), kind.caption(trace)
+    data, figure, caption = kind.drawing(trace)
     check_for_paper(figure)
     assert len(data) > trace.n_layers - 2
     assert f"Routing of {trace.model} (measured, miniature)" in caption
     assert any(trace.model in text for text in texts(figure))
     with drawn_for("paper"):
-        paper = kind.draw(trace)
+        paper = kind(trace)
     assert paper.get_figheight() < figure.get_figheight()
     assert not any(trace.model in text for text in texts(paper))  # the caption says it
 
 
 def test_maps_of_signals_agree_with_the_statistics(trace: Trace):
     rows = np.flatnonzero(trace.phase == 1)
-    cells = signal_accuracy_data(trace)
-    busiest = signal_accuracy_data(trace, metric="workload", top=2)
+    cells = signal_accuracy.drawing(trace).data
+    busiest = signal_accuracy.drawing(trace, metric="workload", top=2).data
     for name, recorded in trace.signals.items():
         (stats,) = workload_recall(trace, recorded, rows, [8], [2])
         for data, expected in ((cells, signal_recall_by_layer(trace, recorded, rows)), (busiest, stats.by_layer[0])):
             mine = data[data["signal"] == name]
             mean = mine.groupby("layer").apply(lambda part: np.average(part["accuracy"], weights=part["n"]), include_groups=False)
             assert mean.to_numpy() == pytest.approx(expected[mean.index])
-    lines = signal_accuracy_by_layer_data(trace, metric="workload", top=2)
+    lines = signal_accuracy_by_layer.drawing(trace, metric="workload", top=2).data
     assert lines["accuracy"].between(0, 1).all()
     assert (lines["chance"] < lines["accuracy"].mean()).all()
 
 
 def test_maps_of_reuse_agree_with_the_statistics(trace: Trace):
     sample = select(trace, "decode")
-    data = reuse_map_data(trace, lags=2)
+    data = reuse_map.drawing(trace, lags=2).data
     by_lag, by_rank = (data[data["by"] == by].groupby("x")["probability"].mean().tolist() for by in ("lag", "rank"))
     expected = [reuse(sample.experts, sample.request, lag, trace.n_experts) for lag in (1, 2)]
     assert by_lag == pytest.approx(expected)
@@ -432,9 +429,9 @@ def test_maps_of_reuse_agree_with_the_statistics(trace: Trace):
 
 
 def test_probabilities_of_the_next_layer_add_up_to_the_experts_of_a_token(trace: Trace):
-    rows = coactivation_data(trace).groupby(["layer", "expert"])["probability"].sum(min_count=trace.n_experts).dropna()
+    rows = coactivation.drawing(trace).data.groupby(["layer", "expert"])["probability"].sum(min_count=trace.n_experts).dropna()
     assert rows.to_numpy() == pytest.approx(trace.top_k)
-    ranks = coactivation_ranks_data(trace, ranks=trace.n_experts).groupby(["by", "layer"])["probability"].sum()
+    ranks = coactivation_ranks.drawing(trace, ranks=trace.n_experts).data.groupby(["by", "layer"])["probability"].sum()
     assert ranks.to_numpy() == pytest.approx(trace.top_k)
 
 
@@ -456,31 +453,20 @@ def test_figures_of_a_sweep(sweep):
         options = {"label": label} if kind.source == "records" else {}
         for medium in ("screen", "paper"):
             with drawn_for(medium):
-                check_for_paper(kind.draw(*given[kind.source], **options))
-        caption = kind.caption(*given[kind.source], **options)
+                data, figure, caption = kind.drawing(*given[kind.source], **options)
+                check_for_paper(figure)
         assert "oracle" in caption and "rtx3090-epyc7532" in caption, name
-        assert len(kind.data(*given[kind.source], **options))
+        assert len(data)
         drawn += 1
     assert drawn == 3
 
 
 def test_hits_by_token_are_those_of_the_rows(sweep):
     steps = pd.DataFrame(row for one in sweep.outcomes for row in step_frame(one))
-    data = hit_rate_by_token_data(steps)
+    data = hit_rate_by_token.drawing(steps).data
     for row in sweep.rows:
         mine = data[data["policy"] == row["policy"]]
         assert mine["hits"].sum() / mine["lookups"].sum() == pytest.approx(row["hit_rate_decode"])
-
-
-def test_kinds_take_the_same_arguments():
-    for name, kind in KINDS.items():
-        first, *others = inspect.signature(kind.data).parameters.items()
-        for function in (kind.draw, kind.caption):
-            taken = inspect.signature(function).parameters
-            assert first[0] in taken
-            kept = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-            assert kept or {n for n, _ in others} == set(taken) - {first[0]}, name
-        assert kind.title and not math.isnan(len(kind.title))
 
 
 def test_options_are_read_as_the_kind_takes_them():

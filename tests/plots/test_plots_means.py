@@ -1,4 +1,4 @@
-"""Means and intervals over draws of requests, settings whose names are equal, and data worked out once."""
+"""Means and intervals over draws of requests, and settings whose names are equal."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
-from moesim.plots.bars import decode_speed, decode_speed_caption, decode_speed_data, energy_caption, energy_data
+from moesim.plots.bars import decode_speed, energy
 from moesim.plots.catalogue import KINDS
 from moesim.plots.drawing import files_of
-from moesim.plots.lines import hit_rate, hit_rate_caption
-from moesim.plots.memo import once, worked_out_once
-from moesim.plots.pareto import vram, vram_caption, vram_data
-from moesim.plots.speedup import speedup_caption, speedup_data
+from moesim.plots.lines import hit_rate
+from moesim.plots.pareto import vram
+from moesim.plots.speedup import speedup
 from moesim.plots.tornado import tornado
 from tests.plots.plots_kit import rows
 
@@ -40,95 +39,76 @@ def drawn(*requests, policy="lru", first=10.0, **more):
 # ----------------------------------------------------------------------------------------------------------------------- draws
 def test_seeds_that_drew_the_same_requests_have_a_mean_and_no_interval():
     frame = rows(*drawn("1,2", "1,2", "1,2"))
-    (row,) = decode_speed_data(frame).to_dict("records")
+    (row,) = decode_speed.drawing(frame).data.to_dict("records")
     assert (row["decode_tokens_per_s"], row["n"]) == (12, 1)
     assert math.isnan(row["low"])
     assert math.isnan(row["high"])
-    assert "Means over 3 seeds that drew the same requests: no interval." in decode_speed_caption(frame)
-    assert "error bars" not in decode_speed_caption(frame)
+    assert "Means over 3 seeds that drew the same requests: no interval." in decode_speed.drawing(frame).caption
+    assert "error bars" not in decode_speed.drawing(frame).caption
     assert "mean of 3 seeds that drew the same requests" in " ".join(text.get_text() for text in decode_speed(frame).texts)
 
 
 def test_an_interval_is_over_draws_not_over_seeds():
     frame = rows(*drawn("1,2", "1,2", "3,4"))  # 10 and 12, 14: the draws are 11 and 14
-    (row,) = decode_speed_data(frame).to_dict("records")
+    (row,) = decode_speed.drawing(frame).data.to_dict("records")
     half = 12.706204736432095 * math.sqrt(4.5 / 2)  # t of 0.975 with 1 degree of freedom, variance 4.5
     assert (row["decode_tokens_per_s"], row["n"]) == (12.5, 2)
     assert (row["low"], row["high"]) == pytest.approx((12.5 - half, 12.5 + half))
     told = "Means over 3 seeds that drew 2 different sets of requests; error bars: 95 % interval of the mean (Student's t)"
-    assert f"{told} over these." in decode_speed_caption(frame)
+    assert f"{told} over these." in decode_speed.drawing(frame).caption
 
 
 def test_a_caption_tells_settings_with_several_draws_from_those_with_one():
     frame = rows(*drawn("1", "2", "3"), *drawn("1,2", "1,2", "1,2", batch_size=8))
-    assert decode_speed_data(frame)["n"].tolist() == [3, 1]
-    assert "3 seeds that drew 1 to 3 different sets of requests; error bars" in decode_speed_caption(frame)
-    assert "over these, where there is more than one." in decode_speed_caption(frame)
+    assert decode_speed.drawing(frame).data["n"].tolist() == [3, 1]
+    assert "3 seeds that drew 1 to 3 different sets of requests; error bars" in decode_speed.drawing(frame).caption
+    assert "over these, where there is more than one." in decode_speed.drawing(frame).caption
 
 
 def test_made_up_routing_is_another_draw_with_each_seed():
     changes = drawn("0,1", "0,1")
     changes = [(name, speed, more | {"trace": f"synthetic-x-4x8+8-seed{i}"}) for i, (name, speed, more) in enumerate(changes)]
-    assert decode_speed_data(rows(*changes))["n"].tolist() == [2]
-    assert "Means over 2 seeds; error bars: 95 %" in decode_speed_caption(rows(*changes))
+    assert decode_speed.drawing(rows(*changes)).data["n"].tolist() == [2]
+    assert "Means over 2 seeds; error bars: 95 %" in decode_speed.drawing(rows(*changes)).caption
 
 
 def test_speed_ups_and_memory_are_over_draws_too():
     memory = {"peak_memory_bytes.gpu0": 2 << 30}
     frame = rows(*drawn("1", "1", "2", **memory), *drawn("1", "1", "2", policy="dali", first=30.0, **memory))
-    one = speedup_data(frame).iloc[0]
+    one = speedup.drawing(frame).data.iloc[0]
     logs = [(math.log(30 / 10) + math.log(32 / 12)) / 2, math.log(34 / 14)]
     assert (one["speedup"], one["n"]) == (pytest.approx(math.exp(sum(logs) / 2)), 2)
-    assert "Geometric means over 3 seeds that drew 2 different sets of requests; error bars" in speedup_caption(frame)
+    assert "Geometric means over 3 seeds that drew 2 different sets of requests; error bars" in speedup.drawing(frame).caption
     uneven = frame.assign(**{"peak_memory_bytes.gpu0": [1 << 30, 1 << 30, 3 << 30] * 2})
-    assert vram_data(uneven)["gpu_memory_gib"].tolist() == [2, 2]
-    assert "Means over 3 seeds that drew 2 different sets of requests. " in vram_caption(uneven)
-    assert "error bars" not in vram_caption(uneven)
+    assert vram.drawing(uneven).data["gpu_memory_gib"].tolist() == [2, 2]
+    assert "Means over 3 seeds that drew 2 different sets of requests. " in vram.drawing(uneven).caption
+    assert "error bars" not in vram.drawing(uneven).caption
 
 
 def test_settings_with_equal_names_are_not_taken_for_repeats():
     frame = rows(*drawn("1", "2"))
-    assert decode_speed_data(frame.assign(group="a"))["n"].tolist() == [2]
+    assert decode_speed.drawing(frame.assign(group="a")).data["n"].tolist() == [2]
     with pytest.raises(
         ConfigError, match=r"expected one result a setting, got two of lru .* of an experiment that has one of them"
     ):
-        decode_speed_data(frame.assign(group=["a", "b"]))
+        decode_speed(frame.assign(group=["a", "b"]))
     by_policy = rows(*drawn("1", "2"), *drawn("1", "2", policy="dali"))
-    assert decode_speed_data(by_policy.assign(group=["a", "a", "b", "b"]))["n"].tolist() == [2, 2]
+    assert decode_speed.drawing(by_policy.assign(group=["a", "a", "b", "b"])).data["n"].tolist() == [2, 2]
 
 
 # ------------------------------------------------------------------------------------------------------------------ a figure
-def test_data_are_worked_out_once_a_figure():
-    calls = []
-
-    @once
-    def data(frame, metric="a"):
-        calls.append(metric)
-        return frame.assign(metric=metric)
-
-    frame = pd.DataFrame({"x": [1]})
-    data(frame)
-    data(frame)
-    assert len(calls) == 2
-    with worked_out_once():
-        assert data(frame) is data(frame, metric="a")
-        assert data(frame, "b")["metric"].tolist() == ["b"]
-        assert data(frame.assign(x=2))["x"].tolist() == [2]
-    assert calls == ["a", "a", "a", "b", "a"]
-
-
 @pytest.mark.parametrize("kind", ["speedup", "decode_speed"])
 def test_a_figure_is_the_same_with_and_without_a_pdf(kind):
     frame = rows(*drawn("1", "2"), *drawn("1", "2", policy="dali"))
     both, one = files_of(kind, "f", [frame], {}), files_of(kind, "f", [frame], {}, suffixes=["png"])
     assert set(both) == {"f.png", "f.pdf", "f.csv", "f.txt"}
     assert one == {name: data for name, data in both.items() if name != "f.pdf"}
-    assert both["f.csv"].decode() == KINDS[kind].data(frame).to_csv(index=False, lineterminator="\n")
+    assert both["f.csv"].decode() == KINDS[kind].drawing(frame).data.to_csv(index=False, lineterminator="\n")
 
 
 def test_the_weaker_label_of_the_two_runs_is_that_of_a_speed_up():
     frame = rows(("lru", 10.0, {"source_label": "assumed"}), ("dali", 20.0, {}))
-    assert speedup_data(frame)["source_label"].tolist() == ["assumed"]
+    assert speedup.drawing(frame).data["source_label"].tolist() == ["assumed"]
 
 
 def test_grids_are_drawn_both_ways():
@@ -141,8 +121,8 @@ def test_grids_are_drawn_both_ways():
 
 def test_the_caption_says_what_belady_is_the_best_of():
     frame = rows(("fiddler", 10.0, {"hit_rate_decode": 0.46}), ("belady", 10.0, {"hit_rate_decode": 0.43}))
-    assert "the best of the caches that fetch on demand and admit every miss" in hit_rate_caption(frame)
-    assert "admit every miss" not in hit_rate_caption(frame[frame["policy"] == "fiddler"])
+    assert "the best of the caches that fetch on demand and admit every miss" in hit_rate.drawing(frame).caption
+    assert "admit every miss" not in hit_rate.drawing(frame[frame["policy"] == "fiddler"]).caption
 
 
 @pytest.mark.parametrize("changes", [{"x0.5": -0.47, "x2": 1.03}, {"x0.5": -0.004, "x2": 0.006}, {"x2": 0.9}, {"x0.5": -0.3}])
@@ -172,12 +152,12 @@ def test_the_example_of_energy_in_the_docs_works():
         return pd.DataFrame(run_experiment(Experiment(parse_config(experiment, "docs"), "docs"), jobs=1).rows)
 
     rows = frame(found)
-    data = energy_data(rows)
+    data = energy.drawing(rows).data
     assert data["policy"].tolist() == ["on-demand", "fiddler"]
     assert (data["tokens_per_kj"] > 0).all()
-    assert "Power figures: assumed" in energy_caption(rows)
+    assert "Power figures: assumed" in energy.drawing(rows).caption
     with pytest.raises(ConfigError, match=r"expected runs on hardware whose profile has idle and busy power of every device"):
-        energy_data(frame(found | {"hardware": "l4-cascadelake"}))
+        energy(frame(found | {"hardware": "l4-cascadelake"}))
 
 
 def test_a_policy_looks_alike_with_and_without_a_baseline_among_the_bars():
@@ -190,7 +170,7 @@ def test_a_policy_looks_alike_with_and_without_a_baseline_among_the_bars():
     )
     colours = {}
     for kind in ("decode_speed", "speedup"):
-        figure = KINDS[kind].draw(frame)
+        figure = KINDS[kind](frame)
         colours[kind] = {t.get_text(): p.get_facecolor() for t, p in zip(*legend_of(figure), strict=True)}
     assert colours["speedup"] == {name: colours["decode_speed"][name] for name in ("b", "c")}
 

@@ -182,10 +182,10 @@ def test_figures_are_drawn_where_the_folder_has_none(simulated: Path):
     frame = pd.DataFrame(read_folder(simulated).rows)
     links = {a["download"]: a["href"] for a in page.all("a") if a.get("download", "").endswith(".csv")}
     assert {"decode_speed.csv", "hit_rate.csv"} <= set(links)
-    assert content(links["decode_speed.csv"]).decode() == KINDS["decode_speed"].data(frame).to_csv(
+    assert content(links["decode_speed.csv"]).decode() == KINDS["decode_speed"].drawing(frame).data.to_csv(
         index=False, lineterminator="\n"
     )
-    assert " ".join(KINDS["decode_speed"].caption(frame).split()) in page.text
+    assert " ".join(KINDS["decode_speed"].drawing(frame).caption.split()) in page.text
     assert "Not drawn: plot heatmap" in page.text
     assert "ladder.csv" not in links  # two systems are no ablation
     assert all(content(image["src"]).startswith(b"\x89PNG") for image in page.all("img"))

@@ -22,7 +22,7 @@ from moesim.errors import ConfigError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs import CostModel
 from moesim.plots.assignments import assignment_ratios
-from moesim.plots.regret import regret_caption, regret_data, regret_waterfall
+from moesim.plots.regret import regret_waterfall
 from moesim.policies.algorithms.optimum import optimal_schedule
 from moesim.policies.part_names import make_part
 from moesim.policies.registry import POLICIES, make_policy
@@ -281,10 +281,10 @@ def test_the_figure_and_its_data_have_both_bounds(found: list[Regret]):
     frame = pd.DataFrame(found[0].records())
     labels = regret_waterfall(frame).axes[0].get_legend_handles_labels()[1]
     assert {"lower bound, links as they are", "lower bound, links without time"} <= set(labels)
-    data = regret_data(frame)
+    data = regret_waterfall.drawing(frame).data
     assert (data["lower_bound_instant_links_s"] < data["lower_bound_s"]).all()
     assert set(data["links"].dropna()) == {"as they are", "without time"}
-    assert "another machine" in regret_caption(frame)
+    assert "another machine" in regret_waterfall.drawing(frame).caption
 
 
 def test_a_policy_that_is_not_exact_has_no_bound(tmp_path: Path):
