@@ -5,11 +5,12 @@ The caches of engines that compute misses on the CPU differ in a few decisions; 
 | decision | option |
 |---|---|
 | which misses the GPU computes in their own visit, after a copy | ``copied_now`` |
-| which of the others are copied for later | ``admission``, and what belongs to it; at most ``inserts`` |
+| which of the others are copied for later | none unless ``later``; ``admission``, and what belongs to it; at most ``inserts`` |
 | in which order misses are looked at, and hits count as used | ``miss_order``, ``hit_order`` |
 | who leaves | ``victim``; as the copy is issued, so that its slot is of no use until the newcomer counts |
 | from when on a copy counts as there | ``publish`` |
-| prompts | ``prefill`` |
+| what of a visit goes on together | ``overlap`` |
+| prompts, and what counts as one | ``prefill``, ``cached_rows`` |
 """
 
 from __future__ import annotations
@@ -20,15 +21,45 @@ from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.miss_split import copies_by_share, copies_by_time
 from moesim.policies.bank import Bank, DecayedScores
-from moesim.policies.base import CACHE, CostTable, PolicyBase, Range, cpu_of, gpu_of, slot_bytes, slots_per_layer
+from moesim.policies.base import (
+    CACHE,
+    STAGING,
+    CostTable,
+    PolicyBase,
+    Range,
+    cpu_of,
+    gpu_of,
+    idle_resident,
+    slot_bytes,
+    slots_per_layer,
+)
+from moesim.policies.in_sequence import InSequence
 from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Unit
+from moesim.policies.past_the_cache import STREAMED, PastTheCache, Prompts
 from moesim.policies.visit import PresentVisit
-from moesim.policy import DEMAND, UPDATE, Action, Copy, Drop, Fetch, Fetched, Placement, Pool, Routed, Run, StepBegin, View
+from moesim.policy import (
+    DEMAND,
+    UPDATE,
+    Action,
+    Copy,
+    Drop,
+    Fetch,
+    Fetched,
+    LayerEnd,
+    Placement,
+    Pool,
+    Ran,
+    Routed,
+    Run,
+    StepBegin,
+    View,
+)
 
-Order = Literal["rank", "id"]
-NOT_FOR_LATER = MootIf(copied_now="all")
-"""No miss is left for later."""
+SPLIT = ("share", "time")
+NOT_FOR_LATER, NONE_LATER = MootIf(copied_now="all"), MootIf(copied_now=SPLIT, later=False)
+"""No miss is left for later, or none is copied for it."""
 
 
 class BackgroundCache(PolicyBase):
@@ -39,36 +70,53 @@ class BackgroundCache(PolicyBase):
     link and CPU. The CPU computes the others, and what finds no slot."""
     share: Annotated[float, Range(0, 1), OnlyWith(copied_now="share")] = 0.5
     """The link's rate over the sum of the rates of link and CPU."""
-    admission: Annotated[Literal["all", "demand", "score", "newest"], NOT_FOR_LATER] = "all"
+    later: Annotated[bool, OnlyWith(copied_now=SPLIT)] = True
+    """What the CPU computes beside such copies may be copied for later visits, too."""
+    admission: Annotated[Literal["all", "demand", "score", "newest"], NOT_FOR_LATER, NONE_LATER] = "all"
     """Misses of the CPU that are copied: all, those missed often enough, those with a higher score than who would leave, or, at
     the next step's begin, the newest of a layer."""
-    inserts: Annotated[int, Range(1), NOT_FOR_LATER] | None = None
+    inserts: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER] | None = None
     """At most so many copies for later a layer visit; None: any number."""
-    admit_free: Annotated[int, Range(1), NOT_FOR_LATER, OnlyWith(admission="demand")] = 2
+    admit_free: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="demand")] = 2
     """Rows missed before an expert is copied into a free slot."""
-    admit_full: Annotated[int, Range(1), NOT_FOR_LATER, OnlyWith(admission="demand")] = 8
+    admit_full: Annotated[int, Range(1), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="demand")] = 8
     """The same in a full cache, since its last copy."""
-    kappa: Annotated[float, Range(0), NOT_FOR_LATER, OnlyWith(admission="score")] = 0.0
+    kappa: Annotated[float, Range(0), NOT_FOR_LATER, NONE_LATER, OnlyWith(admission="score")] = 0.0
     """By how much the newcomer's score must be higher."""
-    half_life: Annotated[float, Range(0.001), MootIf(admission=("all", "demand", "newest"), victim="lru")] = 16.0
+    half_life: Annotated[
+        float,
+        Range(0.001),
+        MootIf(admission=("all", "demand", "newest"), victim="lru"),
+        MootIf(copied_now=SPLIT, later=False, victim="lru"),
+    ] = 16.0
     """A score counts visits in which the expert was used, each half as much after so many visits of its layer."""
     victim: Literal["lru", "score"] = "lru"
     """Who leaves: the one used longest ago, or the one with the lowest score, of equals that in the lowest slot."""
-    publish: Annotated[Literal["arrival", "step", "two-steps", "batch"], NOT_FOR_LATER] = "arrival"
+    publish: Annotated[Literal["arrival", "step", "two-steps", "batch"], NOT_FOR_LATER, NONE_LATER] = "arrival"
     """A copy for later counts from its arrival, from the begin of the next step, from two steps after its issue, or from the
     first step of the next batch of requests."""
-    hit_order: Annotated[Order, MootIf(victim="score")] = "rank"
-    """In which order hits of a visit count as used: of first appearance, or by id."""
-    miss_order: Order = "rank"
-    """In which order misses are looked at."""
+    hit_order: Annotated[Literal["rank", "id", "equal"], MootIf(victim="score")] = "rank"
+    """In which order hits of a visit count as used: of first appearance, by id, or all at once with what the visit copies; of
+    those used at once the one in the lowest slot leaves first."""
+    miss_order: Literal["rank", "id", "recent"] = "rank"
+    """In which order misses are looked at: of first appearance, by id, or those routed to most recently first."""
     scope: Literal["per-layer", "global"] = "per-layer"
     """Slots of each layer, or one pool for all."""
-    prefill: Literal["bypass", "cached"] = "bypass"
-    """The CPU computes prompts and the cache sees nothing of them, or it serves them too."""
+    overlap: bool = True
+    """Copies, GPU and CPU work at the same time; else the GPU waits for a visit's copies, and the CPU for the GPU."""
+    prefill: Prompts = "bypass"
+    """Who computes prompts: the CPU; the GPU, by the cache as it is and copies for one use; the cache where all experts of the
+    visit fit, else as before; or the cache like any step."""
+    cached_rows: Annotated[int, Range(1), MootIf(prefill="cached")] | None = None
+    """Steps of more rows are treated as prompts, others are not; None: prompts are."""
     warm: bool = False
     """Begin with the lowest ids of each layer in the cache, not with an empty one."""
 
-    listens = frozenset({StepBegin, Routed, Fetched})
+    @property
+    def listens(self) -> frozenset[type]:
+        """Steps, routing and arrivals; what has run and ends of layers where the options ask."""
+        more = {Ran} if not self.overlap else set()
+        return frozenset({StepBegin, Routed, Fetched, *more, *([LayerEnd] if self.prefill in STREAMED else [])})
 
     def place(self, view: View) -> Placement:
         """Return the cache, empty or warm."""
@@ -83,12 +131,15 @@ class BackgroundCache(PolicyBase):
         self._first_ns = view.costs.first_extra_ns(self._cpu)
         self._copy_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(model.n_layers)]
         self._visit = PresentVisit()
+        self._routed_at: dict[Unit, int] = {}  # step of the latest visit that used it
+        self._sequence = InSequence(gpu, self._cpu)
         self._scores = DecayedScores(model.n_layers, self.half_life)
         self._missed: dict[Unit, int] = {}  # rows since it was last copied
         self._seen: list[dict[int, None]] = [{} for _ in range(model.n_layers)]  # misses of the step, oldest first
         self._issued: dict[Unit, int] = {}  # unit on its way -> step of its issue
         self._step = -1
-        self._bypass, self._batch_over = False, True
+        self._batch_over = True
+        self._past = PastTheCache(self.prefill, self.cached_rows, gpu, self._cpu)
         self._counts = {"cache_hits": 0, "cache_misses": 0}
         copies = [Copy(layer, range(n), gpu) for layer, n in enumerate(per_layer) if n] if self.warm else []
         for copy in copies:
@@ -98,7 +149,7 @@ class BackgroundCache(PolicyBase):
                 bank.there.add(unit)
         sizes = [n * slot_bytes(view) for n in slots]
         pool = Pool(gpu, CACHE, sizes, per_layer=True) if self.scope == "per-layer" else Pool(gpu, CACHE, sizes[0])
-        return Placement(copies, [pool])
+        return Placement(copies, [pool, staging_pool(view, gpu, None)] if self.prefill in STREAMED else [pool])
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -112,25 +163,31 @@ class BackgroundCache(PolicyBase):
         """Split what is routed; count copies as there when they do."""
         if type(event) is StepBegin:
             return self._step_begin(event, view)
-        if type(event) is Fetched:
-            if self.publish == "arrival":
-                self._publish([(event.layer, event.expert)])
-            return ()
-        if self._bypass:
-            return (Run(event.layer, event.active, self._cpu),)
-        return self._routed(event)
+        if type(event) is LayerEnd:
+            return self._past.layer_end(event, view)
+        if type(event) is Routed:
+            bank = self._bank(event.layer)
+            past = self._past.passes(event, len(bank.slot) + len(bank.free))
+            return self._past.serve(event, bank.slot) if past else self._routed(event)
+        if type(event) is Fetched and self.publish == "arrival":
+            self._publish([(event.layer, event.expert)])
+        return () if self.overlap else self._sequence.happened(event)
+
+    def evict(self, fetch: Fetch, view: View) -> Unit | None:
+        """Give up what was copied for one use; who leaves the cache is dropped as its successor's copy is issued."""
+        return idle_resident(view, fetch) if fetch.pool == STAGING else None
 
     def _step_begin(self, event: StepBegin, view: View) -> list[Action]:
         prefill = event.phase == "prefill"
         first_of_batch, self._batch_over = prefill and self._batch_over, event.phase == "decode"
-        self._bypass = prefill and self.prefill == "bypass"
-        self._step += not self._bypass
+        past = self._past.step_begin(event)
+        self._step += not past
         arrived = [unit for unit in self._issued if view.is_resident(*unit, self._gpu)]
-        begins = {"batch": first_of_batch, "step": not self._bypass, "two-steps": not self._bypass}
+        begins = {"batch": first_of_batch, "step": not past, "two-steps": not past}
         if begins.get(self.publish, False):
             age = 2 if self.publish == "two-steps" else 0
             self._publish([unit for unit in arrived if self._issued[unit] <= self._step - age])
-        return self._copy_newest() if self.admission == "newest" and not self._bypass else []
+        return self._copy_newest() if self.admission == "newest" and not past else []
 
     def _publish(self, units: Iterable[Unit]) -> None:
         for unit in units:
@@ -156,18 +213,26 @@ class BackgroundCache(PolicyBase):
         self._visit.add(event)
         ranked = list(dict.fromkeys(event.experts.ravel().tolist()))
         self._scores.used(layer, event.active, begins=event.mb == 0)
-        hits = [e for e in (ranked if self.hit_order == "rank" else event.active) if (layer, e) in bank.there]
+        hits = [e for e in (event.active if self.hit_order == "id" else ranked) if (layer, e) in bank.there]
         for expert in hits:
             bank.touch((layer, expert))
         misses = [e for e in (ranked if self.miss_order == "rank" else event.active) if (layer, e) not in bank.there]
+        if self.miss_order == "recent":
+            misses.sort(key=lambda e: -self._routed_at.get((layer, e), -1))
+            self._routed_at.update(((layer, e), self._step) for e in event.active)
         self._counts["cache_hits"] += len(hits)
         self._counts["cache_misses"] += len(misses)
         now, actions = self._now(layer, misses, event.rows)
         on_cpu = [e for e in misses if e not in now]
-        actions.append(Run(layer, sorted([*hits, *now]), self._gpu))
-        actions.append(Run(layer, sorted(on_cpu), self._cpu))
-        if self.copied_now != "all":
+        if self.overlap:
+            actions += [Run(layer, sorted([*hits, *now]), self._gpu), Run(layer, sorted(on_cpu), self._cpu)]
+        else:
+            actions += self._sequence.hold(layer, now, [*hits, *now], on_cpu)
+        if self.copied_now == "none" or (self.copied_now in SPLIT and self.later):
             actions += self._for_later(layer, on_cpu, event.rows)
+        if self.hit_order == "equal":
+            for unit in sorted(self._visit.units & bank.slot.keys(), key=bank.slot.__getitem__):
+                bank.touch(unit)
         return actions
 
     def _now(self, layer: int, misses: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[Action]]:

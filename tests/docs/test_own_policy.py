@@ -19,6 +19,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.sources import sources_digest
 from moesim.testing import check_policy
 from tests.experiment.experiment_kit import write_yaml
+from tests.policies.test_background_cache import ENGINES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "own-policy.md").read_text(encoding="utf-8")
 PART, COMPOSITION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -47,6 +48,10 @@ def test_the_compositions_of_the_page_pass_the_checks(spec: dict[str, Any]) -> N
 
 def test_the_page_shows_a_part_alone_with_options_and_a_sweep() -> None:
     assert [str(point.get("replacement")).count("NewestFirst") for point in POINTS] == [1, 0, 1, 0]
+
+
+def test_the_caches_of_engines_on_the_page_are_those_that_are_tested() -> None:
+    assert BLOCKS[2] == [{"name": "background-cache", **options} for options in ENGINES.values()]
 
 
 def test_the_named_composition_of_the_page_passes_the_checks(folder: Path) -> None:

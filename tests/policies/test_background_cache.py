@@ -17,6 +17,21 @@ from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, t
 FAST = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(100), "gpu0->cpu0": link()})  # a copy takes 10 ns
 DFA = {"admission": "score", "victim": "score", "publish": "two-steps"}
 ROUNDS = {"admission": "newest", "publish": "step", "inserts": 1}
+BLOCKING = {"copied_now": "all", "scope": "global", "overlap": False}
+# As the guide to one's own policy has them.
+ENGINES: dict[str, dict[str, Any]] = {
+    "llama.cpp #29887": {**BLOCKING, "miss_order": "id", "prefill": "read-only", "cached_rows": 32},
+    "QVAC #232": {**BLOCKING, "hit_order": "id", "miss_order": "id", "prefill": "fitting"},
+    "FreeToken, offload": {**BLOCKING, "hit_order": "equal", "miss_order": "id", "prefill": "read-only"},
+    "FreeToken, hybrid": {
+        "copied_now": "share", "later": False, "scope": "global", "hit_order": "equal", "miss_order": "recent",
+        "prefill": "read-only",
+    },
+    "moe-speed-of-light, FETCH": {"copied_now": "time", "later": False, "victim": "score"},
+    "moe-speed-of-light, DFA": DFA,
+    "llama.cpp #24524": {"scope": "global", "admission": "demand", "inserts": 8, "cached_rows": 1},
+    "llama.cpp #27861": {"admission": "newest", "inserts": 2, "publish": "step", "overlap": False, "cached_rows": 1},
+}  # fmt: skip
 
 
 def run(
@@ -94,7 +109,7 @@ def test_the_newest_miss_takes_its_turn_even_if_it_is_there_by_now() -> None:
 def test_least_recently_used_over_all_layers() -> None:
     # 4 slots. Layer 0: 3, 1; layer 1: 2, 5; then layer 0: 1 is there, 4 takes the slot of 3; layer 1: 5 there, 0 that of 2.
     steps = [[[3, 1], [2, 5]], [[1, 4], [5, 0]]]
-    records = run({"copied_now": "all", "scope": "global", "miss_order": "id"}, steps, 4, layers=2)
+    records = run(ENGINES["llama.cpp #29887"], steps, 4, layers=2)
     assert [(t.layer, t.expert) for t in records.transfers] == [(0, 1), (0, 3), (1, 2), (1, 5), (0, 4), (1, 0)]
     assert [(e.layer, e.expert) for e in records.evictions] == [(0, 3), (1, 2)]
     assert all(t.device == "gpu0" for t in records.tasks if t.expert >= 0)
@@ -149,6 +164,107 @@ def test_micro_batches_do_not_put_each_other_out() -> None:
     assert records.inexact == []
 
 
-@pytest.mark.parametrize("options", [DFA, ROUNDS, {"copied_now": "all", "scope": "global"}, {"copied_now": "time"}])
+# ---------------------------------------------------------------------------------------------- publication and sequence
+def test_a_copy_counts_once_it_has_arrived_and_its_slot_is_dead_until_then() -> None:
+    # One slot, which has 0. The copy of 1 takes 1000 from the first visit on; a step takes 940, so that it spans the second.
+    records = run({"warm": True}, [[1, 2], [0, 1], [0, 1]], 1, hardware=machine({"gpu0": gpu(), "cpu0": cpu()}))
+    (copy, *_) = records.transfers
+    assert (copy.expert, copy.start, copy.end) == (1, 100, 1100)
+    assert [step.begin + 100 for step in records.steps] == [100, 1040, 1980]
+    assert served(records) == [[], [], [1]]
+
+
+def test_one_after_the_other() -> None:
+    # Half of the two misses, 2, is copied, 1000 ns; 0 is there; the CPU computes 3. Outputs cross in 20 ns after it.
+    warm = {"copied_now": "share", "warm": True}
+    work = workload([[[[0, 2, 3]]]], n_experts=8, weights=[0.5, 0.25, 0.25])
+    model = tiny_model(n_layers=1, n_experts=8, top_k=3)
+    found = {}
+    for overlap in (True, False):
+        policy = make_policy({"name": "background-cache", "overlap": overlap, **warm})
+        records = play(policy, work, machine({"gpu0": gpu(), "cpu0": cpu()}), model=model, slots={"gpu0": 2})
+        found[overlap] = {task.expert: (task.start, task.end) for task in records.tasks if task.expert >= 0}
+    assert found[True] == {0: (100, 200), 2: (1100, 1200), 3: (120, 520)}
+    assert found[False] == {0: (1100, 1200), 2: (1200, 1300), 3: (1320, 1720)}
+
+
+# ---------------------------------------------------------------------------------------------------------------- orders
+@pytest.mark.parametrize(("order", "leaves"), [("rank", 5), ("id", 2), ("equal", 5)])
+def test_who_of_a_visit_s_hits_leaves_first(order: str, leaves: int) -> None:
+    # 5 gets slot 0 and 2 slot 1. In the second visit both are hits, 5 first. 7 then takes the free slot, 8 a victim's.
+    steps = [[5, 2], [5, 2], [7, 8]]
+    assert [e.expert for e in run({"copied_now": "all", "hit_order": order}, steps, 3).evictions] == [leaves]
+
+
+def test_of_those_used_at_once_the_lowest_slot_leaves_whatever_the_order_of_the_hits() -> None:
+    steps = [[5, 2], [2, 5], [7, 8]]  # by rank 2 has been used longer ago
+    left = [run({"copied_now": "all", "hit_order": order}, steps, 3).evictions[0].expert for order in ("rank", "equal")]
+    assert left == [2, 5]
+
+
+def test_misses_in_the_order_of_their_latest_use() -> None:
+    # One slot, half of two misses copied. In the third visit 3, which the CPU computed a step ago, goes before 1.
+    steps = [[1, 2], [0, 3], [1, 3]]
+    demanded = {
+        order: copied(run({"copied_now": "share", "later": False, "miss_order": order}, steps, 1)) for order in ("id", "recent")
+    }
+    assert demanded == {"id": [(0, 1), (1, 0), (2, 1)], "recent": [(0, 1), (1, 0), (2, 3)]}
+
+
+def test_what_the_cpu_computes_may_stay_out_of_the_cache() -> None:
+    options = {"copied_now": "share", "share": 0.5}
+    steps = [[0, 1], [0, 1], [0, 1]]
+    assert [sorted(step) for step in served(run(options, steps, 2))] == [[0], [0, 1], [0, 1]]
+    assert [sorted(step) for step in served(run({**options, "later": False}, steps, 2))] == [[0], [0], [0]]
+
+
+# --------------------------------------------------------------------------------------------------------------- prompts
+PROMPT = [[[2, 3]], [[4, 5]]]  # of two tokens, which use four experts
+NARROW_PROMPT = [[[2, 3]], [[2, 3]]]
+
+
+def two_requests(options: dict[str, Any], prompt: Sequence[Any], slots: int = 2) -> Records:
+    """Fill the cache with experts 0 and 1, then run a prompt of two tokens, then use 0 and 1 again."""
+    work = workload([[*PROMPT, [[0, 1]], [[0, 1]]], [*prompt, [[0, 1]]]], prompt=2, n_experts=8, batch_size=1)
+    policy = make_policy({"name": "background-cache", "copied_now": "all", **options})
+    return play(policy, work, FAST, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": slots})
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt", "on_gpu", "stay"),
+    [
+        ({"prefill": "bypass"}, PROMPT, [], True),
+        ({"prefill": "read-only"}, PROMPT, [2, 3, 4, 5], True),
+        ({"prefill": "read-only"}, [[[0, 3]], [[4, 5]]], [0, 3, 4, 5], True),
+        ({"prefill": "fitting"}, PROMPT, [2, 3, 4, 5], True),
+        ({"prefill": "fitting"}, NARROW_PROMPT, [2, 3], False),
+        ({"prefill": "read-only", "cached_rows": 2}, NARROW_PROMPT, [2, 3], False),
+        ({"prefill": "bypass", "cached_rows": 1}, NARROW_PROMPT, [], True),
+        ({"prefill": "cached"}, NARROW_PROMPT, [2, 3], False),
+    ],
+)
+def test_who_computes_prompts_and_what_becomes_of_the_cache(
+    options: dict[str, Any], prompt: Sequence[Any], on_gpu: list[int], stay: bool
+) -> None:
+    records = two_requests(options, prompt)
+    *_, of_prompt, last = served(records)
+    assert sorted(of_prompt) == on_gpu
+    assert sorted(last) == [0, 1]
+    begin = records.steps[-1].begin
+    assert [t.expert for t in records.transfers if t.expert >= 0 and t.submitted >= begin] == ([] if stay else [0, 1])
+
+
+def test_a_prompt_waits_for_what_is_on_its_way_to_the_cache() -> None:
+    # The copy of 1 takes 1000; the prompt of the second request needs it, so that it becomes the most urgent.
+    slow = machine({"gpu0": gpu(), "cpu0": cpu()})
+    work = workload([[[[6, 7]], [[0, 1]]], [[[1, 5]], [[1, 0]]]], prompt=1, n_experts=8, batch_size=1)
+    policy = make_policy({"name": "background-cache", "prefill": "read-only"})
+    records = play(policy, work, slow, model=tiny_model(n_layers=1, n_experts=8), slots={"gpu0": 2})
+    copies = [(t.expert, t.cause) for t in records.transfers if t.expert >= 0]
+    assert sorted(copies) == [(0, "update"), (1, "demand"), (5, "demand"), (6, "demand"), (7, "demand")]
+    assert [sorted(step) for step in served(records)[2:]] == [[1, 5], [0, 1]]
+
+
+@pytest.mark.parametrize("options", [*ENGINES.values(), ROUNDS], ids=[*ENGINES, "one insert a step"])
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "background-cache", **options}))
