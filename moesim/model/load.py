@@ -119,6 +119,9 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
         changes["low_bits"] = tuple(low_bits)
     elif "expert_bits" in changes:
         changes.setdefault("low_bits", ())
+    low = changes.get("low_bits")
+    if isinstance(low, (int, float, list)):  # beside the bytes of each layer, which have no number of bits
+        changes["low_bits"] = tuple(low) if isinstance(low, list) else (low,)
     if "base" in source:
         values, labels = _apply_changes(source["base"], changes, place)
     else:

@@ -191,6 +191,19 @@ def test_widths_count_in_bytes_and_fingerprint() -> None:
     assert "low_bits" not in one.figures() and two.figures()["low_bits"] == (2,)
 
 
+def test_widths_of_gguf_blocks() -> None:
+    # Q4_K has 144 bytes for 256 weights, Q2_K 84; a file's own bytes, layer by layer, may stand for the full width.
+    blocks = 3 * 4096 * 14336 // 256
+    model = load_model({"base": "mixtral-8x7b", "expert_bits": [4.5, 2.625]})
+    assert [model.expert_bytes(0, bits) for bits in model.widths] == [144 * blocks, 84 * blocks]
+    by_layer = [144 * blocks] * 31 + [210 * blocks]
+    for low in (2.625, [2.625]):
+        mixed = load_model({"base": "mixtral-8x7b", "expert_bytes_by_layer": by_layer, "low_bits": low})
+        assert [mixed.expert_bytes(31), mixed.expert_bytes(31, 2.625)] == [210 * blocks, 84 * blocks]
+    with pytest.raises(ModelError, match=r"expert_bits: expected numbers of bits .*, got 16, 17"):
+        load_model({"base": "mixtral-8x7b", "expert_bytes_by_layer": by_layer, "low_bits": 17})
+
+
 # ---------------------------------------------------------------------------------------------------------------- late
 def test_a_late_output_does_not_hold_its_own_layer_but_the_next() -> None:
     # gpu0       |DDDDD|00000|DDDDD|22222|33333|       layer 0 ends at 200, layer 1 at 560
