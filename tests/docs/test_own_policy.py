@@ -19,7 +19,7 @@ from moesim.policies.registry import make_policy
 from moesim.policies.sources import sources_digest
 from moesim.testing import check_policy
 from tests.experiment.experiment_kit import write_yaml
-from tests.policies.test_background_cache import ENGINES
+from tests.policies.background_cache_kit import ENGINES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "own-policy.md").read_text(encoding="utf-8")
 PART, COMPOSITION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -13,25 +13,11 @@ from moesim.policies.registry import make_policy
 from moesim.records import Records
 from moesim.testing import check_policy
 from tests.engine.engine_kit import cpu, gpu, link, machine, play, tiny_model, transfers, workload
+from tests.policies.background_cache_kit import ENGINES
 
 FAST = machine({"gpu0": gpu(), "cpu0": cpu()}, {"cpu0->gpu0": link(100), "gpu0->cpu0": link()})  # a copy takes 10 ns
-DFA = {"admission": "score", "victim": "score", "publish": "two-steps"}
+DFA = ENGINES["moe-speed-of-light, DFA"]
 ROUNDS = {"admission": "newest", "publish": "step", "inserts": 1}
-BLOCKING = {"copied_now": "all", "scope": "global", "overlap": False}
-# As the guide to one's own policy has them.
-ENGINES: dict[str, dict[str, Any]] = {
-    "llama.cpp #29887": {**BLOCKING, "miss_order": "id", "prefill": "read-only", "cached_rows": 32},
-    "QVAC #232": {**BLOCKING, "hit_order": "id", "miss_order": "id", "prefill": "fitting"},
-    "FreeToken, offload": {**BLOCKING, "hit_order": "equal", "miss_order": "id", "prefill": "read-only"},
-    "FreeToken, hybrid": {
-        "copied_now": "share", "later": False, "scope": "global", "hit_order": "equal", "miss_order": "recent",
-        "prefill": "read-only",
-    },
-    "moe-speed-of-light, FETCH": {"copied_now": "time", "later": False, "victim": "score"},
-    "moe-speed-of-light, DFA": DFA,
-    "llama.cpp #24524": {"scope": "global", "admission": "demand", "inserts": 8, "cached_rows": 1},
-    "llama.cpp #27861": {"admission": "newest", "inserts": 2, "publish": "step", "overlap": False, "cached_rows": 1},
-}  # fmt: skip
 
 
 def run(
