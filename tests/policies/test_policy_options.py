@@ -68,6 +68,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "background-cache": {
         "copied_now": ({"copied_now": "all"}, {}),
         "share": ({"share": 0.9}, {"copied_now": "share"}),
+        "later": ({"later": False}, {"copied_now": "share"}),
         "admission": ({"admission": "demand"}, {}),
         "inserts": ({"inserts": 1}, {}),
         "admit_free": ({"admit_free": 1}, {"admission": "demand"}),
@@ -79,7 +80,9 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "hit_order": ({"hit_order": "id"}, {}),
         "miss_order": ({"miss_order": "id"}, {"inserts": 1}),
         "scope": ({"scope": "global"}, {}),
+        "overlap": ({"overlap": False}, {}),
         "prefill": ({"prefill": "cached"}, {}),
+        "cached_rows": ({"cached_rows": 1}, {}),
         "warm": ({"warm": True}, {}),
     },
     "composed": {
