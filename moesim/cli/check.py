@@ -26,7 +26,7 @@ def check(
     """Check policies on tiny workloads, and print what was checked; separate several by commas.
 
     A class of your own is named my_module:MyClass; the module lies in the current folder or is installed. Nothing is written.
-    Exit code 0: all pass; 1: one fails a check; 2: a name or an option is wrong.
+    Exit code 0: all pass; 1: one fails a check; 2: a name, an option or what a class declares is wrong.
 
     Example: moesim check 'lru,{name: dali, w_size: 2}'
     """

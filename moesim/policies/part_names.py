@@ -23,6 +23,7 @@ from moesim.policies import (
     score_parts,
     two_generations,
 )
+from moesim.policies.declaration import wrong_needs
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.options import construct
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
@@ -103,7 +104,10 @@ def make_part(kind: str, spec: Any) -> Any:
         return spec
     known = PARTS[kind]
     if ":" in spec:
-        return construct(_own_class(kind, spec), options, f"{kind} {spec}", kind)
+        part = construct(_own_class(kind, spec), options, f"{kind} {spec}", kind)
+        if wrong := wrong_needs(part):
+            raise ConfigError(f"{kind} {spec}: {wrong}")
+        return part
     if spec not in known:
         others = [other for other, parts in PARTS.items() if spec in parts]
         is_another = f"'{spec}' is a part for {' and '.join(others)}; " if others else ""

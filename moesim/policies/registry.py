@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from moesim.errors import ConfigError, MoesimError, describe_exception, unknown_name
+from moesim.policies.declaration import wrong_declaration
 from moesim.policies.declare import Declared, option_parameters
 from moesim.policies.importing import check_target, import_class
 from moesim.policies.moot import describe_rules, moot_in_parts, moot_options
@@ -130,8 +131,8 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     Raises
     ------
     ConfigError
-        If the name or an option is unknown, an option has a wrong type or cannot matter beside another one, or the class
-        cannot be imported.
+        If the name or an option is unknown, an option has a wrong type or cannot matter beside another one, the class
+        cannot be imported, or it declares ``exact``, ``listens`` or ``needs`` otherwise than the contract asks.
 
     Examples
     --------
@@ -157,11 +158,13 @@ def make_policy(spec: str | Mapping[str, Any], place: str = "policies") -> Polic
     except Exception as error:
         raise ConfigError(f"{place}: policy {name} raised {describe_exception(error)}") from None
     try:
-        _ = policy.exact, policy.listens, policy.needs  # parts are built from their names here: a wrong one is an error now
+        wrong = wrong_declaration(policy)  # parts are built from their names here: a wrong one is an error now
     except ConfigError as error:
         raise ConfigError(f"{place}: policy {name}: {error}") from None
-    except AttributeError as error:
-        raise ConfigError(f"{place}: policy {name}: expected a policy with exact, listens and needs, got {error}") from None
+    except Exception as error:  # of a property
+        raise ConfigError(f"{place}: policy {name} raised {describe_exception(error)}") from None
+    if wrong:
+        raise ConfigError(f"{place}: policy {name}: {wrong}")
     return cast(Policy, policy)
 
 

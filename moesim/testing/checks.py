@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moesim.experiment.budget import initial_placement
 from moesim.hardware import HardwareProfile
+from moesim.policies.declaration import wrong_declaration
 from moesim.policies.declare import option_parameters
-from moesim.policy import Event
 from moesim.records import Records
 from moesim.testing.runs import run_inputs
 from moesim.trace.workload import Workload
@@ -103,16 +103,8 @@ def check_declaration(policy: Any) -> None:
     """Check that ``exact``, ``listens`` and ``needs`` are there and are what the contract says."""
     lacking = [name for name in ("place", "decide", "evict") if not callable(getattr(policy, name, None))]
     expect(not lacking, f"expected the methods place, decide and evict, got no {', no '.join(lacking)}")
-    known = set(get_args(Event))
-    for name, kind in (("exact", bool), ("listens", frozenset), ("needs", frozenset)):
-        expect(hasattr(policy, name), f"expected the attribute {name} ({kind.__name__}), got none; see moesim.policy.Policy")
-        value = getattr(policy, name)
-        expect(isinstance(value, kind), f"expected {name} to be a {kind.__name__}, got {value!r}")
-    expect(policy.listens <= known, f"listens names no event: {policy.listens - known}")
-    for need in policy.needs:
-        kind, _, rest = need.partition(":")
-        fine = need in ("scores", "scores-or-weights", "oracle:routing") or (kind in ("signal", "table") and bool(rest))
-        expect(fine, f"needs {need!r}; expected 'scores', 'signal:<name>', 'table:<name>' and so on")
+    wrong = wrong_declaration(policy)
+    expect(not wrong, wrong)
 
 
 def check_constructor(cls: Any, given: Mapping[str, Any]) -> None:

@@ -390,3 +390,44 @@ def test_a_name_that_no_file_can_have(command: list[str], tmp_path: Path, capsys
 @pytest.mark.parametrize("command", [["trace", "import", "--out", "t.safetensors"], ["report"], ["run"], ["profile", "show"]])
 def test_an_input_that_no_file_can_be(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "x" * 200 in fails([*command, "x" * 300], 2, capsys)
+
+
+GARBAGE = """
+from moesim.policies.caches import LRU
+
+
+class Place(LRU):
+    def place(self, view):
+        return "nonsense"
+
+
+class Number(LRU):
+    def decide(self, event, view):
+        return 5
+
+
+class Words(LRU):
+    def decide(self, event, view):
+        return ["nonsense"]
+
+
+class Victim(LRU):
+    def evict(self, fetch, view):
+        return "nonsense"
+"""
+
+
+def test_what_a_policy_returns_that_cannot_be_done_fails_its_run_and_names_the_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "garbage.py").write_text(GARBAGE)
+    names = [f"garbage:{name}" for name in ("Place", "Number", "Words", "Victim")]
+    write_yaml(tmp_path, policies=[*names, "lru"])
+    assert main(["run", "small.yaml", "--jobs", "1"]) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("moesim: run")]
+    assert [name in line for line, name in zip(lines, names, strict=True)] == [True] * 4
+    rows = json.loads(Path("results/small/summary.json").read_text())["runs"]
+    assert [name in row["error"] for row, name in zip(rows, names, strict=False)] == [True] * 4
+    assert rows[4]["error"] is None
+    sys.modules.pop("garbage")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from moesim.cli.main import main
 from moesim.errors import ConfigError
 from moesim.policies.composed import Composed
 from moesim.policies.fiddler import Fiddler
@@ -322,3 +323,51 @@ def test_the_hint_of_an_option_is_for_policies_that_take_the_part() -> None:
         with pytest.raises(ConfigError) as error:
             make_policy({"name": name, "u_size": 3})
         assert "it is an option of" not in str(error.value)
+
+
+def _elsewhere(**changes: Any) -> None:
+    module = sys.modules["elsewhere_plugin"]
+    module.Changed = type("Changed", (module.Elsewhere,), changes)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"listens": "Routed"}, "expected listens to be a frozenset, got 'Routed'; write frozenset({Routed})"),
+        ({"listens": frozenset({"Routed"})}, "listens names no event: 'Routed'; expected classes of moesim.policy: Fetched, "),
+        ({"needs": None}, "expected needs to be a frozenset, got None; write frozenset()"),
+        ({"needs": "oracle:routing"}, "expected needs to be a frozenset, got 'oracle:routing'; write frozenset()"),
+        ({"needs": frozenset({"table:"})}, "needs 'table:'; expected 'scores', "),
+        ({"needs": frozenset({3})}, "needs 3; expected 'scores', "),
+        ({"exact": "no"}, "expected exact to be a bool, got 'no'; write True or False"),
+        ({"exact": property(lambda self: self.nowhere)}, "expected the attribute exact (bool), got: 'Changed' object has no "),
+    ],
+)
+def test_a_wrong_declaration_is_one_line(
+    plugin: None, changes: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy_class("elsewhere_plugin:Elsewhere")
+    _elsewhere(**changes)
+    for command in (["compare", "--cache", "0.5", "--policies"], ["check"]):
+        assert main([*command, "elsewhere_plugin:Changed"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f": policy elsewhere_plugin:Changed: {message}" in line
+
+
+def test_a_property_that_raises_is_one_line(plugin: None) -> None:
+    policy_class("elsewhere_plugin:Elsewhere")
+    _elsewhere(needs=property(lambda self: 1 / 0))
+    with pytest.raises(
+        ConfigError, match=r"^a\.yaml: policy elsewhere_plugin:Changed raised ZeroDivisionError: division by zero"
+    ):
+        make_policy("elsewhere_plugin:Changed", "a.yaml")
+
+
+@pytest.mark.parametrize("needs", ["scores", None, frozenset({"routing"})])
+def test_the_needs_of_a_part_are_checked_as_those_of_a_policy(own_part: None, needs: object) -> None:
+    spec = {"name": "composed", "replacement": "own_part:Newest"}
+    make_policy(spec)
+    sys.modules["own_part"].Newest.needs = needs  # type: ignore[attr-defined]
+    start = "a.yaml: policy composed: replacement own_part:Newest: "
+    with pytest.raises(ConfigError, match=f"^{start}(expected needs to be a frozenset, got|needs 'routing'; expected)"):
+        make_policy(spec, "a.yaml")
