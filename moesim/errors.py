@@ -76,15 +76,19 @@ def unknown_width(bits: float, widths: Sequence[float]) -> tuple[str, str]:
     return f"no experts of {bits:g} bits", f"set model.expert_bits to a list with {bits:g}; it has {has}"
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Build the message for an unknown name, with the closest known one.
+def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") -> str:
+    """Build the message for an unknown name, with the closest known one; next to that, a command may stand for a long list.
 
     >>> unknown_name("policy", "fidler", ["fiddler", "dali"])
     "unknown policy 'fidler'; did you mean 'fiddler'? known: dali, fiddler"
+    >>> unknown_name("policy", "fidler", ["fiddler", "dali"], "moesim list policies")
+    "unknown policy 'fidler'; did you mean 'fiddler'? `moesim list policies` has all"
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
+    if close and command:
+        return f"unknown {kind} '{name}'; {hint}`{command}` has all"
     return f"unknown {kind} '{name}'; {hint}known: {', '.join(names) or 'none'}"
 
 

@@ -81,7 +81,7 @@ POLICIES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class PolicyInfo:
-    """What `moesim list policies` prints about one policy.
+    """What `moesim list policies --long` prints about one policy.
 
     Attributes
     ----------
@@ -213,9 +213,8 @@ def target_of(name: str, place: str = "policies") -> str:
         found = _entry_points()
         if name not in found:
             part = part_as_policy(name)
-            raise ConfigError(
-                f"{place}: " + (f"expected a policy, {part}" if part else unknown_name("policy", name, [*POLICIES, *found]))
-            )
+            unknown = unknown_name("policy", name, [*POLICIES, *found], "moesim list policies")
+            raise ConfigError(f"{place}: " + (f"expected a policy, {part}" if part else unknown))
         target = found[name].value
     return check_target(target, place)
 

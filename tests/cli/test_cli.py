@@ -251,11 +251,43 @@ def test_list_policies_names_all_with_what_they_lack(capsys: pytest.CaptureFixtu
     assert [row["name"] for row in rows] == policy_names()
     assert all({"exact", "summary", "paper", "missing", "options"} <= set(row) for row in rows)
     assert any(row["missing"] for row in rows)
-    assert main(["list", "policies"]) == 0
+    assert main(["list", "policies", "--long"]) == 0
     cards = {card.split(":")[0]: " ".join(card.split()) for card in capsys.readouterr().out.split("\n\n")}
+    assert main(["list", "policies", *cards]) == 0
+    explained = {card.split(":")[0]: " ".join(card.split()) for card in capsys.readouterr().out.split("\n\n")}
+    assert list(explained) == policy_names()
     for row in rows:
-        assert row["summary"] in cards[row["name"]]
-        assert all(" ".join(item.split()) in cards[row["name"]] for item in row["missing"])
+        for text in (cards[row["name"]], explained[row["name"]]):
+            assert row["summary"] in text
+            assert all(" ".join(item.split()) in text for item in row["missing"])
+            assert (f" paper: {row['paper']}" in text) == (row["paper"] != "-")
+            assert (" not exact: what it runs may differ from what was routed" in text) == (not row["exact"])
+    assert main(["list", "policies", "daop-paper", "-o", "json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    (row,) = (row for row in rows if row["name"] == "daop-paper")
+    assert {key: one[key] for key in ("exact", "paper", "missing")} == {key: row[key] for key in ("exact", "paper", "missing")}
+
+
+def test_the_list_of_policies_is_a_line_or_two_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["list", "policies", "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert main(["list", "policies"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    policies = "\n".join(lines).replace("\n  ", " ").splitlines()
+    assert len(policies) == len(rows) and len(lines) <= 2 * len(rows)
+    assert "--long" in last
+    for row, line in zip(rows, policies, strict=True):
+        marks = [] if row["exact"] else ["not exact"]
+        marks += [f"missing: {len(row['missing'])}"] if row["missing"] else []
+        assert line == f"{row['name']}{' (' + ', '.join(marks) + ')' if marks else ''}: {row['summary']}"
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["policies", "dali"], ["policies", "-o", "csv"]], ids=" ".join)
+def test_a_long_list_is_for_the_table_of_policies(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(["list", *arguments, "--long"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"moesim: list {arguments[0]}: --long: expected policies without a name, as a table")
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_an_oracle_replaces_a_decision_with_its_options(tmp_path: Path) -> None:
 
 def test_lists_show_the_rules(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["list", "policies"]) == 0
+    assert main(["list", "policies", "--long"]) == 0
     assert "  op_offload_min_rows, staging_slots: only with op_offload true\n" in capsys.readouterr().out
     assert main(["list", "policies", "-o", "json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

@@ -95,7 +95,8 @@ def test_a_composition_is_written_in_yaml() -> None:
 
 
 WRONG = [
-    ("fidler", "a.yaml: unknown policy 'fidler'; did you mean 'fiddler'? known: adapmoe, all-cpu,"),
+    ("fidler", "a.yaml: unknown policy 'fidler'; did you mean 'fiddler'? `moesim list policies` has all"),
+    ("zzz", "a.yaml: unknown policy 'zzz'; known: adapmoe, all-cpu,"),
     (7, "a.yaml: expected a policy name or a mapping with the key name, got 7"),
     ({"rule": "code"}, "a.yaml: expected a policy name or a mapping with the key name, got {'rule': 'code'}"),
     (

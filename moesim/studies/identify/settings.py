@@ -102,7 +102,7 @@ def _number(given: Mapping[str, Any], key: str, most: int, of: str, place: str, 
 def _of_policy(given: dict[str, Any], place: str) -> EngineSetting:
     name, cache = str(given.pop("policy")), given.pop("cache", 1.0)
     if name not in policy_names():
-        raise ConfigError(f"{place}: setting: {unknown_name('policy', name, policy_names())}")
+        raise ConfigError(f"{place}: setting: {unknown_name('policy', name, policy_names(), 'moesim list policies')}")
     policy = {"name": name, **given}
     make_policy(policy, f"{place}: setting")
     sized = {"ratio": float(cache)} if isinstance(cache, int | float) else {"budget": cache}

@@ -1,0 +1,179 @@
+"""Policies and parts as ``moesim list`` shows them: in brief, at length, or each option explained."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import textwrap
+from functools import partial
+from typing import Any
+
+from moesim.errors import ConfigError, unknown_name
+from moesim.policies.declare import option_parameters
+from moesim.policies.importing import check_target, import_class
+from moesim.policies.moot import describe_rules
+from moesim.policies.options import describe_options
+from moesim.policies.part_hints import class_as_policy, lacking_of_a_policy
+from moesim.policies.part_names import PARTS
+from moesim.policies.registry import PolicyInfo, describe_policy, policy_class, policy_info, policy_names
+
+Rows = list[dict[str, Any]]
+_fill = partial(textwrap.fill, break_on_hyphens=False)  # a name stays one word
+
+
+def list_policies() -> Rows:
+    """Describe all policies, with the defaults of their options."""
+    return [
+        _about(info)
+        | {
+            "options": {key: value if _simple(value) else repr(value) for key, value in info.options.items()},
+            "moot": dict(info.moot),
+        }
+        for info in policy_info()
+    ]
+
+
+def list_parts() -> Rows:
+    """Describe all parts."""
+    return [
+        {
+            "kind": kind,
+            "name": name,
+            "options": [
+                (key if one.default is one.empty else f"{key}={written(one.default)}")
+                + (f" ({rules[key]})" if key in rules else "")
+                for key, one in option_parameters(part).items()
+            ],
+            "summary": _summary(part),
+        }
+        for kind, parts in PARTS.items()
+        for name, part in parts.items()
+        for rules in (describe_rules(part),)
+    ]
+
+
+def explain_policies(names: list[str]) -> Rows:
+    """Describe some policies, with each of their options explained."""
+    classes = [(name, _policy(name)) for name in names]
+    return [_about(describe_policy(name)) | {"options": _options(cls)} for name, cls in classes]
+
+
+def explain_parts(names: list[str]) -> Rows:
+    """Describe some parts, with each of their options explained."""
+    known = {name for parts in PARTS.values() for name in parts}
+    for name in names:
+        if name not in known and ":" not in name:
+            raise ConfigError(f"list parts: {_a_policy(name) if name in policy_names() else unknown_name('part', name, known)}")
+    places = [(of, name, parts[name]) for name in names for of, parts in PARTS.items() if name in parts]
+    places += [("own part", name, _own_part(name)) for name in names if ":" in name]
+    return [{"name": name, "kind": of, "summary": _summary(cls), "options": _options(cls)} for of, name, cls in places]
+
+
+def _policy(name: str) -> type:
+    """Find a policy; what is a user's part is named as one."""
+    cls = policy_class(name, "list policies")
+    if lacking_of_a_policy(cls) and class_as_policy(name, cls):
+        raise ConfigError(f"list policies: expected a policy, got {name}, a part; `moesim list parts {name}` explains it")
+    return cls
+
+
+def _own_part(name: str) -> type:
+    """Import a user's part; what is a policy is named as one."""
+    cls = import_class(check_target(name, "list parts"), "list parts")
+    if not lacking_of_a_policy(cls):
+        raise ConfigError(f"list parts: {_a_policy(name)}")
+    return cls
+
+
+def _a_policy(name: str) -> str:
+    return f"expected a part, got {name}, a policy; `moesim list policies {name}` explains it"
+
+
+def _about(info: PolicyInfo) -> dict[str, Any]:
+    """Return what every description of a policy begins with."""
+    return {
+        "name": info.name,
+        "exact": info.exact,
+        "summary": info.summary,
+        "paper": info.paper or "-",
+        "missing": list(info.missing),
+    }
+
+
+def _summary(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _options(cls: type) -> Rows:
+    return [option._asdict() for option in describe_options(cls)]
+
+
+def _simple(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+# ------------------------------------------------------------------------------------------------------------ as text
+def brief(rows: Rows) -> str:
+    """Write a policy in a line or two: name, summary, and marks of what its card says."""
+    lines = []
+    for row in rows:
+        marks = [] if row["exact"] else ["not exact"]
+        marks += [f"missing: {len(row['missing'])}"] if row["missing"] else []
+        mark = f" ({', '.join(marks)})" if marks else ""
+        lines.append(_paragraph(f"{row['name']}{mark}: {row['summary']}"))
+    lines.append("`moesim list policies NAME` has paper, what is missing and options of one; --long has them of all.")
+    return "\n".join(lines) + "\n"
+
+
+def cards(rows: Rows) -> str:
+    """Write each policy as a paragraph: its texts are too long for columns."""
+    return "\n".join(map(_card, rows))
+
+
+def explanations(rows: Rows) -> str:
+    """Write each policy or part with a paragraph for each option."""
+    return "\n".join(map(_explanation, rows))
+
+
+def _card(row: dict[str, Any]) -> str:
+    rules = dict.fromkeys(row["moot"].values())
+    lines = [f"options: {written(row['options'])}"] if row["options"] else []
+    lines += ["options that matter under a condition only, and are refused otherwise:"] if rules else []
+    lines += [f"{', '.join(name for name, text in row['moot'].items() if text == rule)}: {rule}" for rule in rules]
+    return "\n".join([*_head(row), *(_paragraph(line, 1) for line in lines)]) + "\n"
+
+
+def _explanation(row: dict[str, Any]) -> str:
+    lines = _head(row)
+    for one in row["options"]:
+        start = "required" if one["required"] else f"default {written(one['default'])}"
+        lines.append(_paragraph(f"{one['name']}: {one['type']}; {start}", 1, 4))
+        told = [one["meaning"].replace("``", ""), one["moot"] and f"({one['moot']})"]
+        lines += [_paragraph(text, 3, 0) for text in told if text]
+    return "\n".join(lines) + "\n"
+
+
+def _head(row: dict[str, Any]) -> list[str]:
+    """Write what a policy or part is; of a policy also the paper, what is missing, and that it is not exact."""
+    what = f"{row['kind']} {row['name']}" if "kind" in row else row["name"]
+    lines = [f"{key}: {written(row[key])}" for key in ("paper", "missing") if row.get(key, "-") not in ("-", [])]
+    lines += [] if row.get("exact", True) else ["not exact: what it runs may differ from what was routed"]
+    return [_paragraph(f"{what}: {row['summary']}"), *(_paragraph(line, 1) for line in lines)]
+
+
+def _paragraph(text: str, depth: int = 0, more: int = 2) -> str:
+    """Wrap a text that is indented, its further lines by some characters more."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
+    first = "  " * depth
+    return _fill(text, width, initial_indent=first, subsequent_indent=first + " " * more)
+
+
+def written(value: Any) -> str:
+    """Write a value of a row."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={written(one)}" for key, one in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value)) or "-"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
