@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from moesim.core.colours import BLACK, GREY
+from moesim.core.colours import BLACK
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.failures import not_shown, not_shown_sentences
@@ -23,9 +23,11 @@ CHANCE: Final = "chance (cached share)"
 
 _WORDS: Final = {"hit_rate_decode": "decode hit rate", "hit_rate_prefill": "prefill hit rate"}
 _OPTIMUM: Final = (
-    f"{OPTIMUM} knows the future: the best of the caches that fetch on demand and admit every miss. A policy that runs misses on "
-    "the CPU, prefetches, or chooses what it admits can lie above it."
+    f"{OPTIMUM} knows the future, and bounds replacement only: it is the best of the caches that fetch on demand and admit every "
+    "miss. A policy that runs misses on the CPU, prefetches, or chooses what it admits can lie above it."
 )
+_BOUND: Final = f"{OPTIMUM} bounds replacement only: prefetching can exceed it"
+_CHANCE_LOOK: Final[Any] = {"color": BLACK, "linestyle": (0, (6, 3)), "linewidth": 0.7}  # unlike any of `looks_of`
 _MARGIN: Final = 5.0  # percentage points
 
 
@@ -33,7 +35,7 @@ _MARGIN: Final = 5.0  # percentage points
 def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     """Lines of the hit rate by policy against the cache ratio, with Belady's emphasised and chance.
 
-    Where the cache ratios span less than half of the axis, it shows no more than them.
+    Belady's bounds replacement only. Where the cache ratios span less than half of the axis, it shows no more than them.
     """
     if metric is None:
         decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
@@ -61,18 +63,19 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
         if part["low"].notna().any():
             spread = [y - 100 * part["low"], 100 * part["high"] - y]
             axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
-    axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], color=GREY, linestyle=":", linewidth=1.2, label=CHANCE, zorder=1)
+    axes.plot(100 * chance["cache_ratio"], 100 * chance[metric], label=CHANCE, zorder=1, **_CHANCE_LOOK)
     axes.set_xlim(*_limits((100 * means["cache_ratio"]).tolist()))
     axes.set_ylim(0, 103)
     axes.set_xlabel("cache ratio (% of all experts)")
     axes.set_ylabel(f"{words} (%)")
     legend_above(figure, in_order(axes, names), f"{words[0].upper()}{words[1:]} by cache ratio")
     notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
+    notes += [_BOUND] if OPTIMUM in names else []
     notes += not_shown(frame)
     notes += [CONDITIONED] if any(name.endswith("*") for name in names.values()) else []
     add_corner(figure, corner_label(rows, "cache_ratio"), notes)
     sentences = [
-        "One lookup per layer visit and distinct routed expert; dotted: a cache with random content.",
+        "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
         _OPTIMUM if OPTIMUM in policies_of(rows) else "",
         "Cache ratios are those that fit into the budgets." if cache_column(rows) != "cache_ratio" else "",
     ]

@@ -151,10 +151,19 @@ def _add_height(figure: Figure, inches: float) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Wrap a text, between its parts if it has any; a part that is wider than a line is split between words."""
+    """Wrap a text, between its parts if it has any; a part that is wider than a line is split between words.
+
+    The last line has at least a third of the first one's length, if narrower lines, no more of them, can give it that.
+    """
     parts = [part if len(part) > width - 2 else part.replace(" ", _NO_BREAK) for part in text.split(" · ")]
-    lines = textwrap.wrap(f"{_NO_BREAK}· ".join(parts), width, break_on_hyphens=False)
-    return [line.replace(_NO_BREAK, " ") for line in lines]
+    whole = f"{_NO_BREAK}· ".join(parts)
+    widths = range(width, max(map(len, whole.split(" "))) - 1, -1)
+    ways = [_lines(whole, one) for one in widths] or [_lines(whole, width)]
+    return next((lines for lines in ways if len(lines) == len(ways[0]) and 3 * len(lines[-1]) >= len(lines[0])), ways[0])
+
+
+def _lines(text: str, width: int) -> list[str]:
+    return [line.replace(_NO_BREAK, " ") for line in textwrap.wrap(text, width, break_on_hyphens=False)]
 
 
 def need(frame: pd.DataFrame, columns: Sequence[str], what: str) -> None:

@@ -16,7 +16,8 @@ from moesim.metrics.machine import Machine
 from moesim.metrics.naming import SETTINGS
 from moesim.plots.catalogue import figures_of
 from moesim.plots.chart import chart
-from moesim.plots.style import add_corner
+from moesim.plots.looks import look
+from moesim.plots.style import _wrapped, add_corner
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))
@@ -219,6 +220,32 @@ def test_the_corner_is_wrapped_between_its_parts():
     figure = Figure(figsize=(2, 2))
     add_corner(figure, "a-long-model · a-machine · simulated, weakest source: oracle")
     assert figure.get_supxlabel().splitlines() == ["a-long-model · a-machine ·", "simulated, weakest source: oracle"]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("one two three four five six seven eight it", 40, ["one two three four five six", "seven eight it"]),
+        ("one two three four five", 40, ["one two three four five"]),
+        ("a one-long-name-of-something-or-other it", 38, ["a one-long-name-of-something-or-other", "it"]),  # no other way
+    ],
+)
+def test_a_footer_does_not_end_in_a_lone_word(text, width, lines):
+    assert _wrapped(text, width) == lines
+
+
+def test_chance_looks_like_no_policy():
+    (axes,) = plots.hit_rate(with_oracle(results())).axes
+    chance = next(line for line in axes.lines if line.get_label() == "chance (cached share)")
+    looks = [look(number) for number in range(32)]
+    assert not {one.colour for one in looks} & {chance.get_color()}
+    assert chance.is_dashed() and chance.get_marker() == "None"  # belady's is black, too, and whole
+
+
+def test_the_figure_says_what_belady_bounds():
+    said = "belady bounds replacement only: prefetching can exceed it"
+    assert said in plots.hit_rate(with_oracle(results())).get_supxlabel()
+    assert said not in plots.hit_rate(results()[lambda frame: frame["policy"] != "belady"]).get_supxlabel()
 
 
 def test_chart_is_clipped_to_its_layers():

@@ -1,4 +1,4 @@
-"""Time of an expert that is linear in its rows: what a processor's kernels take where no curve was measured."""
+"""Time of an expert that is linear in its rows, one case of several: `CostModel.expert_ns` in model.py chooses."""
 
 from __future__ import annotations
 
