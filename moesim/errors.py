@@ -94,7 +94,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str], command: str = "") 
 
 _INTEGER = re.compile(r"[-+]?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_RANGE = re.compile(r" of at (least|most) | from \S+ to ")
+_CHOICES = re.compile(r"('[^']*'|true or false|null)( or ('[^']*'|true or false|null))*")
 _FLAG = re.compile("true|false|yes|no|on|off", re.IGNORECASE)
+
+IN_RANGE = "choose a value in this range"
+"""Remedy of a number outside its bounds."""
 
 
 def mistyped(expected: str, got: object) -> str:
@@ -102,15 +107,23 @@ def mistyped(expected: str, got: object) -> str:
 
     >>> mistyped("an integer", "3")
     "expected an integer, got '3'; write it without quotes"
+    >>> mistyped("an integer of at least 1", 0)
+    'expected an integer of at least 1, got 0; choose a value in this range'
+    >>> mistyped("'a' or 'b'", "c")
+    "expected 'a' or 'b', got 'c'; choose one of these"
     """
     kinds = {"number": _NUMBER, "integer": _INTEGER, "true or false": _FLAG}
+    form = next((form for kind, form in kinds.items() if kind in expected), None)
     remedy = ""
-    if isinstance(got, str):
-        form = next((form for kind, form in kinds.items() if kind in expected), None)
-        remedy = "; write it without quotes" if form is not None and form.fullmatch(got.strip()) else ""
-    elif got is not None and not isinstance(got, list | dict) and expected.startswith(("a text", "a string")):
+    if isinstance(got, str) and form is not None and form.fullmatch(got.strip()):
+        remedy = "; write it without quotes"
+    elif got is not None and not isinstance(got, str | list | dict) and expected.startswith(("a text", "a string")):
         remedy = "; put it in quotes"
-    if expected == "a list":
+    elif _RANGE.search(expected) and (type(got) is int or (type(got) is float and "a number" in expected)):
+        remedy = f"; {IN_RANGE}"
+    elif " or " in expected and _CHOICES.fullmatch(expected):
+        remedy = "; choose one of these"
+    elif expected == "a list":
         remedy = "; put it in brackets"
     return f"expected {expected}, got {got!r}{remedy}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from moesim.errors import mistyped, unknown_name
+from moesim.errors import IN_RANGE, mistyped, unknown_name
 from moesim.hardware.places import keys_at
 
 if TYPE_CHECKING:
@@ -63,15 +63,16 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
-        return f"expected {context['expected']}, got {got!r}"
+        several = " or " in context["expected"]
+        return f"expected {context['expected']}, got {got!r}{'; choose one of these' if several else ''}"
     if steps and _field_name(steps) == "ratio":
-        return mistyped("a number in [0, 1]", got)
+        return mistyped("a number in [0, 1]", got) + _remedy_of_a_share(got)
     if kind == "greater_than_equal":
         number = "an integer" if isinstance(context["ge"], int) else "a number"
-        return f"expected {number} of at least {context['ge']}, got {got!r}"
+        return f"expected {number} of at least {context['ge']}, got {got!r}; {IN_RANGE}"
     if kind == "less_than_equal":
         number = "an integer" if isinstance(context["le"], int) else "a number"
-        return f"expected {number} of at most {context['le']}, got {got!r}"
+        return f"expected {number} of at most {context['le']}, got {got!r}; {IN_RANGE}"
     if kind == "model_type":
         return f"{mistyped('a mapping', got)}; its keys are {', '.join(keys_at(steps, root))}"
     if kind == "list_type" and steps and isinstance(steps[-1], int):  # of zip, whose entries go into one list together
@@ -79,6 +80,15 @@ def _message(error: Mapping[str, Any], steps: Sequence[str | int], root: type[Ba
     if kind in _EXPECTED:
         return mistyped(_EXPECTED[kind], got)
     return f"expected {str(error['msg']).removeprefix('Input should be ')}, got {got!r}"
+
+
+def _remedy_of_a_share(got: object) -> str:
+    """Say what to do with a share that is out of range, or that may be meant as bytes."""
+    if isinstance(got, str):
+        return "; for bytes use cache.budget" if got[:1].isdigit() and got[-1:].isalpha() else ""
+    if isinstance(got, bool) or not isinstance(got, int | float):
+        return ""
+    return f"; {IN_RANGE}" + ("; for bytes use cache.budget" if got > 1 else "")
 
 
 def _field_name(steps: Sequence[str | int]) -> str:

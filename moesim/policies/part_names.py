@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from moesim.errors import ConfigError, unknown_name
+from moesim.errors import ConfigError, mistyped, unknown_name
 from moesim.policies import (
     activation_aware,
     adaptive,
@@ -24,8 +25,9 @@ from moesim.policies import (
     two_generations,
 )
 from moesim.policies.declaration import wrong_needs
+from moesim.policies.declare import option_hints
 from moesim.policies.importing import check_target, import_class
-from moesim.policies.options import construct
+from moesim.policies.options import construct, describe, matches
 from moesim.policies.parts import AssignmentPart, PlacementPart, PrefetchPart, ReplacementPart
 
 PARTS: dict[str, dict[str, type]] = {
@@ -104,7 +106,7 @@ def make_part(kind: str, spec: Any) -> Any:
         return spec
     known = PARTS[kind]
     if ":" in spec:
-        part = construct(_own_class(kind, spec), options, f"{kind} {spec}", kind)
+        part = _construct(_own_class(kind, spec), options, f"{kind} {spec}", kind)
         if wrong := wrong_needs(part):
             raise ConfigError(f"{kind} {spec}: {wrong}")
         return part
@@ -112,7 +114,21 @@ def make_part(kind: str, spec: Any) -> Any:
         others = [other for other, parts in PARTS.items() if spec in parts]
         is_another = f"'{spec}' is a part for {' and '.join(others)}; " if others else ""
         raise ConfigError(f"{kind}: {is_another}{unknown_name(kind, spec, known)}")
-    return construct(known[spec], options, f"{kind} {spec}", kind)
+    return _construct(known[spec], options, f"{kind} {spec}", kind)
+
+
+def _construct(cls: type, options: Mapping[str, Any], what: str, kind: str) -> Any:
+    """Build a part; of an option that is a list to sweep, say that the part is what is listed."""
+    hints = option_hints(cls)
+    for name, value in options.items():
+        hint = hints.get(name, Any)
+        if isinstance(value, list) and value and not matches(value, hint) and all(matches(one, hint) for one in value):
+            parts = ", ".join(f"{{..., {name}: {json.dumps(one, default=str)}}}" for one in value[:3])
+            more = ", ..." if len(value) > 3 else ""
+            raise ConfigError(
+                f"{kind}: {what}: option {name}: {mistyped(describe(hint), value)}; to sweep it, list the part: [{parts}{more}]"
+            )
+    return construct(cls, options, what, kind)
 
 
 def _own_class(kind: str, target: str) -> type:

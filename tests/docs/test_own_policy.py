@@ -93,6 +93,15 @@ def test_the_source_of_a_part_is_part_of_what_a_result_depends_on(folder: Path) 
         ("my_module:Newest", "expected a class 'Newest' in module 'my_module', got none; unknown class 'Newest'"),
         ("my_modul:NewestFirst", "cannot import module 'my_modul' of 'my_modul:NewestFirst'"),
         ({"name": NEWEST, "keep": -1}, f"replacement {NEWEST}: option keep: expected an integer of at least 0, got -1"),
+        (
+            {"name": NEWEST, "keep": [1, 3]},
+            "expected an integer of at least 0, got [1, 3]; to sweep it, list the part: [{..., keep: 1}, {..., keep: 3}]",
+        ),
+        ({"name": NEWEST, "keep": [1, -3]}, "option keep: expected an integer of at least 0, got [1, -3]"),
+        (
+            {"name": "workload-aware", "w_size": [1, 2, 3, 4]},
+            "list the part: [{..., w_size: 1}, {..., w_size: 2}, {..., w_size: 3}, ...]",
+        ),
         (":NewestFirst", "expected package.module:Class, got ':NewestFirst'"),
         ("moesim.policies.placement:Random", "expected a class with start, used, inserted, victim, layer_end"),
         ("moesim.policies.placement:Random", "; it can be named as placement"),
@@ -104,6 +113,16 @@ def test_a_wrong_part_is_one_line(replacement: Any, message: str) -> None:
         make_policy({"name": "composed", "replacement": replacement}, "a.yaml")
     assert str(caught.value).startswith("a.yaml: policy composed: ") and message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_page_says_how_a_part_is_checked_and_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    (spec,) = re.findall(r"`moesim check '(.*?)'`", PAGE)
+    assert main(["check", spec]) == 0
+    assert NEWEST.partition(":")[2] in capsys.readouterr().out
+    (swept,) = re.findall(r"as in `(\[.*?\])`", PAGE)
+    parts = yaml.safe_load(swept.replace("...", f'name: "{NEWEST}"'))
+    points = policies_of({"name": "composed", "replacement": parts}, "page")
+    assert [make_policy(point).parts.replacement.keep for point in points] == [1, 3]  # type: ignore[attr-defined]
 
 
 def test_the_list_explains_a_part_of_the_current_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,15 @@ def parse(**changes: Any) -> Config:
     ("changes", "message"),
     [
         ({"cache": {"ratio": [0.5, "half"]}}, "a.yaml: cache.ratio[1]: expected a number in [0, 1], got 'half'"),
-        ({"cache": {"ratio": -0.1}}, "a.yaml: cache.ratio: expected a number in [0, 1], got -0.1"),
+        ({"cache": {"ratio": -0.1}}, "a.yaml: cache.ratio: expected a number in [0, 1], got -0.1; choose a value in this range"),
+        (
+            {"cache": {"ratio": "12 parsecs"}},
+            "a.yaml: cache.ratio: expected a number in [0, 1], got '12 parsecs'; for bytes use cache.budget",
+        ),
+        (
+            {"cache": {"ratio": 12}},
+            "a.yaml: cache.ratio: expected a number in [0, 1], got 12; choose a value in this range; for bytes use cache.budget",
+        ),
         ({"cache": {"ratio": True}}, "a.yaml: cache.ratio: expected a number in [0, 1], got True"),
         ({"cache": {"ratio": "0.5"}}, "a.yaml: cache.ratio: expected a number in [0, 1], got '0.5'; write it without quotes"),
         ({"zip": ["model"]}, "a.yaml: zip[0]: expected a list, got 'model'; write [[KEY, KEY]]"),
@@ -43,13 +51,16 @@ def parse(**changes: Any) -> Config:
             "write for example '8 GiB'",
         ),
         ({"workload": {"batch_size": [1, "x"]}}, "a.yaml: workload.batch_size[1]: expected an integer, got 'x'"),
-        ({"workload": {"batch_size": 0}}, "a.yaml: workload.batch_size: expected an integer of at least 1, got 0"),
+        (
+            {"workload": {"batch_size": 0}},
+            "a.yaml: workload.batch_size: expected an integer of at least 1, got 0; choose a value in this range",
+        ),
         ({"workload": {"batch_size": 1.5}}, "a.yaml: workload.batch_size: expected an integer, got 1.5"),
         ({"workload": {"batch_size": True}}, "a.yaml: workload.batch_size: expected an integer, got True"),
         ({"workload": {"batch_size": []}}, "a.yaml: workload.batch_size: expected at least one entry, got []"),
         (
             {"workload": {"prompt_tokens": [None, -1]}},
-            "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 0, got -1",
+            "a.yaml: workload.prompt_tokens[1]: expected an integer of at least 0, got -1; choose a value in this range",
         ),
         *(
             (
@@ -62,7 +73,10 @@ def parse(**changes: Any) -> Config:
         ({"workload": {"reuse": "often"}}, "a.yaml: workload.reuse: expected 'shifted', got 'often'"),
         ({"workload": {"refill": "yes"}}, "a.yaml: workload.refill: expected true or false, got 'yes'; write it without quotes"),
         ({"transfer": 3}, "a.yaml: transfer: expected a mapping, got 3; its keys are curve, chunk"),
-        ({"transfer": {"curve": "pined"}}, "a.yaml: transfer.curve: expected 'pinned', 'pageable' or 'chunked', got 'pined'"),
+        (
+            {"transfer": {"curve": "pined"}},
+            "a.yaml: transfer.curve: expected 'pinned', 'pageable' or 'chunked', got 'pined'; choose one of these",
+        ),
         ({"policies": []}, "a.yaml: policies: expected at least one entry, got []"),
         ({"policies": "lru"}, "a.yaml: policies: expected a list, got 'lru'; put it in brackets"),
         (
@@ -73,8 +87,11 @@ def parse(**changes: Any) -> Config:
             {"model": ["m", 3]},
             "a.yaml: model[1]: expected a model's name, the path of a config.json, or a mapping with the key base, got 3",
         ),
-        ({"decision_us": -1}, "a.yaml: decision_us: expected a number of at least 0.0, got -1"),
-        ({"timeline": {"steps": 0}}, "a.yaml: timeline.steps: expected an integer of at least 1, got 0"),
+        ({"decision_us": -1}, "a.yaml: decision_us: expected a number of at least 0.0, got -1; choose a value in this range"),
+        (
+            {"timeline": {"steps": 0}},
+            "a.yaml: timeline.steps: expected an integer of at least 1, got 0; choose a value in this range",
+        ),
         ({"trace": 3}, "a.yaml: trace: expected a trace's name, the path of a file, or a mapping with the key synthesize, got 3"),
     ],
 )

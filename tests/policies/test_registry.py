@@ -105,7 +105,7 @@ WRONG = [
     ),
     (
         {"name": "fiddler", "rule": "guess"},
-        "a.yaml: policy fiddler: option rule: expected 'profile' or 'code', got 'guess'",
+        "a.yaml: policy fiddler: option rule: expected 'profile' or 'code', got 'guess'; choose one of these",
     ),
     (
         {"name": "random", "seed": "1"},
@@ -115,10 +115,13 @@ WRONG = [
         {"name": "composed", "replacement": 5},
         "a.yaml: policy composed: option replacement: expected a part by name or by a mapping, got 5; see moesim list parts",
     ),
-    ({"name": "fiddler", "serial": 1}, "a.yaml: policy fiddler: option serial: expected true or false, got 1"),
+    (
+        {"name": "fiddler", "serial": 1},
+        "a.yaml: policy fiddler: option serial: expected true or false, got 1; choose one of these",
+    ),
     (
         {"name": "mixtral-offloading", "buffer_size": 1},
-        "a.yaml: policy mixtral-offloading: option buffer_size: expected an integer of at least 2, got 1",
+        "a.yaml: policy mixtral-offloading: option buffer_size: expected an integer of at least 2, got 1; choose a value in",
     ),
     (
         {"name": "dali", "w_size": 2.5},

@@ -51,7 +51,10 @@ BAD = {
     "a check that contradicts": (GOOD + GOOD.replace(",30,", ",40,").replace("identification", "check"), "rows of one setting"),
     "a ratio to nothing": (GOOD.replace("tokens/s", "ratio:9"), "expected a ratio to another row"),
     "too few fields": (GOOD + "qwen3-30b-a3b,1\n", "expected 10 fields, got 2"),
-    "a role": (GOOD.replace("identification", "both"), "role: expected 'identification' or 'check', got 'both'; correct it"),
+    "a role": (
+        GOOD.replace("identification", "both"),
+        "role: expected 'identification' or 'check', got 'both'; choose one of these",
+    ),
     "prefill without prompt": (GOOD.replace("decode", "prefill"), "context: expected the tokens of the prompt"),
 }
 
