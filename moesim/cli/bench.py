@@ -8,9 +8,10 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from moesim.cli.options import Printed
+from moesim.cli.options import Engine, Printed
 from moesim.core.limits import REPEATS, TOKENS
 from moesim.core.table import Format, render, render_records
+from moesim.engine import chosen
 from moesim.errors import ConfigError
 from moesim.experiment.pool import usable_cores
 from moesim.studies.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_deciding
@@ -25,6 +26,7 @@ def bench(
         int | None, typer.Option(min=1, max=TOKENS.most, help="Decode tokens of each run.", show_default="64; 16 with --policies")
     ] = None,
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
+    engine: Engine = None,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
@@ -62,4 +64,6 @@ def _print(rows: Sequence[_Row], columns: Sequence[str], right: Sequence[str], n
     if form.for_programs:
         sys.stdout.write(render_records([row.record() for row in rows], form))
     else:
-        sys.stdout.write(render(columns, [row.cells() for row in rows], form, right) + f"\nrouting: synthetic{note}\n")
+        sys.stdout.write(
+            render(columns, [row.cells() for row in rows], form, right) + f"\nengine: {chosen()}; routing: synthetic{note}\n"
+        )

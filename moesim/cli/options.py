@@ -8,6 +8,7 @@ import typer
 
 from moesim.core.limits import PROCESSES
 from moesim.core.table import Format
+from moesim.engine.choice import force
 
 Set = Annotated[
     list[str],
@@ -20,3 +21,7 @@ Jobs = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="First value of each sweep and at most 4 decode tokens.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")]
 Printed = Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")]
+Engine = Annotated[
+    str | None,
+    typer.Option("--engine", metavar="simpy|native", callback=force, help="Engine to use; default: native if it is built."),
+]

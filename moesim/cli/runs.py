@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.options import Jobs, Set
+from moesim.cli.options import Engine, Jobs, Set
 from moesim.core.limits import REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
@@ -46,6 +46,7 @@ def run(
     jobs: Jobs = None,
     scheduler: Scheduler = None,
     fail_fast: FailFast = False,
+    engine: Engine = None,
     form: As = Format.TABLE,
 ) -> int:
     """Run an experiment file, print a table and write the results into a folder.
@@ -88,6 +89,7 @@ def compare(
     jobs: Jobs = None,
     scheduler: Scheduler = None,
     fail_fast: FailFast = False,
+    engine: Engine = None,
     form: As = Format.TABLE,
 ) -> int:
     """Compare policies without a file; lists separated by commas are swept.

@@ -14,8 +14,17 @@ from moesim.errors import PolicyError, unknown_name, unknown_width
 def fail(state: State, what: str, remedy: str) -> NoReturn:
     """Raise the error of a policy at this moment."""
     layer = state.visit.layer if state.visit is not None else state.reached
-    where = f"t={format_ns(state.now)}, step {state.step.index}, layer {layer}"
-    raise PolicyError(f"{where}: {what}; {remedy} [policy={state.policy_name}]")
+    fail_at(state.now, state.step.index, layer, what, remedy, state.policy_name)
+
+
+def fail_at(now: int, step: int, layer: int, what: str, remedy: str, policy_name: str) -> NoReturn:
+    """Raise the error of a policy at a moment of a run."""
+    raise PolicyError(f"t={format_ns(now)}, step {step}, layer {layer}: {what}; {remedy} [policy={policy_name}]")
+
+
+def short_repr(value: object) -> str:
+    """Write a value in one short line."""
+    return " ".join(repr(value).split())[:80]
 
 
 def device_of(state: State, name: str, what: str) -> DeviceState:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from moesim.core import collector
+from moesim.engine.choice import chosen
 from moesim.engine.loop import run
 from moesim.engine.setup import connect, place
 from moesim.engine.simulated import Simulated
@@ -25,6 +27,7 @@ def simulate(
     *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
     predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
     options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
+    engine: str | None = None,
 ) -> Records:  # fmt: skip
     """Run one policy over one workload on one machine.
 
@@ -47,6 +50,8 @@ def simulate(
         For messages.
     progress : callable, optional
         Called with the index of each finished step.
+    engine : {"simpy", "native"}, optional
+        Which engine; both leave the same records. Without it `chosen` decides.
 
     Returns
     -------
@@ -55,6 +60,8 @@ def simulate(
 
     Raises
     ------
+    ConfigError
+        If the engine asked for is not known or not built.
     CapacityError
         If a device's memory cannot hold what must be there.
     PolicyError
@@ -75,9 +82,26 @@ def simulate(
         progress,
     )
     connect(state)
+    if chosen(engine) == "native":
+        return _run_native(state)
     place(state)
     state.carrier = Simulated(state)
     return run(state)
+
+
+def _run_native(state: State) -> Records:
+    """Let the compiled engine carry the run out, from Python's setup."""
+    from moesim.engine.native._native import Engine
+
+    engine = Engine()
+    try:
+        state.view = engine.connect(state)
+        place(state)
+        with collector.paused():
+            engine.run(state.records)
+    finally:
+        engine.close()
+    return state.records
 
 
 def empty_view(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from operator import index
 from typing import Any
 
-from moesim.engine.checks import fail, first_of
+from moesim.engine.checks import fail, first_of, short_repr
 from moesim.engine.machine import Crossing, DeviceState, Group, LinkState, Medium, Task, Transfer
 from moesim.engine.paths import path_between
 from moesim.engine.state import State
@@ -125,7 +125,7 @@ def _make_room(state: State, transfer: Transfer) -> bool:
             layer, expert, bits = victim if len(victim) == 3 else (*victim, None)
             unit = first_of(state, bits, f"evict named L{layer}/E{expert}") + index(layer) * n_experts + index(expert)
         except (TypeError, ValueError):
-            got = " ".join(repr(victim).split())[:80]
+            got = short_repr(victim)
             what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}): expected (layer, expert) or None, got {got}"
             fail(state, what, "name a resident of the pool, or return None to wait")
         copy = memory.copies.get(unit) if 0 <= expert < n_experts else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from moesim.core.limits import RUN_NS
 from moesim.core.units import ceil_div
@@ -13,11 +13,14 @@ from moesim.engine.lanes import submit
 from moesim.engine.links import cross
 from moesim.engine.machine import DeviceState, Task
 from moesim.engine.state import State, new_task, new_visit
-from moesim.engine.visit import Visit
+from moesim.engine.visit import Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import HardwareError
 from moesim.policy import KV, LayerBegin, LayerEnd, StepBegin, StepEnd
-from moesim.records import LayerRecord, StepRecord
-from moesim.trace.workload import MicroBatch
+from moesim.records import InexactRecord, LayerRecord, StepRecord
+from moesim.trace.workload import MicroBatch, Step
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _new: Any = tuple.__new__
 
@@ -46,7 +49,7 @@ def next_step(state: State) -> None:
     state.hidden_at = state.step_parts["embedding"]
 
     def leading() -> None:
-        more = (step.work2, len(set(step.requests.tolist())))
+        more = (step.work2, n_requests(step.requests, 0, step.n_tokens))
         _step_part(state, "leading", state.costs.leading_ns, step.n_tokens, more, lambda: begin_layer(state, 0))
 
     _step_part(state, "embedding", state.costs.embedding_ns, step.n_tokens, (), leading)
@@ -81,18 +84,24 @@ def _step_part(
     cross(state, hidden, device, -1, rows, "hidden", run)
 
 
+def check_length(path: str, now: int, step: int) -> None:
+    """Stop a run long before nanoseconds have more than 64 bits."""
+    if now > RUN_NS:
+        raise HardwareError(
+            f"{path}: expected a run of at most a year of simulated time, got {now / RUN_NS:.3g} after step {step}; "
+            f"correct the rates and times of the profile, or run less"
+        )
+
+
+def step_record(began: int, now: int, step: Step, gate_mass: float) -> StepRecord:
+    """Record a step that is over."""
+    return StepRecord(began, now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, gate_mass)
+
+
 def _end_step(state: State) -> None:
     step, now = state.step, state.now
-    if now > RUN_NS:  # stop long before nanoseconds have more than 64 bits
-        raise HardwareError(
-            f"{state.costs.hardware.path}: expected a run of at most a year of simulated time, got {now / RUN_NS:.3g} after step "
-            f"{step.index}; correct the rates and times of the profile, or run less"
-        )
-    state.records.steps.append(
-        StepRecord(
-            state.step_began, now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, state.gate_mass
-        )
-    )  # fmt: skip
+    check_length(state.costs.hardware.path, now, step.index)
+    state.records.steps.append(step_record(state.step_began, now, step, state.gate_mass))
     tell(state, StepEnd(step.index))
     if state.progress is not None:
         state.progress(step.index)
@@ -189,7 +198,12 @@ def _core_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
 
 
 def _n_requests(state: State, micro: MicroBatch) -> int:
-    return len(set(state.step.requests[micro.first_row : micro.first_row + micro.n_rows].tolist()))
+    return n_requests(state.step.requests, micro.first_row, micro.n_rows)
+
+
+def n_requests(requests: NDArray[Any], first: int, n_rows: int) -> int:
+    """Count the requests among rows of a step."""
+    return len(set(requests[first : first + n_rows].tolist()))
 
 
 def dense_ns(state: State, layer: int) -> int:
@@ -210,7 +224,7 @@ def end_layer(state: State, visit: Visit) -> None:
     if visit.substitutes or visit.inexact:
         _check_served(state, visit)
     if not state.policy.exact:
-        state.gate_mass += visit.gate_mass()
+        state.gate_mass += gate_mass(visit.weights)
     state.records.layers.append(_new(LayerRecord, (visit.begin, state.now, visit.step, visit.layer)))
     state.visit = None
     if LayerEnd in state.listens:
@@ -226,9 +240,14 @@ def _check_served(state: State, visit: Visit) -> None:
     if excess is not None:
         what = f"Run(E{excess[0]}) for row {excess[1]}: every slot of that row is served already"
         fail(state, what, "leave the row out, or Run fewer experts for it")
-    inexact = visit.inexact_records()
+    served = [(kind, expert, rows_of(rows)) for kind, expert, rows in visit.inexact]
+    inexact = inexact_records(visit.step, visit.layer, visit.experts, visit.weights, served)
     if inexact and state.policy.exact:
-        kinds = ", ".join(f"{r.slots} {r.kind}" for r in inexact)
-        what = f"an exact policy served slots otherwise than fresh: {kinds}"
+        what = f"an exact policy served slots otherwise than fresh: {kinds(inexact)}"
         fail(state, what, "run what is routed on fresh inputs, or set exact = False")
     state.records.inexact.extend(inexact)
+
+
+def kinds(inexact: Sequence[InexactRecord]) -> str:
+    """Say how many slots were served in which way."""
+    return ", ".join(f"{r.slots} {r.kind}" for r in inexact)

@@ -42,17 +42,17 @@ class Streams:
     """All streams of a run."""
 
     def __init__(self, state: State, placement: Placement, apart: Mapping[tuple[str, int], str]) -> None:
-        self._source = {**placement.streamed, **apart}
-        self.parts = sorted({part for part, _ in self._source})
-        self._order = stream_uses(state.model, state.costs.hardware, placement)
-        self._depth = placement.stream_depth
+        self.source = {**placement.streamed, **apart}
+        self.parts = sorted({part for part, _ in self.source})
+        self.order = stream_uses(state.model, state.costs.hardware, placement)
+        self.depth = placement.stream_depth
         self._by_part: dict[tuple[str, int], Use] = {}
 
     def begin_step(self, state: State) -> None:
         """List the uses of a step; the first may be copied while nothing of it is reached."""
-        streams = {use.device: Stream(self._depth) for use in self._order}
+        streams = {use.device: Stream(self.depth) for use in self.order}
         self._by_part = {}
-        for of in self._order:
+        for of in self.order:
             tasks = state.n_mbs if of.layer >= 0 else 1
             if of.parts == ("head",) and not state.step.n_sequences:  # a chunk that produces no token
                 continue
@@ -108,7 +108,7 @@ class Streams:
         use.stream.over += 1
         if KV in use.of.parts:  # what the step adds to it
             n_bytes = state.step_rows * state.model.kv_bytes_per_token_per_layer
-            path = path_between(state, use.of.device, self._source[KV, use.of.layer])
+            path = path_between(state, use.of.device, self.source[KV, use.of.layer])
             send_message(state, path, n_bytes, UPDATE, _nothing, cause="write-back", layer=use.of.layer)
         self._go_on(state, use.stream)
 
@@ -133,7 +133,7 @@ class Streams:
 
         for part, n_bytes in sizes:
             if n_bytes:
-                path = path_between(state, self._source[part, layer], device)
+                path = path_between(state, self.source[part, layer], device)
                 copy = send_message(state, path, n_bytes, urgency, arrived, cause="", layer=layer)
                 state.records.used_fetches.add(copy.fetch)
                 use.copies.append(copy)

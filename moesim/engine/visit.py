@@ -128,10 +128,6 @@ class Visit:
             self.serve(*early)
         self.early = ()
 
-    def gate_mass(self) -> float:
-        """Sum of the gate weights of all slots; 0 if the trace has none."""
-        return float(sum(w.sum(dtype=np.float64) for w in self.weights if w is not None))
-
     def serve_substitutes(self) -> tuple[int, int] | None:
         """Give each Run of an expert that was not routed for a row that row's next unserved slot, in rank order.
 
@@ -148,20 +144,27 @@ class Visit:
         self.substitutes = ()
         return None
 
-    def inexact_records(self) -> list[InexactRecord]:
-        """What was not fresh, once every slot is served."""
-        if not self.inexact:
-            return []
-        table = np.concatenate(self.experts)
-        weights = None if self.weights[0] is None else np.concatenate(self.weights).astype(np.float64)
-        found = []
-        for kind, name in INEXACT.items():
-            slots = np.zeros(table.shape, dtype=bool)
-            for of_kind, expert, rows in self.inexact:
-                if of_kind == kind:
-                    at = rows_of(rows)
-                    slots[at] |= table[at] == expert
-            if slots.any():
-                mass = None if weights is None else float(weights[slots].sum())
-                found.append(InexactRecord(self.step, self.layer, name, int(slots.sum()), mass))
-        return found
+
+def gate_mass(weights: Sequence[Any]) -> float:
+    """Sum the gate weights of all slots of some micro-batches; 0 if the trace has none."""
+    return float(sum(w.sum(dtype=np.float64) for w in weights if w is not None))
+
+
+def inexact_records(
+    step: int, layer: int, experts: Sequence[Any], weights: Sequence[Any], inexact: Sequence[tuple[int, int, Sequence[int]]]
+) -> list[InexactRecord]:
+    """Count what was not fresh in a visit whose slots are all served: kind, expert and rows of each such service."""
+    if not inexact:
+        return []
+    table = np.concatenate(experts)
+    mass_of = None if weights[0] is None else np.concatenate(weights).astype(np.float64)
+    found = []
+    for kind, name in INEXACT.items():
+        slots = np.zeros(table.shape, dtype=bool)
+        for of_kind, expert, rows in inexact:
+            if of_kind == kind:
+                slots[rows] |= table[rows] == expert
+        if slots.any():
+            mass = None if mass_of is None else float(mass_of[slots].sum())
+            found.append(InexactRecord(step, layer, name, int(slots.sum()), mass))
+    return found

@@ -25,6 +25,7 @@ CODE = (
     "studies/advice/static_sets.py", "trace",
 )  # fmt: skip
 """Files and packages of moesim that a run goes through; what draws, prints or stores is not among them."""
+_SOURCES = (".py", ".cpp", ".hpp")
 _PACKAGES = ("numpy", "scipy", "simpy")
 
 
@@ -34,9 +35,14 @@ def code_digest() -> str:
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256(" ".join(f"{name} {version(name)}" for name in _PACKAGES).encode())
     for name in CODE:
-        for path in sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]:
+        for path in _sources(root / name):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _sources(path: Path) -> list[Path]:
+    """List a file, or the Python and C++ files of a package."""
+    return sorted(one for one in path.rglob("*") if one.suffix in _SOURCES) if path.is_dir() else [path]
 
 
 def run_keys(experiment: Experiment) -> list[str]:

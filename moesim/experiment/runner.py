@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moesim.core import collector
-from moesim.engine import simulate
+from moesim.engine import chosen, simulate
 from moesim.errors import MoesimError, PolicyError, describe_exception
 from moesim.experiment.budget import granted_slots, initial_placement, slots_used
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
@@ -120,6 +120,7 @@ def _run(
         "routing": trace.origin,
         "source_label": weakest([label for label in labels if label in LABELS]),
         "cost_label": "measured" if execution.measured else weakest(costs.labels(activities(records))),
+        "engine": "replay" if execution.measured else chosen(),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
         "requests_drawn": ",".join(map(str, sorted(set(workload.requests)))),

@@ -13,7 +13,7 @@ from simpy import Environment
 
 from moesim.core import collector
 from moesim.core.units import NS_PER_S
-from moesim.engine import simulate
+from moesim.engine import chosen, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
@@ -72,6 +72,7 @@ class Measured:
         """Give all figures by name."""
         return {
             **{key: value for key, value in asdict(self).items() if not isinstance(value, tuple)},
+            "engine": chosen(),
             "runs_per_s_best": self.n_runs / min(self.wall_s),
             "runs_per_s_median": self.n_runs / median(self.wall_s),
             "timeouts_per_s_best": N_TIMEOUTS / min(self.timeout_s),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moesim.engine.native import AVAILABLE
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -220,11 +221,15 @@ HEARD = st.sampled_from([
 ])  # fmt: skip
 
 
+ANYTHING: dict[str, Any] = {
+    "seed": st.integers(0, 10**6), "exact": st.booleans(), "hear": HEARD, "slots": st.integers(1, 6), "toy": machines(),
+    "work": works(), "chunk": st.sampled_from([None, 300, 1000]), "decision_ns": st.sampled_from([0, 0, 13]),
+    "shared": st.booleans(),
+}  # fmt: skip
+
+
 @settings(max_examples=40, derandomize=True)
-@given(
-    seed=st.integers(0, 10**6), exact=st.booleans(), hear=HEARD, slots=st.integers(1, 6), toy=machines(), work=works(),
-    chunk=st.sampled_from([None, 300, 1000]), decision_ns=st.sampled_from([0, 0, 13]), shared=st.booleans(),
-)  # fmt: skip
+@given(**ANYTHING)
 def test_any_policy(
     seed: int,
     exact: bool,
@@ -240,7 +245,7 @@ def test_any_policy(
     changes = {"n_shared": 1, "shared_intermediate": 10} if shared else {}
     model = tiny_model(n_layers=LAYERS, n_experts=EXPERTS, **changes)
 
-    def run() -> tuple[Records, Wild]:
+    def run(engine: str) -> tuple[Records, Wild]:
         wild = Wild(seed, exact, hear, slots, side, work.steps[0].n_micro, decision_ns > 0)
         predictors = {"told": Oracle(1), "free": Oracle(None)}
         records = play(
@@ -251,13 +256,15 @@ def test_any_policy(
             chunk_bytes=chunk,
             decision_ns=decision_ns,
             predictors=predictors,
+            engine=engine,
         )
         return records, wild
 
-    records, wild = run()
-    again, other = run()
-    assert_same(records, again)
-    assert wild.times == other.times
+    records, wild = run("simpy")
+    for engine in ["simpy", *(["native"] if AVAILABLE else [])]:
+        again, other = run(engine)
+        assert_same(records, again)
+        assert wild.times == other.times
     check(records, wild, work, hardware, model)
 
 

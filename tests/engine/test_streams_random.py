@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from moesim.capacity import part_bytes, stream_uses
+from moesim.engine.native import AVAILABLE
 from moesim.policy import KV, LAYER_PARTS, STEP_PARTS, Copy, Fetch, Placement, Pool, Run
 from moesim.records import Records
-from tests.engine.engine_kit import Script, cpu, gpu, machine, play, tiny_model, workload
+from tests.engine.engine_kit import Script, assert_same, cpu, gpu, machine, play, tiny_model, workload
 
 N_LAYERS = 3
 MODEL = tiny_model(
@@ -65,7 +66,9 @@ def test_a_random_placement(seed: int) -> None:
     spec = {"micro_batches": int(rng.integers(1, n_requests + 1)), "prefill_chunk": 1 if prompt and rng.random() < 0.5 else None}
     toy = machine({"gpu0": gpu(), "cpu0": cpu()})
     work = workload(requests, prompt=prompt, **spec)
-    records = play(Random(placement), work, toy, model=MODEL)
+    records = play(Random(placement), work, toy, model=MODEL, engine="simpy")
+    if AVAILABLE:
+        assert_same(records, play(Random(placement), work, toy, model=MODEL, engine="native"))
     uses = stream_uses(MODEL, toy, placement)
     check_bytes(records, work, placement, uses)
     check_order(records, placement, uses)

@@ -138,7 +138,7 @@ def _newer_tables(trace: Trace, simulated: tuple[int, ...]) -> dict[str, Any]:
     return {name: held.tables[name] for name in LATER}
 
 
-def run_case(case: Case) -> Records:
+def run_case(case: Case, engine: str | None = None) -> Records:
     """Simulate one case."""
     setting = SETTINGS[case.setting]
     trace, workload = _inputs(setting)
@@ -163,6 +163,7 @@ def run_case(case: Case) -> Records:
         tables=trace.tables,
         options=EngineOptions(decision_ns=setting.decision_ns),
         policy_name=case.policy["name"],
+        engine=engine,
     )
 
 

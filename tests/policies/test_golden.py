@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from moesim.engine.native import AVAILABLE
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import POLICIES
 from moesim.records import InexactRecord
@@ -33,9 +34,12 @@ def write(results: dict[str, Any]) -> None:
     read.cache_clear()
 
 
+@pytest.mark.parametrize("engine", ["simpy", pytest.param("native", marks=pytest.mark.skipif(not AVAILABLE, reason="not built"))])
 @pytest.mark.parametrize("key", CASES)
-def test_golden(key: str, regenerate: bool):
-    found, kept = golden(run_case(CASES[key])), read()
+def test_golden(key: str, engine: str, regenerate: bool):
+    if regenerate and engine != "simpy":
+        pytest.skip("golden results are the reference's")
+    found, kept = golden(run_case(CASES[key], engine)), read()
     if regenerate:
         write(kept | {key: found})
         return

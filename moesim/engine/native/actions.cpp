@@ -1,0 +1,127 @@
+// Telling the policy, and carrying out what it returns: validation first, then effect, in the order returned.
+#include "state.hpp"
+#include "streams.hpp"
+
+namespace moesim {
+
+/// Tell the policy an event that it listens to, and apply its answer.
+void tell(State &state, EventKind kind, const nb::object &event) {
+    if (!state.listens[kind]) return;
+    PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
+    nb::object actions = own(PyObject_VectorcallMethod(state.py.decide.ptr(), arguments, 3, nullptr));
+    if (truth(actions.ptr())) apply(state, actions);
+}
+
+static bool is_empty(PyObject *items) {
+    Py_ssize_t n = PyObject_Size(items);
+    if (n < 0) throw nb::python_error();
+    return n == 0;
+}
+
+/// Leave open slots of the present layer out.
+static void skip(State &state, PyObject *action) {
+    i64 layer = as_int(PyTuple_GET_ITEM(action, 0));
+    PyObject *rows = PyTuple_GET_ITEM(action, 2);
+    Visit *visit = state.visit;
+    if (!visit || layer != visit->layer || visit->mbs_left)
+        fail(state, "Skip(L" + std::to_string(layer) + ")", "skip slots of the present layer, once it is routed");
+    Items experts(PyTuple_GET_ITEM(action, 1));
+    for (Py_ssize_t i = 0; i < experts.size(); ++i) {
+        i64 expert = as_int(experts[i]);
+        unit_of(state, layer, expert, "Skip");
+        const u64 *open = visit->of(int(expert));
+        Rows chosen(state.words, 0);
+        bool sound = true;
+        Py_ssize_t named = 0;
+        if (rows == Py_None) {
+            chosen.assign(open, open + state.words);
+            named = count(chosen);
+        } else {
+            Items items(rows);
+            named = items.size();
+            for (Py_ssize_t r = 0; r < named; ++r) {
+                i64 row = as_int(items[r]);
+                if (row >= i64(64) * state.words) sound = false;
+                if (sound && row >= 0) set(chosen, row);
+            }
+        }
+        for (int word = 0; word < state.words; ++word) sound = sound && !(chosen[word] & ~open[word]);
+        if (!sound || !any(chosen) || count(chosen) != named) {
+            nb::object of = rows == Py_None ? own(PyList_New(0)) : nb::borrow(rows);
+            nb::object few = ask(state, attr(state.py.texts, "first_rows"), {ref(of)});
+            fail(state, "Skip(" + unit_text(layer, expert) + "): rows " + text(few) + " are not routed to it, or are served",
+                 "skip only open slots");
+        }
+        visit->serve({int(expert), chosen, SKIPPED, false});
+    }
+}
+
+/// Submit the task of a prediction, which waits for the state that it needs.
+static void predict(State &state, PyObject *action) {
+    i64 step = as_int(PyTuple_GET_ITEM(action, 0)), layer = as_int(PyTuple_GET_ITEM(action, 1));
+    PyObject *source = PyTuple_GET_ITEM(action, 2), *name = PyTuple_GET_ITEM(action, 3);
+    std::string lane_name = text(PyTuple_GET_ITEM(action, 4));
+    DeviceState *device = device_of(state, name, "Predict");
+    std::string of_layer = "L" + std::to_string(layer);
+    if (step != state.step_index)
+        fail(state, "Predict(step " + std::to_string(step) + ", " + of_layer + "): this is step " + std::to_string(state.step_index),
+             "predict within the present step");
+    unit_of(state, layer, 0, "Predict");
+    nb::object predictor = ask(state, attr(state.predictors, "get"), {ref(source)});
+    if (predictor.is_none())
+        fail(state, "Predict: " + unknown_name(state, "source", source, state.predictors), "list it in Policy.needs");
+    bool side = lane_name == "side";
+    if (!side && lane_name != "main")
+        fail(state, "Predict(" + of_layer + "): lane '" + lane_name + "'", "lanes are 'main' and 'side'");
+    if (side && device->side.plain)
+        fail(state, "Predict(" + of_layer + ", " + text(name) + "): the profile has no rate for the side lane",
+             "measure a contention pair with '" + text(name) + ".side', or use lane='main'");
+    i64 work = as_int(ask(state, attr(state.costs, "predict_ns"), {ref(name), num(state.step_rows), ref(source)}));
+    Task *task = new_task(state, Kind::predict, int(layer), -1, state.step_rows, work);
+    if (!side) task->key += AHEAD;
+    State::Prediction prediction{int(step), int(layer), nb::borrow(source), predictor};
+    task->then = [&state, prediction] { state.predicted.push_back(prediction); };
+    nb::object needed = ask(state, attr(predictor, "needs_layer"), {num(layer)});
+    if (!needed.is_none() && !gate_input_exists(state, int(as_int(needed)))) {
+        task->waits = 1;
+        when_gate_input(state, int(as_int(needed)), [&state, task] { wake(state, task); });
+    }
+    submit(state, side ? &device->side : &device->main, task);
+}
+
+/// Apply the actions returned for one event; Runs among them that share a device and layer form a group.
+void apply(State &state, nb::handle returned) {
+    nb::object actions = nb::borrow(returned);
+    if (!PyList_CheckExact(actions.ptr()) && !PyTuple_CheckExact(actions.ptr())) {
+        for (PyTypeObject *type : state.py.action)  // a tuple itself: its fields are no actions
+            if (PyObject_TypeCheck(actions.ptr(), type)) fail(state, "decide returned a bare " + repr_of(actions), "return a list of actions");
+        actions = own(PySequence_List(actions.ptr()));  // a generator must not see its own consequences
+    }
+    Groups groups;
+    Items items(actions.ptr());
+    for (Py_ssize_t i = 0; i < items.size(); ++i) {
+        PyObject *action = items[i];
+        int kind = 0;
+        while (kind < N_ACTIONS && Py_TYPE(action) != state.py.action[kind]) ++kind;
+        if (kind <= SKIP && is_empty(PyTuple_GET_ITEM(action, 1))) continue;
+        if (kind == RUN || kind == SKIP) {
+            PyObject *rows = PyTuple_GET_ITEM(action, kind == RUN ? 3 : 2);
+            if (rows != Py_None && is_empty(rows)) continue;
+        }
+        switch (kind) {
+        case RUN: run_experts(state, action, groups); break;
+        case FETCH: fetch(state, action); break;
+        case DROP: drop(state, action); break;
+        case MOVE: move(state, action); break;
+        case SEND: send(state, action); break;
+        case SKIP: skip(state, action); break;
+        case PREDICT: predict(state, action); break;
+        default:
+            fail(state, "decide returned " + repr_of(action), "return Fetch, Drop, Move, Run, Skip, Predict or Send");
+        }
+    }
+    for (auto &[key, group] : groups) launch(state, group);
+    if (state.thread) submit_next(state, *state.thread);
+}
+
+}  // namespace moesim

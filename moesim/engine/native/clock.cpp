@@ -1,0 +1,90 @@
+#include "state.hpp"
+
+namespace moesim {
+
+/// Queue a task that lacks nothing any more.
+void Clock::ready(State &state, Task *task) {
+    Lane *lane = task->lane;
+    lane->push(task);
+    if (!lane->task) state.lanes_to_start.push_back(lane);
+}
+
+/// Be busy with a task.
+void Clock::begin(State &state, Lane *lane, Task *task) {
+    if (lane->plain) {
+        ring(state.now + task->work, lane, false);
+        return;
+    }
+    if (task->unit >= 0) {
+        i64 share = reading_share(state, lane->device, task->rows, task->width);
+        state.contention.begin(state, lane, lane->expert_activity, task->work, share);
+    } else {
+        state.contention.begin(state, lane, lane->dense_activity, task->work);
+    }
+}
+
+/// Be busy with some bytes of a transfer.
+void Clock::set_off(State &state, LinkState *link, i64 work) {
+    if (link->plain) {
+        link->end = state.now + work;
+        ring(link->end, link, false);
+    } else {
+        state.contention.begin(state, link, link->activity_number, work);
+    }
+}
+
+/// A lane or a link has done what it did.
+void Clock::over(State &state, Server *server) {
+    if (server->is_link) {
+        complete(state, static_cast<LinkState *>(server), state.now);
+        return;
+    }
+    Lane *lane = static_cast<Lane *>(server);
+    Task *task = lane->task;
+    lane->task = nullptr;
+    if (!lane->queue.empty()) state.lanes_to_start.push_back(lane);
+    done(state, task, state.now);
+}
+
+/// Move activations on the link's control lane, beside the weights, or among them if the profile says so.
+void Clock::send_rows(State &state, LinkState *link, const Crossing &crossing, Call then) {
+    i64 n_bytes = activation_bytes(state, crossing.rows);
+    if (link->shared) {
+        send_message(state, state.alone[link->index], n_bytes, DEMAND, std::move(then), true, Cause::activation, crossing.layer,
+                     crossing.rows);
+        return;
+    }
+    i64 start = std::max(link->control_free, state.now);
+    i64 end = link->control_free = start + activation_ns(state, link, crossing.rows);
+    state.records.activations.push_back({start, end, n_bytes, state.now, link->index, state.step_index, crossing.layer,
+                                         crossing.rows, crossing.direction});
+    after(state, end - state.now, std::move(then));
+}
+
+/// Do something after a time, among the completions of that instant.
+void Clock::after(State &state, i64 delay, Call call) {
+    calls.emplace_back(ring(state.now + delay, nullptr, false), std::move(call));
+}
+
+/// Step through all events of the next instant; false if there is none.
+bool Clock::next_instant(State &state) {
+    if (events.empty()) return false;
+    state.now = events.top().time;
+    while (!events.empty() && events.top().time == state.now) {
+        Event event = events.top();
+        events.pop();
+        if (event.contended) {
+            state.contention.on_alarm(state, event.server, event.number);
+        } else if (event.server) {
+            over(state, event.server);
+        } else {
+            auto due = std::find_if(calls.begin(), calls.end(), [&](auto &one) { return one.first == event.number; });
+            state.deferred.push_back(std::move(due->second));
+            *due = std::move(calls.back());
+            calls.pop_back();
+        }
+    }
+    return true;
+}
+
+}  // namespace moesim

@@ -1,0 +1,76 @@
+// What all files of the native engine use: integers, calls to make later, and Python objects.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace moesim {
+
+using i64 = std::int64_t;
+using u64 = std::uint64_t;
+using i128 = __int128;  // work in millionths of a nanosecond does not fit into 64 bits
+using Call = std::function<void()>;
+
+inline i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+/// Take over a new reference; throw the Python error if there is none.
+inline nb::object own(PyObject *p) {
+    if (!p) throw nb::python_error();
+    return nb::steal(p);
+}
+
+/// Read an integer of any Python or NumPy type.
+inline i64 as_int(PyObject *p) {
+    i64 found;
+    if (PyLong_CheckExact(p)) {
+        found = PyLong_AsLongLong(p);
+    } else {
+        nb::object index = own(PyNumber_Index(p));
+        found = PyLong_AsLongLong(index.ptr());
+    }
+    if (found == -1 && PyErr_Occurred()) throw nb::python_error();
+    return found;
+}
+inline i64 as_int(nb::handle h) { return as_int(h.ptr()); }
+
+inline bool truth(PyObject *p) {
+    int found = PyObject_IsTrue(p);
+    if (found < 0) throw nb::python_error();
+    return found;
+}
+
+inline nb::object attr(nb::handle of, const char *name) { return own(PyObject_GetAttrString(of.ptr(), name)); }
+inline i64 int_attr(nb::handle of, const char *name) { return as_int(attr(of, name)); }
+
+inline std::string text(nb::handle of) {
+    Py_ssize_t n;
+    const char *found = PyUnicode_AsUTF8AndSize(of.ptr(), &n);
+    if (!found) throw nb::python_error();
+    return {found, size_t(n)};
+}
+inline std::string repr_of(nb::handle of) { return text(own(PyObject_Repr(of.ptr()))); }
+
+/// Make a named tuple of the contract without its Python constructor, as `tuple.__new__` does. Takes the references over.
+template <class... Items> nb::object named(PyTypeObject *type, Items... items) {
+    PyObject *made = type->tp_alloc(type, sizeof...(items));
+    if (!made) throw nb::python_error();
+    Py_ssize_t at = 0;
+    (PyTuple_SET_ITEM(made, at++, items), ...);
+    return nb::steal(made);
+}
+inline PyObject *ref(PyObject *p) { return Py_NewRef(p); }
+inline PyObject *ref(nb::handle h) { return Py_NewRef(h.ptr()); }
+inline PyObject *num(i64 n) {
+    PyObject *made = PyLong_FromLongLong(n);
+    if (!made) throw nb::python_error();
+    return made;
+}
+
+}  // namespace moesim

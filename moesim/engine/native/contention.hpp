@@ -1,0 +1,47 @@
+// Rates of activities that overlap (rule 9). Work is counted in millionths of a nanosecond at full rate, rates in millionths.
+#pragma once
+
+#include "common.hpp"
+
+namespace moesim {
+
+constexpr i64 FULL = 1'000'000;
+
+struct State;
+
+/// What does one thing at a time: a lane of a device, or a link.
+struct Server {
+    int activity = -1;  // what it does at present, if others may slow it down
+    i64 end = 0;  // when that ends, as things stand
+    i128 left = 0;  // work left at `last`, in millionths of ns
+    i64 last = 0;
+    i64 rate = FULL;
+    i64 share = FULL;  // of its time that reading memory takes, in millionths
+    u64 alarm = 0;  // number of the valid alarm
+    bool is_link = false;
+};
+
+/// All measured pairs, and which contended activities go on at present. After a change of rate the old alarm is passed over.
+struct Contention {
+    struct Partner {
+        int other;
+        i64 rate;  // of the activity while the other goes on
+    };
+    std::vector<std::string> names;
+    std::vector<bool> of_link;
+    std::vector<std::vector<Partner>> partners;
+    std::vector<std::vector<Server *>> active;
+
+    int number(const std::string &activity);
+    void begin(State &state, Server *server, int activity, i64 work_ns, i64 share = FULL);
+    void on_alarm(State &state, Server *server, u64 alarm);
+
+private:
+    void touch(State &state, int activity);
+    void set_rate(State &state, Server *server, i64 rate);
+    void schedule(State &state, Server *server);
+    i64 rate_of(const Server *server) const;
+    i64 rate_between(int activity, int other) const;
+};
+
+}  // namespace moesim

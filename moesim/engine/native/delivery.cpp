@@ -1,0 +1,139 @@
+// Telling the policy what the router and the predictors said, and charging for its decisions.
+#include "state.hpp"
+#include "streams.hpp"
+
+namespace moesim {
+
+/// Record which of the active experts are on a GPU, or on their way to one.
+static void look_up(State &state, Visit *visit, int mb, PyObject *rows, PyObject *active) {
+    Records &records = state.records;
+    Items experts(active);
+    records.lookups.push_back({state.now, visit->step, visit->layer, mb, nb::borrow(active), records.looked_rows.size(),
+                               int(experts.size())});
+    int n_widths = int(state.weights.widths.size());
+    for (Py_ssize_t i = 0; i < experts.size(); ++i) {
+        i64 expert = as_int(experts[i]);
+        bool hit = false, flying = false;
+        for (int width = 0; width < n_widths; ++width) {
+            i64 unit = visit->base + width * state.weights.block + expert;
+            for (DeviceState *gpu : state.gpus) {
+                hit = hit || gpu->memory.resident(unit);
+                flying = flying || gpu->pending[unit];
+            }
+        }
+        records.looked_rows.push_back(int(as_int(PyTuple_GET_ITEM(rows, expert))));
+        records.looked_hits.push_back(hit);
+        records.looked_in_flight.push_back(flying);
+    }
+}
+
+/// Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile.
+static void charge(State &state, Visit *visit, PyObject *active, nb::object actions) {
+    int mb = state.mb;
+    state.records.decisions.push_back({state.now, state.now + state.decision_ns, visit->step, visit->layer});
+    visit->hold();
+    state.deciding = true;
+    struct Held {
+        DeviceState *device;
+        i64 unit, fetch;
+    };
+    std::vector<Held> held;
+    Items experts(active);
+    for (DeviceState &device : state.devices)
+        for (size_t width = 0; width < state.weights.widths.size(); ++width)
+            for (Py_ssize_t i = 0; i < experts.size(); ++i) {
+                i64 unit = visit->base + i64(width) * state.weights.block + as_int(experts[i]);
+                if (CopyState *copy = device.memory.get(unit)) {
+                    ++copy->in_use;
+                    held.push_back({&device, unit, copy->fetch});
+                } else if (Transfer *coming = device.pending[unit]) {
+                    ++coming->in_use;
+                    held.push_back({&device, unit, coming->fetch});
+                }
+            }
+    state.clock.after(state, state.decision_ns, [&state, visit, mb, actions, held] {
+        state.mb = mb;
+        apply(state, actions);
+        visit->let_go();
+        for (const Held &one : held) {
+            CopyState *copy = one.device->memory.get(one.unit);
+            Transfer *coming = one.device->pending[one.unit];
+            if (copy && copy->fetch == one.fetch) {
+                one.device->memory.release(one.unit, state.now);
+            } else if (coming && coming->fetch == one.fetch) {  // else it was given up
+                --coming->in_use;
+            }
+        }
+        state.deciding = false;
+        if (!state.undecided.empty()) {
+            state.routed.push_back(state.undecided.front());
+            state.undecided.erase(state.undecided.begin());
+        }
+    });
+}
+
+/// Submit shared experts for every row, before the routed ones of the same device.
+static void submit_shared(State &state, Visit *visit, int mb) {
+    int layer = visit->layer, rows = int(state.micro[mb].n_rows);
+    DeviceState *device = state.shared_at[layer], *home = state.dense_at[layer];
+    visit->hold();
+    i64 work = as_int(ask(state, attr(state.costs, "shared_ns"), {ref(device->name), num(rows)}));
+    Task *task = new_task(state, Kind::shared, layer, mb, rows, work, [&state, device, home, layer, rows, visit] {
+        cross(state, device, home, layer, rows, "out", [visit] { visit->let_go(); });
+    });
+    task->waits = 1;
+    if (state.streams) state.streams->read(state, task, {"shared"});
+    submit(state, &device->main, task);
+    cross(state, home, device, layer, rows, "in", [&state, task] { wake(state, task); });
+}
+
+/// A micro-batch of the present layer has been routed: submit its shared experts and ask the policy.
+void routed(State &state, int mb) {
+    if (state.deciding) {
+        state.undecided.push_back(mb);
+        return;
+    }
+    Visit *visit = state.visit;
+    const MicroBatch &micro = state.micro[mb];
+    int layer = visit->layer;
+    nb::object routing = own(PySequence_GetItem(micro.layers.ptr(), layer));  // experts, weights, scores, rows, active
+    PyObject *experts = PyTuple_GET_ITEM(routing.ptr(), 0), *weights = PyTuple_GET_ITEM(routing.ptr(), 1);
+    PyObject *scores = PyTuple_GET_ITEM(routing.ptr(), 2), *rows = PyTuple_GET_ITEM(routing.ptr(), 3);
+    PyObject *active = PyTuple_GET_ITEM(routing.ptr(), 4);
+    visit->route(experts, weights, rows, int(micro.n_rows));
+    look_up(state, visit, mb, rows, active);
+    state.mb = mb;
+    if (!visit->mbs_left) {
+        visit->serve_early();
+        std::vector<Call> waiters = std::move(state.gate_input_waiters[layer]);
+        state.gate_input_waiters[layer].clear();
+        for (Call &call : waiters) call();
+    }
+    if (state.n_shared > 0) submit_shared(state, visit, mb);
+    if (!state.listens[ROUTED]) return;
+    nb::object event = named(state.py.event[ROUTED], num(visit->step), num(layer), num(mb), ref(experts), ref(weights),
+                             ref(scores), ref(rows), ref(active), num(micro.first_row));
+    PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
+    nb::object actions = own(PyObject_VectorcallMethod(state.py.decide.ptr(), arguments, 3, nullptr));
+    if (state.decision_ns) {
+        nb::object listed = truth(actions.ptr()) ? own(PySequence_List(actions.ptr())) : own(PyList_New(0));
+        charge(state, visit, active, listed);
+    } else if (truth(actions.ptr())) {
+        apply(state, actions);
+    }
+}
+
+/// A prediction has been paid for; one that comes after its step is of no use and is not told.
+void predicted(State &state, const State::Prediction &prediction) {
+    if (prediction.step != state.step_index || !state.listens[PREDICTED]) return;
+    for (int mb = 0; mb < state.n_mbs(); ++mb) {
+        nb::object answer =
+            ask(state, attr(prediction.predictor, "predict"), {ref(state.step), num(mb), num(prediction.layer)});
+        if (answer.is_none()) continue;
+        nb::object ids = own(PySequence_GetItem(answer.ptr(), 0)), scores = own(PySequence_GetItem(answer.ptr(), 1));
+        tell(state, PREDICTED, named(state.py.event[PREDICTED], num(prediction.step), num(prediction.layer), num(mb), ref(ids),
+                                     ref(scores), ref(prediction.source)));
+    }
+}
+
+}  // namespace moesim

@@ -1,0 +1,320 @@
+// Transfers over directed, serial links (rules 5 and 6).
+#include "state.hpp"
+
+namespace moesim {
+
+// ------------------------------------------------------------------------------------------------------------------ queue
+
+/// Queue a transfer on a link.
+void enqueue(State &state, LinkState *link, Transfer *transfer) {
+    transfer->link = link;
+    auto &queue = link->queue;
+    if (queue.empty() || LinkState::before(queue.back(), transfer)) {
+        queue.push_back(transfer);
+    } else {
+        queue.insert(std::upper_bound(queue.begin(), queue.end(), transfer, LinkState::before), transfer);
+    }
+    if (!link->medium->busy) state.media_to_start.push_back(link->medium);
+}
+
+/// Take a transfer that has not started out of its queue.
+void dequeue(Transfer *transfer) {
+    auto &queue = transfer->link->queue;
+    queue.erase(std::find(queue.begin(), queue.end(), transfer));
+}
+
+/// Make a transfer more urgent, wherever it is.
+void hasten(State &state, Transfer *transfer, i64 urgency) {
+    if (urgency >= transfer->urgency) return;
+    if (transfer->link->current == transfer) {
+        transfer->urgency = urgency;
+    } else {
+        dequeue(transfer);
+        transfer->urgency = urgency;
+        enqueue(state, transfer->link, transfer);
+    }
+}
+
+/// Queue what is no expert; `then` follows its arrival. Activations have rows.
+Transfer *send_message(State &state, const std::vector<LinkState *> &path, i64 n_bytes, i64 urgency, Call then, bool has_cause,
+                       Cause cause, int layer, int rows) {
+    Transfer *message =
+        state.transfers.make(state.fetch_numbers++, -1, layer, -1, n_bytes, n_bytes, &path, urgency, state.now, path[0]);
+    message->has_cause = has_cause;
+    message->cause = cause;
+    message->rows = rows;
+    message->on_arrival = std::move(then);
+    enqueue(state, path[0], message);
+    return message;
+}
+
+/// Ask the policy for victims until the transfer fits; false: it waits.
+static bool make_room(State &state, Transfer *transfer) {
+    PoolState *pool = transfer->pool;
+    DeviceState *dst = transfer->dst;
+    DeviceMemory &memory = dst->memory;
+    if (transfer->n_bytes <= pool->free(transfer->layer)) return true;
+    PyObject *experts = PyTuple_New(1);
+    if (!experts) throw nb::python_error();
+    PyTuple_SET_ITEM(experts, 0, num(transfer->expert));
+    nb::handle bits = transfer->width ? nb::handle(state.weights.widths[transfer->width]) : nb::handle(Py_None);
+    nb::object question = named(state.py.action[FETCH], num(transfer->layer), experts, ref(dst->name), num(transfer->urgency),
+                                ref(pool->name), ref(Py_None), ref(bits));
+    auto asked = [&] { return "evict(" + unit_text(transfer->layer, transfer->expert) + ", " + text(dst->name) + ")"; };
+    while (transfer->n_bytes > pool->free(transfer->layer)) {
+        PyObject *arguments[] = {state.policy.ptr(), question.ptr(), state.view.ptr()};
+        nb::object victim = own(PyObject_VectorcallMethod(state.py.evict.ptr(), arguments, 3, nullptr));
+        if (victim.is_none()) return false;
+        i64 layer = 0, expert = 0, first = 0;
+        bool understood = false;
+        try {
+            nb::object items = own(PySequence_Fast(victim.ptr(), "not a pair"));
+            Py_ssize_t n = PySequence_Fast_GET_SIZE(items.ptr());
+            if (PySequence_Check(victim.ptr()) && (n == 2 || n == 3)) {
+                layer = as_int(PySequence_Fast_GET_ITEM(items.ptr(), 0));
+                expert = as_int(PySequence_Fast_GET_ITEM(items.ptr(), 1));
+                nb::object of_width = n == 3 ? nb::borrow(PySequence_Fast_GET_ITEM(items.ptr(), 2)) : nb::none();
+                first = first_of(state, of_width.ptr(), [&] { return "evict named " + unit_text(layer, expert); });
+                understood = true;
+            }
+        } catch (nb::python_error &error) {
+            if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+        }
+        if (!understood) {
+            std::string got = text(ask(state, attr(state.py.texts, "short_repr"), {ref(victim)}));
+            fail(state, asked() + ": expected (layer, expert) or None, got " + got,
+                 "name a resident of the pool, or return None to wait");
+        }
+        i64 unit = first + layer * state.n_experts + expert;
+        CopyState *copy = 0 <= expert && expert < state.n_experts ? memory.get(unit) : nullptr;
+        std::string wrong, remedy;
+        if (!copy || copy->pool != pool) {
+            wrong = "not resident in pool '" + text(pool->name) + "'", remedy = "name a resident of the pool that is full";
+        } else if (copy->in_use) {
+            wrong = "it is in use", remedy = "check view.is_in_use, or return None to wait";
+        } else if (pool->per_layer && layer != transfer->layer) {
+            wrong = "another layer's pool", remedy = "name an expert of layer " + std::to_string(transfer->layer);
+        }
+        if (!wrong.empty()) fail(state, asked() + " named " + unit_text(layer, expert) + ": " + wrong, remedy);
+        memory.remove(unit, false, state.now);
+    }
+    return true;
+}
+
+/// The first in (urgency, submission) that can start now; its memory is not yet taken, but there.
+/// Victims are asked for on behalf of the head of each urgency class of each link.
+static Transfer *next_candidate(State &state, const std::vector<Transfer *> &queue) {
+    i64 seen_class = -1;
+    std::vector<LinkState *> seen;  // links whose head of this class has been tried
+    for (Transfer *transfer : queue) {
+        LinkState *link = transfer->link;
+        if (!transfer->first_chunk || !transfer->dst) return transfer;
+        if (transfer->urgency != seen_class) {
+            seen_class = transfer->urgency;
+            seen.clear();
+        }
+        bool head = std::find(seen.begin(), seen.end(), link) == seen.end();
+        if (head) seen.push_back(link);
+        if (transfer->hop + 1 < transfer->path->size()) {  // an intermediate device
+            if (transfer->n_bytes <= link->to->memory.spare) return transfer;
+        } else if (!transfer->pool || transfer->n_bytes <= transfer->pool->free(transfer->layer)) {
+            return transfer;  // of a write-back, the backing copy's place is always there
+        } else if (head && make_room(state, transfer)) {
+            return transfer;
+        }
+        if (head) transfer->waited_memory = true;
+    }
+    return nullptr;
+}
+
+// ---------------------------------------------------------------------------------------------------------- start and end
+
+/// Time of some bytes of weights over a link, asked of the costs once.
+i64 transfer_ns(State &state, LinkState *link, i64 n_bytes) {
+    auto found = link->transfer_ns.find(n_bytes);
+    if (found == link->transfer_ns.end())
+        found = link->transfer_ns.emplace(n_bytes, as_int(ask(state, link->ask_ns, {num(n_bytes)}))).first;
+    return found->second;
+}
+
+/// Time of activations over a link, asked of the costs once.
+i64 activation_ns(State &state, LinkState *link, int rows) {
+    auto found = link->activation_ns.find(rows);
+    if (found == link->activation_ns.end()) {
+        i64 ns = as_int(ask(state, attr(state.costs, "activation_ns"), {ref(link->link), num(rows)}));
+        found = link->activation_ns.emplace(rows, ns).first;
+    }
+    return found->second;
+}
+
+/// Bytes of the hidden states of some rows.
+i64 activation_bytes(State &state, int rows) {
+    auto found = state.activation_bytes.find(rows);
+    if (found == state.activation_bytes.end()) {
+        i64 n_bytes = as_int(ask(state, attr(state.model, "activation_bytes"), {num(rows)}));
+        found = state.activation_bytes.emplace(rows, n_bytes).first;
+    }
+    return found->second;
+}
+
+static void start(State &state, Transfer *transfer) {
+    LinkState *link = transfer->link;
+    dequeue(transfer);
+    if (transfer->first_chunk) {
+        transfer->first_chunk = false;
+        transfer->started = true;
+        if (transfer->dst) {
+            if (transfer->hop + 1 < transfer->path->size()) {
+                link->to->memory.hold(transfer->n_bytes, state.now);
+            } else if (transfer->pool) {
+                transfer->dst->memory.reserve(transfer->pool, transfer->layer, transfer->n_bytes, state.now);
+            }
+        }
+    }
+    i64 n_bytes = transfer->left, work;
+    if (transfer->rows) {  // activations: their own curve, and in one piece
+        work = activation_ns(state, link, transfer->rows);
+    } else {
+        if (state.chunk_bytes) n_bytes = std::min(n_bytes, state.chunk_bytes);
+        work = transfer_ns(state, link, n_bytes);
+    }
+    link->current = transfer;
+    link->current_bytes = n_bytes;
+    link->start = state.now;
+    link->medium->busy = true;
+    state.clock.set_off(state, link, work);
+}
+
+/// Start the first transfer that can; false if some are queued and none can.
+bool start_next(State &state, Medium *medium) {
+    if (medium->busy) return true;
+    Transfer *next;
+    bool none;
+    if (medium->links.size() == 1) {
+        none = medium->links[0]->queue.empty();
+        next = next_candidate(state, medium->links[0]->queue);
+    } else {  // one order over all, so that a victim is asked for only if the transfer then starts
+        std::vector<Transfer *> queue;
+        for (LinkState *link : medium->links) queue.insert(queue.end(), link->queue.begin(), link->queue.end());
+        std::sort(queue.begin(), queue.end(), LinkState::before);
+        none = queue.empty();
+        next = next_candidate(state, queue);
+    }
+    if (!next) return none;
+    start(state, next);
+    return true;
+}
+
+static Cause cause_of(const Transfer *transfer) {
+    if (transfer->unit < 0 && transfer->has_cause) return transfer->cause;
+    if (transfer->dst && transfer->dst->backing) return Cause::write_back;
+    return transfer->urgency == DEMAND ? Cause::demand : transfer->urgency == PREFETCH ? Cause::prefetch : Cause::update;
+}
+
+/// Store and forward: the weights are now at an intermediate device; queue them on the next link.
+static void next_hop(State &state, LinkState *link, Transfer *transfer) {
+    if (transfer->transit) transfer->transit->memory.hold(-transfer->n_bytes, state.now);
+    transfer->transit = transfer->dst ? link->to : nullptr;
+    ++transfer->hop;
+    transfer->left = transfer->n_bytes;
+    transfer->first_chunk = true;
+    transfer->waited_memory = false;
+    enqueue(state, (*transfer->path)[transfer->hop], transfer);
+}
+
+/// Take in the end of what was in flight.
+void complete(State &state, LinkState *link, i64 now) {
+    link->medium->busy = false;
+    state.media_to_start.push_back(link->medium);
+    Transfer *transfer = link->current;
+    link->current = nullptr;
+    i64 n_bytes = link->current_bytes;
+    transfer->left -= n_bytes;
+    bool last = !transfer->left && transfer->hop + 1 == transfer->path->size();
+    state.records.transfers.push_back({link->start, now, n_bytes, transfer->urgency, transfer->submitted, transfer->fetch,
+                                       transfer->layer, transfer->expert, std::int16_t(link->index),
+                                       std::int16_t(transfer->width), cause_of(transfer), last, transfer->waited_memory});
+    if (last) {
+        state.arrived.push_back(transfer);
+    } else if (transfer->left) {
+        enqueue(state, link, transfer);
+    } else {
+        next_hop(state, link, transfer);
+    }
+}
+
+/// Time to the arrival of a transfer as things stand: what is in flight, then its chunks and hops alone.
+i64 remaining_ns(State &state, Transfer *transfer) {
+    LinkState *link = transfer->link;
+    i64 left = transfer->left, total = 0, chunk = state.chunk_bytes;
+    if (link->current == transfer) {
+        total = link->end - state.now;
+        left -= link->current_bytes;
+    }
+    for (size_t hop = transfer->hop; hop < transfer->path->size(); ++hop) {
+        LinkState *over = (*transfer->path)[hop];
+        if (left) {
+            i64 full = chunk ? left / chunk : 0, rest = chunk ? left % chunk : left;
+            if (full) total += full * transfer_ns(state, over, chunk);
+            if (rest || !full) total += transfer_ns(state, over, rest);
+        }
+        left = transfer->n_bytes;
+    }
+    return total;
+}
+
+// ------------------------------------------------------------------------------------------------------------ activations
+
+static void hop(State &state, const std::vector<LinkState *> &path, size_t i, const Crossing &crossing, Call then) {
+    if (i == path.size()) {
+        then();
+        return;
+    }
+    Call next = [&state, &path, i, crossing, then = std::move(then)] { hop(state, path, i + 1, crossing, then); };
+    state.clock.send_rows(state, path[i], crossing, std::move(next));
+}
+
+/// Move the activations of some rows from one device to another, hop by hop, then go on: at once if it is one.
+void cross(State &state, DeviceState *src, DeviceState *dst, int layer, int rows, const char *direction, Call then) {
+    if (src == dst) {
+        then();
+        return;
+    }
+    hop(state, path_between(state, src, dst), 0, {layer, rows, direction}, std::move(then));
+}
+
+// ------------------------------------------------------------------------------------------------------------------ paths
+
+/// The links from one device to another.
+const std::vector<LinkState *> &path_between(State &state, DeviceState *src, DeviceState *dst) {
+    auto known = state.paths.find({src->index, dst->index});
+    if (known == state.paths.end()) {
+        nb::object found = ask(state, attr(state.costs, "path"), {ref(src->name), ref(dst->name)});
+        Items items(found.ptr());
+        std::vector<LinkState *> path;
+        for (Py_ssize_t i = 0; i < items.size(); ++i) {
+            std::string name = text(attr(items[i], "name"));
+            for (LinkState &link : state.links)
+                if (text(link.name) == name) path.push_back(&link);
+        }
+        known = state.paths.emplace(std::pair(src->index, dst->index), std::move(path)).first;
+    }
+    return known->second;
+}
+
+/// Devices from which weights can come to another, nearest first, then by name.
+std::vector<DeviceState *> sources(State &state, DeviceState *device, PyObject *name) {
+    if (name != Py_None) {
+        DeviceState *found = find_device(state, name);
+        return found ? std::vector{found} : std::vector<DeviceState *>{};
+    }
+    auto &known = state.sources[device->index];
+    if (known.empty()) {
+        nb::object found = ask(state, attr(state.py.texts, "sources"), {ref(state.twin), ref(device->twin)});
+        Items items(found.ptr());
+        for (Py_ssize_t i = 0; i < items.size(); ++i) known.push_back(find_device(state, items[i]));
+    }
+    return known;
+}
+
+}  // namespace moesim

@@ -1,0 +1,142 @@
+// The loop over instants, and the order of things within one (rule 2).
+#include "state.hpp"
+#include "streams.hpp"
+
+namespace moesim {
+
+static void arrive(State &state, Transfer *transfer) {
+    i64 unit = transfer->unit, now = state.now;
+    if (unit < 0) {
+        transfer->on_arrival();
+        return;
+    }
+    DeviceState *dst = transfer->dst;
+    if (transfer->transit) transfer->transit->memory.hold(-transfer->n_bytes, now);
+    dst->pending[unit] = nullptr;
+    --dst->n_pending;
+    transfer->src->memory.release(unit, now);
+    if (dst->backing) return;
+    CopyState *copy = dst->memory.arrive(unit, transfer->pool, transfer->fetch);
+    copy->in_use = transfer->in_use;
+    for (Task *task : transfer->waiting) {
+        ++copy->in_use;
+        wake(state, task);
+    }
+    if (transfer->drop_on_arrival) dst->memory.drop(unit, now);
+}
+
+/// Take in completions, in the order of submission.
+static void take_in(State &state) {
+    std::vector<Task *> finished = std::move(state.finished);
+    state.finished.clear();
+    if (finished.size() > 1)
+        std::stable_sort(finished.begin(), finished.end(), [](Task *a, Task *b) { return a->key < b->key; });
+    for (Task *task : finished) {
+        if (task->unit < 0) {
+            if (task->layer < 0) {
+                state.goes_on = std::move(task->then);
+            } else {
+                task->then();
+            }
+            continue;
+        }
+        task->lane->device->memory.release(task->unit, state.now);
+        task->visit->let_go();
+        if (task->group) progress(state, task->group);
+        if (state.thread) computed(state, *state.thread, task);
+    }
+    std::vector<Transfer *> arrived = std::move(state.arrived);
+    state.arrived.clear();
+    if (arrived.size() > 1)
+        std::sort(arrived.begin(), arrived.end(), [](Transfer *a, Transfer *b) { return a->fetch < b->fetch; });
+    for (Transfer *transfer : arrived) arrive(state, transfer);
+    if (!state.deferred.empty()) {
+        std::vector<Call> deferred = std::move(state.deferred);
+        state.deferred.clear();
+        for (Call &call : deferred) call();
+    }
+    if (state.listens[FETCHED])
+        for (Transfer *transfer : arrived)
+            if (transfer->unit >= 0)
+                tell(state, FETCHED, named(state.py.event[FETCHED], num(transfer->layer), num(transfer->expert),
+                                           ref(transfer->dst->name)));
+    if (state.listens[RAN])
+        for (Task *task : finished)
+            if (task->unit >= 0) {
+                PyObject *experts = PyTuple_New(1);
+                if (!experts) throw nb::python_error();
+                PyTuple_SET_ITEM(experts, 0, num(task->expert));
+                tell(state, RAN, named(state.py.event[RAN], num(task->step), num(task->layer), experts,
+                                       ref(task->lane->device->name)));
+            }
+    if (state.listens[SHARED_RAN])
+        for (Task *task : finished)
+            if (task->kind == Kind::shared)
+                tell(state, SHARED_RAN, named(state.py.event[SHARED_RAN], num(task->step), num(task->layer), num(task->mb),
+                                              ref(task->lane->device->name)));
+    for (Task *task : finished) state.tasks.give_back(task);
+    for (Transfer *transfer : arrived) state.transfers.give_back(transfer);
+    if (!state.sent.empty()) {
+        std::vector<nb::object> sent = std::move(state.sent);
+        state.sent.clear();
+        for (nb::object &tag : sent) tell(state, SENT, named(state.py.event[SENT], ref(tag)));
+    }
+}
+
+/// Tell what happened at this instant, in the order of rule 2, then start what can start.
+static void flush(State &state) {
+    auto completed = [&] {
+        return !state.finished.empty() || !state.arrived.empty() || !state.deferred.empty() || !state.sent.empty();
+    };
+    while (true) {
+        if (completed()) take_in(state);
+        if (state.visit && state.visit->open <= 0) {
+            end_layer(state, state.visit);
+        } else if (state.goes_on) {
+            Call call = std::move(state.goes_on);
+            state.goes_on = nullptr;
+            call();
+        } else if (!state.routed.empty()) {
+            std::vector<int> mbs = std::move(state.routed);
+            state.routed.clear();
+            std::sort(mbs.begin(), mbs.end());
+            for (int mb : mbs) routed(state, mb);
+        } else if (!state.predicted.empty()) {
+            std::vector<State::Prediction> found = std::move(state.predicted);
+            state.predicted.clear();
+            for (auto &prediction : found) predicted(state, prediction);
+        } else if (!completed()) {
+            break;
+        }
+    }
+    if (!state.blocked.empty()) {
+        state.media_to_start.insert(state.media_to_start.end(), state.blocked.begin(), state.blocked.end());
+        state.blocked.clear();
+    }
+    if (!state.media_to_start.empty()) {
+        std::vector<Medium *> media = std::move(state.media_to_start);
+        state.media_to_start.clear();
+        for (Medium *medium : media) {
+            if (start_next(state, medium)) continue;
+            if (std::find(state.blocked.begin(), state.blocked.end(), medium) == state.blocked.end())
+                state.blocked.push_back(medium);
+        }
+    }
+    for (size_t i = 0; i < state.lanes_to_start.size(); ++i) start_next(state, state.lanes_to_start[i]);
+    state.lanes_to_start.clear();
+}
+
+/// Carry out all steps.
+void run(State &state) {
+    next_step(state);
+    flush(state);
+    for (int instants = 0; !state.over; ++instants) {
+        if (!(instants & 255) && PyErr_CheckSignals()) throw nb::python_error();
+        if (!state.clock.next_instant(state)) {
+            ask(state, attr(state.py.texts, "deadlock"), {nb::cast(explain(state)).release().ptr()});
+        }
+        flush(state);
+    }
+}
+
+}  // namespace moesim

@@ -1,0 +1,57 @@
+// What Python sees: an Engine that takes a run over, carries it out and gives its records, and the View of its present.
+#include "state.hpp"
+#include "streams.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+
+namespace moesim {
+
+void connect(State &state, nb::object twin, nb::object view);
+void adopt(State &state);
+void hand_over(State &state, nb::object records);
+void bind_view(nb::module_ &module);
+nb::object make_view(std::shared_ptr<State> state, nb::handle twin);
+
+/// One run.
+struct Engine {
+    std::shared_ptr<State> state = std::make_shared<State>();
+
+    nb::object connect(nb::object twin) {
+        nb::object view = make_view(state, twin);
+        moesim::connect(*state, twin, view);
+        return view;
+    }
+    void run(nb::object records) {
+        adopt(*state);
+        moesim::run(*state);
+        hand_over(*state, records);
+    }
+    /// Let go of what is Python's, so that the view, which a policy may keep, keeps nothing else alive.
+    void close() {
+        State &s = *state;
+        for (nb::object *one : {&s.twin, &s.policy, &s.view, &s.steps, &s.progress, &s.step}) *one = nb::none();
+        for (DeviceState &device : s.devices) device.twin = nb::none();
+        for (DeviceState &device : s.devices) device.pending.assign(device.pending.size(), nullptr);
+        s.clock.calls.clear();
+        s.deferred.clear();
+        s.goes_on = nullptr;
+        s.visits.clear();
+        s.gate_input_waiters.clear();
+        s.tasks.made.clear();
+        s.transfers.made.clear();
+        s.micro.clear();
+    }
+};
+
+}  // namespace moesim
+
+NB_MODULE(_native, module) {
+    using moesim::Engine;
+    module.doc() = "The native engine: the rules of moesim.engine in C++, file by file.";
+    moesim::bind_view(module);
+    nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
+        .def(nb::init<>())
+        .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")
+        .def("run", &Engine::run, "Carry out all steps and fill in the records.")
+        .def("close", &Engine::close, "Let go of the run.");
+}

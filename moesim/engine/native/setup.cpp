@@ -1,0 +1,234 @@
+// Taking a run over from Python's setup: first the machine, then what was placed on it.
+#include "state.hpp"
+#include "streams.hpp"
+
+namespace moesim {
+
+static DeviceState *of_twin(State &state, nb::handle twin) { return &state.devices[int_attr(twin, "index")]; }
+
+static Lane lane_of(State &state, DeviceState *device, nb::handle twin, bool side) {
+    Lane lane;
+    lane.device = device;
+    lane.side = side;
+    lane.plain = truth(attr(twin, "plain").ptr());
+    lane.expert_activity = state.contention.number(text(attr(twin, "expert_activity")));
+    lane.dense_activity = state.contention.number(text(attr(twin, "dense_activity")));
+    return lane;
+}
+
+static void read_model(State &state) {
+    nb::object &model = state.model;
+    state.n_layers = int(int_attr(model, "n_layers"));
+    state.n_experts = int(int_attr(model, "n_experts"));
+    state.top_k = int(int_attr(model, "top_k"));
+    state.hidden = int(int_attr(model, "hidden"));
+    state.n_shared = int(int_attr(model, "n_shared"));
+    state.n_dense_layers = int(int_attr(model, "n_dense_layers"));
+    state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");
+    Items core(attr(model, "core_widths").ptr());
+    for (int i = 0; i < 2; ++i) state.core_widths[i] = as_int(core[i]);
+    nb::object twin = attr(state.twin, "weights");
+    state.weights.n_layers = state.n_layers;
+    state.weights.n_experts = state.n_experts;
+    state.weights.block = int_attr(twin, "block");
+    Items widths(attr(twin, "widths").ptr()), sizes(attr(twin, "n_bytes").ptr());
+    for (Py_ssize_t i = 0; i < widths.size(); ++i) state.weights.widths.push_back(nb::borrow(widths[i]));
+    for (Py_ssize_t i = 0; i < sizes.size(); ++i) state.weights.n_bytes.push_back(as_int(sizes[i]));
+}
+
+static void read_contention(State &state) {
+    Items pairs(attr(attr(state.costs, "hardware"), "contention").ptr());
+    auto put = [&](int activity, int other, i64 rate) {
+        for (auto &known : state.contention.partners[activity])
+            if (known.other == other) {
+                known.rate = rate;
+                return;
+            }
+        state.contention.partners[activity].push_back({other, rate});
+    };
+    for (Py_ssize_t i = 0; i < pairs.size(); ++i) {
+        int a = state.contention.number(text(attr(pairs[i], "a"))), b = state.contention.number(text(attr(pairs[i], "b")));
+        put(a, b, int_attr(pairs[i], "a_rate_ppm"));
+        put(b, a, int_attr(pairs[i], "b_rate_ppm"));
+    }
+}
+
+static void read_devices(State &state) {
+    Items devices(attr(state.twin, "devices").ptr());
+    for (Py_ssize_t i = 0; i < devices.size(); ++i) state.devices.emplace_back();
+    for (Py_ssize_t i = 0; i < devices.size(); ++i) {
+        nb::object twin = nb::borrow(devices[i]);
+        DeviceState &device = state.devices[i];
+        device.index = int(i);
+        device.twin = twin;
+        device.name = attr(twin, "name");
+        device.is_gpu = truth(attr(twin, "is_gpu").ptr());
+        device.computes = truth(attr(twin, "computes").ptr());
+        device.backing = truth(attr(twin, "backing").ptr());
+        device.first_extra = int_attr(twin, "first_extra");
+        nb::object costs = attr(twin, "expert_ns");
+        for (size_t width = 0; width < state.weights.widths.size(); ++width) {
+            nb::object key = width ? state.weights.widths[width] : nb::object(nb::none());
+            device.ask_expert_ns.push_back(own(PyObject_GetItem(costs.ptr(), key.ptr())));
+            device.expert_ns.emplace_back();
+        }
+        device.pending.assign(state.weights.size(), nullptr);
+        device.main = lane_of(state, &device, attr(twin, "main"), false);
+        device.side = lane_of(state, &device, attr(twin, "side"), true);
+        DeviceMemory &memory = device.memory;
+        memory.device = int(i);
+        memory.weights = &state.weights;
+        memory.records = &state.records;
+        memory.backing = device.backing;
+        memory.copies.resize(state.weights.size());
+        if (device.backing)
+            for (CopyState &copy : memory.copies) copy.there = true;
+        if (device.is_gpu) state.gpus.push_back(&device);
+    }
+    state.sources.resize(state.devices.size());
+}
+
+static void read_links(State &state) {
+    nb::object values = ask(state, attr(attr(state.twin, "links"), "values"), {});
+    nb::object listed = own(PySequence_List(values.ptr()));
+    Items links(listed.ptr());
+    std::vector<nb::object> media;
+    for (Py_ssize_t i = 0; i < links.size(); ++i) {
+        nb::handle twin = links[i];
+        LinkState &link = state.links.emplace_back();
+        link.is_link = true;
+        link.index = int(i);
+        link.name = attr(twin, "name");
+        link.link = attr(twin, "link");
+        link.ask_ns = attr(twin, "transfer_ns");
+        link.to = of_twin(state, attr(twin, "to"));
+        link.plain = truth(attr(twin, "plain").ptr());
+        link.shared = truth(attr(link.link, "share_link").ptr());
+        link.activity_number = state.contention.number(text(link.name));
+        state.contention.of_link[link.activity_number] = true;
+        nb::object medium = attr(twin, "medium");
+        size_t at = 0;
+        while (at < media.size() && media[at].ptr() != medium.ptr()) ++at;
+        if (at == media.size()) {
+            media.push_back(medium);
+            state.media.emplace_back();
+        }
+        link.medium = &state.media[at];
+        link.medium->links.push_back(&link);
+        state.alone.push_back({&link});
+    }
+}
+
+/// Read the machine, on which nothing is placed yet.
+void connect(State &state, nb::object twin, nb::object view) {
+    state.py.load();
+    state.twin = twin;
+    state.view = view;
+    state.model = attr(twin, "model");
+    state.costs = attr(twin, "costs");
+    state.policy = attr(twin, "policy");
+    state.predictors = attr(twin, "predictors");
+    state.progress = attr(twin, "progress");
+    state.steps = attr(twin, "steps");
+    state.policy_name = text(attr(twin, "policy_name"));
+    state.decision_ns = int_attr(attr(twin, "options"), "decision_ns");
+    nb::object listens = attr(twin, "listens"), chunk = attr(state.costs, "chunk_bytes");
+    for (int kind = 0; kind < N_EVENTS; ++kind) {
+        int there = PySequence_Contains(listens.ptr(), reinterpret_cast<PyObject *>(state.py.event[kind]));
+        if (there < 0) throw nb::python_error();
+        state.listens[kind] = there;
+    }
+    state.chunk_bytes = chunk.is_none() ? 0 : as_int(chunk);
+    read_model(state);
+    read_contention(state);
+    read_devices(state);
+    read_links(state);
+    nb::object thread = attr(twin, "thread");
+    if (!thread.is_none()) {
+        state.thread = std::make_unique<HostThread>();
+        state.thread->submit_ns = int_attr(thread, "submit_ns");
+        state.thread->shared = truth(attr(thread, "shared").ptr());
+    }
+}
+
+static void place_memory(State &state, DeviceState &device) {
+    nb::object twin = attr(device.twin, "memory");
+    DeviceMemory &memory = device.memory;
+    memory.capacity = int_attr(twin, "capacity");
+    memory.spare = int_attr(twin, "spare");
+    memory.used = int_attr(twin, "used");
+    memory.peak = int_attr(twin, "peak");
+    nb::object pools = own(PySequence_List(ask(state, attr(attr(twin, "pools"), "values"), {}).ptr()));
+    Items listed(pools.ptr());
+    for (Py_ssize_t i = 0; i < listed.size(); ++i) {
+        auto pool = std::make_unique<PoolState>();
+        pool->name = attr(listed[i], "name");
+        pool->number = int(state.pool_names.size());
+        state.pool_names.push_back(pool->name);
+        pool->per_layer = truth(attr(listed[i], "per_layer").ptr());
+        Items capacity(attr(listed[i], "capacity").ptr());
+        for (Py_ssize_t c = 0; c < capacity.size(); ++c) pool->capacity.push_back(as_int(capacity[c]));
+        pool->used.assign(pool->capacity.size(), 0);
+        size_t shelves = state.weights.n_bytes.size();
+        pool->members.assign(shelves * memory.words(), 0);
+        pool->held.assign(shelves, 0);
+        memory.pools.push_back(std::move(pool));
+    }
+    if (device.backing) return;
+    nb::object copies = own(PySequence_List(ask(state, attr(attr(twin, "copies"), "items"), {}).ptr()));
+    Items placed(copies.ptr());
+    for (Py_ssize_t i = 0; i < placed.size(); ++i) {
+        i64 unit = as_int(PyTuple_GET_ITEM(placed[i], 0));
+        PoolState *pool = memory.pool(attr(attr(PyTuple_GET_ITEM(placed[i], 1), "pool"), "name"));
+        pool->take(unit / state.n_experts % state.n_layers, state.weights.bytes_of(unit));
+        memory.arrive(unit, pool, -1);
+    }
+}
+
+static void read_streams(State &state) {
+    nb::object twin = attr(state.twin, "streams");
+    if (twin.is_none()) return;
+    state.streams = std::make_unique<Streams>();
+    Streams &streams = *state.streams;
+    streams.depth = int(int_attr(twin, "depth"));
+    nb::object source = own(PySequence_List(ask(state, attr(attr(twin, "source"), "items"), {}).ptr()));
+    Items sources(source.ptr()), order(attr(twin, "order").ptr());
+    for (Py_ssize_t i = 0; i < sources.size(); ++i) {
+        PyObject *key = PyTuple_GET_ITEM(sources[i], 0);
+        DeviceState *from = device_of(state, PyTuple_GET_ITEM(sources[i], 1), "Placement.streamed");
+        streams.source[{text(PyTuple_GET_ITEM(key, 0)), int(as_int(PyTuple_GET_ITEM(key, 1)))}] = from;
+    }
+    for (Py_ssize_t i = 0; i < order.size(); ++i) {
+        StreamUse use{device_of(state, PyTuple_GET_ITEM(order[i], 0), "stream"), int(as_int(PyTuple_GET_ITEM(order[i], 1))), {}};
+        Items parts(PyTuple_GET_ITEM(order[i], 2));
+        for (Py_ssize_t p = 0; p < parts.size(); ++p) use.parts.push_back(text(parts[p]));
+        streams.order.push_back(std::move(use));
+    }
+}
+
+/// Read what was placed where.
+void adopt(State &state) {
+    auto at = [&](const char *name) {
+        std::vector<DeviceState *> found;
+        Items listed(attr(state.twin, name).ptr());
+        for (Py_ssize_t i = 0; i < listed.size(); ++i) found.push_back(of_twin(state, listed[i]));
+        return found;
+    };
+    state.attention_at = at("attention_at");
+    state.dense_at = at("dense_at");
+    state.shared_at = at("shared_at");
+    auto items = [&](const char *name) { return own(PySequence_List(ask(state, attr(attr(state.twin, name), "items"), {}).ptr())); };
+    nb::object parts = items("step_parts"), apart = items("core_at"), caches = items("kv_layers");
+    Items step_parts(parts.ptr()), core_at(apart.ptr()), kv_layers(caches.ptr());
+    for (Py_ssize_t i = 0; i < step_parts.size(); ++i)
+        state.step_parts[text(PyTuple_GET_ITEM(step_parts[i], 0))] = of_twin(state, PyTuple_GET_ITEM(step_parts[i], 1));
+    state.core_at.assign(state.n_layers, nullptr);
+    for (Py_ssize_t i = 0; i < core_at.size(); ++i)
+        state.core_at[as_int(PyTuple_GET_ITEM(core_at[i], 0))] = of_twin(state, PyTuple_GET_ITEM(core_at[i], 1));
+    for (Py_ssize_t i = 0; i < kv_layers.size(); ++i)
+        state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), as_int(PyTuple_GET_ITEM(kv_layers[i], 1)));
+    for (DeviceState &device : state.devices) place_memory(state, device);
+    read_streams(state);
+}
+
+}  // namespace moesim

@@ -1,0 +1,39 @@
+#include "state.hpp"
+#include "streams.hpp"
+
+namespace moesim {
+
+State::State() = default;
+State::~State() = default;
+
+/// Whether the gate input of a layer exists in this step, for all rows.
+bool gate_input_exists(State &state, int layer) {
+    Visit *visit = state.visit;
+    if (!visit) return layer <= state.reached;  // before the first layer, between two, or after the last
+    return layer < visit->layer || (layer == visit->layer && !visit->mbs_left);
+}
+
+/// Do something once the gate input of a layer exists.
+void when_gate_input(State &state, int layer, Call call) { state.gate_input_waiters[layer].push_back(std::move(call)); }
+
+/// Make a task of the present step that is no expert's.
+Task *new_task(State &state, Kind kind, int layer, int mb, int rows, i64 work, Call then) {
+    Task *task = state.tasks.make(state.task_numbers++, kind, state.step_index, layer, mb, rows, work, state.now, state.now);
+    task->then = std::move(then);
+    return task;
+}
+
+/// Make the visit of a layer in the present step.
+Visit *new_visit(State &state, int layer) {
+    return &state.visits.emplace_back(state.step_index, layer, i64(layer) * state.n_experts, state.top_k, state.n_mbs(),
+                                      state.n_experts, state.words);
+}
+
+/// Call a Python function with new references, which are released.
+nb::object ask(State &, nb::handle callable, std::initializer_list<PyObject *> arguments) {
+    PyObject *found = PyObject_Vectorcall(callable.ptr(), arguments.begin(), arguments.size(), nullptr);
+    for (PyObject *one : arguments) Py_DECREF(one);
+    return own(found);
+}
+
+}  // namespace moesim

@@ -1,0 +1,202 @@
+// All of a run: the workload's present step and layer, the machine, and what has just happened. Rules are functions over it.
+#pragma once
+
+#include "clock.hpp"
+#include "python.hpp"
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <unordered_map>
+
+namespace moesim {
+
+/// The thread that submits Runs one after another, each for the same time.
+struct HostThread {
+    i64 submit_ns = 0;
+    bool shared = false;  // whether it also computes the host's experts: it submits nothing until such a Run is done
+    std::vector<Task *> queue;  // a heap
+    bool busy = false;
+    Task *computing = nullptr;
+};
+
+/// A contiguous run of a step's rows that holds whole requests.
+struct MicroBatch {
+    i64 first_row, n_rows, work2;
+    nb::object layers;
+};
+
+struct Streams;
+
+/// Objects that are made and given back all the time. All go with the run.
+template <class T> struct Store {
+    std::deque<T> made;
+    std::vector<T *> unused;
+    template <class... Fields> T *make(Fields &&...fields) {
+        if (unused.empty()) return &made.emplace_back(T{std::forward<Fields>(fields)...});
+        T *found = unused.back();
+        unused.pop_back();
+        *found = T{std::forward<Fields>(fields)...};
+        return found;
+    }
+    void give_back(T *one) { unused.push_back(one); }
+};
+
+struct State {
+    Contract py;
+    nb::object twin;  // the run as Python's setup knows it; released with the run
+    nb::object policy, view, costs, steps, progress, predictors, model;
+    std::string policy_name;
+    bool listens[N_EVENTS] = {};
+    i64 decision_ns = 0;
+    // The model.
+    int n_layers = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0, n_dense_layers = 0;
+    i64 kv_bytes = 0;  // per token and layer
+    i64 core_widths[2] = {0, 0};
+    Weights weights;
+    Records records;
+    // The machine and where the parts of the model are.
+    std::deque<DeviceState> devices;
+    std::vector<DeviceState *> gpus;
+    std::deque<LinkState> links;
+    std::deque<Medium> media;
+    std::vector<nb::object> pool_names;
+    std::vector<DeviceState *> attention_at, dense_at, shared_at, core_at;  // of each layer; core_at: may be none
+    std::map<std::string, DeviceState *> step_parts;
+    std::vector<std::pair<DeviceState *, i64>> kv_layers;  // layers whose KV cache is in each device's memory
+    std::unique_ptr<Streams> streams;  // of parts that are copied for each use, if there are any
+    std::map<std::pair<int, int>, std::vector<LinkState *>> paths;
+    std::vector<std::vector<LinkState *>> alone;  // each link as a path
+    std::unordered_map<i64, i64> activation_bytes;  // of rows, as far as asked
+    std::vector<std::vector<DeviceState *>> sources;
+    std::unique_ptr<HostThread> thread;
+    Contention contention;
+    Clock clock;
+    i64 chunk_bytes = 0;  // 0: transfers are in one piece
+    // Completed at this instant and not yet told.
+    i64 now = 0;
+    std::vector<Transfer *> arrived;
+    std::vector<Task *> finished;
+    std::vector<Call> deferred;
+    Call goes_on = nullptr;  // what follows embedding, leading layers or the head
+    std::vector<int> routed;
+    struct Prediction {
+        int step, layer;
+        nb::object source, predictor;
+    };
+    std::vector<Prediction> predicted;
+    std::vector<nb::object> sent;
+    // What may have something to start.
+    std::vector<Lane *> lanes_to_start;
+    std::vector<Medium *> media_to_start, blocked;
+    // The present step and layer.
+    i64 task_numbers = 1, fetch_numbers = 1;
+    nb::object step, phase;
+    int step_index = 0, step_rows = 0, words = 1;
+    bool decoding = false;
+    std::vector<MicroBatch> micro;
+    int mb = 0;  // micro-batch of the event being answered
+    Visit *visit = nullptr;
+    int reached = -1;  // the layer begun last in this step
+    std::deque<Visit> visits;  // of this step
+    std::deque<Group> groups;  // of this step
+    std::vector<Visit *> future;  // of each layer of this step that has early Runs
+    std::vector<std::vector<Call>> gate_input_waiters;  // of each layer
+    DeviceState *hidden_at = nullptr;
+    i64 step_began = 0;
+    double gate_mass = 0;
+    std::map<std::pair<int, int>, i64> dense_memo;  // device and micro-batch -> ns of a whole dense part
+    bool deciding = false;  // a decision is being charged
+    std::vector<int> undecided;  // micro-batches routed meanwhile
+    bool over = false;
+    Store<Task> tasks;
+    Store<Transfer> transfers;
+
+    State();
+    ~State();
+    int n_mbs() const { return int(micro.size()); }
+};
+
+// checks
+[[noreturn]] void fail(State &state, const std::string &what, const std::string &remedy);
+DeviceState *find_device(State &state, PyObject *name);
+DeviceState *device_of(State &state, PyObject *name, const std::string &what);
+i64 unit_of(State &state, i64 layer, i64 expert, const std::string &what, PyObject *bits = Py_None);
+i64 first_of(State &state, PyObject *bits, const std::function<std::string()> &what);
+PoolState *pool_of(State &state, DeviceState *device, PyObject *name, const std::string &what);
+std::string unit_text(i64 layer, i64 expert);
+std::string unknown_name(State &state, const char *kind, nb::handle name, nb::handle known);
+
+// state
+bool gate_input_exists(State &state, int layer);
+void when_gate_input(State &state, int layer, Call call);
+Task *new_task(State &state, Kind kind, int layer, int mb, int rows, i64 work, Call then = nullptr);
+Visit *new_visit(State &state, int layer);
+nb::object ask(State &state, nb::handle callable, std::initializer_list<PyObject *> arguments);
+
+// loop
+void run(State &state);
+
+// steps
+void next_step(State &state);
+void begin_layer(State &state, int layer);
+void end_layer(State &state, Visit *visit);
+i64 dense_ns(State &state, int layer);
+
+// delivery
+void routed(State &state, int mb);
+void predicted(State &state, const State::Prediction &prediction);
+
+// lanes
+void submit(State &state, Lane *lane, Task *task);
+void wake(State &state, Task *task);
+void start_next(State &state, Lane *lane);
+void done(State &state, Task *task, i64 end);
+i64 reading_share(State &state, DeviceState *device, int rows, int width);
+i64 expert_ns(State &state, DeviceState *device, int width, int rows);
+void take_in_turn(HostThread &thread, Task *task);
+void submit_next(State &state, HostThread &thread);
+void computed(State &state, HostThread &thread, Task *task);
+
+// links
+void enqueue(State &state, LinkState *link, Transfer *transfer);
+void dequeue(Transfer *transfer);
+void hasten(State &state, Transfer *transfer, i64 urgency);
+Transfer *send_message(State &state, const std::vector<LinkState *> &path, i64 n_bytes, i64 urgency, Call then, bool has_cause,
+                       Cause cause, int layer, int rows = 0);
+bool start_next(State &state, Medium *medium);
+void complete(State &state, LinkState *link, i64 now);
+i64 remaining_ns(State &state, Transfer *transfer);
+void cross(State &state, DeviceState *src, DeviceState *dst, int layer, int rows, const char *direction, Call then);
+i64 activation_ns(State &state, LinkState *link, int rows);
+i64 activation_bytes(State &state, int rows);
+i64 transfer_ns(State &state, LinkState *link, i64 n_bytes);
+
+// paths
+const std::vector<LinkState *> &path_between(State &state, DeviceState *src, DeviceState *dst);
+std::vector<DeviceState *> sources(State &state, DeviceState *device, PyObject *name);
+
+// actions
+void tell(State &state, EventKind kind, const nb::object &event);
+void apply(State &state, nb::handle actions);
+using Groups = std::vector<std::pair<std::tuple<int, i64, bool>, Group *>>;
+void run_experts(State &state, PyObject *action, Groups &groups);
+void launch(State &state, Group *group);
+void progress(State &state, Group *group);
+void fetch(State &state, PyObject *action);
+void drop(State &state, PyObject *action);
+void move(State &state, PyObject *action);
+void send(State &state, PyObject *action);
+
+// stuck
+std::string explain(State &state);
+
+/// Items of a list, a tuple or anything that can be iterated.
+struct Items {
+    nb::object fast;
+    explicit Items(PyObject *of) : fast(own(PySequence_Fast(of, "expected a sequence"))) {}
+    Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(fast.ptr()); }
+    PyObject *operator[](Py_ssize_t i) const { return PySequence_Fast_GET_ITEM(fast.ptr(), i); }
+};
+
+}  // namespace moesim

@@ -1,0 +1,51 @@
+"""What the native engine leaves to Python: messages, and numbers that are asked for once a step or more rarely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from moesim.capacity import part_bytes
+from moesim.core.units import format_bytes, format_ns
+from moesim.engine.checks import fail_at as fail
+from moesim.engine.checks import short_repr
+from moesim.engine.paths import sources as sources_of
+from moesim.engine.steps import check_length, kinds, n_requests, step_record
+from moesim.engine.visit import gate_mass, inexact_records
+from moesim.errors import DeadlockError, unknown_name, unknown_width
+
+if TYPE_CHECKING:
+    from moesim.engine.machine import DeviceState
+    from moesim.engine.state import State
+    from moesim.trace.workload import Step
+
+__all__ = [
+    "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass", "inexact_records", "kinds",
+    "n_requests", "part_bytes", "short_repr", "sources", "step_record", "too_long", "unknown_name", "unknown_width",
+]  # fmt: skip
+
+
+def deadlock(message: str) -> NoReturn:
+    """Raise the error of a run in which nothing can happen."""
+    raise DeadlockError(message)
+
+
+def first_rows(rows: Iterable[Any]) -> str:
+    """Write the first of some rows."""
+    return repr(list(islice(rows, 8)))
+
+
+def sources(state: State, device: DeviceState) -> Sequence[str]:
+    """Name the devices from which weights can come to `device`, nearest first."""
+    return [one.name for one in sources_of(state, device, None)]
+
+
+def too_long(state: State, now: int, step: int) -> None:
+    """Refuse a run beyond the largest time."""
+    check_length(state.costs.hardware.path, now, step)
+
+
+def context_tokens(step: Step) -> int:
+    """Count the tokens that the active requests have in the KV cache before a step."""
+    return sum(context for _, context in step.sequences)

@@ -1,0 +1,160 @@
+// The read-only present that a policy sees.
+#include "state.hpp"
+#include "streams.hpp"
+
+#include <nanobind/stl/shared_ptr.h>
+
+namespace moesim {
+
+/// Answers of `moesim.policy.View` from the engine's state.
+struct View {
+    std::shared_ptr<State> state;
+    nb::object model, costs, tables, workload, cache_slots;
+
+    DeviceState &device(nb::handle name) const {
+        if (DeviceState *found = find_device(*state, name.ptr())) return *found;
+        PyErr_SetObject(PyExc_KeyError, name.ptr());
+        throw nb::python_error();
+    }
+    i64 first(nb::handle bits) const {
+        return first_of(*state, bits.ptr(), [] { return "the view was asked"; });
+    }
+    /// A unit, counted from the end if negative, as Python's tables are.
+    i64 unit(i64 layer, i64 expert, nb::handle bits) const { return first(bits) + layer * state->n_experts + expert; }
+
+    bool is_resident(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
+        DeviceState &found = device(name);
+        i64 at = unit(layer, expert, bits), n = state->weights.size();
+        if (at < 0) at += n;
+        if (at < 0 || at >= n) throw nb::index_error("bytearray index out of range");
+        return found.memory.resident(at);
+    }
+    bool is_pending(i64 layer, i64 expert, nb::handle name, nb::handle bits) const { return pending(layer, expert, name, bits); }
+    Transfer *pending(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
+        DeviceState &found = device(name);
+        i64 at = unit(layer, expert, bits);
+        return at >= 0 && at < state->weights.size() ? found.pending[at] : nullptr;
+    }
+    bool is_in_use(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
+        CopyState *copy = device(name).memory.get(unit(layer, expert, bits));
+        return copy && copy->in_use > 0;
+    }
+    nb::object residency(i64 layer, nb::handle name, nb::handle bits) const {
+        DeviceMemory &memory = device(name).memory;
+        i64 from = first(bits) + layer * state->n_experts, n = state->weights.size();
+        i64 to = from + state->n_experts;
+        auto clip = [n](i64 at) { return std::min(std::max<i64>(at < 0 ? at + n : at, 0), n); };  // as slices of Python are
+        from = clip(from), to = std::max(clip(to), from);
+        PyObject *found = PyBytes_FromStringAndSize(nullptr, to - from);
+        if (!found) throw nb::python_error();
+        char *bytes = PyBytes_AS_STRING(found);
+        for (i64 at = from; at < to; ++at) bytes[at - from] = memory.copies[at].there;
+        return nb::steal(found);
+    }
+    i64 remaining(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
+        Transfer *transfer = pending(layer, expert, name, bits);
+        return transfer ? remaining_ns(*state, transfer) : 0;
+    }
+    PoolState *pool(nb::handle name, nb::handle pool_name) const {
+        if (PoolState *found = device(name).memory.pool(pool_name)) return found;
+        PyErr_SetObject(PyExc_KeyError, pool_name.ptr());
+        throw nb::python_error();
+    }
+    nb::object residents(nb::handle name, nb::handle pool_name, nb::handle layer, nb::handle bits) const {
+        DeviceMemory &memory = device(name).memory;
+        PoolState *found = pool(name, pool_name);
+        int words = memory.words(), n = state->n_experts;
+        i64 shelf = first(bits) / n, n_shelves = i64(found->held.size());
+        auto experts = [&](i64 at) { return rows_of(found->members.data() + at * words, words); };
+        nb::object made = own(PyList_New(0));
+        auto append = [&](nb::object one) {
+            if (PyList_Append(made.ptr(), one.ptr())) throw nb::python_error();
+        };
+        if (!layer.is_none()) {
+            i64 at = shelf + as_int(layer);
+            if (at >= 0 && at < n_shelves && found->held[at])
+                for (int e : experts(at)) append(nb::steal(num(e)));
+            return made;
+        }
+        for (i64 l = 0; l < state->n_layers; ++l)
+            if (found->held[shelf + l])
+                for (int e : experts(shelf + l)) {
+                    PyObject *pair = PyTuple_New(2);
+                    if (!pair) throw nb::python_error();
+                    PyTuple_SET_ITEM(pair, 0, num(l));
+                    PyTuple_SET_ITEM(pair, 1, num(e));
+                    append(nb::steal(pair));
+                }
+        return made;
+    }
+    i64 free_bytes(nb::handle name, nb::handle pool_name, i64 layer) const {
+        PoolState *found = pool(name, pool_name);
+        i64 at = found->per_layer ? layer : 0, n = i64(found->used.size());
+        if (at < 0) at += n;
+        if (at < 0 || at >= n) throw nb::index_error("list index out of range");
+        return found->capacity[at] - found->used[at];
+    }
+    nb::object named_devices(const std::function<bool(const DeviceState &)> &fits) const {
+        nb::list found;
+        for (const DeviceState &one : state->devices)
+            if (fits(one)) found.append(one.name);
+        return found;
+    }
+    DeviceState *dense(i64 layer) const {
+        i64 n = i64(state->dense_at.size());
+        if (layer < 0) layer += n;
+        if (layer < 0 || layer >= n) throw nb::index_error("list index out of range");
+        return state->dense_at[layer];
+    }
+    bool foresees(nb::handle source, i64 layer) const {
+        State &s = *state;
+        nb::object predictor = ask(s, attr(s.predictors, "get"), {ref(source)});
+        if (predictor.is_none())
+            fail(s, "foresees: " + unknown_name(s, "source", source, s.predictors), "name a prediction source");
+        for (int mb = 0; mb < s.n_mbs(); ++mb)
+            if (ask(s, attr(predictor, "predict"), {ref(s.step), num(mb), num(layer)}).is_none()) return false;
+        return true;
+    }
+};
+
+nb::object make_view(std::shared_ptr<State> state, nb::handle twin) {
+    View view{std::move(state), attr(twin, "model"), attr(twin, "costs"), attr(twin, "tables"), attr(twin, "workload"), attr(twin, "cache_slots")};
+    return nb::cast(std::move(view));
+}
+
+void bind_view(nb::module_ &module) {
+    nb::class_<View> view(module, "View", "Answers of `moesim.policy.View` from the native engine's state.");
+    view.def_prop_ro("now_ns", [](const View &v) { return v.state->now; })
+        .def_prop_ro("model", [](const View &v) { return v.model; })
+        .def_prop_ro("costs", [](const View &v) { return v.costs; })
+        .def_prop_ro("tables", [](const View &v) { return v.tables; })
+        .def_prop_ro("devices", [](const View &v) { return v.named_devices([](const DeviceState &) { return true; }); })
+        .def_prop_ro("gpus", [](const View &v) { return v.named_devices([](const DeviceState &d) { return d.is_gpu; }); })
+        .def_prop_ro("cpus", [](const View &v) { return v.named_devices([](const DeviceState &d) { return d.computes && !d.is_gpu; }); })
+        .def_prop_ro("compute", [](const View &v) { return attr(attr(v.costs, "hardware"), "compute"); })
+        .def_prop_ro("host", [](const View &v) { return own(PySequence_GetItem(attr(attr(v.costs, "hardware"), "backing").ptr(), 0)); })
+        .def_prop_ro("max_tokens", [](const View &v) { return attr(v.workload, "max_tokens"); })
+        .def("cache_slots", [](const View &v, nb::handle device) {
+                return ask(*v.state, attr(v.cache_slots, "get"), {ref(device), num(0)});
+            }, nb::arg("device"))
+        .def("dense_device", [](const View &v, i64 layer) { return v.dense(layer)->name; }, nb::arg("layer"))
+        .def("dense_ns", [](const View &v, i64 layer) {
+                v.dense(layer);
+                return dense_ns(*v.state, int(layer));
+            }, nb::arg("layer"))
+        .def("foresees", &View::foresees, nb::arg("source"), nb::arg("layer"))
+        .def("free_bytes", &View::free_bytes, nb::arg("device"), nb::arg("pool"), nb::arg("layer") = 0)
+        .def("residents", &View::residents, nb::arg("device"), nb::arg("pool"), nb::arg("layer").none() = nb::none(),
+             nb::arg("bits").none() = nb::none())
+        .def("residency", &View::residency, nb::arg("layer"), nb::arg("device"), nb::arg("bits").none() = nb::none());
+    auto of_unit = [&](const char *name, auto method) {
+        view.def(name, method, nb::arg("layer"), nb::arg("expert"), nb::arg("device"), nb::arg("bits").none() = nb::none());
+    };
+    of_unit("is_resident", &View::is_resident);
+    of_unit("is_pending", &View::is_pending);
+    of_unit("is_in_use", &View::is_in_use);
+    of_unit("is_pinned", &View::is_in_use);  // the old name, for one version
+    of_unit("remaining_ns", &View::remaining);
+}
+
+}  // namespace moesim
