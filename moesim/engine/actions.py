@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from moesim.engine import movement, runs
-from moesim.engine.checks import device_of, fail, unit_of
+from moesim.engine.checks import device_of, fail, short_repr, unit_of
 from moesim.engine.lanes import submit, submit_next, wake
 from moesim.engine.machine import AHEAD, Task
 from moesim.engine.state import State, gate_input_exists, when_gate_input
@@ -14,6 +14,7 @@ from moesim.engine.visit import SKIPPED, bits_of, rows_of
 from moesim.errors import unknown_name
 from moesim.policy import Action, Drop, Fetch, Move, Predict, Run, Send, Skip
 
+WRONG_TYPE = "give integers for layers, rows and urgency, sequences of integers for experts, names for devices and pools"
 _ABOUT_EXPERTS = frozenset({Fetch, Drop, Move, Run, Skip})
 
 
@@ -31,18 +32,23 @@ def apply(state: State, actions: Iterable[Any]) -> None:
     if type(actions) is not list and type(actions) is not tuple:
         if isinstance(actions, Action):  # a tuple itself: its fields are no actions
             fail(state, f"decide returned a bare {actions!r}", "return a list of actions")
+        if not isinstance(actions, Iterable):
+            fail(state, f"decide returned {short_repr(actions)}", "return a list of actions")
         actions = list(actions)  # collected before any takes effect: a generator must not see its own consequences
     groups: runs.Groups = {}
     for action in actions:
         kind = type(action)
-        if kind in _ABOUT_EXPERTS and _is_empty(action):
-            continue
-        if kind is Run:
-            runs.run(state, action, groups)
-        elif kind in _APPLY:
-            _APPLY[kind](state, action)
-        else:
-            fail(state, f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send")
+        try:
+            if kind in _ABOUT_EXPERTS and _is_empty(action):
+                continue
+            if kind is Run:
+                runs.run(state, action, groups)
+            elif kind in _APPLY:
+                _APPLY[kind](state, action)
+            else:
+                fail(state, f"decide returned {action!r}", "return Fetch, Drop, Move, Run, Skip, Predict or Send")
+        except TypeError:
+            fail(state, f"decide returned {short_repr(action)}", WRONG_TYPE)
     for group in groups.values():
         runs.launch(state, group)
     if state.thread is not None:

@@ -121,6 +121,28 @@ def test_one_action_without_a_list() -> None:
     assert message.endswith("; return a list of actions")
 
 
+@pytest.mark.parametrize("answer", [42, True, object])
+def test_an_answer_that_is_no_list(answer: Any) -> None:
+    script = Script({("Routed", 0, 0, 0): lambda event, view: answer}, copies=ALL)
+    message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
+    assert message == f"{AT_ROUTED}decide returned {answer!r}; return a list of actions"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Fetch("x", [0], "gpu0"), Fetch(0, [None], "gpu0"), Fetch(0, 1, "gpu0"), Fetch(0, [0], "gpu0", "high"),  # type: ignore[arg-type, list-item]
+        Run(0, ["a"], "gpu0"), Run(0, [0], "gpu0", rows=5), Run(0, [0], "gpu0", rows=["x"]), Run(None, [0], "gpu0"),  # type: ignore[arg-type, list-item]
+        Drop(0, [0], None), Skip(0, [0], rows="ab"), Move(0, ["x"], "gpu0", "cache"), Send("many", "gpu0", "cpu0", ""),  # type: ignore[arg-type, list-item]
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_actions_of_wrong_types(action: Any) -> None:
+    says = at_routed(action)
+    remedy = "give integers for layers, rows and urgency, sequences of integers for experts, names for devices and pools"
+    assert says == f"decide returned {' '.join(repr(action).split())[:80]}; {remedy}"
+
+
 def test_no_placement() -> None:
     script = Script()
     script.place = lambda view: None  # type: ignore[assignment, method-assign]

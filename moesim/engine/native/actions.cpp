@@ -89,35 +89,45 @@ static void predict(State &state, PyObject *action) {
     submit(state, side ? &device->side : &device->main, task);
 }
 
+/// Apply one action; an action that names no expert, or no row, is ignored.
+static void apply_one(State &state, PyObject *action, Groups &groups) {
+    int kind = 0;
+    while (kind < N_ACTIONS && Py_TYPE(action) != state.py.action[kind]) ++kind;
+    if (kind <= SKIP && is_empty(PyTuple_GET_ITEM(action, 1))) return;
+    if (kind == RUN || kind == SKIP) {
+        PyObject *rows = PyTuple_GET_ITEM(action, kind == RUN ? 3 : 2);
+        if (rows != Py_None && is_empty(rows)) return;
+    }
+    switch (kind) {
+    case RUN: return run_experts(state, action, groups);
+    case FETCH: return fetch(state, action);
+    case DROP: return drop(state, action);
+    case MOVE: return move(state, action);
+    case SEND: return send(state, action);
+    case SKIP: return skip(state, action);
+    case PREDICT: return predict(state, action);
+    default: fail(state, "decide returned " + repr_of(action), "return Fetch, Drop, Move, Run, Skip, Predict or Send");
+    }
+}
+
 /// Apply the actions returned for one event; Runs among them that share a device and layer form a group.
 void apply(State &state, nb::handle returned) {
     nb::object actions = nb::borrow(returned);
     if (!PyList_CheckExact(actions.ptr()) && !PyTuple_CheckExact(actions.ptr())) {
         for (PyTypeObject *type : state.py.action)  // a tuple itself: its fields are no actions
             if (PyObject_TypeCheck(actions.ptr(), type)) fail(state, "decide returned a bare " + repr_of(actions), "return a list of actions");
+        if (!truth(ask(state, attr(state.py.texts, "is_iterable"), {ref(actions)}).ptr()))
+            fail(state, "decide returned " + short_repr(state, actions), "return a list of actions");
         actions = own(PySequence_List(actions.ptr()));  // a generator must not see its own consequences
     }
     Groups groups;
     Items items(actions.ptr());
     for (Py_ssize_t i = 0; i < items.size(); ++i) {
-        PyObject *action = items[i];
-        int kind = 0;
-        while (kind < N_ACTIONS && Py_TYPE(action) != state.py.action[kind]) ++kind;
-        if (kind <= SKIP && is_empty(PyTuple_GET_ITEM(action, 1))) continue;
-        if (kind == RUN || kind == SKIP) {
-            PyObject *rows = PyTuple_GET_ITEM(action, kind == RUN ? 3 : 2);
-            if (rows != Py_None && is_empty(rows)) continue;
-        }
-        switch (kind) {
-        case RUN: run_experts(state, action, groups); break;
-        case FETCH: fetch(state, action); break;
-        case DROP: drop(state, action); break;
-        case MOVE: move(state, action); break;
-        case SEND: send(state, action); break;
-        case SKIP: skip(state, action); break;
-        case PREDICT: predict(state, action); break;
-        default:
-            fail(state, "decide returned " + repr_of(action), "return Fetch, Drop, Move, Run, Skip, Predict or Send");
+        try {
+            apply_one(state, items[i], groups);
+        } catch (nb::python_error &error) {
+            if (!error.matches(PyExc_TypeError)) throw;
+            fail(state, "decide returned " + short_repr(state, items[i]), text(attr(state.py.texts, "WRONG_TYPE")));
         }
     }
     for (auto &[key, group] : groups) launch(state, group);

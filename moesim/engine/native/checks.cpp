@@ -15,6 +15,11 @@ void fail(State &state, const std::string &what, const std::string &remedy) {
 
 std::string unit_text(i64 layer, i64 expert) { return "L" + std::to_string(layer) + "/E" + std::to_string(expert); }
 
+/// Write a value in one short line.
+std::string short_repr(State &state, nb::handle value) {
+    return text(ask(state, attr(state.py.texts, "short_repr"), {ref(value)}));
+}
+
 /// Say that a name is unknown, with the closest known one.
 std::string unknown_name(State &state, const char *kind, nb::handle name, nb::handle known) {
     return text(ask(state, attr(state.py.texts, "unknown_name"), {nb::cast(kind).release().ptr(), ref(name), ref(known)}));

@@ -81,7 +81,7 @@ static bool make_room(State &state, Transfer *transfer) {
             if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
         }
         if (!understood) {
-            std::string got = text(ask(state, attr(state.py.texts, "short_repr"), {ref(victim)}));
+            std::string got = short_repr(state, victim);
             fail(state, asked() + ": expected (layer, expert) or None, got " + got,
                  "name a resident of the pool, or return None to wait");
         }

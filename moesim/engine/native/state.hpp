@@ -125,6 +125,7 @@ i64 unit_of(State &state, i64 layer, i64 expert, const std::string &what, PyObje
 i64 first_of(State &state, PyObject *bits, const std::function<std::string()> &what);
 PoolState *pool_of(State &state, DeviceState *device, PyObject *name, const std::string &what);
 std::string unit_text(i64 layer, i64 expert);
+std::string short_repr(State &state, nb::handle value);
 std::string unknown_name(State &state, const char *kind, nb::handle name, nb::handle known);
 
 // state

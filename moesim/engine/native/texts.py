@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from moesim.capacity import part_bytes
 from moesim.core.units import format_bytes, format_ns
+from moesim.engine.actions import WRONG_TYPE
 from moesim.engine.checks import fail_at as fail
 from moesim.engine.checks import short_repr
 from moesim.engine.paths import sources as sources_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from moesim.trace.workload import Step
 
 __all__ = [
-    "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass", "inexact_records", "kinds",
+    "WRONG_TYPE", "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass", "inexact_records", "is_iterable", "kinds",
     "n_requests", "part_bytes", "short_repr", "sources", "step_record", "too_long", "unknown_name", "unknown_width",
 ]  # fmt: skip
 
@@ -29,6 +30,11 @@ __all__ = [
 def deadlock(message: str) -> NoReturn:
     """Raise the error of a run in which nothing can happen."""
     raise DeadlockError(message)
+
+
+def is_iterable(value: object) -> bool:
+    """Whether a value can be iterated over."""
+    return isinstance(value, Iterable)
 
 
 def first_rows(rows: Iterable[Any]) -> str:
