@@ -14,6 +14,8 @@ JOBS ?= 2
 # The tests of the recorder need PyTorch. It comes first and alone, at one version: what depends on it would otherwise
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
+# The native engine is compiled at installation, where there is a C++ compiler. MOESIM_NATIVE=1: a failure is an error.
+NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp)
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,18 +57,20 @@ format: $(VENV)/.installed-dev
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml | $(BIN)/python
+$(VENV)/.installed: pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable ".[dev,record,cluster,gguf]"
 	touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
-	touch $@ $(VENV)/.installed
+# What the site needs beside moesim itself, which is not built again for it.
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $@.txt
+	$(BIN)/python -m pip install --quiet --requirement $@.txt
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist results site .pytest_cache .mypy_cache .ruff_cache .hypothesis

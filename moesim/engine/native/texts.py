@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from moesim.trace.workload import Step
 
 __all__ = [
-    "WRONG_TYPE", "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass", "inexact_records", "is_iterable", "kinds",
-    "n_requests", "part_bytes", "short_repr", "sources", "step_record", "too_long", "unknown_name", "unknown_width",
+    "WRONG_TYPE", "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",
+    "inexact_records", "is_iterable", "kinds", "n_requests", "part_bytes", "short_repr", "sources", "step_record",
+    "too_long", "unknown_name", "unknown_width",
 ]  # fmt: skip
 
 

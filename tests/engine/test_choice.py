@@ -1,0 +1,74 @@
+"""Which engine carries a run out, and how it is forced."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moesim.cli.main import main
+from moesim.engine import choice, chosen, native
+from moesim.errors import ConfigError
+from tests.engine.engine_kit import Script, play
+from tests.engine.rules_kit import ALL, ONE, on_gpu
+
+built = pytest.mark.skipif(not native.AVAILABLE, reason="the native engine is not built")
+
+
+def test_the_native_engine_runs_where_it_is_built(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(choice.VARIABLE)
+    assert chosen() == ("native" if native.AVAILABLE else "simpy")
+    monkeypatch.setattr(native, "AVAILABLE", False)
+    assert chosen() == "simpy"
+    monkeypatch.setattr(native, "AVAILABLE", True)
+    assert chosen() == "native"
+
+
+def test_a_forced_engine_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(native, "AVAILABLE", False)
+    with pytest.raises(ConfigError, match=r"^engine: the native engine is not built here; install moesim with a C\+\+ compiler"):
+        play(Script(copies=ALL, routed=on_gpu), ONE, engine="native")
+    monkeypatch.setenv(choice.VARIABLE, "cpp")
+    with pytest.raises(ConfigError, match=r"^MOESIM_ENGINE: expected simpy or native, got 'cpp'; leave it out"):
+        play(Script(copies=ALL, routed=on_gpu), ONE)
+    assert main(["bench", "--engine", "fast"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "moesim: engine: expected simpy or native, got 'fast'; leave it out for the fastest that is there\n"
+    )
+
+
+def compared(engine: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    options = ["--policies", "lru,fiddler", "--cache", "0.5", "--prompt", "4", "--decode", "2", "--engine", engine, "-o", "json"]
+    assert main(["compare", *options]) == 0
+    found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@built
+def test_a_row_says_which_engine_ran_and_all_else_is_equal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv(choice.VARIABLE, "")
+    python, compiled = compared("simpy", capsys), compared("native", capsys)
+    assert {row.pop("engine") for row in python} == {"simpy"}
+    assert {row.pop("engine") for row in compiled} == {"native"}
+    assert python == compiled and len(python) == 2
+
+
+@built
+def test_the_view_that_a_policy_keeps_outlives_its_run():
+    script = Script(copies=ALL, routed=on_gpu)
+    kept = []
+    script.place, place = lambda view: kept.append(view) or place(view), script.place  # type: ignore[method-assign, func-returns-value]
+    records = play(script, ONE, engine="native")
+    (view,) = kept
+    assert view.now_ns == records.makespan_ns and view.is_resident(0, 1, "gpu0") and not view.is_pending(0, 1, "gpu0")
+
+
+def test_every_python_file_of_the_rules_has_its_namesake():
+    folder = Path(native.__file__).parent
+    compiled = {path.stem for path in folder.glob("*.cpp")}
+    rules = {"loop", "state", "steps", "visit", "delivery", "actions", "checks", "runs", "lanes", "movement", "links", "memory",
+             "streams", "contention", "view", "stuck", "setup"}  # fmt: skip
+    assert rules <= compiled
+    assert rules <= {path.stem for path in folder.parent.glob("*.py")}
