@@ -8,6 +8,7 @@ import typer
 
 from moesim.core.limits import PROCESSES
 from moesim.core.table import Format
+from moesim.engine.agreement import verify_share
 from moesim.engine.choice import force
 
 Set = Annotated[
@@ -25,3 +26,10 @@ Engine = Annotated[
     str | None,
     typer.Option("--engine", metavar="simpy|native", callback=force, help="Engine to use; default: native if it is built."),
 ]
+Verify = Annotated[
+    float | None,
+    typer.Option(
+        "--verify", min=0, max=1, metavar="SHARE", callback=verify_share,
+        help="Share of the runs to play on both engines; the first record that differs stops them.",
+    ),
+]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.options import Engine, Jobs, Set
+from moesim.cli.options import Engine, Jobs, Set, Verify
 from moesim.core.limits import REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
@@ -47,6 +47,7 @@ def run(
     scheduler: Scheduler = None,
     fail_fast: FailFast = False,
     engine: Engine = None,
+    verify: Verify = None,
     form: As = Format.TABLE,
 ) -> int:
     """Run an experiment file, print a table and write the results into a folder.
@@ -59,7 +60,7 @@ def run(
     if small:
         config = quick(config, str(file), imports=not dry)
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
-    return _execute(config, str(file), folder, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
+    return _execute(config, str(file), folder, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
 
 
 def compare(
@@ -90,6 +91,7 @@ def compare(
     scheduler: Scheduler = None,
     fail_fast: FailFast = False,
     engine: Engine = None,
+    verify: Verify = None,
     form: As = Format.TABLE,
 ) -> int:
     """Compare policies without a file; lists separated by commas are swept.
@@ -117,7 +119,7 @@ def compare(
         config = parse_config(raw, "compare")
         if small:
             config = quick(config, "compare", imports=not dry)
-        return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast)
+        return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
 
 
 _OPTIONS = {

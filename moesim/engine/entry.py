@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from moesim.core import collector
+from moesim.engine.agreement import among_verified, check_equal
 from moesim.engine.choice import chosen
 from moesim.engine.loop import run
 from moesim.engine.setup import connect, place
@@ -68,22 +70,30 @@ def simulate(
         If the policy returns an action that cannot be carried out.
     DeadlockError
         If nothing can happen any more and work remains.
+    SimulationError
+        If the run is verified and the engines differ.
     """
-    state = State(
-        model,
-        costs,
-        workload,
-        policy,
-        cache_slots,
-        predictors or {},
-        tables or {},
-        options or EngineOptions(),
-        policy_name,
-        progress,
-    )
+    name = chosen(engine)
+    verified = among_verified((policy_name, workload.digest, sorted(cache_slots.items()), costs.hardware.name, model.name))
+    again = deepcopy(policy) if verified else None
+
+    def play(by: str, policy: Policy, progress: Callable[[int], None] | None) -> Records:
+        state = State(
+            model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(), policy_name,
+            progress,
+        )  # fmt: skip
+        return _ENGINES[by](state)
+
+    records = play(name, policy, progress)
+    if again is not None:
+        other = play("simpy" if name == "native" else "native", again, None)
+        check_equal(*((records, other) if name == "simpy" else (other, records)))
+    return records
+
+
+def _run_simpy(state: State) -> Records:
+    """Let SimPy's clock run."""
     connect(state)
-    if chosen(engine) == "native":
-        return _run_native(state)
     place(state)
     state.carrier = Simulated(state)
     return run(state)
@@ -93,6 +103,7 @@ def _run_native(state: State) -> Records:
     """Let the compiled engine carry the run out, from Python's setup."""
     from moesim.engine.native._native import Engine
 
+    connect(state)
     engine = Engine()
     try:
         state.view = engine.connect(state)
@@ -102,6 +113,9 @@ def _run_native(state: State) -> Records:
     finally:
         engine.close()
     return state.records
+
+
+_ENGINES = {"simpy": _run_simpy, "native": _run_native}
 
 
 def empty_view(

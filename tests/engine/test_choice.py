@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moesim.cli.main import main
-from moesim.engine import choice, chosen, native
-from moesim.errors import ConfigError
+from moesim.engine import agreement, choice, chosen, entry, native
+from moesim.errors import ConfigError, SimulationError
 from tests.engine.engine_kit import Script, play
 from tests.engine.rules_kit import ALL, ONE, on_gpu
 
@@ -39,9 +40,23 @@ def test_a_forced_engine_that_cannot_run_is_refused(monkeypatch: pytest.MonkeyPa
     )
 
 
-def compared(engine: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
-    options = ["--policies", "lru,fiddler", "--cache", "0.5", "--prompt", "4", "--decode", "2", "--engine", engine, "-o", "json"]
-    assert main(["compare", *options]) == 0
+def compared(engine: str, capsys: pytest.CaptureFixture[str], *more: str) -> list[dict[str, object]]:
+    options = [
+        "--policies",
+        "lru,fiddler",
+        "--cache",
+        "0.5",
+        "--prompt",
+        "4",
+        "--decode",
+        "2",
+        "--engine",
+        engine,
+        *more,
+        "-o",
+        "json",
+    ]
+    assert main(["compare", *options, "--engine", engine, *more]) == 0
     found: list[dict[str, object]] = json.loads(capsys.readouterr().out)
     return found
 
@@ -53,6 +68,45 @@ def test_a_row_says_which_engine_ran_and_all_else_is_equal(monkeypatch: pytest.M
     assert {row.pop("engine") for row in python} == {"simpy"}
     assert {row.pop("engine") for row in compiled} == {"native"}
     assert python == compiled and len(python) == 2
+
+
+@built
+def test_a_verified_run_is_played_on_both_engines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv(choice.VARIABLE, "")
+    monkeypatch.setenv(agreement.VARIABLE, "")
+    plain = compared("simpy", capsys)
+    played = []
+    for name, engine in list(entry._ENGINES.items()):
+        monkeypatch.setitem(entry._ENGINES, name, lambda state, name=name, engine=engine: played.append(name) or engine(state))
+    verified = compared("simpy", capsys, "--verify", "1")
+    assert verified == plain and played == ["simpy", "native"] * 2
+    assert compared("native", capsys, "--verify", "0") and played[4:] == ["native", "simpy"] * 2  # 0 changes nothing
+
+
+@built
+def test_the_first_record_that_differs_stops_a_verified_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv(choice.VARIABLE, "")
+    monkeypatch.setenv(agreement.VARIABLE, "1")
+
+    def wrong(state: Any) -> Any:
+        records = entry._run_simpy(state)
+        records.layers[1] = records.layers[1]._replace(end=7)
+        return records
+
+    monkeypatch.setitem(entry._ENGINES, "native", wrong)
+    says = r"simpy LayerRecord\(begin=\d+, end=\d+, step=0, layer=1\), native LayerRecord\(begin=\d+, end=7, "
+    with pytest.raises(SimulationError, match=r"^engines differ: layers\[1\]: " + says):
+        play(Script(copies=ALL, routed=on_gpu), ONE)
+
+
+def test_the_verified_share_depends_on_the_runs_alone(monkeypatch: pytest.MonkeyPatch):
+    runs = [("lru", n) for n in range(2000)]
+    found = {}
+    for share in (0, 0.25, 1):
+        monkeypatch.setenv(agreement.VARIABLE, str(share))
+        found[share] = [run for run in runs if agreement.among_verified(run)]
+    assert (len(found[0]), len(found[1])) == (0, 2000)
+    assert 430 < len(found[0.25]) < 570  # four standard deviations
 
 
 @built
