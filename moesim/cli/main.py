@@ -5,46 +5,31 @@ Exit codes: 0 done; 1 a run failed; 2 the input is wrong, and nothing was writte
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import sys
+from collections.abc import Collection
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from moesim import __version__
-from moesim.cli import (
-    assignments,
-    bench,
-    calibrate,
-    check,
-    diff,
-    listing,
-    papers,
-    plot,
-    profile,
-    recommend,
-    regret,
-    replay,
-    report,
-    runs,
-    schema,
-    traces,
-    validate,
-    whatif,
-)
 from moesim.core.text import say
 from moesim.errors import InputError, InterruptError, MoesimError
 
-_app = typer.Typer(
-    name="moesim",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Simulate offloaded inference of Mixture-of-Experts models: what a policy would cost on a machine.",
-)
+VERBS = {
+    "run": "runs", "compare": "runs", "whatif": "whatif", "recommend": "recommend", "calibrate": "calibrate", "diff": "diff",
+    "plot": "plot", "report": "report", "replay": "replay", "validate": "validate", "check": "check", "list": "listing",
+    "schema": "schema", "papers": "papers", "regret": "regret", "assignments": "assignments", "bench": "bench",
+    "profile": "profile", "trace": "traces",
+}  # fmt: skip
+"""Commands in the order of ``--help`` -> modules of this package. A module is imported if its command is asked for."""
+_NAMES = {"list": "listing"}  # where the function has another name than the command
+_GROUPS = ("profile", "trace")  # commands with commands of their own
 
 
 def _print_version(wanted: bool) -> None:
@@ -53,21 +38,54 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@_app.callback()
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     pass
 
 
-for _function in (
-    runs.run, runs.compare, whatif.whatif, recommend.recommend, calibrate.calibrate, diff.diff, plot.plot, report.report,
-    replay.replay, validate.validate, check.check, listing.listing, schema.schema, papers.papers, regret.regret,
-    assignments.assignments, bench.bench,
-):  # fmt: skip
-    _app.command("list" if _function is listing.listing else _function.__name__)(_function)
-_app.add_typer(profile.app, name="profile")
-_app.add_typer(traces.app, name="trace")
+def _made(verbs: Collection[str]) -> typer.Typer:
+    """Make the command line with these commands; of the others it has the line of ``--help``."""
+    made = typer.Typer(
+        name="moesim",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Simulate offloaded inference of Mixture-of-Experts models: what a policy would cost on a machine.",
+    )
+    made.callback()(_options)
+    for verb, module in VERBS.items():
+        if verb not in verbs:
+            made.command(verb, help=_summary(verb, module))(_options)
+        elif verb in _GROUPS:
+            made.add_typer(import_module(f"moesim.cli.{module}").app, name=verb)
+        else:
+            made.command(verb)(getattr(import_module(f"moesim.cli.{module}"), _NAMES.get(verb, verb)))
+    return made
+
+
+def _summary(verb: str, module: str) -> str:
+    """Read what a command is for from its source: its docstring, or the help of its group."""
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if verb in _GROUPS and isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
+            return str(node.value.value)
+        if isinstance(node, ast.FunctionDef) and node.name == _NAMES.get(verb, verb):
+            return str(ast.get_docstring(node))
+    raise AssertionError(f"moesim {verb}: no summary in {module}.py")
+
+
+def __getattr__(name: str) -> Any:
+    """Make the whole command line, as the documentation and the tests read it, when it is asked for."""
+    if name == "_app":
+        return _whole()
+    raise AttributeError(name)
+
+
+@cache
+def _whole() -> typer.Typer:
+    return _made(VERBS)
 
 
 _LONGEST = 1500  # characters of a message
@@ -77,15 +95,17 @@ _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.E
 
 
 @cache
-def _command() -> Any:
-    """Read the options of all commands, which takes longer than many a command."""
-    return typer.main.get_command(_app)
+def _command(verb: str | None) -> Any:
+    """Read the options of the command that is asked for."""
+    return typer.main.get_command(_made({verb} if verb in VERBS else ()))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
+    given = sys.argv[1:] if arguments is None else arguments
+    verb = next((word for word in given if not word.startswith("-")), None)
     try:
-        result = _command()(args=arguments, standalone_mode=False)
+        result = _command(verb)(args=arguments, standalone_mode=False)
     except InputError as error:
         return _fail(str(error), 2)
     except InterruptError as error:

@@ -8,8 +8,19 @@ import typer
 
 from moesim.core.limits import PROCESSES
 from moesim.core.table import Format
-from moesim.engine.agreement import verify_share
-from moesim.engine.choice import force
+
+
+def _force(engine: str | None) -> str | None:
+    from moesim.engine.choice import force  # the engine takes a while to import, and few commands have one
+
+    return force(engine)
+
+
+def _verify(share: float | None) -> float | None:
+    from moesim.engine.agreement import verify_share
+
+    return verify_share(share)
+
 
 Set = Annotated[
     list[str],
@@ -24,12 +35,12 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file tha
 Printed = Annotated[Format, typer.Option("-o", "--output-format", help="How to print it.")]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", metavar="simpy|native", callback=force, help="Engine to use; default: native if it is built."),
+    typer.Option("--engine", metavar="simpy|native", callback=_force, help="Engine to use; default: native if it is built."),
 ]
 Verify = Annotated[
     float | None,
     typer.Option(
-        "--verify", min=0, max=1, metavar="SHARE", callback=verify_share,
+        "--verify", min=0, max=1, metavar="SHARE", callback=_verify,
         help="Share of the runs to play on both engines; the first record that differs stops them.",
     ),
 ]  # fmt: skip
