@@ -164,9 +164,9 @@ def parse_config(raw: Any, place: str) -> Config:
 
     Examples
     --------
-    >>> parse_config({"model": "m", "hardware": "h", "trace": "t", "cache": {"ratio": 2}, "policies": ["p"]}, "a.yaml")
+    >>> parse_config({"model": "m", "hardware": "h", "trace": "t", "cache": {"ratio": -1}, "policies": ["p"]}, "a.yaml")
     Traceback (most recent call last):
-    moesim.errors.ConfigError: a.yaml: cache.ratio: expected a number in [0, 1], got 2
+    moesim.errors.ConfigError: a.yaml: cache.ratio: expected a number in [0, 1], got -1; choose a value in this range
     """
     if not isinstance(raw, dict):
         got = "nothing" if raw is None else type(raw).__name__

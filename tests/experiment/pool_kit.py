@@ -106,6 +106,9 @@ def start(folder: Path, *arguments: str, path: Path = ROOT, log: Path | None = N
     env |= {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1", "DASK_CONFIG": str(folder)}
     env["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = "0"
     command = [sys.executable, *arguments]
+    if path != ROOT:  # an editable installation would put its own moesim first
+        command.insert(1, "-S")
+        env["PYTHONPATH"] = os.pathsep.join([str(path), *(one for one in sys.path if "site-packages" in one)])
     if log is not None:
         with log.open("w") as out:
             return subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out, text=True, start_new_session=True)

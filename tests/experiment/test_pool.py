@@ -174,7 +174,7 @@ def test_a_process_reads_a_trace_once(tmp_path: Path):
     pool = Processes(1)
     try:
         pool.submit(do, first).result()
-        Path(first.trace).unlink()
+        Path(first.trace_path).unlink()
         assert pool.submit(do, second).result().failure is None  # without the file
         assert pool.submit(do, replace(first, trace_digest="0" * 64)).exception()  # which another run would have needed
     finally:
@@ -201,7 +201,7 @@ def test_processes_map_the_same_file(tmp_path: Path, processes: Processes):
 
 def test_a_shipped_trace_is_found_by_name_where_its_path_is_not(tmp_path: Path):
     (work,) = works(resolve(tmp_path, trace="mini-mixtral", policies=["lru"]))
-    assert do(replace(work, trace="/elsewhere/mini-mixtral.safetensors")).row == do(work).row
+    assert do(replace(work, trace_path="/elsewhere/mini-mixtral.safetensors")).row == do(work).row
 
 
 def test_a_process_refuses_what_it_is_not_fit_for(tmp_path: Path):
@@ -289,10 +289,10 @@ def test_made_up_routing_is_left_nowhere(tmp_path: Path):
     )
     spec: RunSpec = experiment.specs[0]
     with work_of(experiment, tmp_path / "out") as make:
-        path = Path(make(spec, False).trace)
+        path = Path(make(spec, False).trace_path)
         assert path.is_file()
         path.unlink()  # by a sweep beside this one
-        assert make(spec, False).trace == str(path)
+        assert make(spec, False).trace_path == str(path)
         assert path.is_file()
     assert not path.parent.exists()
 

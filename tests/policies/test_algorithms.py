@@ -352,36 +352,6 @@ def test_daop_start_gives_the_remainder_to_the_globally_most_frequent() -> None:
     assert per_layer_top_with_remainder(frequency, 1) == [[], [2]]
 
 
-def fill(chosen: list[list[int]], layers: Sequence[int], n: int, table: list[list[int]]) -> None:
-    """Take n pairs one by one: the highest count of what is left, of equals the lowest id, of these the lowest layer."""
-    for _ in range(n):
-        best = None
-        for expert in range(len(table[0])):
-            for layer in layers:
-                if expert not in chosen[layer] and (best is None or table[layer][expert] > table[best[0]][best[1]]):
-                    best = layer, expert
-        if best is not None:
-            chosen[best[0]].append(best[1])
-
-
-def test_the_most_frequent_pairs_against_one_by_one_choice() -> None:
-    rng = random.Random(SEED)
-    for _ in range(1000):
-        n_layers, n_experts = rng.randint(1, 4), rng.randint(1, 5)
-        table = [[rng.randint(0, 4) for _ in range(n_experts)] for _ in range(n_layers)]
-        n_slots = rng.randint(0, n_layers * n_experts + 2)
-        chosen: list[list[int]] = [[] for _ in table]
-        fill(chosen, range(n_layers), n_slots, table)
-        assert global_top(table, n_slots) == [sorted(experts) for experts in chosen]
-        share = min(n_slots // n_layers, n_experts)
-        shared: list[list[int]] = [[] for _ in table]
-        for layer in range(n_layers):
-            fill(shared, [layer], share, table)
-        assert per_layer_top(table, [share] * n_layers) == [sorted(experts) for experts in shared]
-        fill(shared, range(n_layers), n_slots - share * n_layers, table)  # DAOP: what is left to the most frequent of all
-        assert per_layer_top_with_remainder(table, n_slots) == [sorted(experts) for experts in shared]
-
-
 def test_top_by_count_leaves_out_what_nobody_wants() -> None:
     assert top_by_count([0, 2, 5, 2], 3) == [2, 1, 3]
     assert top_by_count([0, 0, 1], 3) == [2]

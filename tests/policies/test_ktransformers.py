@@ -40,7 +40,7 @@ def placed(draw: np.random.Generator, strategy: Any, seed: int) -> None:
     order = {
         "uniform": sorted(pairs, key=lambda one: one[1]),  # one expert to each layer in turn
         "front-loading": pairs,
-        "frequency": sorted(pairs, key=lambda one: (-counts[one[0]][one[1]], one[1], one[0])),  # of equals the lower id
+        "frequency": sorted(pairs, key=lambda one: (-counts[one[0]][one[1]], one)),
     }[strategy]
     assert chosen == sorted(order[:total])
 

@@ -147,12 +147,12 @@ def workload_aware_swap(
 
 
 def global_top(frequency: Sequence[Sequence[float]], n_slots: int) -> list[list[int]]:
-    """Fill slots with the most frequent (layer, expert) pairs of the whole model; ties to the lower id, then the lower layer.
+    """Fill slots with the most frequent (layer, expert) pairs of the model; of equals the lower layer first, then the lower id.
 
     Examples
     --------
-    >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3), global_top([[0.5, 0.5], [0.5, 0.5]], 3)
-    ([[1, 3], [2]], [[0, 1], [0]])
+    >>> global_top([[0.1, 0.5, 0.3, 0.8], [0.2, 0.4, 0.9, 0.1]], 3)
+    [[1, 3], [2]]
     """
     chosen: list[list[int]] = [[] for _ in frequency]
     for layer, expert in _by_frequency(frequency)[: max(n_slots, 0)]:
@@ -204,4 +204,4 @@ def top_by_count(counts: Sequence[int], size: int) -> list[int]:
 
 def _by_frequency(frequency: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
     pairs = [(layer, expert) for layer, row in enumerate(frequency) for expert in range(len(row))]
-    return sorted(pairs, key=lambda pair: (-frequency[pair[0]][pair[1]], pair[1]))  # stable: layers are in order
+    return sorted(pairs, key=lambda pair: -frequency[pair[0]][pair[1]])  # stable: already in (layer, expert) order
