@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import index
 from typing import Any
 
 from moesim.engine import movement, runs
@@ -64,13 +65,13 @@ def _is_empty(action: Any) -> bool:
 
 def skip(state: State, action: Skip) -> None:
     """Leave open slots of the present layer out."""
-    layer, experts, rows = action
+    layer, experts, rows = index(action.layer), action.experts, action.rows
     visit = state.visit
     if visit is None or layer != visit.layer or visit.mbs_left:
         fail(state, f"Skip(L{layer})", "skip slots of the present layer, once it is routed")
-    for expert in experts:
+    for expert in map(index, experts):
         unit_of(state, layer, expert, "Skip")
-        named = rows_of(visit.unserved[expert]) if rows is None else list(rows)
+        named = rows_of(visit.unserved[expert]) if rows is None else list(map(index, rows))
         chosen = bits_of(row for row in named if row >= 0)
         if not chosen or chosen & ~visit.unserved[expert] or chosen.bit_count() != len(named):
             what = f"Skip(L{layer}/E{expert}): rows {named[:8]} are not routed to it, or are served"
@@ -80,7 +81,8 @@ def skip(state: State, action: Skip) -> None:
 
 def predict(state: State, action: Predict) -> None:
     """Submit the task of a prediction, which waits for the state that it needs."""
-    step, layer, source, name, lane_name = action
+    step, layer = index(action.step), index(action.layer)
+    _, _, source, name, lane_name = action
     device = device_of(state, name, "Predict")
     if step != state.step.index:
         fail(state, f"Predict(step {step}, L{layer}): this is step {state.step.index}", "predict within the present step")

@@ -123,12 +123,14 @@ def _make_room(state: State, transfer: Transfer) -> bool:
             return False
         try:
             layer, expert, bits = victim if len(victim) == 3 else (*victim, None)
-            unit = first_of(state, bits, f"evict named L{layer}/E{expert}") + index(layer) * n_experts + index(expert)
+            layer, expert = index(layer), index(expert)
+            unit = first_of(state, bits, f"evict named L{layer}/E{expert}") + layer * n_experts + expert
         except (TypeError, ValueError):
             got = short_repr(victim)
             what = f"evict(L{transfer.layer}/E{transfer.expert}, {memory.name}): expected (layer, expert) or None, got {got}"
             fail(state, what, "name a resident of the pool, or return None to wait")
-        copy = memory.copies.get(unit) if 0 <= expert < n_experts else None
+        there = 0 <= layer < state.model.n_layers and 0 <= expert < n_experts
+        copy = memory.copies.get(unit) if there else None
         if copy is None or copy.pool is not pool:
             wrong = f"not resident in pool '{pool.name}'", "name a resident of the pool that is full"
         elif copy.in_use:

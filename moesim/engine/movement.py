@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from moesim.engine.checks import device_of, fail, pool_of, unit_of
 from moesim.engine.links import dequeue, enqueue, hasten, send_message
 from moesim.engine.machine import DeviceState, Transfer
@@ -13,12 +15,13 @@ from moesim.policy import DEMAND, Drop, Fetch, Move, Send
 
 def fetch(state: State, action: Fetch) -> None:
     """Queue copies of experts, or hasten those that are queued."""
-    layer, experts, name, urgency, pool_name, _, bits = action
+    layer, urgency = index(action.layer), index(action.urgency)
+    _, experts, name, _, pool_name, source, bits = action
     device = device_of(state, name, "Fetch")
     pool = None if device.backing else pool_of(state, device, pool_name, f"Fetch(L{layer}, {name})")
     if urgency < 0:
         fail(state, f"Fetch(L{layer}, {name}): urgency {urgency}", "classes start at 0 (demand)")
-    for expert in experts:
+    for expert in map(index, experts):
         unit = unit_of(state, layer, expert, "Fetch", bits)
         transfer = device.pending.get(unit)
         if transfer is not None:
@@ -28,7 +31,7 @@ def fetch(state: State, action: Fetch) -> None:
         if copy is not None and not device.backing:
             copy.doomed = False
         else:
-            _new_transfer(state, action, expert, unit, device, pool)
+            _new_transfer(state, (layer, expert, unit), device, pool, urgency, source)
 
 
 def _hasten(state: State, transfer: Transfer, urgency: int) -> None:
@@ -36,8 +39,10 @@ def _hasten(state: State, transfer: Transfer, urgency: int) -> None:
     hasten(state, transfer, urgency)
 
 
-def _new_transfer(state: State, action: Fetch, expert: int, unit: int, device: DeviceState, pool: PoolState | None) -> None:
-    layer, _, _, urgency, _, source, _ = action
+def _new_transfer(
+    state: State, what: tuple[int, int, int], device: DeviceState, pool: PoolState | None, urgency: int, source: str | None
+) -> None:  # fmt: skip
+    layer, expert, unit = what
     n_bytes = state.weights.n_bytes[unit // state.model.n_experts]
     if pool is not None and n_bytes > (capacity := pool.capacity[layer if pool.per_layer else 0]):
         holds = f"pool '{pool.name}' holds {capacity} bytes, the expert has {n_bytes}"
@@ -61,11 +66,11 @@ def _new_transfer(state: State, action: Fetch, expert: int, unit: int, device: D
 
 def drop(state: State, action: Drop) -> None:
     """Forget copies once idle; cancel what is queued."""
-    layer, experts, name, bits = action
+    layer, (_, experts, name, bits) = index(action.layer), action
     device = device_of(state, name, "Drop")
     if device.backing:
         fail(state, f"Drop(L{layer}, {name}): copies on a backing device stay", "drop copies on other devices only")
-    for expert in experts:
+    for expert in map(index, experts):
         unit = unit_of(state, layer, expert, "Drop", bits)
         if unit in device.memory.copies:
             device.memory.drop(unit, state.now)
@@ -83,10 +88,10 @@ def drop(state: State, action: Drop) -> None:
 
 def move(state: State, action: Move) -> None:
     """Relabel resident copies."""
-    layer, experts, name, pool_name, bits = action
+    layer, (_, experts, name, pool_name, bits) = index(action.layer), action
     device = device_of(state, name, "Move")
     pool = pool_of(state, device, pool_name, f"Move(L{layer}, {name})")
-    for expert in experts:
+    for expert in map(index, experts):
         unit = unit_of(state, layer, expert, "Move", bits)
         copy = device.memory.copies.get(unit)
         if copy is None:
@@ -99,7 +104,7 @@ def move(state: State, action: Move) -> None:
 
 def send(state: State, action: Send) -> None:
     """Queue a message."""
-    n_bytes, src, dst, tag = action
+    n_bytes, (_, src, dst, tag) = index(action.n_bytes), action
     if src == dst or n_bytes < 1:
         fail(state, f"Send({n_bytes}, {src}, {dst})", "send at least one byte between two devices")
     device_of(state, src, "Send")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import NoReturn
 
 from moesim.engine.checks import device_of, fail, first_of, unit_of
@@ -19,7 +20,10 @@ Groups = dict[tuple[int, int, bool], Group]
 
 def run(state: State, action: Run, groups: Groups) -> None:
     """Make a task of each expert; those of no group are submitted at once."""
-    layer, experts, name, rows, inputs_from, bits, late = action
+    _, experts, name, rows, inputs_from, bits, late = action
+    layer, late = index(action.layer), bool(late)
+    if inputs_from is not None:
+        inputs_from = index(inputs_from)
     device = state.by_name.get(name) or device_of(state, name, "Run")
     if not device.computes:
         fail(state, f"Run(L{layer}, {name}): a disk computes nothing", "run experts where the dense part runs")
@@ -40,7 +44,7 @@ def run(state: State, action: Run, groups: Groups) -> None:
         if group is None:
             group = groups[key] = Group(visit, into, device, read)
     now, numbers, expert_ns = state.now, state.task_numbers, device.expert_ns[bits]
-    for expert in experts:
+    for expert in map(index, experts):
         unit = first + expert
         if rows is None and not (visit.unserved[expert] if 0 <= expert < n_experts else 0):
             _nothing_to_run(state, layer, expert, name)
@@ -117,9 +121,10 @@ def _nothing_to_run(state: State, layer: int, expert: int, name: str) -> NoRetur
 def _bits_of_rows(state: State, layer: int, expert: int, rows: Sequence[int]) -> int:
     n_step = state.step_rows
     unit_of(state, layer, expert, "Run")
-    if any(not 0 <= r < n_step for r in rows) or len(set(rows)) != len(rows):
-        fail(state, f"Run(L{layer}/E{expert}): rows {list(rows)[:8]}", f"name distinct rows in 0..{n_step - 1}")
-    return bits_of(rows)
+    named = list(map(index, rows))
+    if any(not 0 <= r < n_step for r in named) or len(set(named)) != len(named):
+        fail(state, f"Run(L{layer}/E{expert}): rows {named[:8]}", f"name distinct rows in 0..{n_step - 1}")
+    return bits_of(named)
 
 
 def _serve(visit: Visit, expert: int, rows: int, inputs_from: int | None, kind: int) -> None:

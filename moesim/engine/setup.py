@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import index as whole
 
 from moesim.capacity import check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
@@ -85,7 +86,7 @@ def _place_copies(state: State, placement: Placement) -> None:
         pool_state = memory.pools[copy.pool]
         first, n_bytes = state.weights.first(copy.bits), model.expert_bytes(copy.layer, copy.bits)
         for expert in copy.experts:
-            unit = first + copy.layer * model.n_experts + expert
+            unit = first + copy.layer * model.n_experts + whole(expert)
             if unit in memory.copies:
                 raise PolicyError(f"place(): L{copy.layer}/E{expert} is placed twice on {copy.device} {who}")
             if pool_state.free(copy.layer) < n_bytes:

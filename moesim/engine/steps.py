@@ -209,7 +209,7 @@ def n_requests(requests: NDArray[Any], first: int, n_rows: int) -> int:
 def dense_ns(state: State, layer: int) -> int:
     """Time of a layer's dense part for all micro-batches of the present step, one after the other."""
     attention, dense = state.attention_at[layer], state.dense_at[layer]
-    core = state.core_at.get(layer) if state.step.phase == "decode" else None
+    core = state.core_at.get(layer % state.model.n_layers) if state.step.phase == "decode" else None
 
     def attending(micro: MicroBatch) -> int:
         if core is None:

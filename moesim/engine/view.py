@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.checks import fail, first_of
@@ -74,28 +75,31 @@ class EngineView:
             fail(state, f"foresees: {unknown_name('source', source, state.predictors)}", "name a prediction source")
         return all(predictor.predict(state.step, mb, layer) is not None for mb in range(state.n_mbs))
 
+    def _unit(self, layer: int, expert: int, bits: float | None) -> int:
+        return self._first(bits) + index(layer) * self._n_experts + index(expert)
+
     def _first(self, bits: float | None) -> int:
         return 0 if bits is None else first_of(self._state, bits, "the view was asked")
 
     def is_resident(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        return bool(self._by_name[device].memory.resident[self._first(bits) + layer * self._n_experts + expert])
+        return bool(self._by_name[device].memory.resident[self._unit(layer, expert, bits)])
 
     def is_pending(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        return self._first(bits) + layer * self._n_experts + expert in self._by_name[device].pending
+        return self._unit(layer, expert, bits) in self._by_name[device].pending
 
     def is_in_use(self, layer: int, expert: int, device: str, bits: float | None = None) -> bool:
-        copy = self._by_name[device].memory.copies.get(self._first(bits) + layer * self._n_experts + expert)
+        copy = self._by_name[device].memory.copies.get(self._unit(layer, expert, bits))
         return copy is not None and copy.in_use > 0
 
     is_pinned = is_in_use  # the old name, for one version
 
     def residency(self, layer: int, device: str, bits: float | None = None) -> bytes:
         n = self._n_experts
-        at = self._first(bits) + layer * n
+        at = self._unit(layer, 0, bits)
         return bytes(self._by_name[device].memory.resident[at : at + n])
 
     def remaining_ns(self, layer: int, expert: int, device: str, bits: float | None = None) -> int:
-        transfer = self._by_name[device].pending.get(self._first(bits) + layer * self._n_experts + expert)
+        transfer = self._by_name[device].pending.get(self._unit(layer, expert, bits))
         return remaining_ns(self._state, transfer) if transfer is not None else 0
 
     def residents(
@@ -105,7 +109,7 @@ class EngineView:
         n = self._n_experts
         first = self._first(bits)
         if layer is not None:
-            base = first + layer * n
+            base = first + index(layer) * n
             return sorted([unit - base for unit in members.get(base // n, ())])
         shelves = [shelf for shelf in sorted(members) if 0 <= shelf - first // n < self.model.n_layers]
         return [divmod(unit - first, n) for shelf in shelves for unit in sorted(members[shelf])]

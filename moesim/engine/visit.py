@@ -26,7 +26,7 @@ INEXACT = {
 
 def bits_of(rows: Iterable[int]) -> int:
     """Rows as bits."""
-    return sum(1 << int(row) for row in rows)  # a NumPy integer would overflow
+    return sum(1 << row for row in rows)
 
 
 def rows_of(bits: int) -> list[int]:

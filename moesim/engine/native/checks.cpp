@@ -29,6 +29,7 @@ std::string unknown_name(State &state, const char *kind, nb::handle name, nb::ha
 DeviceState *find_device(State &state, PyObject *name) {
     for (DeviceState &device : state.devices)
         if (device.name.ptr() == name) return &device;
+    check_key(name);
     for (DeviceState &device : state.devices) {
         int same = PyObject_RichCompareBool(device.name.ptr(), name, Py_EQ);
         if (same < 0) throw nb::python_error();

@@ -26,16 +26,12 @@ inline nb::object own(PyObject *p) {
     return nb::steal(p);
 }
 
-/// Read an integer of any Python or NumPy type.
+/// Read an integer of any Python or NumPy type; one beyond 64 bits becomes the nearest that they hold, which no check lets pass.
 inline i64 as_int(PyObject *p) {
-    i64 found;
-    if (PyLong_CheckExact(p)) {
-        found = PyLong_AsLongLong(p);
-    } else {
-        nb::object index = own(PyNumber_Index(p));
-        found = PyLong_AsLongLong(index.ptr());
-    }
-    if (found == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (!PyLong_CheckExact(p)) return as_int(own(PyNumber_Index(p)).ptr());
+    int beyond;
+    i64 found = PyLong_AsLongLongAndOverflow(p, &beyond);
+    if (beyond) return beyond < 0 ? INT64_MIN : INT64_MAX;
     return found;
 }
 inline i64 as_int(nb::handle h) { return as_int(h.ptr()); }
@@ -49,11 +45,17 @@ inline bool truth(PyObject *p) {
 inline nb::object attr(nb::handle of, const char *name) { return own(PyObject_GetAttrString(of.ptr(), name)); }
 inline i64 int_attr(nb::handle of, const char *name) { return as_int(attr(of, name)); }
 
+/// Write a value as an f-string does.
 inline std::string text(nb::handle of) {
+    if (!PyUnicode_Check(of.ptr())) return text(own(PyObject_Str(of.ptr())));
     Py_ssize_t n;
     const char *found = PyUnicode_AsUTF8AndSize(of.ptr(), &n);
     if (!found) throw nb::python_error();
     return {found, size_t(n)};
+}
+/// Refuse what cannot be the key of a dict, as a look-up by name in Python does.
+inline void check_key(nb::handle name) {
+    if (!PyUnicode_CheckExact(name.ptr()) && PyObject_Hash(name.ptr()) == -1) throw nb::python_error();
 }
 inline std::string repr_of(nb::handle of) { return text(own(PyObject_Repr(of.ptr()))); }
 

@@ -68,12 +68,12 @@ static bool make_room(State &state, Transfer *transfer) {
         i64 layer = 0, expert = 0, first = 0;
         bool understood = false;
         try {
-            nb::object items = own(PySequence_Fast(victim.ptr(), "not a pair"));
-            Py_ssize_t n = PySequence_Fast_GET_SIZE(items.ptr());
-            if (PySequence_Check(victim.ptr()) && (n == 2 || n == 3)) {
-                layer = as_int(PySequence_Fast_GET_ITEM(items.ptr(), 0));
-                expert = as_int(PySequence_Fast_GET_ITEM(items.ptr(), 1));
-                nb::object of_width = n == 3 ? nb::borrow(PySequence_Fast_GET_ITEM(items.ptr(), 2)) : nb::none();
+            if (PyObject_Size(victim.ptr()) < 0) throw nb::python_error();
+            Items items(victim.ptr());
+            if (items.size() == 2 || items.size() == 3) {
+                layer = as_int(items[0]);
+                expert = as_int(items[1]);
+                nb::object of_width = items.size() == 3 ? nb::borrow(items[2]) : nb::none();
                 first = first_of(state, of_width.ptr(), [&] { return "evict named " + unit_text(layer, expert); });
                 understood = true;
             }
@@ -85,8 +85,9 @@ static bool make_room(State &state, Transfer *transfer) {
             fail(state, asked() + ": expected (layer, expert) or None, got " + got,
                  "name a resident of the pool, or return None to wait");
         }
-        i64 unit = first + layer * state.n_experts + expert;
-        CopyState *copy = 0 <= expert && expert < state.n_experts ? memory.get(unit) : nullptr;
+        bool there = 0 <= layer && layer < state.n_layers && 0 <= expert && expert < state.n_experts;
+        i64 unit = there ? first + layer * state.n_experts + expert : -1;
+        CopyState *copy = memory.get(unit);
         std::string wrong, remedy;
         if (!copy || copy->pool != pool) {
             wrong = "not resident in pool '" + text(pool->name) + "'", remedy = "name a resident of the pool that is full";
@@ -129,11 +130,13 @@ static Transfer *next_candidate(State &state, const std::vector<Transfer *> &que
 
 // ---------------------------------------------------------------------------------------------------------- start and end
 
+constexpr i64 FOREVER = i64(1) << 60;  // longer than any run may be, and far from what 64 bits cannot count
+
 /// Time of some bytes of weights over a link, asked of the costs once.
 i64 transfer_ns(State &state, LinkState *link, i64 n_bytes) {
     auto found = link->transfer_ns.find(n_bytes);
     if (found == link->transfer_ns.end())
-        found = link->transfer_ns.emplace(n_bytes, as_int(ask(state, link->ask_ns, {num(n_bytes)}))).first;
+        found = link->transfer_ns.emplace(n_bytes, std::min(as_int(ask(state, link->ask_ns, {num(n_bytes)})), FOREVER)).first;
     return found->second;
 }
 

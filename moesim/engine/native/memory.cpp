@@ -6,6 +6,7 @@ namespace moesim {
 PoolState *DeviceMemory::pool(nb::handle name) {
     for (auto &one : pools)
         if (one->name.ptr() == name.ptr()) return one.get();
+    check_key(name);
     for (auto &one : pools) {
         int same = PyObject_RichCompareBool(one->name.ptr(), name.ptr(), Py_EQ);
         if (same < 0) throw nb::python_error();

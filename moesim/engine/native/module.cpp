@@ -26,20 +26,19 @@ struct Engine {
         moesim::run(*state);
         hand_over(*state, records);
     }
-    /// Let go of what is Python's, so that the view, which a policy may keep, keeps nothing else alive.
+    /// Let go of what leads back to the policy and of what is still to be done. A view that a policy keeps answers as before.
     void close() {
         State &s = *state;
-        for (nb::object *one : {&s.twin, &s.policy, &s.view, &s.steps, &s.progress, &s.step}) *one = nb::none();
+        for (nb::object *one : {&s.twin, &s.policy, &s.view, &s.steps, &s.progress}) *one = nb::none();
         for (DeviceState &device : s.devices) device.twin = nb::none();
-        for (DeviceState &device : s.devices) device.pending.assign(device.pending.size(), nullptr);
         s.clock.calls.clear();
         s.deferred.clear();
         s.goes_on = nullptr;
         s.visits.clear();
         s.gate_input_waiters.clear();
         s.tasks.made.clear();
-        s.transfers.made.clear();
-        s.micro.clear();
+        for (Transfer &transfer : s.transfers.made) transfer.on_arrival = nullptr;
+        s.records = {};
     }
 };
 

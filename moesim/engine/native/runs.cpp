@@ -24,7 +24,7 @@ static Visit *visit_for(State &state, i64 layer, PyObject *rows, PyObject *input
     if (inputs_from != Py_None) {
         i64 from = as_int(inputs_from);
         if (from < 0 || from > layer)
-            fail(state, run_text(state, layer, name) + "): inputs_from=" + text(own(PyObject_Str(inputs_from))),
+            fail(state, run_text(state, layer, name) + "): inputs_from=" + std::to_string(from),
                  "name a layer in 0.." + std::to_string(layer));
     }
     if (!routed && rows == Py_None)
@@ -48,9 +48,9 @@ static Rows bits_of_rows(State &state, i64 layer, i64 expert, PyObject *rows) {
     Items items(rows);
     Rows found(state.words, 0);
     bool sound = true;
-    for (Py_ssize_t i = 0; i < items.size() && sound; ++i) {
+    for (Py_ssize_t i = 0; i < items.size(); ++i) {
         i64 row = as_int(items[i]);
-        sound = row >= 0 && row < state.step_rows && !(found[row >> 6] >> (row & 63) & 1);
+        sound = sound && row >= 0 && row < state.step_rows && !(found[row >> 6] >> (row & 63) & 1);
         if (sound) set(found, row);
     }
     if (!sound) {

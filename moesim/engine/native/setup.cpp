@@ -130,6 +130,7 @@ void connect(State &state, nb::object twin, nb::object view) {
     state.predictors = attr(twin, "predictors");
     state.progress = attr(twin, "progress");
     state.steps = attr(twin, "steps");
+    state.step = nb::none();
     state.policy_name = text(attr(twin, "policy_name"));
     state.decision_ns = int_attr(attr(twin, "options"), "decision_ns");
     nb::object listens = attr(twin, "listens"), chunk = attr(state.costs, "chunk_bytes");

@@ -14,7 +14,9 @@ bool gate_input_exists(State &state, int layer) {
 }
 
 /// Do something once the gate input of a layer exists.
-void when_gate_input(State &state, int layer, Call call) { state.gate_input_waiters[layer].push_back(std::move(call)); }
+void when_gate_input(State &state, int layer, Call call) {
+    if (layer < state.n_layers) state.gate_input_waiters[layer].push_back(std::move(call));  // else it never does
+}
 
 /// Make a task of the present step that is no expert's.
 Task *new_task(State &state, Kind kind, int layer, int mb, int rows, i64 work, Call then) {

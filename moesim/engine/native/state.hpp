@@ -114,7 +114,7 @@ struct State {
 
     State();
     ~State();
-    int n_mbs() const { return int(micro.size()); }
+    int n_mbs() const { return std::max(1, int(micro.size())); }  // 1 before the first step
 };
 
 // checks

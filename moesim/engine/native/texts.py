@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from moesim.capacity import part_bytes
@@ -40,7 +41,7 @@ def is_iterable(value: object) -> bool:
 
 def first_rows(rows: Iterable[Any]) -> str:
     """Write the first of some rows."""
-    return repr(list(islice(rows, 8)))
+    return repr([index(row) for row in islice(rows, 8)])
 
 
 def sources(state: State, device: DeviceState) -> Sequence[str]:

@@ -13,14 +13,21 @@ struct View {
 
     DeviceState &device(nb::handle name) const {
         if (DeviceState *found = find_device(*state, name.ptr())) return *found;
-        PyErr_SetObject(PyExc_KeyError, name.ptr());
+        unknown(name);
+    }
+    [[noreturn]] static void unknown(nb::handle name) {
+        PyErr_SetObject(PyExc_KeyError, nb::make_tuple(name).ptr());
         throw nb::python_error();
     }
     i64 first(nb::handle bits) const {
         return first_of(*state, bits.ptr(), [] { return "the view was asked"; });
     }
-    /// A unit, counted from the end if negative, as Python's tables are.
-    i64 unit(i64 layer, i64 expert, nb::handle bits) const { return first(bits) + layer * state->n_experts + expert; }
+    /// A unit, counted from the end if negative, as Python's tables are. Far from all units a number stays so.
+    i64 unit(i64 layer, i64 expert, nb::handle bits) const {
+        constexpr i64 far = i64(1) << 40;
+        i64 at = std::clamp(layer, -far, far) * state->n_experts;
+        return first(bits) + at + std::clamp(expert, -far, far);
+    }
 
     bool is_resident(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
         DeviceState &found = device(name);
@@ -41,7 +48,7 @@ struct View {
     }
     nb::object residency(i64 layer, nb::handle name, nb::handle bits) const {
         DeviceMemory &memory = device(name).memory;
-        i64 from = first(bits) + layer * state->n_experts, n = state->weights.size();
+        i64 from = unit(layer, 0, bits), n = state->weights.size();
         i64 to = from + state->n_experts;
         auto clip = [n](i64 at) { return std::min(std::max<i64>(at < 0 ? at + n : at, 0), n); };  // as slices of Python are
         from = clip(from), to = std::max(clip(to), from);
@@ -57,8 +64,7 @@ struct View {
     }
     PoolState *pool(nb::handle name, nb::handle pool_name) const {
         if (PoolState *found = device(name).memory.pool(pool_name)) return found;
-        PyErr_SetObject(PyExc_KeyError, pool_name.ptr());
-        throw nb::python_error();
+        unknown(pool_name);
     }
     nb::object residents(nb::handle name, nb::handle pool_name, nb::handle layer, nb::handle bits) const {
         DeviceMemory &memory = device(name).memory;
@@ -71,7 +77,8 @@ struct View {
             if (PyList_Append(made.ptr(), one.ptr())) throw nb::python_error();
         };
         if (!layer.is_none()) {
-            i64 at = shelf + as_int(layer);
+            i64 at = as_int(layer);
+            at = at < n_shelves ? shelf + at : n_shelves;
             if (at >= 0 && at < n_shelves && found->held[at])
                 for (int e : experts(at)) append(nb::steal(num(e)));
             return made;
@@ -87,9 +94,9 @@ struct View {
                 }
         return made;
     }
-    i64 free_bytes(nb::handle name, nb::handle pool_name, i64 layer) const {
+    i64 free_bytes(nb::handle name, nb::handle pool_name, nb::handle layer) const {
         PoolState *found = pool(name, pool_name);
-        i64 at = found->per_layer ? layer : 0, n = i64(found->used.size());
+        i64 at = found->per_layer ? as_int(layer) : 0, n = i64(found->used.size());
         if (at < 0) at += n;
         if (at < 0 || at >= n) throw nb::index_error("list index out of range");
         return found->capacity[at] - found->used[at];
@@ -100,11 +107,12 @@ struct View {
             if (fits(one)) found.append(one.name);
         return found;
     }
-    DeviceState *dense(i64 layer) const {
+    /// A layer, counted from the end if negative, as Python's lists are.
+    int layer_of(i64 layer) const {
         i64 n = i64(state->dense_at.size());
         if (layer < 0) layer += n;
         if (layer < 0 || layer >= n) throw nb::index_error("list index out of range");
-        return state->dense_at[layer];
+        return int(layer);
     }
     bool foresees(nb::handle source, i64 layer) const {
         State &s = *state;
@@ -136,19 +144,16 @@ void bind_view(nb::module_ &module) {
         .def_prop_ro("max_tokens", [](const View &v) { return attr(v.workload, "max_tokens"); })
         .def("cache_slots", [](const View &v, nb::handle device) {
                 return ask(*v.state, attr(v.cache_slots, "get"), {ref(device), num(0)});
-            }, nb::arg("device"))
-        .def("dense_device", [](const View &v, i64 layer) { return v.dense(layer)->name; }, nb::arg("layer"))
-        .def("dense_ns", [](const View &v, i64 layer) {
-                v.dense(layer);
-                return dense_ns(*v.state, int(layer));
-            }, nb::arg("layer"))
+            }, nb::arg("device").none())
+        .def("dense_device", [](const View &v, i64 layer) { return v.state->dense_at[v.layer_of(layer)]->name; }, nb::arg("layer"))
+        .def("dense_ns", [](const View &v, i64 layer) { return dense_ns(*v.state, v.layer_of(layer)); }, nb::arg("layer"))
         .def("foresees", &View::foresees, nb::arg("source"), nb::arg("layer"))
-        .def("free_bytes", &View::free_bytes, nb::arg("device"), nb::arg("pool"), nb::arg("layer") = 0)
-        .def("residents", &View::residents, nb::arg("device"), nb::arg("pool"), nb::arg("layer").none() = nb::none(),
+        .def("free_bytes", &View::free_bytes, nb::arg("device").none(), nb::arg("pool").none(), nb::arg("layer").none() = 0)
+        .def("residents", &View::residents, nb::arg("device").none(), nb::arg("pool").none(), nb::arg("layer").none() = nb::none(),
              nb::arg("bits").none() = nb::none())
-        .def("residency", &View::residency, nb::arg("layer"), nb::arg("device"), nb::arg("bits").none() = nb::none());
+        .def("residency", &View::residency, nb::arg("layer"), nb::arg("device").none(), nb::arg("bits").none() = nb::none());
     auto of_unit = [&](const char *name, auto method) {
-        view.def(name, method, nb::arg("layer"), nb::arg("expert"), nb::arg("device"), nb::arg("bits").none() = nb::none());
+        view.def(name, method, nb::arg("layer"), nb::arg("expert"), nb::arg("device").none(), nb::arg("bits").none() = nb::none());
     };
     of_unit("is_resident", &View::is_resident);
     of_unit("is_pending", &View::is_pending);
