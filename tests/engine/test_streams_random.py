@@ -10,9 +10,10 @@ import pytest
 
 from moesim.capacity import part_bytes, stream_uses
 from moesim.engine.native import AVAILABLE
-from moesim.policy import KV, LAYER_PARTS, STEP_PARTS, Copy, Fetch, Placement, Pool, Run
+from moesim.policy import KV, Fetch, Placement, Run
 from moesim.records import Records
 from tests.engine.engine_kit import Script, assert_same, cpu, gpu, machine, play, tiny_model, workload
+from tests.engine.free_kit import drawn
 
 N_LAYERS = 3
 MODEL = tiny_model(
@@ -37,22 +38,6 @@ class Random(Script):
         if hasattr(event, "mb") or layer == N_LAYERS:
             return super().decide(event, view)
         return [Fetch(layer, range(4), "gpu0", 1)]
-
-
-def drawn(rng: np.random.Generator) -> Placement:
-    layers = range(N_LAYERS)
-    parts = {(part, layer): "cpu0" for part in ("attention", "dense", "shared") for layer in layers if rng.random() < 0.2}
-    parts |= {(part, -1): "cpu0" for part in STEP_PARTS if rng.random() < 0.2}
-    every = [(part, layer) for part in (*LAYER_PARTS, KV) for layer in layers] + [(part, -1) for part in STEP_PARTS]
-    streamed = {}
-    for part, layer in every:
-        on = parts.get(("attention" if part == KV else part, layer), "gpu0")
-        if rng.random() < 0.6:
-            streamed[part, layer] = "cpu0" if on == "gpu0" else "gpu0"
-        elif part == KV and rng.random() < 0.6:
-            parts[part, layer] = "cpu0" if rng.random() < 0.8 else "gpu0"
-    copies = [Copy(layer, range(4), "gpu0") for layer in layers]
-    return Placement(copies, [Pool("gpu0", "cache", 12_000)], parts, streamed=streamed, stream_depth=int(rng.integers(0, 4)))
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from moesim.engine.native import AVAILABLE
+from tests.engine.free_kit import assert_alike
 from tests.engine.wild_kit import ANYTHING, play_anything
 
 
@@ -21,3 +22,9 @@ def test_both_engines(request: pytest.FixtureRequest) -> None:
         play_anything(**anything)
 
     campaign()
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="the native engine is not built")
+def test_both_engines_on_any_actions(request: pytest.FixtureRequest) -> None:
+    for seed in range(request.config.getoption("--engines")):
+        assert_alike(seed)
