@@ -190,15 +190,11 @@ def _submit_part(state: State, device: DeviceState, task: Task, *parts: str) -> 
 
 
 def _attention_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
-    return state.costs.attention_ns(device.name, micro.n_rows, micro.work2, _n_requests(state, micro))
+    return state.costs.attention_ns(device.name, micro.n_rows, micro.work2, n_requests(state.step.requests, *micro[:2]))
 
 
 def _core_ns(state: State, device: DeviceState, micro: MicroBatch) -> int:
-    return state.costs.core_ns(device.name, micro.n_rows, micro.work2, _n_requests(state, micro))
-
-
-def _n_requests(state: State, micro: MicroBatch) -> int:
-    return n_requests(state.step.requests, micro.first_row, micro.n_rows)
+    return state.costs.core_ns(device.name, micro.n_rows, micro.work2, n_requests(state.step.requests, *micro[:2]))
 
 
 def n_requests(requests: NDArray[Any], first: int, n_rows: int) -> int:
