@@ -32,7 +32,8 @@ test: $(VENV)/.installed-dev
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q --tb=short tests/long/campaign_*.py $(CAMPAIGN)
 
-# Rules of the engine, metrics, machines, models, algorithms, options and the order of imports: no processes, no figures.
+# Rules of the engine (on the reference alone), metrics, machines, models, algorithms, options and the order of imports: no
+# processes, no figures.
 FAST := engine hardware metrics model docs/test_layers.py docs/test_docstrings.py \
 	policies/test_algorithms.py policies/test_registry.py policies/test_declared.py
 
@@ -40,7 +41,7 @@ check: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory -j 2 lint fast
 
 fast: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(addprefix tests/,$(FAST))
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -k 'not native' $(addprefix tests/,$(FAST))
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
