@@ -45,7 +45,7 @@ def flush(state: State) -> None:
         if state.finished or state.arrived or state.deferred or state.sent:
             take_in(state)
         visit = state.visit
-        if visit is not None and visit.open <= 0:
+        if visit is not None and visit.open <= 0:  # below 0: Runs name more rows than slots are open, which `end_layer` refuses
             steps.end_layer(state, visit)
         elif state.goes_on is not None:
             call, state.goes_on = state.goes_on, None

@@ -13,7 +13,6 @@ static void arrive(State &state, Transfer *transfer) {
     DeviceState *dst = transfer->dst;
     if (transfer->transit) transfer->transit->memory.hold(-transfer->n_bytes, now);
     dst->pending[unit] = nullptr;
-    --dst->n_pending;
     transfer->src->memory.release(unit, now);
     if (dst->backing) return;
     CopyState *copy = dst->memory.arrive(unit, transfer->pool, transfer->fetch);

@@ -138,7 +138,6 @@ struct DeviceState {
     std::vector<nb::object> ask_expert_ns;  // of each width: the cost of rows
     std::vector<std::vector<i64>> expert_ns;  // what it has answered; -1: not asked
     std::vector<Transfer *> pending;  // of each unit, what is on its way here
-    int n_pending = 0;
     Lane main, side;
 };
 

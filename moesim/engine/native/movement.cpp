@@ -31,7 +31,6 @@ static void new_transfer(State &state, i64 layer, i64 expert, i64 unit, DeviceSt
                                               state.now, path[0], src, device, pool);
     transfer->width = state.weights.width(unit);
     device->pending[unit] = transfer;
-    ++device->n_pending;
     enqueue(state, path[0], transfer);
 }
 
@@ -85,7 +84,6 @@ void drop(State &state, PyObject *action) {
         } else {
             dequeue(transfer);
             device->pending[unit] = nullptr;
-            --device->n_pending;
             transfer->src->memory.release(unit, state.now);
             state.transfers.give_back(transfer);
         }

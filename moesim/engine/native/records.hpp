@@ -75,7 +75,6 @@ struct Records {
     std::vector<LayerRecord> layers;
     std::vector<MemoryRecord> memory;
     std::unordered_set<i64> used_fetches;
-    i64 makespan = 0;
 };
 
 }  // namespace moesim

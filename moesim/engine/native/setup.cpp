@@ -23,7 +23,6 @@ static void read_model(State &state) {
     state.top_k = int(int_attr(model, "top_k"));
     state.hidden = int(int_attr(model, "hidden"));
     state.n_shared = int(int_attr(model, "n_shared"));
-    state.n_dense_layers = int(int_attr(model, "n_dense_layers"));
     state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");
     Items core(attr(model, "core_widths").ptr());
     for (int i = 0; i < 2; ++i) state.core_widths[i] = as_int(core[i]);

@@ -50,7 +50,7 @@ struct State {
     bool listens[N_EVENTS] = {};
     i64 decision_ns = 0;
     // The model.
-    int n_layers = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0, n_dense_layers = 0;
+    int n_layers = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0;
     i64 kv_bytes = 0;  // per token and layer
     i64 core_widths[2] = {0, 0};
     Weights weights;
