@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from moesim.core.record_table import RecordTable
 
 
 class TaskRecord(NamedTuple):
@@ -141,24 +145,44 @@ class Records:
     ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool).
     """
 
-    tasks: list[TaskRecord] = field(default_factory=list)
-    transfers: list[TransferRecord] = field(default_factory=list)
-    activations: list[ActivationRecord] = field(default_factory=list)
-    lookups: list[LookupRecord] = field(default_factory=list)
-    evictions: list[EvictionRecord] = field(default_factory=list)
-    decisions: list[DecisionRecord] = field(default_factory=list)
-    inexact: list[InexactRecord] = field(default_factory=list)
-    layers: list[LayerRecord] = field(default_factory=list)
-    steps: list[StepRecord] = field(default_factory=list)
-    memory: list[MemoryRecord] = field(default_factory=list)
+    tasks: RecordTable[TaskRecord] = field(default_factory=lambda: RecordTable(TaskRecord))
+    transfers: RecordTable[TransferRecord] = field(default_factory=lambda: RecordTable(TransferRecord))
+    activations: RecordTable[ActivationRecord] = field(default_factory=lambda: RecordTable(ActivationRecord))
+    lookups: RecordTable[LookupRecord] = field(default_factory=lambda: RecordTable(LookupRecord))
+    evictions: RecordTable[EvictionRecord] = field(default_factory=lambda: RecordTable(EvictionRecord))
+    decisions: RecordTable[DecisionRecord] = field(default_factory=lambda: RecordTable(DecisionRecord))
+    inexact: RecordTable[InexactRecord] = field(default_factory=lambda: RecordTable(InexactRecord))
+    layers: RecordTable[LayerRecord] = field(default_factory=lambda: RecordTable(LayerRecord))
+    steps: RecordTable[StepRecord] = field(default_factory=lambda: RecordTable(StepRecord))
+    memory: RecordTable[MemoryRecord] = field(default_factory=lambda: RecordTable(MemoryRecord))
     used_fetches: set[int] = field(default_factory=set)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     pool_peak_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     makespan_ns: int = 0
 
+    def clear(self) -> None:
+        """Forget the records; sizes and times of the whole run stay."""
+        for name in KINDS:
+            getattr(self, name).clear()
+        self.used_fetches.clear()
+
+
+KINDS: dict[str, type[Any]] = {
+    "tasks": TaskRecord, "transfers": TransferRecord, "activations": ActivationRecord, "lookups": LookupRecord,
+    "evictions": EvictionRecord, "decisions": DecisionRecord, "inexact": InexactRecord, "layers": LayerRecord,
+    "steps": StepRecord, "memory": MemoryRecord,
+}  # fmt: skip
+"""Tables of `Records` and the kind of record that each holds."""
+
 
 def activities(records: Records) -> frozenset[str]:
     """Say what went on in a run, by the names that pairs of contention have."""
-    lanes = {(t.device, t.lane, t.expert >= 0) for t in records.tasks}
-    tasks = {f"{device}.{'side' if lane == 'side' else 'experts' if expert else 'dense'}" for device, lane, expert in lanes}
-    return frozenset(tasks | {t.link for t in records.transfers})
+    tasks, found = records.tasks, set()
+    (device, devices), (lane, lanes) = tasks.texts("device"), tasks.texts("lane")
+    which = (device.astype(np.int64) * len(lanes) + lane) * 2 + (tasks.column("expert") >= 0)
+    for code in np.unique(which).tolist():
+        place, expert = divmod(code, 2)
+        side = lanes[place % len(lanes)] == "side"
+        found.add(f"{devices[place // len(lanes)]}.{'side' if side else 'experts' if expert else 'dense'}")
+    link, links = records.transfers.texts("link")
+    return frozenset(found | {links[code] for code in np.unique(link).tolist()})

@@ -7,6 +7,7 @@ import os
 from dataclasses import fields
 from itertools import zip_longest
 
+from moesim.core.record_table import RecordTable
 from moesim.errors import ConfigError, SimulationError
 from moesim.records import Records
 
@@ -41,7 +42,7 @@ def check_equal(python: Records, compiled: Records) -> None:
         if left == right:
             continue
         place = name
-        if isinstance(left, list):
+        if isinstance(left, RecordTable):
             pairs = enumerate(zip_longest(left, right))
             at, (left, right) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
             place = f"{name}[{at}]"

@@ -12,7 +12,7 @@ from moesim.engine.choice import chosen
 from moesim.engine.loop import run
 from moesim.engine.setup import connect, place
 from moesim.engine.simulated import Simulated
-from moesim.engine.state import EngineOptions, State
+from moesim.engine.state import PIECE, EngineOptions, State
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
@@ -29,7 +29,7 @@ def simulate(
     *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
     predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
     options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
-    engine: str | None = None,
+    engine: str | None = None, sink: Callable[[Records], None] | None = None, piece: int = PIECE,
 ) -> Records:  # fmt: skip
     """Run one policy over one workload on one machine.
 
@@ -54,11 +54,16 @@ def simulate(
         Called with the index of each finished step.
     engine : {"simpy", "native"}, optional
         Which engine; both leave the same records. Without it `chosen` decides.
+    sink : callable, optional
+        Takes the records piece by piece, each up to the end of a step, so that memory holds one piece at a time. The last
+        piece has the run's end and largest sizes, too.
+    piece : int
+        Tasks of a piece at least.
 
     Returns
     -------
     Records
-        Everything that happened.
+        Everything that happened; with a sink only the run's end and largest sizes.
 
     Raises
     ------
@@ -77,17 +82,20 @@ def simulate(
     verified = among_verified((policy_name, workload.digest, sorted(cache_slots.items()), costs.hardware.name, model.name))
     again = deepcopy(policy) if verified else None
 
-    def play(by: str, policy: Policy, progress: Callable[[int], None] | None) -> Records:
+    def play(by: str, policy: Policy, *more: Any) -> Records:
         state = State(
             model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, options or EngineOptions(), policy_name,
-            progress,
+            *more,
         )  # fmt: skip
         return _ENGINES[by](state)
 
-    records = play(name, policy, progress)
+    records = play(name, policy, progress, None if verified else sink, piece)
     if again is not None:
-        other = play("simpy" if name == "native" else "native", again, None)
+        other = play("simpy" if name == "native" else "native", again)
         check_equal(*((records, other) if name == "simpy" else (other, records)))
+    if sink is not None:
+        sink(records)
+        records.clear()
     return records
 
 

@@ -28,15 +28,29 @@ def run(state: State) -> Records:
             if not state.carrier.next_instant():
                 raise DeadlockError(explain(state))
             flush(state)
+            if state.sink is not None and not state.over and len(state.records.tasks) >= state.piece and _at_step_end(state):
+                _order(state.records)
+                state.sink(state.records)
+                state.records.clear()
     records = state.records
-    if len({(task[2], task[3]) for task in records.tasks}) > 1:
-        records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
+    _order(records)
     records.makespan_ns = records.steps[-1].end
     for device in state.devices:
         records.peak_bytes[device.name] = device.memory.peak
         for pool in device.memory.pools.values():
             records.pool_peak_bytes[device.name, pool.name] = pool.peak
     return records
+
+
+def _at_step_end(state: State) -> bool:
+    """Whether a step has ended at this instant, of which all is written now."""
+    steps = state.records.steps
+    return bool(steps) and steps[-1].end == state.now
+
+
+def _order(records: Records) -> None:
+    if len({(task[2], task[3]) for task in records.tasks}) > 1:
+        records.tasks.sort(key=_completion)  # independent of which completion of an instant came first
 
 
 def flush(state: State) -> None:

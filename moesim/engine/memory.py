@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from moesim.core.record_table import RecordTable
 from moesim.engine.weights import Weights
 from moesim.records import EvictionRecord, MemoryRecord
 
@@ -62,7 +63,7 @@ class DeviceMemory:
 
     def __init__(
         self, name: str, weights: Weights, capacity: int, backing: bool,
-        evictions: list[EvictionRecord], memory: list[MemoryRecord],
+        evictions: RecordTable[EvictionRecord], memory: RecordTable[MemoryRecord],
     ) -> None:  # fmt: skip
         self.name = name
         self.weights = weights

@@ -56,6 +56,10 @@ class HostThread:
     computing: Task | None = None
 
 
+PIECE = 200_000
+"""Tasks of a piece of records at least; some 30 MB."""
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """How the engine runs.
@@ -83,6 +87,8 @@ class State:
     options: EngineOptions = EngineOptions()
     policy_name: str = ""
     progress: Callable[[int], None] | None = None
+    sink: Callable[[Records], None] | None = None  # takes the records piece by piece
+    piece: int = PIECE
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
     thread: HostThread | None = None

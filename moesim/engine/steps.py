@@ -17,7 +17,7 @@ from moesim.engine.visit import Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import HardwareError
 from moesim.policy import KV, LayerBegin, LayerEnd, StepBegin, StepEnd
 from moesim.records import InexactRecord, LayerRecord, StepRecord
-from moesim.trace.workload import MicroBatch, Step
+from moesim.trace.workload import MicroBatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,15 +93,12 @@ def check_length(path: str, now: int, step: int) -> None:
         )
 
 
-def step_record(began: int, now: int, step: Step, gate_mass: float) -> StepRecord:
-    """Record a step that is over."""
-    return StepRecord(began, now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, gate_mass)
-
-
 def _end_step(state: State) -> None:
     step, now = state.step, state.now
     check_length(state.costs.hardware.path, now, step.index)
-    state.records.steps.append(step_record(state.step_began, now, step, state.gate_mass))
+    state.records.steps.append(
+        StepRecord(state.step_began, now, step.index, step.phase, step.batch, step.n_tokens, step.n_sequences, state.gate_mass)
+    )
     tell(state, StepEnd(step.index))
     if state.progress is not None:
         state.progress(step.index)

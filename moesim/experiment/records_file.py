@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import pyarrow as pa
 
 from moesim.errors import InputError
-from moesim.records import Records
+from moesim.records import KINDS, Records
 
-_LISTS = {f.name: get_args(get_type_hints(Records)[f.name])[0] for f in fields(Records) if f.name not in (
-    "used_fetches", "peak_bytes", "pool_peak_bytes", "makespan_ns",
-)}  # fmt: skip
 _REST = b"moesim"  # key of the schema's metadata that holds what is no list
 
 
@@ -25,7 +21,7 @@ def records_bytes(records: Records) -> bytes:
         "pool_peak_bytes": [[*key, n] for key, n in records.pool_peak_bytes.items()],
         "makespan_ns": records.makespan_ns,
     }
-    columns = {name: _column(kind, getattr(records, name)) for name, kind in _LISTS.items()}
+    columns = {name: _column(kind, getattr(records, name)) for name, kind in KINDS.items()}
     table = pa.table(columns).replace_schema_metadata({_REST: json.dumps(rest)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -52,8 +48,9 @@ def read_records(data: bytes, place: str) -> Records:
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         rest = json.loads(table.schema.metadata[_REST])
+        tables: dict[str, Any] = {name: _records(kind, table[name].chunk(0).flatten()) for name, kind in KINDS.items()}
         return Records(
-            **{name: _records(kind, table[name].chunk(0).flatten()) for name, kind in _LISTS.items()},
+            **tables,
             used_fetches=set(rest["used_fetches"]),
             peak_bytes=rest["peak_bytes"],
             pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},

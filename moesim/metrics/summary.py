@@ -110,10 +110,11 @@ def fidelity_fresh_decode(records: Records) -> float | None:
     records : Records
         Records of one run.
     """
-    steps = [s for s in records.steps if s.phase == "decode"]
-    numbers = {s.step for s in steps}
-    shares = fidelity(Records(steps=steps, inexact=[r for r in records.inexact if r.step in numbers]))
-    return shares["fidelity_fresh"]
+    decode = Records()
+    decode.steps.extend(s for s in records.steps if s.phase == "decode")
+    numbers = {s.step for s in decode.steps}
+    decode.inexact.extend(r for r in records.inexact if r.step in numbers)
+    return fidelity(decode)["fidelity_fresh"]
 
 
 def counts(records: Records, kinds: Mapping[str, str]) -> dict[str, float | int | None]:

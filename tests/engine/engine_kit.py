@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from moesim.core.record_table import RecordTable
 from moesim.engine import EngineOptions, simulate
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
@@ -248,7 +249,7 @@ def assert_same(a: Records, b: Records) -> None:
     """Compare two runs, list by list so that a failure is short."""
     for field in a.__dataclass_fields__:
         left, right = getattr(a, field), getattr(b, field)
-        if isinstance(left, list):
+        if isinstance(left, RecordTable):
             for i, (x, y) in enumerate(zip(left, right, strict=False)):
                 assert x == y, f"{field}[{i}]: {x} != {y}"
             assert len(left) == len(right), field

@@ -90,7 +90,10 @@ def test_the_first_record_that_differs_stops_a_verified_run(monkeypatch: pytest.
 
     def wrong(state: Any) -> Any:
         records = entry._run_simpy(state)
-        records.layers[1] = records.layers[1]._replace(end=7)
+        layers = list(records.layers)
+        layers[1] = layers[1]._replace(end=7)
+        records.layers.clear()
+        records.layers.extend(layers)
         return records
 
     monkeypatch.setitem(entry._ENGINES, "native", wrong)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moesim.core.record_table import RecordTable
 from moesim.experiment.runner import run_one
 from moesim.metrics.breakdown import breakdown
 from moesim.metrics.critical_path import Window
@@ -105,7 +106,7 @@ intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)).map(lambd
 @given(intervals, st.lists(st.integers(0, 120), min_size=2, max_size=6, unique=True).map(sorted))
 def test_link_time_in_windows_is_that_of_every_nanosecond(transfers, edges):
     windows = [Window(begin, end, 0, 0) for begin, end in pairwise(edges)]
-    found = _link_busy(Records(transfers=[transfer(*one) for one in transfers]), windows)
+    found = _link_busy(Records(transfers=RecordTable(TransferRecord, (transfer(*one) for one in transfers))), windows)
     busy = np.zeros(121, int)
     for start, end in transfers:
         busy[start:end] += 1

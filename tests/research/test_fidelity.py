@@ -31,11 +31,12 @@ from miniature import corpus as corpora
 from miniature.command import save_checkpoint
 from moesim.core.manifest import FILE
 from moesim.core.progress import Progress
+from moesim.core.record_table import RecordTable
 from moesim.engine.visit import FRESH, SKIPPED, STALE, Visit, gate_mass, inexact_records, rows_of
 from moesim.errors import InputError
 from moesim.metrics import fidelity
 from moesim.recorder.caches import cache_name
-from moesim.records import Records, StepRecord
+from moesim.records import InexactRecord, Records, StepRecord
 
 VOCABULARY, HIDDEN = 300, 16
 COMMON: dict[str, Any] = {
@@ -427,7 +428,7 @@ def test_slots_are_settled_and_counted_as_in_the_simulator(seed: int) -> None:
     served = [(kind, expert, rows_of(rows)) for kind, expert, rows in visit.inexact]
     inexact = inexact_records(0, 0, visit.experts, visit.weights, served)
     step = StepRecord(0, 1, 0, "decode", 0, n, n, gate_mass(visit.weights))
-    expected = fidelity(Records(steps=[step], inexact=inexact))
+    expected = fidelity(Records(steps=RecordTable(StepRecord, [step]), inexact=RecordTable(InexactRecord, inexact)))
     slots = settle(*(torch.from_numpy(a) for a in (routed, executed, stale, skipped)))
     ledger = Ledger()
     ledger.add(torch.from_numpy(weights), slots, torch.zeros(n, k, dtype=torch.bool))

@@ -12,6 +12,7 @@ import pytest
 
 from moesim.cli.diff import diff as command
 from moesim.cli.diff import text_of
+from moesim.core.record_table import RecordTable
 from moesim.core.table import Format
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
@@ -91,7 +92,7 @@ def test_times_for_each_token(two: tuple[Outcome, Outcome]):
 def test_what_lies_between_steps_counts(two: tuple[Outcome, Outcome]):
     ns = np.zeros((2, len(CAUSES)), np.int64)
     ns[0, 0], ns[1, -1] = 70, 30
-    records = Records(steps=[StepRecord(0, 70, 0, "decode", 0, 1, 1, 0.0)], makespan_ns=100)
+    records = Records(steps=RecordTable(StepRecord, [StepRecord(0, 70, 0, "decode", 0, 1, 1, 0.0)]), makespan_ns=100)
     made = replace(two[0], records=records, split=Breakdown([Window(0, 70, 0, -1), Window(70, 100, -1, -1)], ns))
     found = Diff.of(made, made)
     assert [found.a.ns(phase) for phase in PHASES] == [0, 70, 30]

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from moesim.cli.whatif import knob_table, table
 from moesim.cli.whatif import whatif as command
+from moesim.core.record_table import RecordTable
 from moesim.core.table import Format
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.config import parse_config
@@ -182,7 +183,7 @@ def test_causes_that_are_a_resource(tmp_path: Path, cause: str, resource: str):
     ns = np.zeros((2, len(CAUSES)), np.int64)
     ns[0, CAUSES.index("dense")], ns[1, CAUSES.index(cause)] = 90, 10
     split = Breakdown([Window(0, 90, 0, 0), Window(90, 100, 1, 0)], ns)
-    made = replace(outcome, records=Records(steps=steps, makespan_ns=100), split=split)
+    made = replace(outcome, records=Records(steps=RecordTable(StepRecord, steps), makespan_ns=100), split=split)
     limits = limits_of(experiment, experiment.specs[0], made)
     assert limits.shares[resource] == 1
     assert limits.limit == resource

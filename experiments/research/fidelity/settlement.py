@@ -75,9 +75,12 @@ class Ledger:
 
     def shares(self) -> dict[str, float | int | None]:
         """Return the shares as `moesim.metrics.fidelity` computes them, and ``deferred``, the share that came late."""
-        step = StepRecord(0, 0, 0, "decode", 0, 0, 0, self._whole)
-        inexact = [InexactRecord(0, 0, name, self._slots[k], self._mass[k]) for k, name in INEXACT.items() if self._slots[k]]
-        shares = fidelity(Records(steps=[step], inexact=inexact))
+        run = Records()
+        run.steps.append(StepRecord(0, 0, 0, "decode", 0, 0, 0, self._whole))
+        run.inexact.extend(
+            InexactRecord(0, 0, name, self._slots[k], self._mass[k]) for k, name in INEXACT.items() if self._slots[k]
+        )
+        shares = fidelity(run)
         shares["deferred"] = self.late_mass / self._whole if self._whole else None
         return shares
 

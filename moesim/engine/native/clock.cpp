@@ -1,5 +1,8 @@
 #include "state.hpp"
 
+#include <algorithm>
+#include <string_view>
+
 namespace moesim {
 
 /// Queue a task that lacks nothing any more.
@@ -46,6 +49,10 @@ void Clock::over(State &state, Server *server) {
     done(state, task, state.now);
 }
 
+static i64 direction_of(const Crossing &crossing) {
+    return std::find(std::begin(DIRECTIONS), std::end(DIRECTIONS), std::string_view(crossing.direction)) - std::begin(DIRECTIONS);
+}
+
 /// Move activations on the link's control lane, beside the weights, or among them if the profile says so.
 void Clock::send_rows(State &state, LinkState *link, const Crossing &crossing, Call then) {
     i64 n_bytes = activation_bytes(state, crossing.rows);
@@ -57,7 +64,7 @@ void Clock::send_rows(State &state, LinkState *link, const Crossing &crossing, C
     i64 start = std::max(link->control_free, state.now);
     i64 end = link->control_free = start + activation_ns(state, link, crossing.rows);
     state.records.activations.push_back({start, end, n_bytes, state.now, link->index, state.step_index, crossing.layer,
-                                         crossing.rows, crossing.direction});
+                                         crossing.rows, direction_of(crossing)});
     after(state, end - state.now, std::move(then));
 }
 

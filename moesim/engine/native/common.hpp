@@ -75,4 +75,10 @@ inline PyObject *num(i64 n) {
     return made;
 }
 
+inline nb::list list_of(const std::vector<nb::object> &items) {
+    nb::list found;
+    for (const nb::object &one : items) found.append(one);
+    return found;
+}
+
 }  // namespace moesim

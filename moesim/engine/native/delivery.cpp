@@ -8,8 +8,7 @@ namespace moesim {
 static void look_up(State &state, Visit *visit, int mb, PyObject *rows, PyObject *active) {
     Records &records = state.records;
     Items experts(active);
-    records.lookups.push_back({state.now, visit->step, visit->layer, mb, nb::borrow(active), records.looked_rows.size(),
-                               int(experts.size())});
+    records.lookups.push_back({state.now, visit->step, visit->layer, mb, i64(records.looked_rows.size())});
     int n_widths = int(state.weights.widths.size());
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {
         i64 expert = as_int(experts[i]);
@@ -21,6 +20,7 @@ static void look_up(State &state, Visit *visit, int mb, PyObject *rows, PyObject
                 flying = flying || gpu->pending[unit];
             }
         }
+        records.looked_experts.push_back(int(expert));
         records.looked_rows.push_back(int(as_int(PyTuple_GET_ITEM(rows, expert))));
         records.looked_hits.push_back(hit);
         records.looked_in_flight.push_back(flying);

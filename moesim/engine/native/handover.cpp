@@ -2,6 +2,8 @@
 #include "state.hpp"
 #include "streams.hpp"
 
+#include <nanobind/ndarray.h>
+
 namespace moesim {
 
 static const char *KINDS[] = {"expert", "attention", "dense", "shared", "embedding", "leading", "head", "predict"};
@@ -9,26 +11,40 @@ static const char *CAUSES[] = {"demand", "prefetch", "update", "write-back", "me
 
 namespace {
 
-/// Texts that occur again and again, made once.
-struct Texts {
-    std::vector<nb::object> made;
-    template <size_t n> explicit Texts(const char *(&words)[n]) {
-        for (const char *word : words) made.push_back(nb::steal(PyUnicode_InternFromString(word)));
+/// Vectors that have become columns: NumPy's views of their fields keep them.
+template <class Record> struct Kept {
+    std::vector<Record> *records;
+    nb::object owner;
+    explicit Kept(std::vector<Record> &from) : records(new std::vector<Record>(std::move(from))) {
+        from = {};
+        owner = nb::capsule(records, [](void *p) noexcept { delete static_cast<std::vector<Record> *>(p); });
     }
-    PyObject *operator[](size_t i) const { return ref(made[i]); }
+    /// A field of all records, or what lies `at` it, as an array without a copy.
+    template <class T, class Of> nb::object operator()(T Of::*field) const {
+        using Number = std::conditional_t<std::is_enum_v<T>, std::uint8_t, T>;
+        return view(records->empty() ? nullptr : reinterpret_cast<const Number *>(&(records->data()->*field)));
+    }
+    nb::object all() const { return view(records->data()); }
+    template <class T> nb::object view(const T *first) const {
+        static_assert(sizeof(Record) % sizeof(T) == 0);
+        size_t shape[] = {records->size()};
+        std::int64_t strides[] = {std::int64_t(sizeof(Record) / sizeof(T))};
+        return nb::cast(nb::ndarray<nb::numpy, const T>(first, 1, shape, owner, strides));
+    }
 };
 
-/// Append a record for each of a vector to a list of Python's records.
-template <class Record, class Make> void fill(nb::handle records, const char *name, std::vector<Record> &from, Make make) {
-    nb::object list = attr(records, name);
-    for (Record &one : from) {
-        nb::object made = make(one);
-        if (PyList_Append(list.ptr(), made.ptr())) throw nb::python_error();
-    }
-    from = {};
+template <size_t n> nb::object words(const char *const (&from)[n]) {
+    nb::object made = own(PyTuple_New(n));
+    for (size_t i = 0; i < n; ++i) PyTuple_SET_ITEM(made.ptr(), i, PyUnicode_InternFromString(from[i]));
+    return made;
 }
 
-PyObject *flag(bool value) { return ref(value ? Py_True : Py_False); }
+/// Names of devices or links.
+template <class Of> nb::object names_of(const Of &all) {
+    nb::list names;
+    for (const auto &one : all) names.append(one.name);
+    return nb::tuple(names);
+}
 
 }  // namespace
 
@@ -48,67 +64,115 @@ static void order_tasks(State &state) {
     });
 }
 
-/// Fill in Python's records.
+/// Give Python's records all that has been completed and not been given yet.
 void hand_over(State &state, nb::object records) {
-    nb::object module = nb::module_::import_("moesim.records");
-    auto type = [&](const char *name) { return reinterpret_cast<PyTypeObject *>(attr(module, name).ptr()); };  // the module keeps it
+    nb::object module = nb::module_::import_("moesim.core.record_table"), coded = attr(module, "Coded"), lists = attr(module, "Lists");
+    static const char *const LANES[] = {"main", "side"}, *const REASONS[] = {"evict", "drop"}, *const PHASES[] = {"prefill", "decode"};
     Records &from = state.records;
-    Texts kinds(KINDS), causes(CAUSES);
-    nb::object main = nb::cast("main"), side = nb::cast("side"), evict = nb::cast("evict"), dropped = nb::cast("drop");
-    auto device = [&](int index) { return ref(state.devices[index].name); };
-    auto link = [&](int index) { return ref(state.links[index].name); };
-    auto bits = [&](int width) { return width ? ref(state.weights.widths[width]) : ref(Py_None); };
+    nb::object devices = names_of(state.devices), links = names_of(state.links), pools = nb::tuple(list_of(state.pool_names));
+    nb::list widths = nb::list(list_of(state.weights.widths));
+    if (widths.size()) widths[0] = nb::none();  // the full one
+    nb::object bits = nb::tuple(widths);
+    auto put = [&](const char *name, nb::dict columns) { attr(attr(records, name), "fill")(columns); };
     order_tasks(state);
-    PyTypeObject *of = type("TaskRecord");
-    fill(records, "tasks", from.tasks, [&](TaskRecord &r) {
-        return named(of, num(r.start), num(r.end), device(r.device), ref(r.side ? side : main), kinds[size_t(r.kind)], num(r.step),
-                     num(r.layer), num(r.mb), num(r.expert), num(r.rows), num(r.work), num(r.submitted), num(r.ready),
-                     bits(r.width));
-    });
-    of = type("TransferRecord");
-    fill(records, "transfers", from.transfers, [&](TransferRecord &r) {
-        return named(of, num(r.start), num(r.end), link(r.link), causes[size_t(r.cause)], num(r.layer), num(r.expert),
-                     num(r.n_bytes), num(r.urgency), num(r.submitted), num(r.fetch), flag(r.last), flag(r.waited_memory),
-                     bits(r.width));
-    });
-    of = type("ActivationRecord");
-    fill(records, "activations", from.activations, [&](ActivationRecord &r) {
-        return named(of, num(r.start), num(r.end), link(r.link), num(r.step), num(r.layer), num(r.rows), num(r.n_bytes),
-                     PyUnicode_InternFromString(r.direction), num(r.submitted));
-    });
-    of = type("LookupRecord");
-    fill(records, "lookups", from.lookups, [&](LookupRecord &r) {
-        auto tuple_of = [&](const auto &values) {
-            PyObject *made = PyTuple_New(r.n);
-            if (!made) throw nb::python_error();
-            for (int i = 0; i < r.n; ++i) PyTuple_SET_ITEM(made, i, num(values[r.first + i]));
-            return made;
-        };
-        return named(of, num(r.time), num(r.step), num(r.layer), num(r.mb), ref(r.active), tuple_of(from.looked_rows),
-                     tuple_of(from.looked_hits), tuple_of(from.looked_in_flight));
-    });
-    of = type("EvictionRecord");
-    fill(records, "evictions", from.evictions, [&](EvictionRecord &r) {
-        return named(of, num(r.time), device(r.device), ref(state.pool_names[r.pool]), num(r.layer), num(r.expert),
-                     ref(r.dropped ? dropped : evict), flag(r.used), num(r.fetch), bits(r.width));
-    });
-    of = type("DecisionRecord");
-    fill(records, "decisions", from.decisions,
-         [&](DecisionRecord &r) { return named(of, num(r.start), num(r.end), num(r.step), num(r.layer)); });
-    of = type("LayerRecord");
-    fill(records, "layers", from.layers,
-         [&](LayerRecord &r) { return named(of, num(r.begin), num(r.end), num(r.step), num(r.layer)); });
-    of = type("MemoryRecord");
-    fill(records, "memory", from.memory, [&](MemoryRecord &r) { return named(of, num(r.time), device(r.device), num(r.n_bytes)); });
-    auto same = [](nb::object &one) { return one; };
-    i64 makespan = from.steps.empty() ? -1 : as_int(PyTuple_GET_ITEM(from.steps.back().ptr(), 1));
-    fill(records, "inexact", from.inexact, same);
-    fill(records, "steps", from.steps, same);
+    {
+        Kept<TaskRecord> of(from.tasks);
+        using R = TaskRecord;
+        nb::dict to;
+        to["start"] = of(&R::start), to["end"] = of(&R::end), to["device"] = coded(of(&R::device), devices);
+        to["lane"] = coded(of(&R::side), words(LANES)), to["kind"] = coded(of(&R::kind), words(KINDS));
+        to["step"] = of(&R::step), to["layer"] = of(&R::layer), to["mb"] = of(&R::mb), to["expert"] = of(&R::expert);
+        to["rows"] = of(&R::rows), to["work"] = of(&R::work), to["submitted"] = of(&R::submitted), to["ready"] = of(&R::ready);
+        to["bits"] = coded(of(&R::width), bits);
+        put("tasks", to);
+    }
+    {
+        Kept<TransferRecord> of(from.transfers);
+        using R = TransferRecord;
+        nb::dict to;
+        to["start"] = of(&R::start), to["end"] = of(&R::end), to["link"] = coded(of(&R::link), links);
+        to["cause"] = coded(of(&R::cause), words(CAUSES)), to["layer"] = of(&R::layer);
+        to["expert"] = of(&R::expert), to["n_bytes"] = of(&R::n_bytes), to["urgency"] = of(&R::urgency);
+        to["submitted"] = of(&R::submitted), to["fetch"] = of(&R::fetch), to["last"] = of(&R::last);
+        to["waited_memory"] = of(&R::waited_memory), to["bits"] = coded(of(&R::width), bits);
+        put("transfers", to);
+    }
+    {
+        Kept<ActivationRecord> of(from.activations);
+        using R = ActivationRecord;
+        nb::dict to;
+        to["start"] = of(&R::start), to["end"] = of(&R::end), to["link"] = coded(of(&R::link), links), to["step"] = of(&R::step);
+        to["layer"] = of(&R::layer), to["rows"] = of(&R::rows), to["n_bytes"] = of(&R::n_bytes);
+        to["direction"] = coded(of(&R::direction), words(DIRECTIONS)), to["submitted"] = of(&R::submitted);
+        put("activations", to);
+    }
+    {
+        std::vector<i64> places;
+        for (const LookupRecord &one : from.lookups) places.push_back(one.first);
+        places.push_back(i64(from.looked_rows.size()));
+        Kept<i64> begin(places);
+        Kept<int> active(from.looked_experts), loads(from.looked_rows);
+        Kept<std::uint8_t> hits(from.looked_hits), in_flight(from.looked_in_flight);
+        Kept<LookupRecord> of(from.lookups);
+        using R = LookupRecord;
+        nb::dict to;
+        to["time"] = of(&R::time), to["step"] = of(&R::step), to["layer"] = of(&R::layer), to["mb"] = of(&R::mb);
+        to["active"] = lists(begin.all(), active.all()), to["loads"] = lists(begin.all(), loads.all());
+        to["hits"] = lists(begin.all(), hits.all()), to["in_flight"] = lists(begin.all(), in_flight.all());
+        put("lookups", to);
+    }
+    {
+        Kept<EvictionRecord> of(from.evictions);
+        using R = EvictionRecord;
+        nb::dict to;
+        to["time"] = of(&R::time), to["device"] = coded(of(&R::device), devices), to["pool"] = coded(of(&R::pool), pools);
+        to["layer"] = of(&R::layer), to["expert"] = of(&R::expert), to["reason"] = coded(of(&R::dropped), words(REASONS));
+        to["used"] = of(&R::used), to["fetch"] = of(&R::fetch), to["bits"] = coded(of(&R::width), bits);
+        put("evictions", to);
+    }
+    {
+        Kept<DecisionRecord> of(from.decisions);
+        using R = DecisionRecord;
+        nb::dict to;
+        to["start"] = of(&R::start), to["end"] = of(&R::end), to["step"] = of(&R::step), to["layer"] = of(&R::layer);
+        put("decisions", to);
+    }
+    {
+        Kept<LayerRecord> of(from.layers);
+        using R = LayerRecord;
+        nb::dict to;
+        to["begin"] = of(&R::begin), to["end"] = of(&R::end), to["step"] = of(&R::step), to["layer"] = of(&R::layer);
+        put("layers", to);
+    }
+    {
+        Kept<StepRecord> of(from.steps);
+        using R = StepRecord;
+        nb::dict to;
+        to["begin"] = of(&R::begin), to["end"] = of(&R::end), to["step"] = of(&R::step);
+        to["phase"] = coded(of(&R::decode), words(PHASES)), to["batch"] = of(&R::batch), to["n_tokens"] = of(&R::n_tokens);
+        to["n_sequences"] = of(&R::n_sequences), to["gate_mass"] = of(&R::gate_mass);
+        put("steps", to);
+    }
+    {
+        Kept<MemoryRecord> of(from.memory);
+        using R = MemoryRecord;
+        nb::dict to;
+        to["time"] = of(&R::time), to["device"] = coded(of(&R::device), devices), to["n_bytes"] = of(&R::n_bytes);
+        put("memory", to);
+    }
+    nb::list inexact = list_of(from.inexact);
+    from.inexact = {};
+    attr(attr(records, "inexact"), "extend")(inexact);
     nb::object used = attr(records, "used_fetches");
     for (i64 fetch : from.used_fetches)
         if (PySet_Add(used.ptr(), nb::steal(num(fetch)).ptr())) throw nb::python_error();
-    if (makespan < 0) throw nb::index_error("list index out of range");
-    nb::setattr(records, "makespan_ns", nb::int_(makespan));
+    from.used_fetches.clear();
+}
+
+/// Say what holds for the whole run: its end, and the largest sizes.
+void sum_up(State &state, nb::object records) {
+    if (state.last_end < 0) throw nb::index_error("list index out of range");
+    nb::setattr(records, "makespan_ns", nb::int_(state.last_end));
     nb::dict peaks = nb::cast<nb::dict>(attr(records, "peak_bytes")), pool_peaks = nb::cast<nb::dict>(attr(records, "pool_peak_bytes"));
     for (DeviceState &one : state.devices) {
         peaks[one.name] = one.memory.peak;

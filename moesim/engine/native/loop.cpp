@@ -125,6 +125,14 @@ static void flush(State &state) {
     state.lanes_to_start.clear();
 }
 
+/// Give the records since the last piece away: at the end of a step, when all of its instant is written.
+static void hand_out(State &state) {
+    nb::object records = attr(state.twin, "records");
+    hand_over(state, records);
+    ask(state, state.sink, {ref(records)});
+    attr(records, "clear")();
+}
+
 /// Carry out all steps.
 void run(State &state) {
     next_step(state);
@@ -135,6 +143,8 @@ void run(State &state) {
             ask(state, attr(state.py.texts, "deadlock"), {nb::cast(explain(state)).release().ptr()});
         }
         flush(state);
+        if (!state.sink.is_none() && !state.over && state.now == state.last_end && state.records.tasks.size() >= state.piece)
+            hand_out(state);
     }
 }
 

@@ -8,7 +8,7 @@ namespace moesim {
 
 void connect(State &state, nb::object twin, nb::object view);
 void adopt(State &state);
-void hand_over(State &state, nb::object records);
+void sum_up(State &state, nb::object records);
 void bind_view(nb::module_ &module);
 nb::object make_view(std::shared_ptr<State> state, nb::handle twin);
 
@@ -25,11 +25,12 @@ struct Engine {
         adopt(*state);
         moesim::run(*state);
         hand_over(*state, records);
+        sum_up(*state, records);
     }
     /// Let go of what leads back to the policy and of what is still to be done. A view that a policy keeps answers as before.
     void close() {
         State &s = *state;
-        for (nb::object *one : {&s.twin, &s.policy, &s.view, &s.steps, &s.progress}) *one = nb::none();
+        for (nb::object *one : {&s.twin, &s.policy, &s.view, &s.steps, &s.progress, &s.sink}) *one = nb::none();
         for (DeviceState &device : s.devices) device.twin = nb::none();
         s.clock.calls.clear();
         s.deferred.clear();

@@ -10,11 +10,13 @@ namespace moesim {
 enum class Kind : std::uint8_t { expert, attention, dense, shared, embedding, leading, head, predict };
 enum class Cause : std::uint8_t { demand, prefetch, update, write_back, message, activation };
 
+inline const char *const DIRECTIONS[] = {"in", "out", "hidden"};
+
 struct TaskRecord {
     i64 start, end, work, submitted, ready;
     int step, layer, mb, expert, rows;
     std::int16_t device, width;  // width 0: the full one
-    bool side;
+    std::uint8_t side;
     Kind kind;
 };
 
@@ -29,22 +31,21 @@ struct TransferRecord {
 struct ActivationRecord {
     i64 start, end, n_bytes, submitted;
     int link, step, layer, rows;
-    const char *direction;
+    i64 direction;  // index into DIRECTIONS
 };
 
 struct LookupRecord {
     i64 time;
     int step, layer, mb;
-    nb::object active;  // distinct routed experts, as they came
-    size_t first;  // where the rows, hits and experts in flight of these begin
-    int n;
+    i64 first;  // where its experts, their rows, hits and copies in flight begin
 };
 
 struct EvictionRecord {
     i64 time, fetch;
     int layer, expert, pool;  // number of the pool over all devices
     std::int16_t device, width;
-    bool dropped, used;
+    std::uint8_t dropped;
+    bool used;
 };
 
 struct DecisionRecord {
@@ -57,6 +58,12 @@ struct LayerRecord {
     int step, layer;
 };
 
+struct StepRecord {
+    i64 begin, end, step, batch, n_tokens, n_sequences;
+    double gate_mass;
+    std::uint8_t decode;
+};
+
 struct MemoryRecord {
     i64 time, n_bytes;
     int device;
@@ -67,12 +74,13 @@ struct Records {
     std::vector<TransferRecord> transfers;
     std::vector<ActivationRecord> activations;
     std::vector<LookupRecord> lookups;
-    std::vector<int> looked_rows;
+    std::vector<int> looked_experts, looked_rows;
     std::vector<std::uint8_t> looked_hits, looked_in_flight;
     std::vector<EvictionRecord> evictions;
     std::vector<DecisionRecord> decisions;
-    std::vector<nb::object> inexact, steps;  // few: made when they arise
+    std::vector<nb::object> inexact;  // few: made when they arise
     std::vector<LayerRecord> layers;
+    std::vector<StepRecord> steps;
     std::vector<MemoryRecord> memory;
     std::unordered_set<i64> used_fetches;
 };

@@ -128,6 +128,8 @@ void connect(State &state, nb::object twin, nb::object view) {
     state.policy = attr(twin, "policy");
     state.predictors = attr(twin, "predictors");
     state.progress = attr(twin, "progress");
+    state.sink = attr(twin, "sink");
+    state.piece = size_t(int_attr(twin, "piece"));
     state.steps = attr(twin, "steps");
     state.step = nb::none();
     state.policy_name = text(attr(twin, "policy_name"));
@@ -228,6 +230,13 @@ void adopt(State &state) {
     for (Py_ssize_t i = 0; i < kv_layers.size(); ++i)
         state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), as_int(PyTuple_GET_ITEM(kv_layers[i], 1)));
     for (DeviceState &device : state.devices) place_memory(state, device);
+    nb::object placed = attr(attr(state.twin, "records"), "memory");
+    nb::object listed = own(PySequence_List(placed.ptr()));
+    Items changes(listed.ptr());
+    for (Py_ssize_t i = 0; i < changes.size(); ++i)
+        state.records.memory.push_back({int_attr(changes[i], "time"), int_attr(changes[i], "n_bytes"),
+                                        find_device(state, PyTuple_GET_ITEM(changes[i], 1))->index});
+    attr(placed, "clear")();
     read_streams(state);
 }
 

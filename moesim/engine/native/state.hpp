@@ -105,6 +105,9 @@ struct State {
     DeviceState *hidden_at = nullptr;
     i64 step_began = 0;
     double gate_mass = 0;
+    i64 last_end = -1;  // of the step that ended last
+    nb::object sink = nb::none();  // takes the records piece by piece, if it is not None
+    size_t piece = 0;  // tasks of a piece at least
     std::map<std::pair<int, int>, i64> dense_memo;  // device and micro-batch -> ns of a whole dense part
     bool deciding = false;  // a decision is being charged
     std::vector<int> undecided;  // micro-batches routed meanwhile
@@ -168,6 +171,7 @@ Transfer *send_message(State &state, const std::vector<LinkState *> &path, i64 n
 bool start_next(State &state, Medium *medium);
 void complete(State &state, LinkState *link, i64 now);
 i64 remaining_ns(State &state, Transfer *transfer);
+void hand_over(State &state, nb::object records);
 void cross(State &state, DeviceState *src, DeviceState *dst, int layer, int rows, const char *direction, Call then);
 i64 activation_ns(State &state, LinkState *link, int rows);
 i64 activation_bytes(State &state, int rows);

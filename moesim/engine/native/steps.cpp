@@ -104,10 +104,10 @@ void next_step(State &state) {
 static void end_step(State &state) {
     if (state.now > RUN_NS)  // stop long before nanoseconds have more than 64 bits
         ask(state, attr(state.py.texts, "too_long"), {ref(state.twin), num(state.now), num(state.step_index)});
-    nb::object &step = state.step;
-    state.records.steps.push_back(
-        ask(state, attr(state.py.texts, "step_record"),
-            {num(state.step_began), num(state.now), ref(step), nb::cast(state.gate_mass).release().ptr()}));
+    auto of = [&](const char *name) { return int_attr(state.step, name); };
+    state.records.steps.push_back({state.step_began, state.now, state.step_index, of("batch"), state.step_rows,
+                                   of("n_sequences"), state.gate_mass, state.decoding});
+    state.last_end = state.now;
     tell(state, STEP_END, named(state.py.event[STEP_END], num(state.step_index)));
     if (!state.progress.is_none()) ask(state, state.progress, {num(state.step_index)});
     next_step(state);
@@ -219,12 +219,6 @@ i64 dense_ns(State &state, int layer) {
         total += rest_ns(state, dense, micro);
     }
     return total;
-}
-
-static nb::object list_of(const std::vector<nb::object> &items) {
-    nb::list found;
-    for (const nb::object &one : items) found.append(one);
-    return found;
 }
 
 static void check_served(State &state, Visit *visit) {

@@ -13,7 +13,7 @@ from moesim.engine.actions import WRONG_TYPE
 from moesim.engine.checks import fail_at as fail
 from moesim.engine.checks import short_repr
 from moesim.engine.paths import sources as sources_of
-from moesim.engine.steps import check_length, kinds, n_requests, step_record
+from moesim.engine.steps import check_length, kinds, n_requests
 from moesim.engine.visit import gate_mass, inexact_records
 from moesim.errors import DeadlockError, unknown_name, unknown_width
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WRONG_TYPE", "context_tokens", "deadlock", "fail", "first_rows", "format_bytes", "format_ns", "gate_mass",
-    "inexact_records", "is_iterable", "kinds", "n_requests", "part_bytes", "short_repr", "sources", "step_record",
+    "inexact_records", "is_iterable", "kinds", "n_requests", "part_bytes", "short_repr", "sources",
     "too_long", "unknown_name", "unknown_width",
 ]  # fmt: skip
 

@@ -1,0 +1,181 @@
+"""Records of one kind: named tuples one by one, or columns all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
+from functools import cache
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+R = TypeVar("R", bound=tuple[Any, ...])
+
+
+class Coded(NamedTuple):
+    """A column of few values."""
+
+    codes: NDArray[Any]  # indices into the values, shape (n,)
+    values: tuple[Any, ...]
+
+
+class Lists(NamedTuple):
+    """A column whose entries are tuples of numbers."""
+
+    offsets: NDArray[np.int64]  # shape (n + 1,): where each entry begins, and the end
+    values: NDArray[Any]
+
+
+Column = Any  # an array of shape (n,), `Coded` or `Lists`
+
+
+class RecordTable(MutableSequence[R], Generic[R]):
+    """A sequence of named tuples that can be asked for its columns.
+
+    Either the tuples are stored or the columns; what is asked for of the other is made from it. Tuples that were made of columns
+    are kept. Appending to columns turns them into tuples.
+    """
+
+    __slots__ = ("_columns", "_rows", "append", "kind")
+
+    def __init__(self, kind: type[R], records: Iterable[R] = ()) -> None:
+        self.kind = kind
+        self._columns: Mapping[str, Column] | None = None
+        self._rows: list[R] | None = list(records)
+        self.append: Callable[[R], None] = self._rows.append
+
+    def fill(self, columns: Mapping[str, Column]) -> None:
+        """Replace all records by columns, one for each field of the kind."""
+        self._columns, self._rows, self.append = dict(columns), None, self._append
+
+    def _append(self, record: R) -> None:
+        self._own().append(record)
+
+    def _own(self) -> list[R]:
+        """Give the list of tuples to be changed; columns are stale from here on."""
+        rows = self._tuples()
+        self._columns, self.append = None, rows.append
+        return rows
+
+    def extend(self, values: Iterable[R]) -> None:
+        """Append several."""
+        self._own().extend(values)
+
+    def insert(self, index: int, value: R) -> None:
+        """Insert a record before another."""
+        self._own().insert(index, value)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._own()[index] = value
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._own()[index]
+
+    def sort(self, key: Callable[[R], Any]) -> None:
+        """Sort in place."""
+        self._own().sort(key=key)
+
+    def clear(self) -> None:
+        """Forget all records."""
+        self._columns, self._rows = None, []
+        self.append = self._rows.append
+
+    # ---- one by one
+
+    def _tuples(self) -> list[R]:
+        if self._rows is None:
+            columns = [_values(self._columns[name]) for name in _fields(self.kind)]  # type: ignore[index]  # one of both is there
+            new: Any = tuple.__new__
+            self._rows = [new(self.kind, values) for values in zip(*columns, strict=True)]
+        return self._rows
+
+    def __len__(self) -> int:
+        if self._rows is not None:
+            return len(self._rows)
+        first = self._columns[self.kind._fields[0]]  # type: ignore[index, attr-defined]
+        return len(first.codes) if isinstance(first, Coded) else len(first)
+
+    @overload
+    def __getitem__(self, index: int) -> R: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[R]: ...
+    def __getitem__(self, index: int | slice) -> R | list[R]:
+        return self._tuples()[index]
+
+    def __iter__(self) -> Iterator[R]:
+        return iter(self._tuples())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RecordTable):
+            return self._tuples() == other._tuples()
+        return self._tuples() == other if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._tuples())
+
+    def __reduce__(self) -> Any:
+        return _restored, (self.kind, self._rows if self._columns is None else None, self._columns)
+
+    # ---- all at once
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Give a field of all records, shape (n,): int64, bool, or float64, in which None is NaN. Do not change it."""
+        hint = _fields(self.kind)[name]
+        kind = np.bool_ if hint is bool else np.int64 if hint is int else np.float64
+        if self._columns is None:
+            at = list(_fields(self.kind)).index(name)
+            return np.array([record[at] for record in self._tuples()], kind)
+        found = self._columns[name]
+        values: NDArray[Any] = np.array(found.values, kind)[found.codes] if isinstance(found, Coded) else np.asarray(found, kind)
+        return values
+
+    def texts(self, name: str) -> tuple[NDArray[Any], tuple[str, ...]]:
+        """Give a field of texts as codes, shape (n,), and the texts that they are indices of, used or not."""
+        if self._columns is not None:
+            found = self._columns[name]
+            return found.codes, found.values
+        at = list(_fields(self.kind)).index(name)
+        values = [record[at] for record in self._tuples()]
+        codes = {text: code for code, text in enumerate(dict.fromkeys(values))}
+        return np.array([codes[text] for text in values], np.int32), tuple(codes)
+
+    def lists(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give a field of tuples as offsets, shape (n + 1,), and all values in a row, both int64."""
+        if self._columns is not None:
+            found = self._columns[name]
+            return found.offsets, np.asarray(found.values, np.int64)
+        at = list(_fields(self.kind)).index(name)
+        values = [record[at] for record in self._tuples()]
+        offsets = np.zeros(len(values) + 1, np.int64)
+        np.cumsum([len(value) for value in values], out=offsets[1:])
+        return offsets, np.fromiter(chain.from_iterable(values), np.int64, int(offsets[-1]))
+
+
+@cache
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    """Fields of a kind of record with their types; that of an optional number is the number's."""
+    hints = get_type_hints(kind)
+    return {name: next((one for one in get_args(hints[name]) if one is float), hints[name]) for name in kind._fields}
+
+
+def _values(column: Column) -> Iterable[Any]:
+    """Give a column as Python has it."""
+    if isinstance(column, Coded):
+        return map(column.values.__getitem__, column.codes.tolist())
+    if isinstance(column, Lists):
+        values, offsets = column.values.tolist(), column.offsets.tolist()
+        return [tuple(values[a:b]) for a, b in pairwise(offsets)]
+    listed: list[Any] = column.tolist()
+    return [None if value != value else value for value in listed] if column.dtype.kind == "f" else listed
+
+
+def _restored(kind: type[R], rows: list[R] | None, columns: Mapping[str, Column] | None) -> RecordTable[R]:
+    table = RecordTable(kind, rows or ())
+    if columns is not None:
+        table.fill(columns)
+    return table
