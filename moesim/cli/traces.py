@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import typer
 
-from moesim.cli import trace_calibrate, trace_export, trace_import, trace_learn, trace_record, trace_stats, trace_synthesize
+from moesim.cli import (
+    trace_calibrate,
+    trace_export,
+    trace_import,
+    trace_learn,
+    trace_record,
+    trace_split,
+    trace_stats,
+    trace_synthesize,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Record, import, describe and make traces.", pretty_exceptions_enable=False)
 app.command("record")(trace_record.trace_record)
 app.command("learn")(trace_learn.trace_learn)
 app.command("import")(trace_import.trace_import)
 app.command("calibrate")(trace_calibrate.trace_calibrate)
+app.command("split")(trace_split.trace_split)
 app.command("export")(trace_export.trace_export)
 app.command("stats")(trace_stats.trace_stats)
 app.command("synthesize")(trace_synthesize.synthesize)

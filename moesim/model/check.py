@@ -9,7 +9,7 @@ from moesim.core.limits import BITS, BYTES, EXPERTS, LAYERS, UNITS, WIDTH
 
 _POSITIVE = (
     "n_layers", "n_experts", "hidden", "expert_intermediate", "n_heads", "n_kv_heads", "head_dim", "vocab",
-    "n_mats",
+    "n_mats", "units_per_expert",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "n_dense_layers", "n_shared", "shared_intermediate", "dense_intermediate", "q_lora_rank", "kv_lora_rank",
@@ -90,6 +90,9 @@ def _find_contradiction(v: Mapping[str, Any]) -> str | None:
         return f"n_layers: expected at most {UNITS.most} experts over all layers (n_layers x n_experts), got {got}"
     if v["n_mats"] not in (2, 3):
         return f"n_mats: expected 2 (up, down) or 3 (gate, up, down), got {v['n_mats']}"
+    problem = _find_unit_problem(v)
+    if problem is not None:
+        return problem
     for count, width in (("n_dense_layers", "dense_intermediate"), ("n_shared", "shared_intermediate")):
         if (v[count] == 0) != (v[width] == 0):
             expected = "a positive integer" if v[count] else "0"
@@ -97,6 +100,21 @@ def _find_contradiction(v: Mapping[str, Any]) -> str | None:
     if v["shared_gate"] and not v["n_shared"]:
         return "shared_gate: expected false, because n_shared is 0, got true"
     return _find_attention_problem(v) or _find_layer_bytes_problem(v)
+
+
+def _find_unit_problem(v: Mapping[str, Any]) -> str | None:
+    units = v["units_per_expert"]
+    if units == 1:
+        return None
+    if units != v["n_mats"]:
+        return f"units_per_expert: expected 1 (whole experts) or {v['n_mats']} (n_mats, one for each matrix), got {units}"
+    if v["expert_bias"] or v["expert_bytes_by_layer"] is not None:
+        got = "expert_bias" if v["expert_bias"] else "expert_bytes_by_layer"
+        return f"units_per_expert: expected 1, because units of one expert must have the same size, got {units} with {got}"
+    for key in ("n_experts", "top_k"):
+        if v[key] % units:
+            return f"{key}: expected a multiple of {units} (units_per_expert), got {v[key]}"
+    return None
 
 
 def _find_attention_problem(v: Mapping[str, Any]) -> str | None:

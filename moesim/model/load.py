@@ -11,7 +11,7 @@ from moesim.core.limits import BITS
 from moesim.core.units import parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, ModelError, unknown_name
-from moesim.model.check import find_problem
+from moesim.model.check import find_problem, is_int
 from moesim.model.config import read_config
 from moesim.model.spec import DEFAULTS, FIELDS, MXFP4_BITS, ModelSpec, bits_to_bytes
 from moesim.model.zoo import BUILTIN
@@ -21,6 +21,7 @@ __all__ = ["MXFP4_BITS", "ModelSpec", "bits_to_bytes", "builtin_models", "load_m
 _REQUIRED = tuple(key for key in FIELDS if key not in DEFAULTS)
 _SETTABLE = tuple(key for key in FIELDS if key != "labels")
 _YAML = (".yaml", ".yml")
+_UNITS = ("n_experts", "top_k")  # written as experts, counted as units
 _NOT_LABELLED = ("name", "source")  # they change no figure
 
 
@@ -130,6 +131,8 @@ def _load_mapping(source: Mapping[str, Any], place: str) -> ModelSpec:
             keys = ", ".join(missing)
             raise ModelError(f"{place}: expected 'base' or a whole model, got neither; add base, or {keys}")
         values, labels = DEFAULTS | {"source": place} | changes, ()
+    if is_int(units := changes.get("units_per_expert")) and all(is_int(values[key]) for key in _UNITS):
+        values |= {key: values[key] * units for key in _UNITS}
     problem = find_problem(values)
     if problem is not None:
         raise ModelError(f"{place}.{problem}")

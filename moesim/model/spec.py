@@ -71,6 +71,9 @@ class ModelSpec:
     low_bits : tuple of float, bits per weight
         Fewer bits at which every routed expert exists besides, in falling order; an experiment writes
         ``expert_bits: [4, 2]``. Only policies that ask for them use them.
+    units_per_expert : int
+        1: an expert is copied and runs whole. ``n_mats``: each of its matrices is a unit of its own, and ``n_experts``
+        and ``top_k`` count units; a model that is written in YAML still gives experts.
     expert_bytes_by_layer : tuple of int or None, bytes, shape (n_layers,)
         Bytes of one expert for each layer where quantisation is mixed; None: from ``expert_bits``.
     source : str
@@ -125,6 +128,7 @@ class ModelSpec:
     attention_sinks: bool = False
     expert_bytes_by_layer: tuple[int, ...] | None = None
     low_bits: tuple[float, ...] = ()
+    units_per_expert: int = 1
     source: str = ""
     labels: tuple[str, ...] = ()
 
@@ -166,7 +170,7 @@ class ModelSpec:
 
     @property
     def _expert_matrices(self) -> int:
-        return self.n_mats * self.hidden * self.expert_intermediate
+        return self.n_mats * self.hidden * self.expert_intermediate // self.units_per_expert
 
     @property
     def _expert_biases(self) -> int:
@@ -207,7 +211,7 @@ class ModelSpec:
     @property
     def dense_params(self) -> int:
         """Parameters of a MoE layer outside attention and experts: router and the two norms."""
-        return self.n_experts * (self.hidden + self.router_bias) + 2 * self._norm_params
+        return self.n_experts // self.units_per_expert * (self.hidden + self.router_bias) + 2 * self._norm_params
 
     def dense_bytes(self, layer: int = 0) -> int:
         """Bytes of a MoE layer outside attention and experts: router and the two norms."""
@@ -312,8 +316,9 @@ class ModelSpec:
     # ---- helpers
 
     def figures(self) -> dict[str, object]:
-        """Give all fields by name; ``low_bits`` only if there are some, so that a model without keeps its fingerprint."""
-        return {key: value for key, value in vars(self).items() if key != "low_bits" or value}
+        """Give all fields by name; those that came later only where they are used: other models keep their fingerprint."""
+        later = {"low_bits": (), "units_per_expert": 1}
+        return {key: value for key, value in vars(self).items() if key not in later or value != later[key]}
 
     @property
     def _norm_params(self) -> int:

@@ -14,6 +14,8 @@ HELD_BACK = ("requests", "ends")
 """What calibration tables may be counted from: whole requests, which are then not in the trace, or the last tokens of each."""
 MADE_UP = ("weights", "scores")
 """Arrays that may be made up: the same number for each chosen expert."""
+UNITS = "units_per_expert"
+"""Key of a trace whose ids are those of an expert's matrices, one after the other."""
 _COUNTS = {"n": 1, "of": 1, "rows": 1, "seed": 0}
 
 
@@ -29,6 +31,8 @@ def remarks(header: Mapping[str, Any]) -> tuple[str, ...]:
     ('calibrated on 24 held-back requests (seed 0)', 'weights uniform over the chosen')
     """
     found = [f"{name} uniform over the chosen" for name in made_up(header)]
+    if (units := header.get(UNITS, 1)) > 1:
+        found.append(f"{units} units per expert")
     if (held := header.get("held_back")) is not None:
         if held["what"] == "requests":
             text = f"{held['n']} held-back request{'s' * (held['n'] > 1)} (seed {held['seed']})"
@@ -43,6 +47,9 @@ def check_additions(header: Mapping[str, Any], place: str) -> None:
     names = header.get("made_up", [])
     if not isinstance(names, list) or any(name not in MADE_UP for name in names) or len(set(map(str, names))) != len(names):
         raise _wrong(f"{place}: header.made_up", f"some of {', '.join(MADE_UP)}", names)
+    units = header.get(UNITS, 1)
+    if not isinstance(units, int) or isinstance(units, bool) or units < 1:
+        raise _wrong(f"{place}: header.{UNITS}", "an integer of at least 1", units)
     held = header.get("held_back")
     if held is None:
         return

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from moesim.core.record_table import RecordTable
 from moesim.engine import EngineOptions, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
@@ -185,8 +186,8 @@ def _lists(records: Records) -> Iterable[tuple[str, list[Any]]]:
             yield name, sorted(value.items())
         elif isinstance(value, set):
             yield name, sorted(value)
-        elif isinstance(value, list):
-            yield name, value
+        elif isinstance(value, RecordTable):
+            yield name, list(value)
 
 
 _PLAIN = {int, str, type(None)}  # most columns: written as they are

@@ -12,14 +12,17 @@ NO_CURVE = "no curve for "
 
 _EXPERTS_ONLY = frozenset(
     ("n_layers", "top_k", "expert_intermediate", "expert_bits", "expert_bias", "expert_bytes_by_layer", "low_bits",
-     "n_dense_layers", "tie_embeddings", "act_bits")
+     "n_dense_layers", "tie_embeddings", "act_bits", "units_per_expert")
 )  # fmt: skip
 """Fields of a model that the time of no part of a layer but its routed experts depends on."""
 
 
 def expert_curves(model: ModelSpec, device: Device) -> list[CostCurve]:
-    """Choose the curves of an expert of the model's shape and bits; none for mixed precisions, which have no single shape."""
-    if model.expert_bytes_by_layer is not None:
+    """Choose the curves of an expert of the model's shape and bits.
+
+    None for mixed precisions, which have no single shape, nor for single matrices.
+    """
+    if model.expert_bytes_by_layer is not None or model.units_per_expert > 1:
         return []
     shape = (model.hidden, model.expert_intermediate, float(model.expert_bits))
     return [curve for curve in device.experts if curve.shape == shape]
@@ -61,9 +64,10 @@ class Unfitting:
         model, said = self._model, []
         mixed = model.expert_bytes_by_layer is not None
         wanted = _shape(model.hidden, model.expert_intermediate, "mixed" if mixed else f"{model.expert_bits:g}")
+        wanted = f"single matrices of {wanted}" if model.units_per_expert > 1 else f"experts of {wanted}"
         for name, device in sorted(self._experts.items()):
             there = dict.fromkeys(_shape(h, i, f"{bits:g}") for h, i, bits in (c.shape for c in device.experts if c.shape))
-            said.append(_note(f"experts of {wanted}", f"{name} of {machine}", there))
+            said.append(_note(wanted, f"{name} of {machine}", there))
         for name, (device, parts) in sorted(self._parts.items()):
             whose = " ".join((model.name, *(f"with {label}" for label in _changed(model, parts))))
             there = dict.fromkeys(curve.model for curve in device.parts if curve.part in parts)

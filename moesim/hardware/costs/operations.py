@@ -67,12 +67,13 @@ def _on_gpu(model: ModelSpec, *, fused: bool) -> dict[str, int]:
     gated = model.n_mats == 3
     feed = product + (0 if fused else product * gated + 1)  # gate, up and activation
     feed += 0 if gated or not fused else 1
+    apart = (product + 1) * (fused and gated and model.units_per_expert > 1)  # gate and up are products of their own
     biases = model.n_mats * model.expert_bias * alone
-    sums = max(0, model.top_k - 1) + (0 if model.shared_params else 1)
+    sums = max(0, _top_k(model) - 1) + (0 if model.shared_params else 1)
     return {
         "attention": attention,
-        "dense": 2 + alone * model.router_bias + (1 if model.n_experts in _ROUTERS else _CHOICE),
-        "experts": feed + product + biases + 1 + ceil_div(sums, _SUMS),
+        "dense": 2 + alone * model.router_bias + (1 if model.n_experts // model.units_per_expert in _ROUTERS else _CHOICE),
+        "experts": feed + apart + product + biases + 1 + ceil_div(sums, _SUMS),
         # the gate is a product without quantised weights, and its sigmoid times the output a kernel; then the sum is one as well
         "shared": feed + added + 1 + 3 * model.shared_gate if model.shared_params else 0,
         "leading": 1 + feed + added,
@@ -93,9 +94,14 @@ def _on_cpu(model: ModelSpec) -> dict[str, int]:
     return {
         "attention": attention,
         "dense": 1 + product + model.router_bias + _CHOICE + 1,
-        "experts": feed + product + model.n_mats * model.expert_bias + 1 + max(0, model.top_k - 1),
+        "experts": feed + product + model.n_mats * model.expert_bias + 1 + max(0, _top_k(model) - 1),
         "shared": feed + product + 1 + (product + 2) * model.shared_gate if model.shared_params else 0,
         "leading": 1 + feed + product + 1,
         "embedding": 1,
         "head": 1 + product,
     }
+
+
+def _top_k(model: ModelSpec) -> int:
+    """Experts of a token, whatever the units."""
+    return model.top_k // model.units_per_expert

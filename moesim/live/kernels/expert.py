@@ -42,6 +42,11 @@ class ExpertShape:
                 f"model '{model.name}': expected one precision for the experts of all layers, got expert_bytes_by_layer;"
                 " leave it out to measure or replay"
             )
+        if model.units_per_expert > 1:
+            raise KernelError(
+                f"model '{model.name}': expected whole experts, got units_per_expert: {model.units_per_expert}; leave it out to"
+                " measure or replay"
+            )
         if model.expert_bits not in (4, 8, 16, 32):
             raise KernelError(
                 f"model '{model.name}': expected expert_bits of 4, 8, 16 or 32 to measure or replay,"
