@@ -15,6 +15,7 @@ from moesim.engine import chosen
 from moesim.errors import ConfigError
 from moesim.experiment.pool import usable_cores
 from moesim.studies.bench import CASES, DECIDING_MODEL, YARDSTICK, run_case, run_deciding
+from moesim.studies.bench_growth import AXES, measure_growth
 from moesim.studies.bench_sweeps import measure_sweep
 
 SWEEP_RUNS = 64
@@ -28,19 +29,27 @@ def bench(
     policies: Annotated[bool, typer.Option("--policies", help="The time in decisions, of every policy.")] = False,
     engine: Engine = None,
     sweeps: Annotated[bool, typer.Option("--sweeps", help="What sweeps cost beside their runs; what cores gain.")] = False,
+    growth: Annotated[bool, typer.Option("--growth", help="How the cost grows with tokens, batch, experts and layers.")] = False,
     form: Printed = Format.TABLE,
 ) -> None:
     """Measure simulated expert runs per second beside bare SimPy timeouts per second, in turns in this process.
 
     A figure of one machine says nothing about another; the ratio does. The routing is made up. With --policies instead: the
     time in `decide` and `evict` of each policy for an expert run, beside that of dali, whose split is greedy. With --sweeps: the
-    time that a sweep takes for each run beside simulating it, and how much faster all cores are than one.
+    time that a sweep takes for each run beside simulating it, and how much faster all cores are than one. With --growth: CPU
+    time for an expert run over sizes; where cost is linear, the ratio stays near 1.
 
     Example: moesim bench --repeats 1 --tokens 2
     """
-    if policies and sweeps:
-        raise ConfigError("bench: expected --policies or --sweeps, got both")
-    if sweeps:
+    if policies + sweeps + growth > 1:
+        raise ConfigError("bench: expected one of --policies, --sweeps and --growth, got several")
+    if growth:
+        columns = ["varied", "value", "expert runs", "CPU time", "ns a run", "ratio to the first"]
+        rows = list(measure_growth(repeats, tokens or max(AXES["tokens"])))
+        _print(
+            rows, columns, columns[1:], "; lru, half of the experts cached, records dropped; preparing the routing included", form
+        )
+    elif sweeps:
         cost = measure_sweep(SWEEP_RUNS, usable_cores(), repeats, tokens or 64)
         columns = ["runs", "one run", "one process", f"{cost.processes} processes", "speed-up", "overhead a run"]
         _print([cost], columns, columns, "; starting the processes included", form)
@@ -49,10 +58,10 @@ def bench(
         note = f", of the shape of {DECIDING_MODEL}; half of the experts cached"
         _print(run_deciding(repeats, tokens or 16), columns, columns[1:], note, form)
     else:
-        rows = [run_case(case, repeats, tokens or 64) for case in CASES]
+        measured = [run_case(case, repeats, tokens or 64) for case in CASES]
         columns = ["case", "expert runs", "runs/s best", "median", "timeouts/s best", "timeouts a run best", "median"]
         columns.append("simulated/wall")
-        _print(rows, columns, columns[1:], "; batch 1, half of the experts cached", form)
+        _print(measured, columns, columns[1:], "; batch 1, half of the experts cached", form)
 
 
 class _Row(Protocol):

@@ -31,7 +31,8 @@ LEVELS: list[dict[str, str]] = [
         "result": "experiment.result",
     },
     {
-        "experiment": "experiment experiment.* studies.bench studies.bench_sweeps plots plots.* testing testing.*",
+        "experiment": "experiment experiment.* plots plots.* testing testing.* "
+        "studies.bench studies.bench_growth studies.bench_sweeps",
         "live": "live live.*",
     },
     {"identify": "studies.identify studies.identify.*"},

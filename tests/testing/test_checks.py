@@ -19,7 +19,7 @@ from moesim.policies.on_demand import OnDemand
 from moesim.policies.registry import POLICIES
 from moesim.policy import Action, Copy, Fetch, Placement, Pool, Routed, Run, Skip, View
 from moesim.records import EvictionRecord, InexactRecord
-from moesim.studies import bench
+from moesim.studies import bench, bench_growth
 from moesim.testing import CheckError, check_policy, examine_policy, run_tiny, tiny_machine, tiny_workload
 from moesim.testing.checks import check_slots, check_weights
 
@@ -346,6 +346,17 @@ def test_bench_measures_decisions_beside_dalis(monkeypatch: pytest.MonkeyPatch, 
     printed = capsys.readouterr().out
     assert "both / dali's" in printed
     assert "half of the experts cached" in printed
+
+
+def test_growth_is_told_by_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_growth, "AXES", {"tokens": (2, 4, 99), "layers": (1, 2)})
+    monkeypatch.setattr(bench_growth, "_BASE", {"tokens": 3, "batch": 2, "experts": 8, "layers": 3})
+    assert main(["bench", "--growth", "--repeats", "1", "--tokens", "4", "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["varied"], row["value"]) for row in rows] == [("tokens", 2), ("tokens", 4), ("layers", 1), ("layers", 2)]
+    assert [row["n_slots"] for row in rows] == [3 * 2 * 3 * 2, 5 * 2 * 3 * 2, 4 * 2 * 1 * 2, 4 * 2 * 2 * 2]
+    assert all(0 < row["n_runs"] <= row["n_slots"] for row in rows)
+    assert main(["bench", "--growth", "--sweeps"]) == 2
 
 
 def test_the_clock_changes_nothing() -> None:
