@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from moesim.errors import MoesimError, WorkloadError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs.links import most_chunks
@@ -33,8 +35,8 @@ class Estimate(NamedTuple):
 def lookups(experiment: Experiment, spec: RunSpec) -> int:
     """Count how many experts a run has to see to."""
     model = spec.model
-    rows = [min(model.n_experts, len(step.rows) * model.top_k) for step in experiment.workload(spec).steps]
-    return model.n_layers * sum(rows)
+    seen = np.minimum(model.n_experts, experiment.workload(spec).steps.n_tokens * model.top_k)
+    return model.n_layers * int(seen.sum())
 
 
 def chunks(experiment: Experiment, spec: RunSpec) -> tuple[int, int]:

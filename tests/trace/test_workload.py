@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from moesim.errors import WorkloadError
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Signal, Trace
 from moesim.trace.workload import Workload, WorkloadSpec, compose, routing
+from moesim.trace.workload import steps as steps_module
+from moesim.trace.workload.routing import look_up
 
 #: Requests with prompts of 5, 5, 7, 3 and 4, 6, 4, 5 decode tokens; first rows 0, 9, 20, 31.
 RAGGED = synthetic_trace(n_layers=3, n_requests=4, prompt=[5, 5, 7, 3], decode=[4, 6, 4, 5])
@@ -121,12 +124,49 @@ def test_routing_cannot_be_changed_by_a_policy() -> None:
 @pytest.mark.parametrize("keep_bytes", [routing.KEEP_BYTES, 0])
 def test_routing_is_kept_only_while_it_is_small(keep_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "KEEP_BYTES", keep_bytes)
-    first, second = compose(RAGGED, WorkloadSpec()).steps[:2]
-    before = first.micro
-    assert first.micro is before  # the step at hand is always kept
-    assert second.micro is second.micro
-    assert (first.micro is before) == (keep_bytes > 0)
-    assert first.micro[0].layers[0].rows == before[0].layers[0].rows
+    monkeypatch.setattr(routing, "BLOCK", 1)  # each step for itself
+    steps = compose(RAGGED, WorkloadSpec(requests=(0, 1, 2))).steps
+    first, second, third, fourth = steps[:4]
+    before = second.micro
+    assert second.micro is before is steps[1].micro  # the step at hand and the one before are always kept
+    assert third.micro is third.micro and second.micro is before
+    assert fourth.micro is fourth.micro
+    assert (second.micro is before) == (keep_bytes > 0)
+    assert second.micro[0].layers[0].rows == before[0].layers[0].rows
+    assert [step.index for step in steps] == list(range(len(steps)))  # other requests are gone through
+    assert (steps[0].micro is first.micro) == (keep_bytes > 0)
+
+
+def test_neighbours_are_looked_up_together_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = WorkloadSpec(batch_size=2, micro_batches=2, requests="all")
+    asked, found = [], []
+
+    def noted(trace: Trace, rows: Any, sizes: list[int]) -> Any:
+        asked.append(len(rows))
+        return look_up(trace, rows, sizes)
+
+    monkeypatch.setattr(steps_module, "look_up", noted)
+    for block in (1, 90, routing.BLOCK):
+        monkeypatch.setattr(routing, "BLOCK", block)
+        micro = [one for step in compose(RAGGED, spec).steps for one in step.micro]
+        found.append([(one.work2, one.n_rows, [layer.rows for layer in one.layers]) for one in micro])
+    assert found[0] == found[1] == found[2]
+    assert {1, 2, 4} <= set(asked)
+
+
+def test_steps_are_made_when_they_are_asked_for() -> None:
+    """Composing takes no longer for more tokens; each step is the same however it is reached."""
+    steps = compose(RAGGED, WorkloadSpec(batch_size=3, refill=True, requests="all")).steps
+    assert len(steps) == len(list(steps)) == len(steps.n_tokens)
+    for i, step in enumerate(steps):
+        for other in (steps[i], steps[i - len(steps)], steps[i : i + 1][0]):
+            assert (other.index, other.phase, other.sequences, other.rows.tolist()) == (
+                i, step.phase, step.sequences, step.rows.tolist()
+            )  # fmt: skip
+        assert step.n_tokens == steps.n_tokens[i] == len(step.rows)
+        assert step.rows.base is not None and not step.rows.flags.writeable  # a view of the rows of all steps nearby
+    with pytest.raises(IndexError):
+        steps[len(steps)]
 
 
 def test_prompts_of_the_very_length_come_first_and_longer_ones_give_their_end() -> None:

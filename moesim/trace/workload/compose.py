@@ -22,10 +22,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from moesim.trace.workload.routing import RoutingSource
 from moesim.trace.workload.selection import Admitted, select
 from moesim.trace.workload.spec import WorkloadSpec
-from moesim.trace.workload.steps import Step, schedule
+from moesim.trace.workload.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -41,8 +40,8 @@ class Workload:
     ----------
     spec : WorkloadSpec
         What was asked for.
-    steps : list of Step
-        The steps.
+    steps : sequence of Step
+        The steps, each made when it is asked for.
     admitted : tuple of Admitted
         The requests in the order of their admission; `Step.requests` counts in it.
     labels : tuple of str
@@ -52,7 +51,7 @@ class Workload:
     """
 
     spec: WorkloadSpec
-    steps: list[Step]
+    steps: Steps
     admitted: tuple[Admitted, ...]
     labels: tuple[str, ...]
     digest: str
@@ -70,12 +69,12 @@ class Workload:
     @property
     def max_tokens(self) -> int:
         """Rows of the largest step."""
-        return max(s.n_tokens for s in self.steps)
+        return max(s.n_tokens for s in self.steps.stretches)
 
     @property
     def peak_kv_tokens(self) -> int:
         """Most tokens of KV cache reserved at once."""
-        return max(s.kv_tokens for s in self.steps)
+        return max(s.kv_tokens for s in self.steps.stretches)
 
 
 def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str] = frozenset()) -> Workload:
@@ -102,13 +101,9 @@ def compose(trace: Trace, spec: WorkloadSpec, *, require_signals: Collection[str
         If too few requests qualify; the message tells how many do, and what the trace holds.
     """
     admitted, labels = select(trace, spec, require_signals)
-    steps = list(schedule(admitted, spec))
-    source = RoutingSource(trace, sum(s.n_tokens for s in steps), sum(s.n_micro for s in steps))
-    for step in steps:
-        step.source = source
     asked = {**asdict(spec), "require_signals": sorted(require_signals), "trace": trace.digest}
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-    return Workload(spec, steps, tuple(admitted), labels, digest)
+    return Workload(spec, Steps(admitted, spec, trace), tuple(admitted), labels, digest)
 
 
 def drawn(trace: Trace, workload: Workload, signals: Collection[str]) -> str:

@@ -1,21 +1,27 @@
-"""The routing of a step as the engine and the policies read it: NumPy once a step, then plain integers."""
+"""The routing of steps as the engine and the policies read it: NumPy over many steps at once, then plain integers."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
     from moesim.trace import Trace
 
 # Bytes of prepared routing that a workload may keep, so that several runs over it do not prepare it again.
 KEEP_BYTES = 256 * 2**20
+# Places of rows and experts of layers that are looked up at once: more would leave the processor's caches.
+BLOCK = 2**18
 _POINTER_BYTES = 8
+_VISIT_BYTES = 512  # a `LayerRouting` with its views and tuples, beside what they hold
+_COUNTED = 2**22  # places that are counted at once
 
 
 class LayerRouting(NamedTuple):
@@ -42,84 +48,83 @@ class MicroBatch(NamedTuple):
     layers: list[LayerRouting]
 
 
-class Span(NamedTuple):
-    """The extent of a micro-batch, before its routing is looked up."""
-
-    first_row: int
-    n_rows: int
-    work2: int
-    n_sequences: int
-
-
-class RoutingSource:
-    """Looks routing up in a trace, keeping what it prepared while that is small enough."""
-
-    def __init__(self, trace: Trace, n_rows: int, n_visits: int) -> None:
-        self._trace = trace
-        slot_bytes = trace.experts.itemsize + (0 if trace.weights is None else trace.weights.itemsize)
-        bytes_per_row = trace.n_layers * trace.top_k * slot_bytes
-        if trace.scores is not None:
-            bytes_per_row += trace.n_layers * trace.n_experts * trace.scores.itemsize
-        bytes_per_visit = trace.n_layers * trace.n_experts * _POINTER_BYTES
-        self.keep = n_rows * bytes_per_row + n_visits * bytes_per_visit <= KEEP_BYTES
-        self._kept: dict[int, tuple[MicroBatch, ...]] = {}
-
-    def micro_batches(self, step: int, rows: NDArray[Any], spans: Sequence[Span]) -> tuple[MicroBatch, ...]:
-        """Look up the routing of a step."""
-        kept = self._kept.get(step)
-        if kept is None:
-            kept = self._look_up(rows, spans)
-            if not self.keep:
-                self._kept.clear()  # the latest step stays: engine and predictors ask for it repeatedly
-            self._kept[step] = kept
-        return kept
-
-    def _look_up(self, rows: NDArray[Any], spans: Sequence[Span]) -> tuple[MicroBatch, ...]:
-        trace = self._trace
-        experts = trace.experts[rows]
-        weights = None if trace.weights is None else trace.weights[rows]
-        scores = None if trace.scores is None else trace.scores[rows]
-        for array in (experts, weights, scores):
-            if array is not None:
-                array.flags.writeable = False
-        found = []
-        for span in spans:
-            part = slice(span.first_row, span.first_row + span.n_rows)
-            used = None if weights is None else weights[part]
-            dense = None if scores is None else scores[part]
-            routed = layer_routing(experts[part], used, dense, trace.n_experts)
-            found.append(MicroBatch(*span, routed))
-        return tuple(found)
+def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
+    """Tell whether the routing of so many rows, in so many micro-batches, is small enough to be kept."""
+    slot_bytes = trace.experts.itemsize + (0 if trace.weights is None else trace.weights.itemsize)
+    row_bytes = trace.top_k * slot_bytes + (0 if trace.scores is None else trace.n_experts * trace.scores.itemsize)
+    visit_bytes = trace.n_experts * _POINTER_BYTES + _VISIT_BYTES
+    return trace.n_layers * (n_rows * row_bytes + n_visits * visit_bytes) <= KEEP_BYTES
 
 
-def layer_routing(
-    experts: NDArray[Any], weights: NDArray[Any] | None, scores: NDArray[Any] | None, n_experts: int
-) -> list[LayerRouting]:
-    """Split the routing of some rows into layers, with loads and active experts as plain integers.
+def steps_at_once(trace: Trace, n_rows: int, n_visits: int) -> int:
+    """Tell how many steps of so many rows and micro-batches to look up together."""
+    return max(1, BLOCK // (trace.n_layers * (n_rows * trace.top_k + n_visits * trace.n_experts)))
 
-    >>> import numpy as np
-    >>> ids = np.array([[[2, 0]], [[2, 1]]], dtype=np.uint8)
-    >>> layer = layer_routing(ids, np.ones((2, 1, 2), np.float16), None, 4)[0]
+
+def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[list[LayerRouting]]:
+    """Look up the routing of steps, as the layers of each micro-batch of each.
+
+    The rows of the trace are (n_steps, n_rows), of which the micro-batches of a step have so many each.
+
+    >>> from moesim.trace import Trace
+    >>> trace = Trace.build(
+    ...     experts=np.array([[[2, 0]], [[2, 1]]]), n_prompt=[1], n_decode=[1], n_experts=4, model="tiny", label="synthetic"
+    ... )
+    >>> [[layer]] = look_up(trace, np.array([[0, 1]]), [2])
     >>> layer.rows, layer.active
     ((1, 1, 2, 0), (0, 1, 2))
     """
-    n_layers = experts.shape[1]
-    loads, active = _count(experts, n_experts)
-    layers = zip(experts.swapaxes(0, 1), _by_layer(weights, n_layers), _by_layer(scores, n_layers), loads, active, strict=True)
-    return [LayerRouting(*layer) for layer in layers]
+    flat = rows.ravel()
+    arrays = [None if values is None else values[flat] for values in (trace.experts, trace.weights, trace.scores)]
+    for values in arrays:
+        if values is not None:
+            values.flags.writeable = False
+    experts = arrays[0]
+    assert experts is not None
+    n_layers, all_sizes = trace.n_layers, list(sizes) * len(rows)
+    ends = list(accumulate(all_sizes))
+    visit_of = np.repeat(np.arange(len(all_sizes)), all_sizes)
+    counts = _count(experts, visit_of, len(all_sizes), trace.n_experts)
+    views = [_views(values, ends, n_layers) for values in arrays]
+    parts = zip(*views, _tuples(counts), _present(counts), strict=True)
+    routed = list(map(partial(tuple.__new__, LayerRouting), parts))
+    return [routed[i : i + n_layers] for i in range(0, len(routed), n_layers)]
 
 
-def _by_layer(values: NDArray[Any] | None, n_layers: int) -> Iterable[NDArray[Any] | None]:
-    return [None] * n_layers if values is None else values.swapaxes(0, 1)
+def _count(experts: NDArray[Any], visit_of: NDArray[np.int64], n_visits: int, n_experts: int) -> NDArray[np.int64]:
+    """Count the rows of each expert, (n_visits * n_layers, n_experts)."""
+    n_rows, n_layers, top_k = experts.shape
+    n_places = n_visits * n_layers * n_experts
+    offsets = np.arange(n_layers) * n_experts
+    at_once = max(1, _COUNTED // (n_layers * top_k))
+    counts = np.zeros(n_places, np.int64)
+    for first in range(0, n_rows, at_once):
+        part = slice(first, first + at_once)
+        of_row = visit_of[part, None] * (n_layers * n_experts) + offsets
+        counts += np.bincount((experts[part] + of_row[:, :, None]).ravel(), minlength=n_places)
+    return counts.reshape(-1, n_experts)
 
 
-def _count(experts: NDArray[Any], n_experts: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    # One bincount over (layer, expert) pairs; counting in Python was slower for every shape and batch tried.
-    n_layers = experts.shape[1]
-    offsets = np.arange(n_layers, dtype=np.int64) * n_experts
-    counts = np.bincount((experts + offsets[:, None]).ravel(), minlength=n_layers * n_experts)
-    present = np.flatnonzero(counts)
-    ends = np.searchsorted(present, offsets + n_experts).tolist()
-    ids = tuple((present % n_experts).tolist())
-    active = [ids[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
-    return [tuple(row) for row in counts.reshape(n_layers, n_experts).tolist()], active
+def _views(values: NDArray[Any] | None, ends: Sequence[int], n_layers: int) -> Iterable[NDArray[Any] | None]:
+    """View the rows of each micro-batch by layer."""
+    if values is None:
+        return [None] * (len(ends) * n_layers)
+    found: list[NDArray[Any] | None] = []
+    for first, end in zip([0, *ends], ends, strict=False):
+        found.extend(values[first:end].swapaxes(0, 1))
+    return found
+
+
+def _tuples(counts: NDArray[np.int64]) -> Iterable[tuple[int, ...]]:
+    """Give the rows of a table as tuples: unpacking bytes takes half as long as lists of integers."""
+    largest = int(counts.max(initial=0))
+    code = next(code for code in "BHQ" if largest < 256 ** struct.calcsize(code))
+    return struct.iter_unpack(f"={counts.shape[1]}{code}", counts.astype(f"u{struct.calcsize(code)}").tobytes())
+
+
+def _present(counts: NDArray[np.int64]) -> list[tuple[int, ...]]:
+    """Give the columns of each row of a table in which something was counted, ascending."""
+    counted = counts > 0
+    ids = tuple((np.flatnonzero(counted) % counts.shape[1]).tolist())
+    ends = np.cumsum(np.count_nonzero(counted, axis=1)).tolist()
+    return [ids[first:end] for first, end in zip([0, *ends], ends, strict=False)]

@@ -1,154 +1,202 @@
-"""The steps of a workload: which rows of which requests run together, when each request comes and goes."""
+"""The steps of a workload: made when they are asked for, from what the steps of a stretch have in common."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 
-from moesim.trace.workload.routing import MicroBatch, RoutingSource, Span
+from moesim.trace.workload.plan import Requests, Stretch, plan
+from moesim.trace.workload.routing import MicroBatch, look_up, may_keep, steps_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
+    from moesim.trace import Trace
     from moesim.trace.workload.selection import Admitted
     from moesim.trace.workload.spec import WorkloadSpec
 
+_T = TypeVar("_T")
 
-class _Part(NamedTuple):
-    """The rows of one request in one step."""
-
-    slot: int  # place in Workload.requests
-    rows: NDArray[np.int64]
-    context: int  # tokens before them
-    begins: bool
-    produces: bool  # a token comes of it: not so for a prompt's earlier chunks
-    ends: bool
+_FEW = 2  # stretches, and blocks of steps in each, that are held of a workload whose routing is too large to be kept
 
 
-class _Planned(NamedTuple):
-    phase: str
-    batch: int
-    parts: list[_Part]
-    last_chunk: bool
-    kv_tokens: int
+class Steps(Sequence["Step"]):
+    """Steps in order, each made anew when it is asked for; their routing is kept while it is small enough."""
+
+    def __init__(self, admitted: Sequence[Admitted], spec: WorkloadSpec, trace: Trace) -> None:
+        self._requests = Requests(admitted)
+        self._trace = trace
+        self._micro_batches = spec.micro_batches
+        self.stretches = list(plan(self._requests, spec))
+        self._starts = list(accumulate((s.n_steps for s in self.stretches), initial=0))
+        n_rows = sum(s.n_steps * s.n_tokens for s in self.stretches)
+        n_visits = sum(s.n_steps * min(spec.micro_batches, len(s.slots)) for s in self.stretches)
+        self._most = None if may_keep(trace, n_rows, n_visits) else _FEW
+        self._held: dict[int, _Shared] = {}
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Step: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Step]: ...
+    def __getitem__(self, index: int | slice) -> Step | list[Step]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        number = bisect_right(self._starts, place) - 1
+        return Step(self._shared(number), place - self._starts[number])
+
+    def __iter__(self) -> Iterator[Step]:
+        for number, stretch in enumerate(self.stretches):
+            shared = self._shared(number)
+            for offset in range(stretch.n_steps):
+                yield Step(shared, offset)
+
+    @property
+    def n_tokens(self) -> NDArray[np.int64]:
+        """Rows of each step, (n_steps,)."""
+        return np.repeat([s.n_tokens for s in self.stretches], [s.n_steps for s in self.stretches])
+
+    def _shared(self, number: int) -> _Shared:
+        return _recall(self._held, number, self._share, self._most)
+
+    def _share(self, number: int) -> _Shared:
+        return _Shared(
+            self._starts[number], self.stretches[number], self._requests, self._micro_batches, self._trace, self._most
+        )  # fmt: skip
+
+
+def _recall(held: dict[int, _T], key: int, make: Callable[[int], _T], most: int | None) -> _T:
+    """Give what is held under a key, or make it; of what is held the oldest makes room."""
+    if key not in held:
+        if most is not None and len(held) >= most:
+            del held[next(iter(held))]
+        held[key] = make(key)
+    return held[key]
+
+
+class _Shared:
+    """What the steps of a stretch have in common, and the rows of all of them in one array."""
+
+    def __init__(
+        self, start: int, stretch: Stretch, requests: Requests, micro_batches: int, trace: Trace, most: int | None
+    ) -> None:  # fmt: skip
+        self.start = start  # number of the first step
+        self.stretch = stretch
+        self._admitted = requests.admitted
+        self._trace = trace
+        self._most = most
+        self._blocks: dict[int, list[tuple[MicroBatch, ...]]] = {}
+        slots, counts = stretch.slots, stretch.counts
+        self.n_tokens = stretch.n_tokens
+        self.requests = np.repeat(slots.astype(np.int32), counts)
+        self.requests.flags.writeable = False
+        self.counts: list[int] = counts.tolist()
+        before, begins, produces, ends = requests.progress(stretch)
+        contexts = requests.context[slots] + before
+        self.contexts: list[int] = contexts.tolist()  # at the first step
+        self.begins, self.ends = tuple(slots[begins].tolist()), tuple(slots[ends].tolist())
+        # Micro-batches of whole requests, as even in requests as can be; work2 at the first step.
+        n_groups = min(micro_batches, len(slots))
+        firsts = np.arange(n_groups) * len(slots) // n_groups
+        self.sizes: list[int] = np.add.reduceat(counts, firsts).tolist()
+        self._work2: list[int] = np.add.reduceat(counts * (2 * contexts + counts), firsts).tolist()
+        self._sequences: list[int] = np.add.reduceat(produces.astype(np.int64), firsts).tolist()
+        self._first_rows = list(accumulate(self.sizes[:-1], initial=0))
+        self.n_sequences = sum(self._sequences)
+        self._at_once = steps_at_once(trace, self.n_tokens, n_groups)
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """Rows of the trace, (n_steps, n_tokens)."""
+        stretch, admitted = self.stretch, self._admitted
+        parts = zip(stretch.slots.tolist(), stretch.done.tolist(), self.counts, strict=True)
+        if stretch.phase == "decode":
+            found = np.stack([admitted[slot].decode_rows[done : done + stretch.n_steps] for slot, done, _ in parts], axis=1)
+        else:
+            found = np.concatenate([admitted[slot].prompt_rows[done : done + n] for slot, done, n in parts])[None]
+        found.flags.writeable = False
+        return found
+
+    def work2(self, offset: int) -> list[int]:
+        """Give the attention work of each micro-batch: each step of decode has one token more before each of its rows."""
+        return [work2 + 2 * offset * n for work2, n in zip(self._work2, self.sizes, strict=True)]
+
+    def micro(self, offset: int) -> tuple[MicroBatch, ...]:
+        """Give the micro-batches of a step; the routing of its neighbours is looked up with its own."""
+        begin = offset - offset % self._at_once
+        return _recall(self._blocks, begin, self._look_up, self._most)[offset - begin]
+
+    def _look_up(self, begin: int) -> list[tuple[MicroBatch, ...]]:
+        layers, n = look_up(self._trace, self.rows[begin : begin + self._at_once], self.sizes), len(self.sizes)
+        parts = (layers[i : i + n] for i in range(0, len(layers), n))
+        return [
+            tuple(map(MicroBatch, self._first_rows, self.sizes, self.work2(offset), self._sequences, part))
+            for offset, part in enumerate(parts, begin)
+        ]
 
 
 class Step:
     """One prefill chunk or one decode step of the whole batch."""
 
     __slots__ = (
-        "_spans", "batch", "begins", "ends", "index", "kv_tokens", "last_chunk", "n_sequences", "phase",
-        "requests", "rows", "sequences", "source", "work2",
+        "_offset", "_shared", "batch", "index", "kv_tokens", "last_chunk", "n_sequences", "n_tokens", "phase", "requests",
     )  # fmt: skip
 
-    def __init__(self, index: int, planned: _Planned, micro_batches: int) -> None:
-        parts = planned.parts
-        self.index = index  # number of the step, from 0
-        self.phase = planned.phase  # `"prefill"` or `"decode"`
-        self.batch = planned.batch  # number of the batch; 0 throughout under `refill`
+    def __init__(self, shared: _Shared, offset: int) -> None:
+        stretch = shared.stretch
+        self._shared, self._offset = shared, offset
+        self.index = shared.start + offset  # number of the step, from 0
+        self.phase = stretch.phase  # `"prefill"` or `"decode"`
+        self.batch = stretch.batch  # number of the batch; 0 throughout under `refill`
         # final length of all requests active in this step, added up: what was reserved for them
-        self.kv_tokens = planned.kv_tokens
-        self.last_chunk = planned.last_chunk  # the last prefill chunk of the requests admitted together; True for decode
+        self.kv_tokens = stretch.kv_tokens
+        self.last_chunk = stretch.last_chunk  # the last prefill chunk of the requests admitted together; True for decode
+        self.n_tokens = shared.n_tokens  # rows of the step
         # request of each row, as its place in `Workload.requests` (a request used twice has two places)
-        self.requests = np.repeat(np.array([p.slot for p in parts], np.int32), [len(p.rows) for p in parts])
-        self.rows = np.concatenate([p.rows for p in parts])  # row of the trace of each row
-        # rows of each sequence, in the order of the rows, and the tokens before them
-        self.sequences = tuple((len(p.rows), p.context) for p in parts)
-        # begins, ends: requests admitted at this step, and those that leave at its end
-        self.begins = tuple(p.slot for p in parts if p.begins)
-        self.ends = tuple(p.slot for p in parts if p.ends)
-        self._spans = _spans(parts, micro_batches)
-        self.n_sequences = sum(s.n_sequences for s in self._spans)  # sequences that produce a token: rows of the LM head
-        self.work2 = sum(s.work2 for s in self._spans)  # attention: sum over its sequences of n * (2 * context + n)
-        # where the routing comes from, shared by all steps
-        self.source: RoutingSource | None = None  # set once the size of the whole workload is known
+        self.requests = shared.requests
+        self.n_sequences = shared.n_sequences  # sequences that produce a token: rows of the LM head
 
     @property
-    def n_tokens(self) -> int:
-        """Rows of the step."""
-        return len(self.rows)
+    def rows(self) -> NDArray[np.int64]:
+        """Row of the trace of each row."""
+        found: NDArray[np.int64] = self._shared.rows[self._offset]
+        return found
+
+    @property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        """Rows of each sequence, in the order of the rows, and the tokens before them."""
+        shared, offset = self._shared, self._offset
+        return tuple([(n, context + offset) for n, context in zip(shared.counts, shared.contexts, strict=True)])
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Requests admitted at this step."""
+        return () if self._offset else self._shared.begins
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Requests that leave at its end."""
+        return self._shared.ends if self._offset == self._shared.stretch.n_steps - 1 else ()
+
+    @property
+    def work2(self) -> int:
+        """Attention: sum over its sequences of n * (2 * context + n)."""
+        return sum(self._shared.work2(self._offset))
 
     @property
     def n_micro(self) -> int:
         """Micro-batches of the step."""
-        return len(self._spans)
+        return len(self._shared.sizes)
 
     @property
     def micro(self) -> tuple[MicroBatch, ...]:
         """The micro-batches with their routing, looked up at the first use."""
-        assert self.source is not None
-        return self.source.micro_batches(self.index, self.rows, self._spans)
-
-
-def schedule(admitted: Sequence[Admitted], spec: WorkloadSpec) -> Iterator[Step]:
-    """Lay the requests out in steps."""
-    for index, planned in enumerate(_plan(admitted, spec)):
-        yield Step(index, planned, spec.micro_batches)
-
-
-def _plan(admitted: Sequence[Admitted], spec: WorkloadSpec) -> Iterator[_Planned]:
-    waiting = list(range(len(admitted)))
-    active: dict[int, int] = {}  # place -> decode rows done, in the order of admission
-    batch = -1
-    while waiting or active:
-        if waiting and (not active or (spec.refill and len(active) < spec.batch_size)):
-            n_new = spec.batch_size - len(active)
-            new, waiting = waiting[:n_new], waiting[n_new:]
-            batch = 0 if spec.refill else batch + 1
-            yield from _prefill(admitted, new, list(active), batch, spec.prefill_chunk)
-            active |= {slot: 0 for slot in new if len(admitted[slot].decode_rows)}
-        if active:
-            kv_tokens = sum(admitted[slot].final_tokens for slot in active)
-            parts = [_decode_part(admitted[slot], slot, done) for slot, done in active.items()]
-            yield _Planned("decode", batch, parts, True, kv_tokens)
-            active = {s: n + 1 for s, n in active.items() if n + 1 < len(admitted[s].decode_rows)}
-
-
-def _decode_part(request: Admitted, slot: int, done: int) -> _Part:
-    n_prompt, n_decode = len(request.prompt_rows), len(request.decode_rows)
-    begins = done == 0 and n_prompt == 0
-    rows = request.decode_rows[done : done + 1]
-    return _Part(slot, rows, request.context + n_prompt + done, begins, True, done + 1 == n_decode)
-
-
-def _prefill(
-    admitted: Sequence[Admitted], new: Sequence[int], active: Sequence[int], batch: int, chunk: int | None
-) -> Iterator[_Planned]:
-    """Plan the prefill steps of requests admitted together; those without prompt rows have none."""
-    left = sum(len(admitted[slot].prompt_rows) for slot in new)
-    started = list(active)
-    parts: list[_Part] = []
-    room = chunk or left
-    for slot in new:
-        request, done = admitted[slot], 0
-        n_prompt = len(request.prompt_rows)
-        while done < n_prompt:
-            n = min(room, n_prompt - done)
-            last = done + n == n_prompt
-            rows = request.prompt_rows[done : done + n]
-            ends = last and not len(request.decode_rows)
-            parts.append(_Part(slot, rows, request.context + done, done == 0, last, ends))
-            started += [slot] if done == 0 else []
-            done, room, left = done + n, room - n, left - n
-            if room == 0 or left == 0:
-                kv_tokens = sum(admitted[s].final_tokens for s in started)
-                yield _Planned("prefill", batch, parts, left == 0, kv_tokens)
-                ended = {p.slot for p in parts if p.ends}
-                started = [s for s in started if s not in ended]
-                parts, room = [], chunk or left
-
-
-def _spans(parts: Sequence[_Part], micro_batches: int) -> tuple[Span, ...]:
-    """Split a step into micro-batches of whole requests, as even in requests as can be."""
-    groups = min(micro_batches, len(parts))
-    spans, first_row = [], 0
-    for g in range(groups):
-        group = parts[g * len(parts) // groups : (g + 1) * len(parts) // groups]
-        n_rows = sum(len(p.rows) for p in group)
-        work2 = sum(len(p.rows) * (2 * p.context + len(p.rows)) for p in group)
-        spans.append(Span(first_row, n_rows, work2, sum(p.produces for p in group)))
-        first_row += n_rows
-    return tuple(spans)
+        return self._shared.micro(self._offset)
