@@ -18,7 +18,7 @@ from moesim.trace.stats.balance import activation_frequency, used
 from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
 from moesim.trace.stats.prediction import coactivation
 from moesim.trace.synthesis.model import CALIBRATION, REQUEST, SyntheticModel, draw_model, request_states, unread_parts
-from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, top_ids
+from moesim.trace.synthesis.routing import DENSE_EXPERTS, read_gates, route, signal_facts, signal_logits, softmax_at, top_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,11 +162,12 @@ class _Kept:
             self.signal_scores[name] = self._make(f"{name}.scores", (self.n_signal, n_layers, width))
             if not dense:
                 self.signal_ids[name] = self._make(f"{name}.ids", (self.n_signal, n_layers, width), self._ids)
-        said = softmax(logits, axis=-1)
         place = (slice(first, first + n), slice(n_layers - n_ahead, None))
-        if not dense:
+        if dense:
+            said = softmax(logits, axis=-1)
+        else:
             ids = top_ids(logits, width)
-            said = np.take_along_axis(said, ids, axis=-1)
+            said = softmax_at(logits, ids)
             self.signal_ids[name][place] = ids.swapaxes(0, 1)
         self.signal_scores[name][place] = said.swapaxes(0, 1)
 

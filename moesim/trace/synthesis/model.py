@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import expit, logit, ndtri
@@ -91,10 +91,15 @@ def layer_ladder(n_layers: int, rng: np.random.Generator) -> NDArray[np.float64]
 
     Only the order is drawn. So every seed has the same spread over layers, however few they are.
     """
-    from scipy.signal import lfilter  # takes a second to import, which every command would pay
-
-    walk = lfilter([1.0], [1.0, -_LAYERS_ALIKE], rng.standard_normal(n_layers))
+    walk = _remembering(rng.standard_normal(n_layers), _LAYERS_ALIKE)
     return np.asarray(ndtri((np.argsort(np.argsort(walk)) + 0.5) / n_layers), np.float64)
+
+
+def _remembering(values: NDArray[Any], keep: float | np.float32) -> NDArray[Any]:
+    """Add to each value, in place along the first axis, a share of the one before: an autoregressive process of order one."""
+    for i in range(1, len(values)):
+        values[i] += keep * values[i - 1]
+    return values
 
 
 def layer_shares(p: ParameterSet, ladder: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -200,8 +205,6 @@ def _balanced_bias(
 
 def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: int, n_prompt: int = 0) -> Iterator[F32]:
     """Make the states of one request, a block of tokens at a time; they do not depend on other requests."""
-    from scipy.signal import lfilter  # takes a second to import, which every command would pay
-
     p = model.parameters
     topic = _topic_path(p, _generator(model.seed, stream, number, 0), n_tokens)
     rng = _generator(model.seed, stream, number, 1)
@@ -210,15 +213,15 @@ def request_states(model: SyntheticModel, stream: int, number: int, n_tokens: in
     of_context = np.sqrt((1 - topic_share) * context_share).astype(np.float32)
     of_token = np.sqrt((1 - topic_share) * (1 - context_share)).astype(np.float32)
     keep, new = np.float32(p.context_persistence), np.float32(np.sqrt(1 - p.context_persistence**2))
-    one, memory = np.ones(1, np.float32), np.asarray([1, -keep], np.float32)
     last: F32 | None = None
     for begin in range(0, n_tokens, _BLOCK):
         shape = (p.n_layers, min(_BLOCK, n_tokens - begin), p.width)
         context = rng.standard_normal(shape, dtype=np.float32)
         context[:, 0 if last is not None else 1 :] *= new
-        before = np.zeros((p.n_layers, 1, p.width), np.float32) if last is None else keep * last
-        context, _ = lfilter(one, memory, context, axis=1, zi=before)
-        last = context[:, -1:].copy()
+        if last is not None:
+            context[:, 0] += keep * last
+        _remembering(context.swapaxes(0, 1), keep)
+        last = context[:, -1].copy()
         token = rng.standard_normal(shape, dtype=np.float32)
         if p.locality_spread:  # what is carried on must not depend on the layer, so it is weighted afterwards
             states = of_context * carry(context, model.innovation) + of_token * carry(token, model.innovation)

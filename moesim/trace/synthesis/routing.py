@@ -21,11 +21,42 @@ LOOKAHEADS = (1, 2, 3)
 
 def top_ids(logits: F32, n: int) -> NDArray[np.int64]:
     """Find the n largest, best first; (..., n) int64."""
-    if n * 4 >= logits.shape[-1]:
+    n_experts = logits.shape[-1]
+    if n * 4 >= n_experts:
         return np.argsort(-logits, axis=-1, kind="stable")[..., :n]
-    some = np.argpartition(-logits, n - 1, axis=-1)[..., :n]
-    order = np.argsort(-np.take_along_axis(logits, some, axis=-1), axis=-1, kind="stable")
-    return np.take_along_axis(some, order, axis=-1)
+    table = np.ascontiguousarray(logits).reshape(-1, n_experts)
+    least = np.partition(table, n_experts - n, axis=1)[:, n_experts - n, None]  # values alone: a quarter of the time of ids
+    chosen = table >= least
+    tied = np.count_nonzero(chosen, axis=1) > n
+    chosen[tied, :n], chosen[tied, n:] = True, False  # any n: `_among_equals` finds those of such rows
+    ids = np.flatnonzero(chosen).reshape(-1, n) % n_experts
+    values = -_at(table, ids)
+    order = np.argsort(values, axis=1, kind="stable")
+    ids, values = _at(ids, order), _at(values, order)
+    tied |= (values[:, 1:] == values[:, :-1]).any(axis=1)
+    ids[tied] = _among_equals(table[tied], n)
+    return ids.reshape(*logits.shape[:-1], n)
+
+
+def _among_equals(table: F32, n: int) -> NDArray[np.int64]:
+    """Find the n largest of rows in which several are equal: in the order in which NumPy's partition leaves those."""
+    some = np.argpartition(-table, n - 1, axis=1)[:, :n]
+    return _at(some, np.argsort(-_at(table, some), axis=1, kind="stable"))
+
+
+def _at(table: NDArray[Any], columns: NDArray[np.int64]) -> NDArray[Any]:
+    """Take of each row the given columns."""
+    firsts = np.arange(0, table.size, table.shape[1])[:, None]
+    return table.ravel().take(columns + firsts)
+
+
+def softmax_at(logits: F32, ids: NDArray[np.int64]) -> F32:
+    """Compute the softmax over all, of some that begin with the largest; the same to the bit as `softmax` of all."""
+    n_experts, n = logits.shape[-1], ids.shape[-1]
+    table, chosen = np.ascontiguousarray(logits).reshape(-1, n_experts), ids.reshape(-1, n)
+    shifted = table - _at(table, chosen[:, :1])
+    np.exp(shifted, out=shifted)
+    return np.asarray(_at(shifted, chosen) / shifted.sum(axis=1, keepdims=True), np.float32).reshape(ids.shape)
 
 
 def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64], F32]:
@@ -33,7 +64,7 @@ def route(logits: F32, top_k: int, renormalise: bool) -> tuple[NDArray[np.int64]
     ids = top_ids(logits, top_k)
     if renormalise:
         return ids, softmax(np.take_along_axis(logits, ids, axis=-1), axis=-1)
-    return ids, np.take_along_axis(softmax(logits, axis=-1), ids, axis=-1)
+    return ids, softmax_at(logits, ids)
 
 
 def read_gates(model: SyntheticModel, inputs: F32, lookahead: int = 0) -> F32:
