@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
-from moesim.policies.algorithms.assignment import (
-    Plan,
-    greedy_assignment,
-    layer_costs,
-    threshold_assignment,
-)
-from moesim.policies.algorithms.search import beam_assignment, exact_assignment
+from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, layer_costs, threshold_layer_plan
+from moesim.policies.algorithms.search import ENUMERATE_UP_TO, beam_assignment, exact_assignment
 from moesim.policies.base import CostTable, Range
 from moesim.policies.parts import Part, Setup
+from moesim.policies.twins import twin
 from moesim.policy import StepBegin
 
 
@@ -74,18 +70,13 @@ class _Costed(Part):
     """
 
     uses_cpu = True
-    _rule: Callable[..., Plan]
 
     def start(self, setup: Setup) -> None:
         """Prepare the costs of both devices."""
         self._gpu_ns = CostTable(setup.view, setup.gpu)
         self._cpu_ns = CostTable(setup.view, setup.cpu)
         costs = setup.view.costs
-        self._first: dict[str, Any] = {"gpu_first": costs.first_extra_ns(setup.gpu), "cpu_first": costs.first_extra_ns(setup.cpu)}
-
-    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Apply the rule to the costs of this layer."""
-        return type(self)._rule(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), **self._first)
+        self._first = costs.first_extra_ns(setup.gpu), costs.first_extra_ns(setup.cpu)
 
 
 class Greedy(_Costed):
@@ -98,17 +89,21 @@ class Greedy(_Costed):
         """Prepare the costs."""
         super().start(setup)
         self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
+        self._plan = twin(greedy_layer_plan, setup.view)
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Apply the rule to the costs of this layer."""
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
-        return greedy_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), shared, **self._first)
+        return self._plan(loads, waiting, self._gpu_ns, self._cpu_ns, shared, *self._first)
 
 
 class Exact(_Costed):
     """The 0-1 program that the greedy rule approximates, solved exactly."""
 
-    _rule = staticmethod(exact_assignment)
+    def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
+        """Solve it with the costs of this layer."""
+        costs = layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns)
+        return exact_assignment(*costs, ENUMERATE_UP_TO, *self._first)
 
 
 class Beam(_Costed):
@@ -119,14 +114,17 @@ class Beam(_Costed):
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Search with the costs of this layer."""
-        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, **self._first)
+        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, *self._first)
 
 
 class Threshold(_Costed):
     """Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute."""
 
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        super().start(setup)
+        self._plan = twin(threshold_layer_plan, setup.view)
+
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Compare the two costs of each expert; residents always run where they are."""
-        gpu_ns, cpu_ns = self._gpu_ns, self._cpu_ns
-        gpu_cost = [waiting[e] + gpu_ns[w] if w and waiting[e] else 0 for e, w in enumerate(loads)]
-        return threshold_assignment(gpu_cost, [cpu_ns[w] if w else 0 for w in loads])
+        return self._plan(loads, waiting, self._gpu_ns, self._cpu_ns)

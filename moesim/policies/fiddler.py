@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from moesim.model import ModelSpec
-from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_assignment
+from moesim.policies.algorithms.assignment import Plan, fiddler_code_assignment, threshold_layer_plan
 from moesim.policies.algorithms.caching import global_top
 from moesim.policies.base import (
     CACHE,
@@ -39,6 +39,7 @@ from moesim.policies.base import (
     layer_residents,
     slot_bytes,
 )
+from moesim.policies.twins import twin
 from moesim.policy import (
     DEMAND,
     Action,
@@ -96,7 +97,10 @@ class Fiddler(PolicyBase):
         chosen = global_top(view.tables["activation_frequency"].tolist(), view.cache_slots(self._gpu))
         self._resident = [bytes(e in experts for e in range(model.n_experts)) for experts in chosen]
         self._cpu_ns, self._gpu_ns = CostTable(view, self._cpu), CostTable(view, self._gpu)
-        self._load_ns = [costs.fetch_ns(view.host, self._gpu, None, layer) for layer in range(model.n_layers)]
+        load_ns = [costs.fetch_ns(view.host, self._gpu, None, layer) for layer in range(model.n_layers)]
+        # A resident expert always runs where it is, as if it cost the GPU nothing.
+        self._waiting = [[0 if here else ns for here in of_layer] for of_layer, ns in zip(self._resident, load_ns, strict=True)]
+        self._threshold_plan = twin(threshold_layer_plan, view)
         self._awaited: set[int] = set()  # serial: copies of this layer still under way
         self._held: set[int] = set()  # serial: CPU experts that wait for them
         n_bytes = sum(len(experts) * model.expert_bytes(layer) for layer, experts in enumerate(chosen))
@@ -126,10 +130,7 @@ class Fiddler(PolicyBase):
         resident = self._resident[layer]
         if self.rule == "code":
             return fiddler_code_assignment(loads, resident)
-        gpu_ns, cpu_ns, load_ns = self._gpu_ns, self._cpu_ns, self._load_ns[layer]
-        # A resident expert always runs where it is, as if it cost the GPU nothing.
-        gpu_cost = [0 if here or not w else load_ns + gpu_ns[w] for w, here in zip(loads, resident, strict=True)]
-        return threshold_assignment(gpu_cost, [cpu_ns[w] for w in loads])
+        return self._threshold_plan(loads, self._waiting[layer], self._gpu_ns, self._cpu_ns)
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
         resident = self._resident[event.layer]

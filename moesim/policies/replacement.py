@@ -14,6 +14,7 @@ from moesim.policies.base import CACHE, Range, layer_residents
 from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES, VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
+from moesim.policies.twins import twin
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
@@ -212,6 +213,7 @@ class WorkloadAware(Static):
         self._scores = [[0] * model.n_experts for _ in range(model.n_layers)]
         self._visits = [0] * model.n_layers
         self._members = [set(experts) for experts in residents]
+        self._swap = twin(workload_aware_swap, setup.view)
 
     def used(self, event: Routed) -> None:
         """Add the rows of this layer to its window."""
@@ -230,7 +232,7 @@ class WorkloadAware(Static):
         if (visit if self.firing == "printed" else visit + 1) % self.w_size:
             return None
         members = self._members[layer]
-        victims, newcomers = workload_aware_swap(self._scores[layer], members, self.u_size, self.only_if_better)
+        victims, newcomers = self._swap(self._scores[layer], members, self.u_size, self.only_if_better)
         self._scores[layer] = [0] * len(self._scores[layer])
         pairs = [(out, new) for out, new in zip(victims, newcomers, strict=True) if new not in busy]
         if not pairs:

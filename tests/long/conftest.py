@@ -18,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("audits", 60, "audited runs"),
         ("machines", 50, "identified machines"),
         ("engines", 2000, "random runs on both engines"),
+        ("twins", 100_000, "random instances of each function with a native twin"),
     ):
         group.addoption(f"--{name}", type=int, default=n, metavar="N", help=f"{what} of a campaign (default: {n})")
     group.addoption("--campaign-seed", type=int, default=0, metavar="N", help="another seed gives other cases (default: 0)")

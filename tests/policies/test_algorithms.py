@@ -17,6 +17,7 @@ from moesim.policies.algorithms.assignment import (
     greedy_assignment,
     layer_costs,
     threshold_assignment,
+    threshold_layer_plan,
 )
 from moesim.policies.algorithms.caching import (
     global_top,
@@ -220,7 +221,8 @@ def test_fiddlers_rule_compares_the_cpu_with_copy_and_compute_expert_by_expert()
         resident = [rng.randint(0, 1) for _ in range(n)]
         c, x, g = rng.choice((1, 2)), rng.choice((2, 3, 6)), rng.choice((0, 1, 2))
         policy = Fiddler()
-        policy._resident, policy._load_ns = [bytes(resident)], [x]
+        policy._resident, policy._waiting = [bytes(resident)], [[0 if here else x for here in resident]]
+        policy._threshold_plan = threshold_layer_plan
         policy._cpu_ns = {w: c * w for w in loads}  # type: ignore[assignment]
         policy._gpu_ns = dict.fromkeys(loads, g)  # type: ignore[assignment]
         plan = policy.plan(0, loads)

@@ -10,6 +10,9 @@ void connect(State &state, nb::object twin, nb::object view);
 void adopt(State &state);
 void sum_up(State &state, nb::object records);
 void bind_view(nb::module_ &module);
+namespace algorithms {
+void bind(nb::module_ &module);
+}
 nb::object make_view(std::shared_ptr<State> state, nb::handle twin);
 
 /// One run.
@@ -49,6 +52,9 @@ NB_MODULE(_native, module) {
     using moesim::Engine;
     module.doc() = "The native engine: the rules of moesim.engine in C++, file by file.";
     moesim::bind_view(module);
+    nb::module_ algorithms = module.def_submodule("algorithms", "Twins of functions of moesim.policies.algorithms, by their names.");
+    moesim::algorithms::bind(algorithms);
+    module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.twins`
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())
         .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")

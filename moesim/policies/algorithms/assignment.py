@@ -123,6 +123,32 @@ def threshold_assignment(gpu_cost: Sequence[float], cpu_cost: Sequence[float]) -
     return make_plan(gpu_cost, cpu_cost, [e for e in ids if gpu_cost[e] <= cpu_cost[e]])
 
 
+def greedy_layer_plan(
+    loads: Sequence[int], waiting: Sequence[float], gpu_table: Costs, cpu_table: Costs, gpu_start: float = 0,
+    gpu_first: float = 0, cpu_first: float = 0,
+) -> Plan:  # fmt: skip
+    """Assign a layer by `greedy_assignment` with the costs of `layer_costs`.
+
+    Examples
+    --------
+    >>> greedy_layer_plan([1, 1, 5, 4, 1], [3, 3, 3, 0, 0], [0, 2, 2, 2, 2, 2], range(6))
+    Plan(gpu=(2, 3), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=())
+    """
+    return greedy_assignment(*layer_costs(loads, waiting, gpu_table, cpu_table), gpu_start, gpu_first, cpu_first)
+
+
+def threshold_layer_plan(loads: Sequence[int], waiting: Sequence[float], gpu_table: Costs, cpu_table: Costs) -> Plan:
+    """Assign a layer by `threshold_assignment`; what need not be waited for runs on the GPU, as if it cost nothing there.
+
+    Examples
+    --------
+    >>> threshold_layer_plan([1, 6, 9], [3, 3, 0], [0, *[2] * 9], range(10))
+    Plan(gpu=(1, 2), cpu=(0,), gpu_total=5, cpu_total=1, loads=())
+    """
+    gpu_cost = [waiting[e] + gpu_table[w] if w and waiting[e] else 0 for e, w in enumerate(loads)]
+    return threshold_assignment(gpu_cost, [cpu_table[w] if w else 0 for w in loads])
+
+
 FIDDLER_CPU_PER_ROW = 7  # latency_cpu of Fiddler's released code
 FIDDLER_GPU_LOAD = 70  # latency_gpu of the same
 

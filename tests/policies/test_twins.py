@@ -1,0 +1,62 @@
+"""Native twins of the algorithms: the same answers as their references, and which of the two a run calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from moesim.policies.algorithms.assignment import greedy_layer_plan, layer_costs
+from moesim.policies.twins import twin
+from tests.policies.golden_kit import CASES, run_case
+from tests.policies.twins_kit import BUILT, MAKERS, compare
+
+built = pytest.mark.skipif(not BUILT, reason="the native engine is not built")
+
+
+@built
+@pytest.mark.parametrize("reference", MAKERS, ids=lambda reference: reference.__name__)
+def test_a_twin_answers_as_its_reference(reference: Callable[..., Any]):
+    found = compare(reference, 2000, seed=0)
+    assert found["answers"] > 1500
+    assert found["errors"] > 20
+
+
+@built
+def test_every_twin_is_compared():
+    algorithms = import_module("moesim.engine.native._native").algorithms
+    assert {name for name in dir(algorithms) if not name.startswith("_")} == {reference.__name__ for reference in MAKERS}
+
+
+@built
+def test_a_run_on_simpy_calls_no_twin(monkeypatch: pytest.MonkeyPatch):
+    algorithms = import_module("moesim.engine.native._native").algorithms
+    compiled = algorithms.greedy_layer_plan
+    called = []
+
+    def counted(*given: Any) -> Any:
+        called.append(given)
+        return compiled(*given)
+
+    monkeypatch.setattr(algorithms, "greedy_layer_plan", counted)
+    case = CASES[next(key for key in CASES if key.startswith("dali,"))]
+    run_case(case, "simpy")
+    assert not called
+    run_case(case, "native")
+    assert called
+
+
+def test_without_a_twin_the_reference_is_called():
+    class View:
+        """Brings twins of other functions."""
+
+        class algorithms:
+            layer_costs = max
+
+    view: Any = View
+    assert twin(greedy_layer_plan, view) is greedy_layer_plan
+    assert twin(layer_costs, view) is max
+    view = object()
+    assert twin(layer_costs, view) is layer_costs
