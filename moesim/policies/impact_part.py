@@ -13,6 +13,7 @@ from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import ALL_GPU
 from moesim.policies.parts import Part, Setup, Unit, source_needs
 from moesim.policies.queue_parts import layer_timings
+from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, View
 
 GATES = "gate_next"
@@ -59,6 +60,7 @@ class ImpactDriven(Part):
         model = setup.view.model
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
+        self._replay = twin(replay, setup.view)
         self._planned: dict[tuple[float, Rows, Rows], float] = {}
         self._step = -1
         self._layer = -1  # routed last
@@ -93,7 +95,7 @@ class ImpactDriven(Part):
             if view.is_resident(layer, expert, gpu) or 0 < wait < costs.transfer:
                 ready[expert] = wait
                 link = max(link, wait)
-        ends = replay(plan, event.rows, costs, ready, link)
+        ends = self._replay(plan, event.rows, costs, ready, link)
         self._end_ns = max(self._end_ns, now + max(ends.gpu, ends.cpu))
         self._link_ns = max(self._link_ns, now + ends.link)
         return ()

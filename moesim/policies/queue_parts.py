@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.queues import Reading, Timings, queue_plan
+from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan
 from moesim.policies.algorithms.two_ended import CODE_COSTS, CODE_CPU_PER_ROW, PerRow, two_ended_plan
 from moesim.policies.base import CostTable
 from moesim.policies.moot import InPolicy, MootIf, OnlyWith
 from moesim.policies.part_conditions import NO_PREFETCH, SWAPS_NOTHING
 from moesim.policies.parts import Part, Setup
+from moesim.policies.twins import twin
 from moesim.policy import Routed, StepBegin
 
 # What is on its way as a layer is planned are then only loads of its earlier micro-batches; those matter to an order.
@@ -53,18 +54,15 @@ class Queues(Part):
 
     def start(self, setup: Setup) -> None:
         """Prepare the costs."""
-        self._timings = layer_timings(setup)
+        self._timings, self._reading = layer_timings(setup), self.reading
+        self._plan = twin(queue_layer_plan, setup.view)
         self._costs, self._gpu, self._top_k = setup.view.costs, setup.gpu, setup.view.model.top_k
 
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
-        """Plan; what is on its way arrives when the link says, and the link is busy until then."""
+        """Simulate the layer."""
         costs = self._timings[layer]
         shared = self._costs.shared_ns(self._gpu, sum(loads) // self._top_k) if self.shared_in_plan else 0
-        active = [e for e, w in enumerate(loads) if w]
-        missing = [e for e in active if waiting[e] >= costs.transfer]
-        cached = [e for e in active if waiting[e] < costs.transfer]
-        ready = {e: waiting[e] for e in cached if waiting[e]}
-        return queue_plan(cached, missing, loads, costs, ready, max(ready.values(), default=0), shared, self.reading)
+        return self._plan(loads, waiting, costs, shared, self._reading)
 
 
 class TwoEnded(Part):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from moesim.engine import native
-from moesim.policies.algorithms.assignment import greedy_layer_plan, threshold_layer_plan
+from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, threshold_layer_plan
 from moesim.policies.algorithms.caching import workload_aware_swap
+from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
 
 Rng = np.random.Generator
 LARGE = (2**50, 2**53, 2**62, 2**63 - 1, 2**64, 10**30)
@@ -66,23 +67,54 @@ def swap(rng: Rng) -> tuple[Any, ...]:
     return numbers(rng, n, scale(rng)), as_one(resident), int(rng.integers(0, 9)), bool(rng.integers(2))
 
 
+def timings(rng: Rng, costs: tuple[Any, ...], most: int) -> Timings:
+    transfer, *first = numbers(rng, 3, most, 0.2)
+    return Timings(transfer, costs[2], None if rng.random() < 0.2 else costs[3], *first)
+
+
+def queues(rng: Rng) -> tuple[Any, ...]:
+    loads, waiting, *tables = layer(rng)
+    most = max([*waiting, 3])
+    costs = timings(rng, (loads, waiting, *tables), int(most))
+    waiting = [costs.transfer if rng.random() < 0.4 else wait for wait in waiting]
+    ties, timeline = ["gpu", "cpu", "link"][rng.integers(3)], ["completion", "free"][rng.integers(2)]
+    reading = Reading(timeline, ties, bool(rng.integers(2)), bool(rng.integers(2)))  # type: ignore[arg-type]
+    return loads, waiting, costs, numbers(rng, 1, int(most), 0.5)[0], reading
+
+
+def carried_out(rng: Rng) -> tuple[Any, ...]:
+    loads, waiting, costs, free, _ = queues(rng)
+    order = rng.permutation(len(loads)).tolist()
+    on_gpu, on_cpu, loaded = sorted(rng.integers(0, len(loads), 3, endpoint=True).tolist())
+    plan = Plan(tuple(order[:on_cpu]), tuple(order[on_cpu:]), 0, 0, tuple(order[on_gpu:loaded]))
+    ready = {e: waiting[e] for e in order if rng.random() < 0.5}
+    return plan, loads, costs, ready, free
+
+
 MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     greedy_layer_plan: greedy,
     threshold_layer_plan: layer,
     workload_aware_swap: swap,
+    queue_layer_plan: queues,
+    replay: carried_out,
 }
 
 
-def spoiled(rng: Rng, given: Any, depth: int = 0) -> Any:
+def _like(given: Any, items: list[Any]) -> Any:
+    return given._make(items) if hasattr(given, "_make") else type(given)(items)
+
+
+def spoiled(rng: Rng, given: Any) -> Any:
     """Change something: a number, the length or the type of a list, or one thing in it."""
-    if type(given) in (list, tuple) and len(given) and rng.random() < 0.8:
+    if isinstance(given, (list, tuple)) and len(given) and rng.random() < 0.8:
         at = int(rng.integers(len(given)))
         change = rng.integers(4)
         if change == 0:
             return given[:-1]
         if change == 1:
-            return [np.array, tuple, set][rng.integers(3)](given)
-        return type(given)([*given[:at], spoiled(rng, given[at]), *given[at + 1 :]])
+            flat = not any(isinstance(one, (list, tuple, dict)) for one in given)
+            return [np.array, set, tuple][rng.integers(3) if flat else 2](given)
+        return _like(given, [*given[:at], spoiled(rng, given[at]), *given[at + 1 :]])
     return ODD[rng.integers(len(ODD))]
 
 

@@ -169,6 +169,25 @@ def queue_plan(
     return Plan(tuple(gpu), tuple(cpu), gpu_end, cpu_end, tuple(link))
 
 
+def queue_layer_plan(
+    loads: Sequence[int], waiting: Sequence[float], costs: Timings, gpu_free: float = 0, reading: Reading = PAPER
+) -> Plan:
+    """Split a layer by `queue_plan`; what is on its way arrives when the link says, and the link is busy until then.
+
+    ``waiting`` is the time until an expert's weights could be on the GPU: 0 if resident, less than a transfer if that has begun.
+
+    Examples
+    --------
+    >>> queue_layer_plan([1, 1, 5, 4, 1], [3, 3, 3, 0, 0], Timings(3, [0, 2, 2, 2, 2, 2], range(6)))
+    Plan(gpu=(3, 2), cpu=(0, 1, 4), gpu_total=5, cpu_total=3, loads=(2,))
+    """
+    active = [e for e, w in enumerate(loads) if w]
+    missing = [e for e in active if waiting[e] >= costs.transfer]
+    cached = [e for e in active if waiting[e] < costs.transfer]
+    ready = {e: waiting[e] for e in cached if waiting[e]}
+    return queue_plan(cached, missing, loads, costs, ready, max(ready.values(), default=0), gpu_free, reading)
+
+
 def _first_there(queue: Sequence[tuple[int, int]], arrival: Mapping[int, float], now: float) -> int:
     """Return the place of the first expert of a queue that has arrived; if none has, of the one that arrives first."""
     soonest, found = _NEVER, 0

@@ -6,7 +6,7 @@
 
 namespace moesim::algorithms {
 
-/// Thrown where something is no small integer, or no list or tuple: then the Python reference answers.
+/// Thrown where something is no small number from 0, or no list or tuple: then the Python reference answers.
 struct Beyond {};
 
 /// Numbers up to this and lists up to that have sums that fit into 64 bits.
@@ -17,7 +17,7 @@ inline i64 small(PyObject *p) {
     if (!PyLong_CheckExact(p)) throw Beyond{};
     int beyond;
     i64 found = PyLong_AsLongLongAndOverflow(p, &beyond);
-    if (beyond || found > LARGEST || found < -LARGEST) throw Beyond{};
+    if (beyond || found < 0 || found > LARGEST) throw Beyond{};
     return found;
 }
 inline i64 small(nb::handle h) { return small(h.ptr()); }
@@ -41,12 +41,11 @@ inline std::vector<int> experts(nb::handle of, size_t n) {
     std::vector<int> found;
     for (PyObject *one : items(of)) {
         i64 expert = small(one);
-        if (expert < 0 || expert >= i64(n)) throw Beyond{};
+        if (expert >= i64(n)) throw Beyond{};
         found.push_back(int(expert));
     }
     return found;
 }
-
 /// What a table of costs gives for a number of rows, in square brackets.
 struct Table {
     PyObject *table;
@@ -80,9 +79,22 @@ template <class Ids> nb::object list_of(const Ids &ids) {
 /// A name of a Python module, kept for good.
 inline PyObject *imported(const char *module, const char *name) { return attr(nb::module_::import_(module), name).release().ptr(); }
 
+inline PyTypeObject *imported_type(const char *module, const char *name) {
+    return reinterpret_cast<PyTypeObject *>(imported(module, name));
+}
+
+/// The fields of a named tuple of a type.
+inline PyObject **fields(PyObject *of, PyTypeObject *type) {
+    if (Py_TYPE(of) != type) throw Beyond{};
+    return reinterpret_cast<PyTupleObject *>(of)->ob_item;
+}
+
+inline PyTypeObject *plan_type() {
+    static PyTypeObject *type = imported_type("moesim.policies.algorithms.assignment", "Plan");
+    return type;
+}
 inline nb::object plan_of(const Plan &plan) {
-    static PyTypeObject *type = reinterpret_cast<PyTypeObject *>(imported("moesim.policies.algorithms.assignment", "Plan"));
-    return named(type, tuple_of(plan.gpu).release().ptr(), tuple_of(plan.cpu).release().ptr(), num(plan.gpu_total),
+    return named(plan_type(), tuple_of(plan.gpu).release().ptr(), tuple_of(plan.cpu).release().ptr(), num(plan.gpu_total),
                  num(plan.cpu_total), tuple_of(plan.loads).release().ptr());
 }
 
