@@ -6,16 +6,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from moesim.model import ModelSpec
 from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.presched import prefetch_count
 from moesim.policies.base import CostTable, Range
 from moesim.policies.moot import MootIf
 from moesim.policies.parts import Part, Setup, Unit, source_needs
+from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, StepBegin, View
 
 PUBLISHED_HIT = 0.94  # the least that the paper prints for its predictor's "hot Top-4"
@@ -28,15 +29,16 @@ class Foresight:
     ``prior_hit`` is the probability that a predicted expert is wanted, before anything has been seen.
     """
 
-    def __init__(self, model: ModelSpec, prior_hit: float) -> None:
+    def __init__(self, model: ModelSpec, prior_hit: float, add_rows: Callable[..., object] = add_rows) -> None:
         self._top_k = model.top_k
+        self._add_rows = add_rows
         self._prior = prior_hit
         self._n_rows = 0
         self._routed_rows = 0
         self._active: set[int] = set()
         self._about = (-1, -1)  # step and layer that the counts speak about
         self._counted_rows = 0
-        self._counts: Counter[int] = Counter()
+        self._counts: dict[int, int] = {}
         self._said: dict[int, Sequence[int]] = {}
         self._hits: dict[int, list[list[float]]] = {}  # layer -> rank -> [came true, said]
 
@@ -61,13 +63,13 @@ class Foresight:
             ranks[rank][1] += 1
         return True
 
-    def predicted(self, event: Predicted) -> Counter[int] | None:
+    def predicted(self, event: Predicted) -> dict[int, int] | None:
         """Count predicted rows; return those of each expert once all micro-batches are in, else None."""
         if self._about != (event.step, event.layer):
             self._about = (event.step, event.layer)
             self._counted_rows = 0
-            self._counts = Counter()
-        self._counts.update(event.ids[:, : self._top_k].ravel().tolist())
+            self._counts = {}
+        self._add_rows(self._counts, event.ids, self._top_k)
         self._counted_rows += len(event.ids)
         return self._counts if self._counted_rows >= self._n_rows else None
 
@@ -139,7 +141,8 @@ class CrossLayer(Part):
         self._cpu_ns = CostTable(view, setup.cpu) if setup.cpu else None
         self._load_ns = [view.costs.fetch_ns(view.host, setup.gpu, None, layer) for layer in range(model.n_layers)]
         self._slots = most_absent(view) if self.size is None else self.size
-        self._foresight = Foresight(model, self.prior_hit)
+        self._foresight = Foresight(model, self.prior_hit, twin(add_rows, view))
+        self._absent = twin(absent, view)
         self._rows = 0
         self._gap = 0  # of the layer routed last
         self._chosen: Sequence[int] = ()  # for that layer
@@ -183,7 +186,7 @@ class CrossLayer(Part):
         if counts is None:
             return ()
         layer = event.layer
-        wanted = absent(counts, layer, self._gpu, view)
+        wanted = self._absent(counts, layer, self._gpu, view)
         hit_rate = self._foresight.say(layer, wanted)
         dense = view.dense_ns(layer) + view.costs.shared_ns(view.compute, self._rows)
         share = (self._gap + dense) / self._load_ns[layer]

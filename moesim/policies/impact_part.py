@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.algorithms.impact import Ahead, Rows, impact_driven
 from moesim.policies.algorithms.queues import PAPER, queue_plan, replay
 from moesim.policies.base import Range
@@ -60,7 +61,7 @@ class ImpactDriven(Part):
         model = setup.view.model
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
-        self._replay = twin(replay, setup.view)
+        self._replay, self._add_rows = twin(replay, setup.view), twin(add_rows, setup.view)
         self._planned: dict[tuple[float, Rows, Rows], float] = {}
         self._step = -1
         self._layer = -1  # routed last
@@ -133,10 +134,7 @@ class ImpactDriven(Part):
     def _count(self, event: Predicted) -> None:
         if not event.mb:
             self._rows[event.layer] = {}
-        rows = self._rows.setdefault(event.layer, {})
-        for row in event.ids[:, : self._top_k].tolist():
-            for expert in row:
-                rows[expert] = rows.get(expert, 0) + 1
+        self._add_rows(self._rows.setdefault(event.layer, {}), event.ids, self._top_k)
 
     def _ahead_of(self, layer: int, view: View) -> Ahead:
         gpu, resident = self._gpu, view.residency(layer, self._gpu)

@@ -49,6 +49,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from moesim.core.units import ceil_div
 from moesim.model import ModelSpec
+from moesim.policies.algorithms.counting import add_rows
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -68,6 +69,7 @@ from moesim.policies.parts import AssignmentPart, PlacementPart, Setup, source_n
 from moesim.policies.prefetch_groups import PrefetchGroups
 from moesim.policies.prescope_plan import Planner, PlanRule, Visit
 from moesim.policies.turns import Turns
+from moesim.policies.twins import twin
 from moesim.policy import (
     Action,
     Copy,
@@ -195,7 +197,7 @@ class PreScope(PolicyBase):
             scheduler.start(setup)
         slots = min(self.prefetch_slots or most_absent(view, residents), model.n_experts)
         self._groups = PrefetchGroups(gpu, slots, view)
-        self._foresight, self._foresight2 = Foresight(model, self.prior_hit), Foresight(model, self.prior_hit)
+        self._foresight, self._foresight2 = (Foresight(model, self.prior_hit, twin(add_rows, view)) for _ in range(2))
         further = self.next2_predictor if self.looks_further else None
         rule = PlanRule(
             self.none_better, self.limit_to_queue, self.prefetch_size, self.prefetch_order == "printed", further, self.lane

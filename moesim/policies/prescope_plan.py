@@ -12,6 +12,7 @@ from moesim.policies.base import STAGING, CostTable
 from moesim.policies.cross_layer import Foresight, absent
 from moesim.policies.parts import AssignmentPart
 from moesim.policies.prefetch_groups import PrefetchGroups
+from moesim.policies.twins import twin
 from moesim.policy import DEMAND, Action, Fetch, Predict, Routed, Run, View
 
 
@@ -58,6 +59,8 @@ class Planner:
         self._groups, self._slots, self._foresight = groups, slots, foresight
         self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
+        self._certain, self._cross_layer = twin(certain_for_cpu, view), twin(cross_layer_plan, view)
+        self._absent = twin(absent, view)
         self.begin_step(0)
 
     def begin_step(self, n_rows: int) -> None:
@@ -101,7 +104,7 @@ class Planner:
         """Let the CPU begin with what every plan gives it, while the prediction is made."""
         current = visit.current()
         tokens = [visit.rows[e] for e in current]
-        visit.n_certain = certain_for_cpu(tokens, self._timing(visit, (tokens or [0])[-1], view), self._rule.none_better)
+        visit.n_certain = self._certain(tokens, self._timing(visit, (tokens or [0])[-1], view), self._rule.none_better)
         visit.routed_ns = view.now_ns
         return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
 
@@ -109,11 +112,11 @@ class Planner:
         """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
         layer, rows, counts = visit.layer, visit.rows, visit.counts or {}
         current = visit.current()
-        wanted = absent(counts, layer + 1, self._gpu, view) if counts else []
+        wanted = self._absent(counts, layer + 1, self._gpu, view) if counts else []
         tokens = [rows[e] for e in current]
         predicted = [counts[e] for e in reversed(wanted)]
         timing = self._timing(visit, (tokens or predicted or [0])[-1], view)
-        plan = cross_layer_plan(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
+        plan = self._cross_layer(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
         visit.gap = plan.gap
         actions = self._on_gpu(layer, [], [], current[plan.first :], view)
         if plan.first > visit.n_certain:
@@ -153,7 +156,7 @@ class Planner:
 
     def fill_gap(self, layer: int, counts: Mapping[int, int], foresight: Foresight, visit: Visit, view: View) -> list[Action]:
         """Prefetch for a later layer as many experts as fit (step 4), whatever the plan of the present one."""
-        wanted = absent(counts, layer, self._gpu, view)
+        wanted = self._absent(counts, layer, self._gpu, view)
         share = (visit.gap + self._dense_part(visit.layer, view)) / self._load_ns[layer]
         n_prefetch = prefetch_count(share, len(wanted), foresight.say(layer, wanted))
         return self._prefetch(layer, wanted, self._rule.prefetch_size or n_prefetch)

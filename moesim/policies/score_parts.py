@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moesim.policies.algorithms.assignment import Plan
+from moesim.policies.algorithms.scores import credit_by_id, recent_scores
 from moesim.policies.base import Range
 from moesim.policies.declare import option_of
 from moesim.policies.moot import InPolicy, MootIf
@@ -16,6 +16,7 @@ from moesim.policies.part_conditions import ALL_CPU, COLD, NAMED_AHEAD, RESIDENT
 from moesim.policies.parts import Part, Setup, Unit
 from moesim.policies.prefetching import Over
 from moesim.policies.replacement import LRU
+from moesim.policies.twins import twin
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
 from moesim.trace.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
@@ -26,23 +27,6 @@ IDLE_GPU, NEVER_BUSY_GPU = MootIf(assignment=ALL_CPU), MootIf(assignment=RESIDEN
 _IN_IDLE, _IN_NEVER_BUSY = InPolicy(IDLE_GPU), InPolicy(NEVER_BUSY_GPU)
 BY_LAST_USE = InPolicy(MootIf(scope="per-layer"), alpha=0)  # by which the routed experts of a layer come last
 Credit = Literal["own", "by-id"]
-
-
-def credit_by_id(scores: NDArray[Any], p: int) -> NDArray[np.float32]:
-    """Keep the p largest scores of each row as HybriMoE's released code does, which mixes up whose score is whose.
-
-    The largest score goes to the lowest id among those that are kept, the second largest to the next id, and so on.
-
-    Examples
-    --------
-    >>> credit_by_id(np.array([[0.25, 0, 0, 0.5, 0, 0.375]]), 3).tolist()
-    [[0.5, 0.0, 0.0, 0.375, 0.0, 0.25]]
-    """
-    full = np.asarray(scores, np.float32)
-    best = np.argsort(-full, axis=-1, kind="stable")[:, :p]
-    found = np.zeros_like(full)
-    np.put_along_axis(found, np.sort(best, axis=-1), np.take_along_axis(full, best, axis=-1), axis=-1)
-    return found
 
 
 class RecentScores:
@@ -69,39 +53,37 @@ class RecentScores:
         p: int | None,
         tokens: Literal["mean", "first"],
         credit: Credit = "own",
+        moved: Callable[..., list[float]] = recent_scores,
     ) -> None:
-        self._alpha, self._first = alpha, tokens == "first"
-        self._top = keep_top if credit == "own" else credit_by_id
+        self._alpha, self._first, self._by_id = alpha, tokens == "first", credit == "by-id"
         self._p = 2 * top_k if p is None else p
-        self._s: list[Any] = [np.zeros(n_experts) for _ in range(n_layers)]
-        self._lists: list[list[float] | None] = [None] * n_layers
+        self._moved = moved
+        self._s = [[0.0] * n_experts for _ in range(n_layers)]
 
     def update(self, event: Routed) -> None:
         """Move the scores of a layer on by one visit; a micro-batch is a visit."""
-        layer = event.layer
-        kept = self._kept(event)
-        self._s[layer] = mrs_update(self._s[layer], kept, self._alpha)
-        self._lists[layer] = None
-
-    def of(self, layer: int) -> list[float]:
-        """Return the scores of a layer."""
-        found = self._lists[layer]
-        if found is None:
-            found = self._lists[layer] = self._s[layer].tolist()
-        return found
-
-    def _kept(self, event: Routed) -> Any:
+        before = self._s[event.layer]
         rows = slice(1) if self._first else slice(None)
         if event.scores is not None:
-            kept = self._top(event.scores[rows], self._p)
-            return kept[0] if len(kept) == 1 else kept.mean(axis=0, dtype=np.float64)
+            self._s[event.layer] = self._moved(before, event.scores[rows], self._p, self._alpha, self._by_id)
+            return
         if event.weights is None:
             raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
         by_id = np.argsort(event.experts[rows], axis=-1)
         ids, weights = (np.take_along_axis(one[rows], by_id, axis=-1) for one in (event.experts, event.weights))
-        weights = self._top(weights, self._p)
-        total = np.bincount(ids.ravel(), weights.ravel(), len(self._s[event.layer]))
-        return total / len(ids)
+        kept = (credit_by_id if self._by_id else keep_top)(weights, self._p)
+        total = np.bincount(ids.ravel(), kept.ravel(), len(before))
+        self._s[event.layer] = mrs_update(np.array(before), total / len(ids), self._alpha).tolist()
+
+    def of(self, layer: int) -> list[float]:
+        """Return the scores of a layer."""
+        return self._s[layer]
+
+
+def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
+    model = view.model
+    shape = model.n_layers, model.n_experts, model.top_k
+    return RecentScores(*shape, part.alpha, part.p, part.tokens, part.credit, twin(recent_scores, view))
 
 
 class MRS(LRU, fixed=("use_order",)):
@@ -129,11 +111,9 @@ class MRS(LRU, fixed=("use_order",)):
 
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with all scores 0."""
-        model = setup.view.model
         self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
         super().start(setup, residents)
-        shape = model.n_layers, model.n_experts, model.top_k
-        self._recent = RecentScores(*shape, self.alpha, self.p, self.tokens, self.credit)
+        self._recent = _recent_scores(self, setup.view)
 
     def used(self, event: Routed) -> None:
         """Mark the active experts as used, and move the scores of their layer on."""
@@ -153,8 +133,9 @@ class MRS(LRU, fixed=("use_order",)):
         ranked = self._ranked.get(pool)
         if ranked is None:
             ranked = self._ranked[pool] = sorted(members, key=lambda unit: of(unit[0])[unit[1]])
-        found = self.first_idle((unit for unit in ranked if unit in members), view)
+        found = self.first_idle(ranked, view)
         if found is not None:
+            ranked.remove(found)
             del members[found]
         return found
 
@@ -181,11 +162,9 @@ class MRSScore(Part):
 
     def start(self, setup: Setup) -> None:
         """Begin with all scores 0."""
-        model = setup.view.model
-        self._gpu, self._n_layers = setup.gpu, model.n_layers
+        self._gpu, self._n_layers = setup.gpu, setup.view.model.n_layers
         self._rows = 1
-        shape = model.n_layers, model.n_experts, model.top_k
-        self._recent = RecentScores(*shape, self.alpha, self.p, self.tokens, self.credit)
+        self._recent = _recent_scores(self, setup.view)
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final, Literal
 
 from moesim.policies.parts import Unit
+from moesim.policies.twins import twin
 from moesim.policy import Routed, View
 
 Victims = Literal["unrouted-first", "idle"]
@@ -29,15 +30,21 @@ class PresentVisit:
 
     def first_idle(self, ranked: Iterable[Unit], gpu: str, view: View, victims: Victims) -> Unit | None:
         """Return the first of some residents that is idle; None if there is none."""
-        is_resident, is_in_use = view.is_resident, view.is_in_use
         spared = self.units if victims == UNROUTED_FIRST else ()
-        routed = []
-        for unit in ranked:
-            if unit in spared:
-                routed.append(unit)
-            elif is_resident(*unit, gpu) and not is_in_use(*unit, gpu):
-                return unit
-        return next((unit for unit in routed if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)), None)
+        find = twin(first_idle, view) if type(ranked) in (list, dict) else first_idle
+        return find(ranked, spared, gpu, view)
+
+
+def first_idle(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:
+    """Return the first of some units that is on a GPU and idle, one that is spared only if no other is; None if there is none."""
+    is_resident, is_in_use = view.is_resident, view.is_in_use
+    routed = []
+    for unit in ranked:
+        if unit in spared:
+            routed.append(unit)
+        elif is_resident(*unit, gpu) and not is_in_use(*unit, gpu):
+            return unit
+    return next((unit for unit in routed if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)), None)
 
 
 def order_of_use(event: Routed) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +12,12 @@ import numpy as np
 from moesim.engine import native
 from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, threshold_layer_plan
 from moesim.policies.algorithms.caching import workload_aware_swap
+from moesim.policies.algorithms.counting import add_rows
+from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
+from moesim.policies.algorithms.scores import recent_scores
+from moesim.policies.cross_layer import absent
+from moesim.policies.visit import first_idle
 
 Rng = np.random.Generator
 LARGE = (2**50, 2**53, 2**62, 2**63 - 1, 2**64, 10**30)
@@ -91,12 +97,71 @@ def carried_out(rng: Rng) -> tuple[Any, ...]:
     return plan, loads, costs, ready, free
 
 
+def tokens(rng: Rng) -> list[Any]:
+    return sorted(numbers(rng, n_experts(rng), int(rng.choice([2, 8, 40])), 0))
+
+
+def presched(rng: Rng) -> Timing:
+    most = scale(rng)
+    dense, gpu, load, load_next, in_flight = numbers(rng, 5, most, 0.1)
+    return Timing(table(rng, most), load, load if rng.random() < 0.7 else load_next, gpu, dense, in_flight)
+
+
+def none_better(rng: Rng) -> str:
+    return ("eq2", "printed", "sentinel")[rng.integers(3)]
+
+
+class Hits:
+    """What a rank's predictions have been worth."""
+
+    def __init__(self, rates: list[float]) -> None:
+        self._rates = rates
+
+    def __call__(self, rank: int) -> float:
+        return self._rates[rank]
+
+
+def cross_layer(rng: Rng) -> tuple[Any, ...]:
+    upcoming = tokens(rng)
+    hits = Hits(rng.random(len(upcoming)).tolist())
+    return tokens(rng), upcoming, presched(rng), hits, none_better(rng)
+
+
+def certain(rng: Rng) -> tuple[Any, ...]:
+    return tokens(rng), presched(rng), none_better(rng)
+
+
+def scores(rng: Rng) -> tuple[Any, ...]:
+    n_rows, n = int(rng.choice([1, 2, 8, 9, 70])), n_experts(rng)
+    # Views of all layers' scores, as a trace gives them; ties are frequent.
+    shape = n_rows, 3, n
+    drawn = rng.integers(0, 9, shape) / 8 if rng.random() < 0.4 else rng.random(shape) ** int(rng.choice([1, 30]))
+    kind = (np.float16, np.float32, np.float64)[rng.choice(3, p=[0.6, 0.3, 0.1])]
+    rows = drawn.astype(kind)[:, 1]
+    if rows.size and rng.random() < 0.05:
+        rows[0, 0] = rng.choice([-1, -0.0, np.nan, np.inf])
+    p = int(rng.integers(1, n + 3))
+    return rng.random(n).tolist(), rows, p, float(rng.choice([0.5, 0.3, 1, 0])), bool(rng.random() < 0.3)
+
+
+def counted(rng: Rng) -> tuple[Any, ...]:
+    n = max(1, n_experts(rng))
+    kind = (np.uint8, np.int16, np.uint16, np.int32, np.int64, np.float32)[rng.integers(6)]
+    ids = rng.integers(0, n, (int(rng.integers(0, 9)), 3, int(rng.integers(1, 9)))).astype(kind)[:, 1]
+    before = dict.fromkeys(rng.permutation(n)[: n // 2].tolist(), int(rng.integers(5)))
+    return before, ids, int(rng.integers(1, 9))
+
+
 MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     greedy_layer_plan: greedy,
     threshold_layer_plan: layer,
     workload_aware_swap: swap,
     queue_layer_plan: queues,
     replay: carried_out,
+    certain_for_cpu: certain,
+    cross_layer_plan: cross_layer,
+    recent_scores: scores,
+    add_rows: counted,
 }
 
 
@@ -131,15 +196,40 @@ def compare(reference: Callable[..., Any], n: int, seed: int) -> dict[str, int]:
     rng = np.random.default_rng([seed, *reference.__name__.encode()])
     n_errors = 0
     for at in range(n):
-        given = MAKERS[reference](rng)
+        given: tuple[Any, ...] = MAKERS[reference](rng)
         if rng.random() < 0.1:
             place = int(rng.integers(len(given)))
             given = (*given[:place], spoiled(rng, given[place]), *given[place + 1 :])
-        wanted = answer(reference, given)
-        found = answer(compiled, given)
+        again = deepcopy(given)
+        with np.errstate(all="ignore"):
+            wanted = answer(reference, given)
+            found = answer(compiled, again)
         assert found == wanted, f"{reference.__name__}, seed {seed}, instance {at}: {given!r}"
         n_errors += "Error(" in wanted
     return {"answers": n - n_errors, "errors": n_errors}
+
+
+OF_A_VIEW = (first_idle, absent)
+
+
+def compare_on(view: Any, rng: Rng) -> tuple[bool, bool]:
+    """Ask the twins that look at a view, and their references; return whether an idle and an absent expert was found."""
+    layers, experts = view.model.n_layers, view.model.n_experts
+    units = list(dict.fromkeys(zip(rng.integers(0, layers, 20).tolist(), rng.integers(0, experts, 20).tolist(), strict=True)))
+    if rng.random() < 0.1:
+        units[0] = [(-1, 0), (layers, experts), (0, np.int64(1)), (0,), (0, 1, 2)][rng.integers(5)]
+    of = [units, dict.fromkeys(units), tuple(units)][rng.integers(3)]
+    spared = [(), set(units[::2]), units[5:]][rng.integers(3)]
+    gpu = view.gpus[0] if rng.random() < 0.95 else "gpu9"
+    counts = dict(zip(rng.permutation(experts).tolist(), numbers(rng, experts, 3, 0), strict=True))
+    if rng.random() < 0.1:
+        counts[int(rng.choice([-1, experts, 10**6]))] = 1
+    compiled, found = import_module("moesim.engine.native._native").algorithms, []
+    for reference, given in ((first_idle, (of, spared, gpu, view)), (absent, (counts, int(rng.integers(layers)), gpu, view))):
+        wanted = answer(reference, given)
+        assert answer(getattr(compiled, reference.__name__), given) == wanted, f"{reference.__name__}{given[:-1]}"
+        found.append(wanted not in ("None", "[]") and "Error(" not in wanted)
+    return found[0], found[1]
 
 
 BUILT = native.AVAILABLE

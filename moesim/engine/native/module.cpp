@@ -11,8 +11,10 @@ void adopt(State &state);
 void sum_up(State &state, nb::object records);
 void bind_view(nb::module_ &module);
 namespace algorithms {
-void bind(nb::module_ &module);
-}
+void bind_plans(nb::module_ &module);
+void bind_scoring(nb::module_ &module);
+void bind_shown(nb::module_ &module);
+}  // namespace algorithms
 nb::object make_view(std::shared_ptr<State> state, nb::handle twin);
 
 /// One run.
@@ -53,7 +55,9 @@ NB_MODULE(_native, module) {
     module.doc() = "The native engine: the rules of moesim.engine in C++, file by file.";
     moesim::bind_view(module);
     nb::module_ algorithms = module.def_submodule("algorithms", "Twins of functions of moesim.policies.algorithms, by their names.");
-    moesim::algorithms::bind(algorithms);
+    moesim::algorithms::bind_plans(algorithms);
+    moesim::algorithms::bind_scoring(algorithms);
+    moesim::algorithms::bind_shown(algorithms);
     module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.twins`
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())

@@ -123,6 +123,7 @@ struct State {
 // checks
 [[noreturn]] void fail(State &state, const std::string &what, const std::string &remedy);
 DeviceState *find_device(State &state, PyObject *name);
+State *state_of(nb::handle view);
 DeviceState *device_of(State &state, PyObject *name, const std::string &what);
 i64 unit_of(State &state, i64 layer, i64 expert, const std::string &what, PyObject *bits = Py_None);
 i64 first_of(State &state, PyObject *bits, const std::function<std::string()> &what);

@@ -130,6 +130,8 @@ nb::object make_view(std::shared_ptr<State> state, nb::handle twin) {
     return nb::cast(std::move(view));
 }
 
+State *state_of(nb::handle view) { return nb::isinstance<View>(view) ? nb::inst_ptr<View>(view)->state.get() : nullptr; }
+
 void bind_view(nb::module_ &module) {
     nb::class_<View> view(module, "View", "Answers of `moesim.policy.View` from the native engine's state.");
     view.def_prop_ro("now_ns", [](const View &v) { return v.state->now; })

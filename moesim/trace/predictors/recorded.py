@@ -27,11 +27,6 @@ MADE_UP = ("synthetic:", "oracle")
 """Sources made from the true routing, which may answer in a shadow's name."""
 
 
-def _rows_of(step: Step, mb: int) -> slice:
-    micro = step.micro[mb]
-    return slice(micro.first_row, micro.first_row + micro.n_rows)
-
-
 class RecordedSignal:
     """A prediction that was recorded with the trace.
 
@@ -61,7 +56,7 @@ class RecordedSignal:
         self._place = np.full(len(trace.request), -1, np.int64)  # trace row -> row of the signal
         self._place[self._signal.rows] = np.arange(len(self._signal.rows))
         self._step: Step | None = None
-        self._found: Prediction | None = None
+        self._found: list[list[Prediction]] | None = None  # of each micro-batch and layer
 
     def needs_layer(self, layer: int) -> int | None:
         """Tell the layer whose state was read; None where none was, or where the signal says nothing."""
@@ -76,19 +71,21 @@ class RecordedSignal:
             return None
         if step is not self._step:  # all layers of a step at once
             self._step, self._found = step, self._gather(step)
-        if self._found is None:
-            return None
-        ids, scores = self._found
-        rows = _rows_of(step, mb)
-        return ids[rows, layer], None if scores is None else scores[rows, layer]
+        return None if self._found is None else self._found[mb][layer]
 
-    def _gather(self, step: Step) -> Prediction | None:
+    def _gather(self, step: Step) -> list[list[Prediction]] | None:
         places = self._place[step.rows]
         if (places < 0).any():
             return None
         ids = top_ids(self._signal, places, self._width)
         scores = self._signal.scores[places]
-        return ids, scores[..., : self._width] if self._signal.ids is not None else scores
+        if self._signal.ids is not None:
+            scores = scores[..., : self._width]
+        found = []
+        for micro in step.micro:
+            rows = slice(micro.first_row, micro.first_row + micro.n_rows)
+            found.append(list(zip(ids[rows].swapaxes(0, 1), scores[rows].swapaxes(0, 1), strict=True)))
+        return found
 
 
 class Oracle:

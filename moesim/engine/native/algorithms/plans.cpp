@@ -1,5 +1,5 @@
-// The algorithms as Python sees them: functions with the names and arguments of their references.
-#include "caching.hpp"
+// Plans of a layer as Python sees them: functions with the names and arguments of their references.
+#include "presched.hpp"
 #include "python.hpp"
 #include "queues.hpp"
 
@@ -8,8 +8,8 @@ namespace moesim::algorithms {
 namespace {
 
 constexpr const char *ASSIGNMENT = "moesim.policies.algorithms.assignment";
-constexpr const char *CACHING = "moesim.policies.algorithms.caching";
 constexpr const char *QUEUES_MODULE = "moesim.policies.algorithms.queues";
+constexpr const char *PRESCHED = "moesim.policies.algorithms.presched";
 
 /// Rows of the experts of a layer, and how long each would be waited for.
 struct Layer {
@@ -29,15 +29,6 @@ constexpr Twin GREEDY = {ASSIGNMENT, "greedy_layer_plan", 7, [](Arguments of) {
 constexpr Twin THRESHOLD = {ASSIGNMENT, "threshold_layer_plan", 4, [](Arguments of) {
     Layer layer(of[0], of[1]);
     return plan_of(threshold_assignment(loading_costs(layer.loads, layer.waiting, Table(of[2]), Table(of[3]))));
-}};
-
-constexpr Twin SWAP = {CACHING, "workload_aware_swap", 4, [](Arguments of) -> nb::object {
-    std::vector<i64> scores = numbers(of[0]);
-    nb::object residents = PyAnySet_CheckExact(of[1]) ? own(PySequence_List(of[1])) : nb::borrow(of[1]);
-    std::vector<bool> here(scores.size());
-    for (int expert : experts(residents, scores.size())) here[expert] = true;
-    Swaps found = workload_aware_swap(scores, here, small(of[2]), truth(of[3]));
-    return nb::make_tuple(list_of(found.victims), list_of(found.newcomers));
 }};
 
 Timings<Table> timings_of(PyObject *of) {
@@ -88,14 +79,49 @@ constexpr Twin REPLAY = {QUEUES_MODULE, "replay", 5, [](Arguments of) {
     return named(type, num(ends.gpu), num(ends.cpu), num(ends.link));
 }};
 
+NoneBetter none_better_of(PyObject *of) {
+    if (is(of, "eq2")) return NoneBetter::EQ2;
+    if (is(of, "printed")) return NoneBetter::PRINTED;
+    if (is(of, "sentinel")) return NoneBetter::SENTINEL;
+    throw Beyond{};
+}
+
+Timing<Table> timing_of(PyObject *of) {
+    static PyTypeObject *type = imported_type(PRESCHED, "Timing");
+    PyObject **field = fields(of, type);
+    return {Table(field[0]), small(field[1]), small(field[2]), small(field[3]), small(field[4]), small(field[5])};
+}
+
+constexpr Twin CERTAIN = {PRESCHED, "certain_for_cpu", 3, [](Arguments of) {
+    return own(num(certain_for_cpu(std::span<const i64>(numbers(of[0])), timing_of(of[1]), none_better_of(of[2]))));
+}};
+
+constexpr Twin CROSS_LAYER = {PRESCHED, "cross_layer_plan", 5, [](Arguments of) {
+    static PyTypeObject *type = imported_type(PRESCHED, "CrossLayerPlan");
+    std::vector<i64> current = numbers(of[0]), upcoming = numbers(of[1]);
+    Timing<Table> timing = timing_of(of[2]);
+    if (!timing.load_next) throw Beyond{};
+    auto hit_rate = [&](i64 rank) {
+        nb::object found = nb::handle(of[3])(rank);
+        if (!PyFloat_CheckExact(found.ptr())) throw Beyond{};
+        return PyFloat_AS_DOUBLE(found.ptr());
+    };
+    CrossLayerPlan plan = cross_layer_plan(std::span<const i64>(current), std::span<const i64>(upcoming), timing, hit_rate,
+                                           none_better_of(of[4]));
+    if (std::abs(plan.gap + timing.dense) > LARGEST) throw Beyond{};  // the quotient of two doubles is Python's only up to 2^53
+    return named(type, num(plan.first), num(plan.gap), nb::make_tuple(plan.queued, plan.queued_next).release().ptr(),
+                 PyFloat_FromDouble(plan.share), num(plan.n_prefetch));
+}};
+
 }  // namespace
 
-void bind(nb::module_ &module) {
+void bind_plans(nb::module_ &module) {
     add<GREEDY>(module);
     add<THRESHOLD>(module);
-    add<SWAP>(module);
     add<QUEUES>(module);
     add<REPLAY>(module);
+    add<CERTAIN>(module);
+    add<CROSS_LAYER>(module);
 }
 
 }  // namespace moesim::algorithms

@@ -1,0 +1,86 @@
+// Functions that look at a view, as Python sees them: with the names and arguments of their references.
+#include "../state.hpp"
+#include "python.hpp"
+
+namespace moesim::algorithms {
+
+namespace {
+
+/// What a native view shows of one device.
+struct Shown {
+    State *state;
+    DeviceState *device;
+
+    Shown(PyObject *view, PyObject *name) : state(state_of(view)) {
+        if (!state) throw Beyond{};
+        device = find_device(*state, name);
+        if (!device) throw Beyond{};
+    }
+    i64 unit(i64 layer, i64 expert) const {
+        if (layer >= state->n_layers || expert >= state->n_experts) throw Beyond{};
+        return layer * state->n_experts + expert;
+    }
+    bool idle(PyObject *layer_and_expert) const {
+        if (!PyTuple_CheckExact(layer_and_expert) || PyTuple_GET_SIZE(layer_and_expert) != 2) throw Beyond{};
+        i64 layer = small(PyTuple_GET_ITEM(layer_and_expert, 0)), expert = small(PyTuple_GET_ITEM(layer_and_expert, 1));
+        CopyState *copy = device->memory.get(unit(layer, expert));
+        return copy && !copy->in_use;
+    }
+};
+
+constexpr Twin IDLE = {"moesim.policies.visit", "first_idle", 4, [](Arguments of) -> nb::object {
+    Shown shown(of[3], of[2]);
+    if (!PyDict_CheckExact(of[0]) && !PyList_CheckExact(of[0])) throw Beyond{};
+    std::vector<PyObject *> spared;
+    bool spares = truth(of[1]);
+    PyObject *found = nullptr;
+    auto is_found = [&](PyObject *unit) {
+        if (spares) {
+            int is_spared = PySequence_Contains(of[1], unit);
+            if (is_spared < 0) throw nb::python_error();
+            if (is_spared) {
+                spared.push_back(unit);
+                return false;
+            }
+        }
+        if (!shown.idle(unit)) return false;
+        found = unit;
+        return true;
+    };
+    if (PyDict_CheckExact(of[0])) {
+        PyObject *unit;
+        for (Py_ssize_t at = 0; PyDict_Next(of[0], &at, &unit, nullptr) && !is_found(unit);) {
+        }
+    } else {
+        for (Py_ssize_t at = 0; at < PyList_GET_SIZE(of[0]) && !is_found(PyList_GET_ITEM(of[0], at)); ++at) {
+        }
+    }
+    for (size_t at = 0; at < spared.size() && !found; ++at)
+        if (shown.idle(spared[at])) found = spared[at];
+    return found ? nb::borrow(found) : nb::none();
+}};
+
+constexpr Twin ABSENT = {"moesim.policies.cross_layer", "absent", 4, [](Arguments of) {
+    if (!PyDict_CheckExact(of[0])) throw Beyond{};
+    i64 layer = small(of[1]);
+    Shown shown(of[3], of[2]);
+    std::vector<std::pair<i64, i64>> found;  // rows, negative, and expert
+    PyObject *expert, *rows;
+    for (Py_ssize_t at = 0; PyDict_Next(of[0], &at, &expert, &rows);) {
+        i64 unit = shown.unit(layer, small(expert));
+        if (!shown.device->memory.resident(unit) && !shown.device->pending[unit]) found.emplace_back(-small(rows), small(expert));
+    }
+    std::sort(found.begin(), found.end());
+    std::vector<i64> ids;
+    for (auto [_, expert] : found) ids.push_back(expert);
+    return list_of(ids);
+}};
+
+}  // namespace
+
+void bind_shown(nb::module_ &module) {
+    add<IDLE>(module);
+    add<ABSENT>(module);
+}
+
+}  // namespace moesim::algorithms
