@@ -8,6 +8,7 @@ import textwrap
 from functools import partial
 from typing import Any
 
+from moesim.core.table import written
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.declare import option_parameters
 from moesim.policies.importing import check_target, import_class
@@ -112,6 +113,10 @@ def _simple(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
 
 
+LISTS = {"policies": list_policies, "parts": list_parts}
+EXPLAIN = {"policies": explain_policies, "parts": explain_parts}
+
+
 # ------------------------------------------------------------------------------------------------------------ as text
 def brief(rows: Rows) -> str:
     """Write a policy in a line or two: name, summary, and marks of what its card says."""
@@ -166,14 +171,3 @@ def _paragraph(text: str, depth: int = 0, more: int = 2) -> str:
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     first = "  " * depth
     return _fill(text, width, initial_indent=first, subsequent_indent=first + " " * more)
-
-
-def written(value: Any) -> str:
-    """Write a value of a row."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={written(one)}" for key, one in value.items()) or "-"
-    if isinstance(value, list | tuple):
-        return "; ".join(map(str, value)) or "-"
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from moesim.core.text import cell, shown
 
 if TYPE_CHECKING:
@@ -36,6 +33,17 @@ class Format(StrEnum):
         return self in (Format.CSV, Format.JSON, Format.JSONL)
 
 
+def written(value: Any) -> str:
+    """Write any value as the text of a cell."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={written(one)}" for key, one in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value)) or "-"
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def render(
     columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = (), widest: int | None = None
 ) -> str:
@@ -53,6 +61,9 @@ def render(
         head = "|" + "|".join("---:" if column in right else "---" for column in columns) + "|"
         lines = ["| " + " | ".join(one.replace("|", "\\|") for one in row) + " |" for row in (columns, *rows)]
         return "\n".join([lines[0], head, *lines[1:]]) + "\n"
+    from rich.console import Console  # most commands print no table
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     terminal = sys.stdout.isatty()
     for place, column in enumerate(columns, 1):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from moesim.core.student import student_t
 from moesim.errors import ConfigError
 from moesim.experiment.config import Config
 from moesim.experiment.forms import listed
@@ -124,11 +124,4 @@ def half_width(values: Sequence[float]) -> float | None:
     2.484
     """
     n = len(values)
-    return None if n < 2 else _quantile(n - 1) * stdev(values) / sqrt(n)
-
-
-@cache
-def _quantile(degrees: int) -> float:
-    from scipy.stats import t  # takes most of a second to import
-
-    return float(t.ppf(0.975, degrees))
+    return None if n < 2 else student_t(0.95, n) * stdev(values) / sqrt(n)

@@ -12,6 +12,8 @@ from moesim.model.check import find_problem
 
 MXFP4_BITS = 4.25
 """Bits per weight of MXFP4: 4, and a scale of 8 for each block of 32 (OCP Microscaling Formats, v1.0)."""
+SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
+"""Bits per weight of a quantised copy that predicts, by its name."""
 
 
 @lru_cache(maxsize=4096)  # asked for each layer of each run, and few answers differ

@@ -8,7 +8,8 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+
+from moesim.core.student import student_t
 
 DRAW: Final = "draw"
 """Column made of the trace and the requests drawn from it; rows in which it is equal are one draw."""
@@ -43,5 +44,5 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return mean, math.nan, math.nan
-    half = float(student.ppf((1 + _CONFIDENCE) / 2, n - 1)) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    half = student_t(_CONFIDENCE, n) * float(np.std(values, ddof=1)) / math.sqrt(n)
     return mean, mean - half, mean + half

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from moesim.hardware.costs.model import SHADOW_BITS
-from moesim.model.spec import ModelSpec, bits_to_bytes
+from moesim.model.spec import SHADOW_BITS, ModelSpec, bits_to_bytes
 from moesim.policies.algorithms.od_moe import is_due
 from moesim.policy import Action, Predict, Predicted, Send, Sent, StepBegin
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from moesim.core.student import student_t
 from moesim.errors import ConfigError
-from moesim.studies.advice.interval import Mean, evidence, indistinguishable, interval, mean, mixed, student_t
+from moesim.studies.advice.interval import Mean, evidence, indistinguishable, interval, mean, mixed
 from moesim.studies.advice.residuals import (
     MEASURED_PROFILES,
     Residual,

@@ -19,15 +19,13 @@ from moesim.hardware.costs.experts import linear_ns
 from moesim.hardware.costs.fitting import expert_curves
 from moesim.hardware.costs.parts import Roofline, within_a_day
 from moesim.hardware.types import Device, ExpertCost, weakest
-from moesim.model import bits_to_bytes
+from moesim.model.spec import SHADOW_BITS, bits_to_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FREE_PREDICTORS = ("oracle", "frequency", "coactivation", "statistical")
 """Predictors that cost nothing: table look-ups on an idle host thread, and bounds that stand for no computation."""
-
-SHADOW_BITS = {"int8": 8, "nf4": 4, "int4": 4, "fp16": 16, "bf16": 16}
 
 
 class CostModel(PartCosts):

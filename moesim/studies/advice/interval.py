@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from moesim.core.student import student_t
 from moesim.studies.advice.residuals import Residual
 
 LEVEL: Final = 0.8
@@ -70,13 +71,6 @@ def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]
     low = 1 / ((1 - gpu_share) / cpu.low + gpu_share / gpu.low)
     high = 1 / ((1 - gpu_share) / cpu.high + gpu_share / gpu.high)
     return low, high
-
-
-def student_t(level: float, n: int) -> float:
-    """Give the factor by which a standard error is multiplied for a two-sided interval of the mean of n values; n >= 2."""
-    from scipy.special import stdtrit  # SciPy takes a while to import
-
-    return float(stdtrit(n - 1, (1 + level) / 2))
 
 
 @dataclass(frozen=True)
