@@ -240,11 +240,21 @@ def pictures(figure: Figure, name: str) -> dict[str, bytes]:
 def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[str, bytes]:
     """Give the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()
-    for suffix in suffixes:
-        buffer = io.BytesIO()
-        with _in_style():
+    with _in_style():
+        _lay_out(figure)
+        for suffix in suffixes:
+            buffer = io.BytesIO()
             figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
-        found[suffix] = buffer.getvalue()
-        figure.set_layout_engine("none")  # it has been laid out, which takes longer than drawing
+            found[suffix] = buffer.getvalue()
     figure.set_layout_engine(engine)
     return found
+
+
+def _lay_out(figure: Figure) -> None:
+    """Lay a figure out once, as it will be saved; with its engine, each saving would draw it once more for that."""
+    engine, dpi = figure.get_layout_engine(), figure.dpi
+    if engine is not None:
+        figure.dpi = matplotlib.rcParams["savefig.dpi"]
+        engine.execute(figure)
+        figure.dpi = dpi
+        figure.set_layout_engine(None)
