@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows
-from moesim.policies.algorithms.impact import Ahead, Rows, impact_driven
-from moesim.policies.algorithms.queues import PAPER, queue_plan, replay
+from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
+from moesim.policies.algorithms.queues import PAPER, replay
 from moesim.policies.base import Range
 from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import ALL_GPU
@@ -20,7 +20,6 @@ from moesim.policy import Predict, Predicted, Routed, View
 GATES = "gate_next"
 # Without a CPU, what is missing is loaded one after the other, so that the expert with the most rows is never second best.
 BUSIEST_GAINS_MOST = InPolicy(MootIf(assignment=ALL_GPU))
-_KEEP_PLANS = 1 << 14  # planned makespans that are remembered
 
 
 class ImpactDriven(Part):
@@ -62,7 +61,8 @@ class ImpactDriven(Part):
         self._gpu, self._n_layers, self._top_k = setup.gpu, model.n_layers, model.top_k
         self._timings = layer_timings(setup)
         self._replay, self._add_rows = twin(replay, setup.view), twin(add_rows, setup.view)
-        self._planned: dict[tuple[float, Rows, Rows], float] = {}
+        self._makespans = QueueMakespans(self._timings, self.reading)
+        self._impact, self._ahead_of = twin(impact_driven, setup.view), twin(ahead_of, setup.view)
         self._step = -1
         self._layer = -1  # routed last
         self._end_ns: float = 0  # planned end of it
@@ -125,9 +125,8 @@ class ImpactDriven(Part):
         if self.budget != "none" and idle < (transfer if self.budget == "ends" else 1):
             return ()
         known = [layer for layer in range(event.layer, event.layer + self.lookahead) if layer in self._rows]
-        found = impact_driven(
-            [self._ahead_of(layer, view) for layer in known], self._makespan, transfer, idle, self.budget, self.candidates
-        )
+        ahead = [self._ahead_of(layer, self._rows[layer], self._gpu, view) for layer in known]
+        found = self._impact(ahead, self._makespans, transfer, idle, self.budget, self.candidates)
         self._under_way += found
         return found
 
@@ -136,25 +135,14 @@ class ImpactDriven(Part):
             self._rows[event.layer] = {}
         self._add_rows(self._rows.setdefault(event.layer, {}), event.ids, self._top_k)
 
-    def _ahead_of(self, layer: int, view: View) -> Ahead:
-        gpu, resident = self._gpu, view.residency(layer, self._gpu)
-        cached, missing = [], []
-        for expert, rows in self._rows[layer].items():
-            if resident[expert] or view.is_pending(layer, expert, gpu):
-                cached.append(rows)
-            else:
-                missing.append((expert, rows))
-        return Ahead(layer, cached, missing)
 
-    def _makespan(self, layer: int, cached: Rows, missing: Rows) -> float:
-        """Plan a layer from rows alone; the same numbers of rows come again and again."""
-        costs = self._timings[layer]
-        key = costs.transfer, cached, missing
-        found = self._planned.get(key)
-        if found is None:
-            if len(self._planned) == _KEEP_PLANS:
-                self._planned.clear()
-            n = len(cached)
-            plan = queue_plan(range(n), range(n, n + len(missing)), cached + missing, costs, reading=self.reading)
-            found = self._planned[key] = plan.makespan
-        return found
+def ahead_of(layer: int, rows: Mapping[int, int], gpu: str, view: View) -> Ahead:
+    """Split the predicted rows of the experts of a layer by whether an expert is on a GPU or on its way."""
+    resident = view.residency(layer, gpu)
+    cached, missing = [], []
+    for expert, n in rows.items():
+        if resident[expert] or view.is_pending(layer, expert, gpu):
+            cached.append(n)
+        else:
+            missing.append((expert, n))
+    return Ahead(layer, cached, missing)

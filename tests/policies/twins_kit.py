@@ -13,10 +13,12 @@ from moesim.engine import native
 from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, threshold_layer_plan
 from moesim.policies.algorithms.caching import workload_aware_swap
 from moesim.policies.algorithms.counting import add_rows
+from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
 from moesim.policies.algorithms.scores import recent_scores
 from moesim.policies.cross_layer import absent
+from moesim.policies.impact_part import ahead_of
 from moesim.policies.visit import first_idle
 
 Rng = np.random.Generator
@@ -152,12 +154,29 @@ def counted(rng: Rng) -> tuple[Any, ...]:
     return before, ids, int(rng.integers(1, 9))
 
 
+def impact(rng: Rng) -> tuple[Any, ...]:
+    layers, most = int(rng.integers(1, 4)), scale(rng)
+    tables = (None, None, table(rng, most), table(rng, most))
+    _, _, _, _, reading = queues(rng)
+    of_layers = [timings(rng, tables, most) for _ in range(layers)]
+    ahead = []
+    for at in range(layers):
+        n_cached, n_missing = rng.integers(0, 9, 2)
+        experts = rng.permutation(n_missing).tolist()
+        rows = numbers(rng, n_missing, 8, 0.02)
+        ahead.append(Ahead(at, numbers(rng, n_cached, 8, 0.02), list(zip(experts, rows, strict=True))))
+    idle = int(rng.integers(-3, 4 * most, endpoint=True)) if most < 2**60 else 9
+    budget = ("ends", "begins", "none")[rng.integers(3)]
+    return ahead, QueueMakespans(of_layers, reading), of_layers[0].transfer, idle, budget, int(rng.integers(0, 10))
+
+
 MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     greedy_layer_plan: greedy,
     threshold_layer_plan: layer,
     workload_aware_swap: swap,
     queue_layer_plan: queues,
     replay: carried_out,
+    impact_driven: impact,
     certain_for_cpu: certain,
     cross_layer_plan: cross_layer,
     recent_scores: scores,
@@ -209,7 +228,7 @@ def compare(reference: Callable[..., Any], n: int, seed: int) -> dict[str, int]:
     return {"answers": n - n_errors, "errors": n_errors}
 
 
-OF_A_VIEW = (first_idle, absent)
+OF_A_VIEW = (first_idle, absent, ahead_of)
 
 
 def compare_on(view: Any, rng: Rng) -> tuple[bool, bool]:
@@ -225,7 +244,9 @@ def compare_on(view: Any, rng: Rng) -> tuple[bool, bool]:
     if rng.random() < 0.1:
         counts[int(rng.choice([-1, experts, 10**6]))] = 1
     compiled, found = import_module("moesim.engine.native._native").algorithms, []
-    for reference, given in ((first_idle, (of, spared, gpu, view)), (absent, (counts, int(rng.integers(layers)), gpu, view))):
+    layer = int(rng.integers(layers))
+    asked = (of, spared, gpu, view), (counts, layer, gpu, view), (layer, counts, gpu, view)
+    for reference, given in zip(OF_A_VIEW, asked, strict=True):
         wanted = answer(reference, given)
         assert answer(getattr(compiled, reference.__name__), given) == wanted, f"{reference.__name__}{given[:-1]}"
         found.append(wanted not in ("None", "[]") and "Error(" not in wanted)

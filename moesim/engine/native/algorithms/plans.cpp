@@ -1,4 +1,5 @@
 // Plans of a layer as Python sees them: functions with the names and arguments of their references.
+#include "impact.hpp"
 #include "presched.hpp"
 #include "python.hpp"
 #include "queues.hpp"
@@ -79,6 +80,49 @@ constexpr Twin REPLAY = {QUEUES_MODULE, "replay", 5, [](Arguments of) {
     return named(type, num(ends.gpu), num(ends.cpu), num(ends.link));
 }};
 
+constexpr const char *IMPACT_MODULE = "moesim.policies.algorithms.impact";
+
+Ahead ahead_of(PyObject *of) {
+    static PyTypeObject *type = imported_type(IMPACT_MODULE, "Ahead");
+    PyObject **field = fields(of, type);
+    Ahead ahead{small(field[0]), numbers(field[1]), {}};
+    for (PyObject *one : items(field[2])) {
+        std::vector<i64> pair = numbers(one);  // expert and rows
+        if (pair.size() != 2) throw Beyond{};
+        ahead.missing.emplace_back(pair[1], -pair[0]);
+    }
+    return ahead;
+}
+
+Budget budget_of(PyObject *of) {
+    if (is(of, "ends")) return Budget::ENDS;
+    if (is(of, "begins")) return Budget::BEGINS;
+    if (is(of, "none")) return Budget::NONE;
+    throw Beyond{};
+}
+
+constexpr Twin IMPACT = {IMPACT_MODULE, "impact_driven", 6, [](Arguments of) {
+    static PyTypeObject *type = imported_type(IMPACT_MODULE, "QueueMakespans");
+    if (Py_TYPE(of[1]) != type) throw Beyond{};
+    nb::object all_timings = attr(of[1], "timings");
+    Reading reading = reading_of(attr(of[1], "reading").ptr());
+    std::span<PyObject *> by_layer = items(all_timings);
+    std::vector<Ahead> ahead;
+    for (PyObject *one : items(of[0])) ahead.push_back(ahead_of(one));
+    auto makespan_of = [&](i64 layer) {
+        if (layer >= i64(by_layer.size())) throw Beyond{};
+        return [&reading, costs = timings_of(by_layer[layer])](const std::vector<i64> &cached, const std::vector<i64> &missing) {
+            if (i64(cached.size() + missing.size()) > LONGEST) throw Beyond{};
+            return queue_makespan(std::span<const i64>(cached), std::span<const i64>(missing), costs, reading);
+        };
+    };
+    nb::object made = own(PyList_New(0));
+    i64 idle = PyLong_CheckExact(of[3]) && as_int(of[3]) < 0 ? std::max(as_int(of[3]), -LARGEST) : small(of[3]);
+    for (auto [layer, expert] : impact_driven(std::move(ahead), makespan_of, small(of[2]), idle, budget_of(of[4]), small(of[5])))
+        if (PyList_Append(made.ptr(), nb::make_tuple(layer, expert).ptr())) throw nb::python_error();
+    return made;
+}};
+
 NoneBetter none_better_of(PyObject *of) {
     if (is(of, "eq2")) return NoneBetter::EQ2;
     if (is(of, "printed")) return NoneBetter::PRINTED;
@@ -120,6 +164,7 @@ void bind_plans(nb::module_ &module) {
     add<THRESHOLD>(module);
     add<QUEUES>(module);
     add<REPLAY>(module);
+    add<IMPACT>(module);
     add<CERTAIN>(module);
     add<CROSS_LAYER>(module);
 }

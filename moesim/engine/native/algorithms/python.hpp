@@ -49,9 +49,18 @@ inline std::vector<int> experts(nb::handle of, size_t n) {
 /// What a table of costs gives for a number of rows, in square brackets.
 struct Table {
     PyObject *table;
+    mutable std::vector<i64> known;  // what it has given; -1: not asked
 
     explicit Table(nb::handle of) : table(of.ptr()) {}
     i64 operator()(i64 rows) const {
+        if (rows >= LONGEST) return asked(rows);
+        if (rows >= i64(known.size())) known.resize(rows + 1, -1);
+        if (known[rows] < 0) known[rows] = asked(rows);
+        return known[rows];
+    }
+
+private:
+    i64 asked(i64 rows) const {
         nb::object key = nb::steal(num(rows));
         if (PyDict_Check(table)) {
             if (PyObject *found = PyDict_GetItemWithError(table, key.ptr())) return small(found);

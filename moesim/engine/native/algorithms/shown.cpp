@@ -76,11 +76,28 @@ constexpr Twin ABSENT = {"moesim.policies.cross_layer", "absent", 4, [](Argument
     return list_of(ids);
 }};
 
+constexpr Twin AHEAD = {"moesim.policies.impact_part", "ahead_of", 4, [](Arguments of) {
+    static PyTypeObject *type = imported_type("moesim.policies.algorithms.impact", "Ahead");
+    i64 layer = small(of[0]);
+    if (!PyDict_CheckExact(of[1])) throw Beyond{};
+    Shown shown(of[3], of[2]);
+    nb::object cached = own(PyList_New(0)), missing = own(PyList_New(0));
+    PyObject *expert, *rows;
+    for (Py_ssize_t at = 0; PyDict_Next(of[1], &at, &expert, &rows);) {
+        i64 unit = shown.unit(layer, small(expert));
+        bool coming = shown.device->memory.resident(unit) || shown.device->pending[unit];
+        nb::object one = coming ? nb::borrow(rows) : own(PyTuple_Pack(2, expert, rows));
+        if (PyList_Append((coming ? cached : missing).ptr(), one.ptr())) throw nb::python_error();
+    }
+    return named(type, num(layer), cached.release().ptr(), missing.release().ptr());
+}};
+
 }  // namespace
 
 void bind_shown(nb::module_ &module) {
     add<IDLE>(module);
     add<ABSENT>(module);
+    add<AHEAD>(module);
 }
 
 }  // namespace moesim::algorithms
