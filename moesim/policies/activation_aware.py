@@ -27,7 +27,7 @@ from moesim.policies.moot import OnlyWith
 from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.past_sequences import Past
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_idle
 from moesim.policy import Fetch, Routed, StepBegin, View
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ActivationAware(Part):
             value = self._visits if self._past is None else self._past.priority(self._now).T
             self._values = np.where(self._members, value, np.inf)
         values = self._values[:, fetch.layer] if self._per_layer else self._values.ravel()
-        found = self._visit.first_idle(self._ranked(values, fetch.layer), self._gpu, view, self.victims)
+        found = first_idle(self._ranked(values, fetch.layer), self._visit.spared(self.victims), self._gpu, view)
         if found is not None:
             layer, expert = found
             self._members[expert, layer] = False

@@ -159,14 +159,14 @@ class Composed(Composition):
             planned = plan.gpu if self.load_order == "plan" else [*(e for e in plan.gpu if resident[e]), *misses]
             actions.append(Run(layer, planned, gpu))
         if self._ahead:
-            actions += self._prefetch(prefetch.ahead(event, plan, view), event.step, view)
+            units = prefetch.ahead(event, plan, view)
+            actions += self._prefetch(units, step, view) if units else ()
         return actions
 
     def _in_order(self, misses: list[int], plan: Plan, loads: Sequence[int]) -> list[int]:
         """Order demand loads."""
         if self.load_order == "plan":
-            first = {e: i for i, e in enumerate(plan.loads)}
-            return sorted(misses, key=lambda e: first.get(e, len(first)))
+            return [*(e for e in plan.loads if e in misses), *(e for e in misses if e not in plan.loads)]
         misses.sort()
         if self.load_order == "rows":
             misses.sort(key=lambda e: -loads[e])
@@ -200,7 +200,8 @@ class Composed(Composition):
         step, now = self._now
         if step == event.step and now >= event.layer:
             return ()  # too late: that layer is routed
-        return self._prefetch(self.parts.prefetch.choose(event, view), event.step, view)
+        units = self.parts.prefetch.choose(event, view)
+        return self._prefetch(units, event.step, view) if units else ()
 
     def _prefetch(self, units: Sequence[Unit], step: int, view: View) -> list[Action]:
         """Fetch what the prefetch part chose, unless its layer is routed or it is on its way: one Fetch for each run of a layer."""

@@ -63,6 +63,7 @@ class ImpactDriven(Part):
         self._replay, self._add_rows = twin(replay, setup.view), twin(add_rows, setup.view)
         self._makespans = QueueMakespans(self._timings, self.reading)
         self._impact, self._ahead_of = twin(impact_driven, setup.view), twin(ahead_of, setup.view)
+        self._sources = [self._source(n) for n in range(self.lookahead + 1)]
         self._step = -1
         self._layer = -1  # routed last
         self._end_ns: float = 0  # planned end of it
@@ -79,9 +80,9 @@ class ImpactDriven(Part):
         if event.mb:
             return ()
         self._end_ns = self._link_ns = 0
-        device = view.dense_device(layer)
+        step, device, lane = event.step, view.dense_device(layer), self.lane
         furthest = min(self.lookahead, self._n_layers - 1 - layer)
-        return [Predict(event.step, layer + n, self._source(n), device, self.lane) for n in range(furthest, 0, -1)]
+        return [Predict(step, layer + n, self._sources[n], device, lane) for n in range(furthest, 0, -1)]
 
     def ahead(self, event: Routed, plan: Plan, view: View) -> Sequence[Unit]:
         """Note when this layer and its transfers will have ended, and choose nothing before the prediction."""

@@ -15,7 +15,7 @@ from moesim.policies.moot import InPolicy, MootIf
 from moesim.policies.part_conditions import COLD_STATIC, NO_COPIES, VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.twins import twin
-from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, order_of_use
+from moesim.policies.visit import UNROUTED_FIRST, PresentVisit, first_idle, order_of_use
 from moesim.policy import DEMAND, UPDATE, Fetch, Routed, View
 
 UseOrder = Literal["rank", "id"]
@@ -37,6 +37,7 @@ class Admitting(Part):
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
         self._visit = PresentVisit()
+        self._find = twin(first_idle, setup.view)
         self._members: list[dict[Unit, None]] = [{} for _ in range(setup.view.model.n_layers)]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
@@ -86,7 +87,7 @@ class Admitting(Part):
         (int, int) or None
             The first that is there and idle, and that the option ``victims`` does not protect; None if there is none.
         """
-        return self._visit.first_idle(ranked, self._gpu, view, self.victims)
+        return self._find(ranked, self._visit.spared(self.victims), self._gpu, view)
 
 
 class FIFO(Admitting):
@@ -153,7 +154,7 @@ class RandomVictim(Admitting):
         """Draw among the idle residents, and forget the one drawn."""
         gpu, is_resident, is_in_use = self._gpu, view.is_resident, view.is_in_use
         members = self.members(fetch.layer)
-        routed = self._visit.units if self.victims == UNROUTED_FIRST else ()
+        routed = self._visit.spared(self.victims)
         for group in ((unit for unit in members if unit not in routed), (unit for unit in members if unit in routed)):
             idle = [unit for unit in group if is_resident(*unit, gpu) and not is_in_use(*unit, gpu)]
             if idle:

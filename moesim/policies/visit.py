@@ -6,7 +6,6 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Final, Literal
 
 from moesim.policies.parts import Unit
-from moesim.policies.twins import twin
 from moesim.policy import Routed, View
 
 Victims = Literal["unrouted-first", "idle"]
@@ -23,16 +22,13 @@ class PresentVisit:
     def add(self, event: Routed) -> None:
         """Take note of a routed micro-batch; the first of another layer visit begins anew."""
         layer = event.layer
-        if self._at != (event.step, layer):
-            self._at = event.step, layer
-            self.units = set()
-        self.units.update([(layer, expert) for expert in event.active])
+        units = {(layer, expert) for expert in event.active}
+        self.units = self.units | units if self._at == (event.step, layer) else units
+        self._at = event.step, layer
 
-    def first_idle(self, ranked: Iterable[Unit], gpu: str, view: View, victims: Victims) -> Unit | None:
-        """Return the first of some residents that is idle; None if there is none."""
-        spared = self.units if victims == UNROUTED_FIRST else ()
-        find = twin(first_idle, view) if type(ranked) in (list, dict) else first_idle
-        return find(ranked, spared, gpu, view)
+    def spared(self, victims: Victims) -> set[Unit]:
+        """Return what goes only if nothing else is idle."""
+        return self.units if victims == UNROUTED_FIRST else set()
 
 
 def first_idle(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:

@@ -119,14 +119,15 @@ struct Arguments {
 struct Twin {
     const char *module, *name;
     Py_ssize_t n;  // arguments, those with defaults included
-    nb::object (*native)(Arguments);
+    nb::object (*native)(Arguments);  // an invalid object is as `Beyond`, and cheaper
 };
 
 /// Answer natively; what is `Beyond` that, and a call with other arguments, goes to the reference.
 template <const Twin &twin> PyObject *call(PyObject *, PyObject *const *first, Py_ssize_t n) {
     try {
         try {
-            if (n == twin.n) return twin.native({first, n}).release().ptr();
+            if (n == twin.n)
+                if (nb::object found = twin.native({first, n}); found.is_valid()) return found.release().ptr();
         } catch (const Beyond &) {
         }
         static PyObject *reference = imported(twin.module, twin.name);

@@ -29,8 +29,8 @@ struct Shown {
 };
 
 constexpr Twin IDLE = {"moesim.policies.visit", "first_idle", 4, [](Arguments of) -> nb::object {
+    if (!PyDict_CheckExact(of[0]) && !PyList_CheckExact(of[0])) return {};
     Shown shown(of[3], of[2]);
-    if (!PyDict_CheckExact(of[0]) && !PyList_CheckExact(of[0])) throw Beyond{};
     std::vector<PyObject *> spared;
     bool spares = truth(of[1]);
     PyObject *found = nullptr;
