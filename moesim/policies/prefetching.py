@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.caching import top_by_count
+from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.drawing import sample
 from moesim.policies.base import Range
 from moesim.policies.moot import InPolicy, OnlyWith
 from moesim.policies.part_conditions import NEVER_FILLED
 from moesim.policies.parts import Part, Setup, Unit, source_needs
+from moesim.policies.twins import twin
 from moesim.policy import Predict, Predicted, Routed, View
 
 Lane = Literal["main", "side"]
@@ -96,9 +97,9 @@ class TopPredicted(_Pooled):
         self._gpu = setup.gpu
         self._top_k = setup.view.model.top_k
         self._n_layers = setup.view.model.n_layers
-        self._n_experts = setup.view.model.n_experts
+        self._add_rows, self._top = twin(add_rows, setup.view), twin(top_counted, setup.view)
         self._about = (-1, -1)  # step and layer that the counts speak about
-        self._counts: list[int] = []
+        self._counts: dict[int, int] = {}
         self._chosen: set[int] = set()
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
@@ -116,17 +117,14 @@ class TopPredicted(_Pooled):
         """Count predicted rows over the micro-batches so far; choose the top, at most ``size`` in all."""
         if self._about != (event.step, event.layer):
             self._about = (event.step, event.layer)
-            self._counts = [0] * self._n_experts
+            self._counts = {}
             self._chosen = set()
         counts = self._counts
-        for row in event.ids[:, : self._top_k].tolist():
-            for expert in row:
-                counts[expert] += 1
+        self._add_rows(counts, event.ids, self._top_k)
         resident = view.residency(event.layer, self._gpu)
-        if self.over == "all":
-            top = top_by_count(counts, self.size)
-        else:
-            top = top_by_count([0 if here else n for n, here in zip(counts, resident, strict=True)], self.size)
+        if self.over != "all":
+            counts = {expert: n for expert, n in counts.items() if not resident[expert]}
+        top = self._top(counts, self.size)
         new = [e for e in top if not resident[e] and e not in self._chosen][: self.size - len(self._chosen)]
         self._chosen.update(new)
         return [(event.layer, e) for e in new]

@@ -88,7 +88,7 @@ class Planner:
                 visit.rows[expert] = visit.rows.get(expert, 0) + event.rows[expert]
         return self._on_gpu(layer, here, coming, [], view)
 
-    def _timing(self, visit: Visit, busiest: int, view: View) -> Timing:
+    def _timing(self, visit: Visit, busiest: int, in_flight: int, view: View) -> Timing:
         layer = visit.layer
         following = min(layer + 1, len(self._load_ns) - 1)
         return Timing(
@@ -97,14 +97,14 @@ class Planner:
             self._load_ns[following],
             self._gpu_ns[busiest],
             self._dense_part(layer, view),
-            self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0),
+            in_flight,
         )
 
     def begin_cpu(self, visit: Visit, view: View) -> list[Action]:
         """Let the CPU begin with what every plan gives it, while the prediction is made."""
         current = visit.current()
         tokens = [visit.rows[e] for e in current]
-        visit.n_certain = self._certain(tokens, self._timing(visit, (tokens or [0])[-1], view), self._rule.none_better)
+        visit.n_certain = self._certain(tokens, self._timing(visit, (tokens or [0])[-1], 0, view), self._rule.none_better)
         visit.routed_ns = view.now_ns
         return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
 
@@ -115,7 +115,8 @@ class Planner:
         wanted = self._absent(counts, layer + 1, self._gpu, view) if counts else []
         tokens = [rows[e] for e in current]
         predicted = [counts[e] for e in reversed(wanted)]
-        timing = self._timing(visit, (tokens or predicted or [0])[-1], view)
+        busy = self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0)
+        timing = self._timing(visit, (tokens or predicted or [0])[-1], busy, view)
         plan = self._cross_layer(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
         visit.gap = plan.gap
         actions = self._on_gpu(layer, [], [], current[plan.first :], view)

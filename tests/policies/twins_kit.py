@@ -12,7 +12,7 @@ import numpy as np
 from moesim.engine import native
 from moesim.policies.algorithms.assignment import Plan, greedy_layer_plan, threshold_layer_plan
 from moesim.policies.algorithms.caching import workload_aware_swap
-from moesim.policies.algorithms.counting import add_rows
+from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
@@ -170,6 +170,11 @@ def impact(rng: Rng) -> tuple[Any, ...]:
     return ahead, QueueMakespans(of_layers, reading), of_layers[0].transfer, idle, budget, int(rng.integers(0, 10))
 
 
+def ranked(rng: Rng) -> tuple[Any, ...]:
+    n = n_experts(rng)
+    return dict(zip(rng.permutation(n).tolist(), numbers(rng, n, scale(rng), 0), strict=True)), int(rng.integers(0, 20))
+
+
 MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     greedy_layer_plan: greedy,
     threshold_layer_plan: layer,
@@ -181,6 +186,7 @@ MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     cross_layer_plan: cross_layer,
     recent_scores: scores,
     add_rows: counted,
+    top_counted: ranked,
 }
 
 

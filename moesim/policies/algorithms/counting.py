@@ -1,7 +1,8 @@
-"""Counting the rows that a prediction gives each expert."""
+"""Counting the rows that predictions give each expert."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -20,3 +21,14 @@ def add_rows(counts: dict[int, int], ids: NDArray[Any], top_k: int) -> dict[int,
         for expert in row:
             counts[expert] = counts.get(expert, 0) + 1
     return counts
+
+
+def top_counted(counts: Mapping[int, int], size: int) -> list[int]:
+    """Return up to ``size`` experts with the most rows, most first, ties to the lower id.
+
+    Examples
+    --------
+    >>> top_counted({3: 3, 2: 1, 1: 3}, 2)
+    [1, 3]
+    """
+    return sorted(counts, key=lambda expert: (-counts[expert], expert))[:size]

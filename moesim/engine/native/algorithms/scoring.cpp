@@ -117,12 +117,25 @@ constexpr Twin COUNT = {"moesim.policies.algorithms.counting", "add_rows", 3, []
     return nb::object(counts);
 }};
 
+constexpr Twin TOP = {"moesim.policies.algorithms.counting", "top_counted", 2, [](Arguments of) {
+    if (!PyDict_CheckExact(of[0])) throw Beyond{};
+    std::vector<std::pair<i64, i64>> ranked;  // rows, negative, and expert
+    PyObject *expert, *rows;
+    for (Py_ssize_t at = 0; PyDict_Next(of[0], &at, &expert, &rows);) ranked.emplace_back(-small(rows), small(expert));
+    size_t n = std::min<size_t>(small(of[1]), ranked.size());
+    std::partial_sort(ranked.begin(), ranked.begin() + n, ranked.end());
+    std::vector<i64> top;
+    for (size_t at = 0; at < n; ++at) top.push_back(ranked[at].second);
+    return list_of(top);
+}};
+
 }  // namespace
 
 void bind_scoring(nb::module_ &module) {
     add<SWAP>(module);
     add<RECENT>(module);
     add<COUNT>(module);
+    add<TOP>(module);
 }
 
 }  // namespace moesim::algorithms
