@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 
 import pyarrow as pa
 
+from moesim.core.record_table import RecordTable
 from moesim.errors import InputError
 from moesim.records import KINDS, Records
 
@@ -48,7 +49,9 @@ def read_records(data: bytes, place: str) -> Records:
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         rest = json.loads(table.schema.metadata[_REST])
-        tables: dict[str, Any] = {name: _records(kind, table[name].chunk(0).flatten()) for name, kind in KINDS.items()}
+        tables: dict[str, Any] = {
+            name: RecordTable(kind, _records(kind, table[name].chunk(0).flatten())) for name, kind in KINDS.items()
+        }
         return Records(
             **tables,
             used_fetches=set(rest["used_fetches"]),

@@ -1,17 +1,12 @@
 """Pure functions over the records of a run."""
 
-from moesim.metrics.summary import (
-    StepLike,
-    Value,
-    bytes_moved,
-    counts,
-    fidelity,
-    fidelity_fresh_decode,
-    summarise,
-)
+from moesim.metrics.gate_mass import fidelity, fidelity_fresh_decode
+from moesim.metrics.summary import StepLike, Summary, Value, counts, summarise
+from moesim.metrics.traffic import bytes_moved
 
 __all__ = [
     "StepLike",
+    "Summary",
     "Value",
     "bytes_moved",
     "counts",

@@ -42,4 +42,9 @@ def task_cause(task: TaskRecord, kinds: Mapping[str, str]) -> str:
 
 def transfer_cause(transfer: TransferRecord) -> str:
     """Name the cause to which waiting for a transfer is charged."""
-    return _TRANSFER_CAUSE.get(transfer.cause, "exposed_other_transfer")
+    return exposed(transfer.cause)
+
+
+def exposed(cause: str) -> str:
+    """Name the cause to which waiting for transfers of a cause is charged."""
+    return _TRANSFER_CAUSE.get(cause, "exposed_other_transfer")

@@ -1,11 +1,18 @@
-"""Columns of rows: one type each, in the order in which their names first occur."""
+"""Columns of rows: one type each, in the order in which their names first occur; and values by the texts of a column."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
+from moesim.core.record_table import Coded, Column, RecordTable
+from moesim.records import StepRecord
+
+R = TypeVar("R", bound=tuple[Any, ...])
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -18,3 +25,29 @@ def _column(values: list[Any]) -> Any:
     if any(isinstance(value, float) for value in values):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     return pa.array(values)
+
+
+def by_text(column: tuple[NDArray[Any], tuple[str, ...]], value: Callable[[str], int]) -> NDArray[Any]:
+    """Give a number, or a flag, for each text of a column of codes and texts."""
+    codes, texts = column
+    found: NDArray[Any] = np.array([value(text) for text in texts] or [0])[codes]
+    return found
+
+
+def in_decode(steps: RecordTable[StepRecord]) -> NDArray[np.bool_]:
+    """Say which steps decode."""
+    return by_text(steps.texts("phase"), lambda phase: phase == "decode").astype(bool)
+
+
+def joined(before: RecordTable[R], after: RecordTable[R]) -> RecordTable[R]:
+    """Put the columns of two tables after each other, of records without lists."""
+    found = RecordTable(before.kind)
+    columns: dict[str, Column] = {}
+    for name, hint in get_type_hints(before.kind).items():
+        if hint is str:
+            texts = tuple(dict.fromkeys(before.texts(name)[1] + after.texts(name)[1]))
+            columns[name] = Coded(np.concatenate([by_text(one.texts(name), texts.index) for one in (before, after)]), texts)
+        else:
+            columns[name] = np.concatenate((before.column(name), after.column(name)))
+    found.fill(columns)
+    return found

@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moesim.metrics.causes import CAUSES
-from moesim.metrics.columns import columns_of
+from moesim.metrics.columns import by_text, columns_of
 from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.naming import CACHE_SETTINGS, HOW, WORKLOAD
 
 if TYPE_CHECKING:
     from moesim.metrics.breakdown import Breakdown
-    from moesim.metrics.critical_path import Window
     from moesim.metrics.outcome import Outcome
     from moesim.records import Records
 
@@ -68,11 +67,11 @@ def step_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
     """
     records, split = _kept(outcome)
     looked = flatten_lookups(records)
-    n = 1 + max((s.step for s in records.steps), default=-1)
+    n = 1 + int(records.steps.column("step").max(initial=-1))
     counted = looked.step[looked.first]
     lookups, hits = (np.bincount(steps, minlength=n).tolist() for steps in (counted, counted[looked.hit[looked.first]]))
     causes = np.zeros((n, len(CAUSES)), np.int64)
-    inside = np.array([w.step for w in split.windows], np.int64)
+    inside = split.windows.column("step")
     np.add.at(causes, inside[inside >= 0], split.ns[inside >= 0])
     identity, tokens = _identity(outcome), _tokens(records, bool(outcome.row.get("refill")))
     for step in sorted(records.steps, key=lambda s: s.step):
@@ -99,23 +98,25 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
         ``link_busy_ns``, as `docs/reference/metrics.md` defines them; and ``time_<cause>_ns``.
     """
     records, split = _kept(outcome)
-    visits = [(window, ns) for window, ns in zip(split.windows, split.ns, strict=True) if window.layer >= 0]
-    steps, layers = ([w.step for w, _ in visits], [w.layer for w, _ in visits])
-    places = pd.MultiIndex.from_arrays([steps, layers], names=_VISIT)
+    steps, layers, begin, end = (split.windows.column(name) for name in ("step", "layer", "begin", "end"))
+    visits = np.flatnonzero(layers >= 0)
+    places = pd.MultiIndex.from_arrays([steps[visits], layers[visits]], names=_VISIT)
     experts = _experts(records, outcome.machine.kinds, places)
     counts = _lookups(records).reindex(places, fill_value=0).join(experts).to_dict("records")
-    moving = _link_busy(records, [window for window, _ in visits]).tolist()
+    moving = _link_busy(records, begin[visits], end[visits]).tolist()
     phases = {s.step: s.phase for s in records.steps}
     identity, tokens = _identity(outcome), _tokens(records, bool(outcome.row.get("refill")))
-    for (window, ns), counted, link_ns in zip(visits, counts, moving, strict=True):
+    for visit, counted, link_ns in zip(visits.tolist(), counts, moving, strict=True):
+        window = split.windows[visit]
         yield {
             **identity, "step": window.step, "layer": window.layer, "phase": phases[window.step], "token": tokens[window.step],
             "begin": window.begin, "end": window.end, **{str(name): n for name, n in counted.items()}, "link_busy_ns": link_ns,
-            **_times(ns),
+            **_times(split.ns[visit]),
         }  # fmt: skip
 
 
 _VISIT: Final = ["step", "layer"]
+_KINDS: Final = ("gpu", "cpu")
 _NEVER: Final = 2**62  # ns
 
 
@@ -153,13 +154,18 @@ def _lookups(records: Records) -> pd.DataFrame:
 
 def _experts(records: Records, kinds: Mapping[str, str], visits: pd.MultiIndex) -> pd.DataFrame:
     """Sum what the experts of each visit did on the GPUs and on the CPUs."""
-    runs = [(t.step, t.layer, t.device, t.end - t.start, t.end) for t in records.tasks if t.expert >= 0]
-    tasks = pd.DataFrame(runs, columns=[*_VISIT, "device", "ns", "end"])
-    looked = pd.DataFrame([(r.step, r.layer, r.time) for r in records.lookups], columns=[*_VISIT, "time"])
+    table, looked_up = records.tasks, records.lookups
+    runs = table.column("expert") >= 0
+    start, end = table.column("start"), table.column("end")
+    columns = {"step": table.column("step"), "layer": table.column("layer"), "ns": end - start, "end": end}
+    device, names = table.texts("device")
+    tasks = pd.DataFrame({name: values[runs] for name, values in {**columns, "device": device}.items()})
+    kind_of = by_text((tasks["device"].to_numpy(), names), lambda name: _KINDS.index(kinds[name]) if name in kinds else -1)
+    looked = pd.DataFrame({name: looked_up.column(name) for name in (*_VISIT, "time")})
     routed = looked.groupby(_VISIT)["time"].first().reindex(visits, fill_value=_NEVER)  # lookups are in order of time
     found = {}
-    for kind in ("gpu", "cpu"):
-        mine = tasks[tasks["device"].map(kinds) == kind].groupby([*_VISIT, "device"]).agg({"ns": "sum", "end": "max"})
+    for number, kind in enumerate(_KINDS):
+        mine = tasks[kind_of == number].groupby([*_VISIT, "device"]).agg({"ns": "sum", "end": "max"})
         side = mine.groupby(_VISIT).agg(busy=("ns", "sum"), longest=("ns", "max"), end=("end", "max"))
         side = side.reindex(visits, fill_value=0).astype(np.int64)
         found[f"{kind}_busy_ns"], found[f"{kind}_longest_ns"] = side["busy"], side["longest"]
@@ -167,11 +173,9 @@ def _experts(records: Records, kinds: Mapping[str, str], visits: pd.MultiIndex) 
     return pd.DataFrame(found)
 
 
-def _link_busy(records: Records, windows: Sequence[Window]) -> _Ints:
+def _link_busy(records: Records, begin: _Ints, end: _Ints) -> _Ints:
     """Add up over links the time of transfers within each window."""
-    ends = [np.sort(np.array(times, np.int64)) for times in zip(*((t.start, t.end) for t in records.transfers), strict=True)]
-    if not ends:
-        return np.zeros(len(windows), np.int64)
+    ends = [np.sort(records.transfers.column(name)) for name in ("start", "end")]
 
     def until(t: _Ints) -> _Ints:
         """Busy time before t: of each transfer t - start, less t - end once it is over."""
@@ -181,5 +185,4 @@ def _link_busy(records: Records, windows: Sequence[Window]) -> _Ints:
             total += sign * (n * t - np.append(0, np.cumsum(times))[n])
         return total
 
-    begin, end = (np.array(times, np.int64) for times in ([w.begin for w in windows], [w.end for w in windows]))
     return until(end) - until(begin)

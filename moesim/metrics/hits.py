@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.records import Records
+from moesim.core.record_table import RecordTable
+from moesim.metrics.arrivals import DemandFree, PrefetchHits
+from moesim.metrics.columns import in_decode
+from moesim.records import Records, StepRecord
 
 Flat = NDArray[np.int64]
 
@@ -56,31 +58,24 @@ def flatten_lookups(records: Records) -> Lookups:
     Lookups
         Arrays in order of time.
     """
-    rows = records.lookups
-    lengths = [len(r.active) for r in rows]
-    total = sum(lengths)
-
-    def spread(values: list[int]) -> Flat:
-        return np.repeat(np.array(values, dtype=np.int64), lengths)
-
-    def joined(values: list[tuple[int, ...]]) -> Flat:
-        return np.fromiter(chain.from_iterable(values), dtype=np.int64, count=total)
-
-    step, layer, mb = (spread(list(v)) for v in ([r.step for r in rows], [r.layer for r in rows], [r.mb for r in rows]))
-    expert = joined([r.active for r in rows])
-    first = np.ones(total, dtype=bool)
-    if total and bool(mb.any()):  # several micro-batches: only the first to route to an expert counts it
-        order = np.lexsort((np.arange(total), expert, layer, step))
-        keys = np.stack((step, layer, expert))[:, order]
-        first[order[1:]] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    table = records.lookups
+    offsets, expert = table.lists("active")
+    lengths = np.diff(offsets)
+    step, layer, mb, time = (table.column(name) for name in ("step", "layer", "mb", "time"))
+    first = np.ones(len(expert), dtype=bool)
+    if mb.any():  # several micro-batches: only the first to route to an expert counts it
+        visit = np.stack((np.repeat(step, lengths), np.repeat(layer, lengths), expert))
+        order = np.lexsort(visit[::-1])
+        visit = visit[:, order]
+        first[order[1:]] = (visit[:, 1:] != visit[:, :-1]).any(axis=0)
     return Lookups(
-        time=spread([r.time for r in rows]),
-        step=step,
-        layer=layer,
+        time=np.repeat(time, lengths),
+        step=np.repeat(step, lengths),
+        layer=np.repeat(layer, lengths),
         expert=expert,
-        load=joined([r.loads for r in rows]),
-        hit=joined([r.hits for r in rows]).astype(bool),
-        in_flight=joined([r.in_flight for r in rows]).astype(bool),
+        load=table.lists("loads")[1],
+        hit=table.lists("hits")[1].astype(bool),
+        in_flight=table.lists("in_flight")[1].astype(bool),
         first=first,
     )
 
@@ -92,13 +87,6 @@ def default_warm_up(n_steps: int) -> int:
     (2, 16)
     """
     return min(16, n_steps // 4)
-
-
-def _share(flags: NDArray[np.bool_], chosen: NDArray[np.bool_], weight: Flat | None = None) -> float | None:
-    """Weighted share of the flags among the chosen; None if nothing is chosen."""
-    whole = int(chosen.sum()) if weight is None else int(weight[chosen].sum())
-    part = int((flags & chosen).sum()) if weight is None else int(weight[flags & chosen].sum())
-    return part / whole if whole else None
 
 
 def hit_rates(records: Records, kinds: Mapping[str, str], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
@@ -118,72 +106,61 @@ def hit_rates(records: Records, kinds: Mapping[str, str], warm_up_steps: int | N
     dict of str to float, int or None
         Shares in [0, 1]; None where nothing was looked up.
     """
-    if warm_up_steps is None:
-        warm_up_steps = default_warm_up(len(records.steps))
-    looked = flatten_lookups(records)
-    ordered = sorted(s.step for s in records.steps)
-    cold = np.isin(looked.step, ordered[:warm_up_steps])
-    decode = np.isin(looked.step, [s.step for s in records.steps if s.phase == "decode"])
-    counted = looked.first
-    everything = np.ones_like(counted)
-    return {
-        "n_lookups": int(counted.sum()),
-        "warm_up_steps": warm_up_steps,
-        "hit_rate": _share(looked.hit, counted),
-        "hit_rate_prefill": _share(looked.hit, counted & ~decode),
-        "hit_rate_decode": _share(looked.hit, counted & decode),
-        "hit_rate_cold": _share(looked.hit, counted & cold),
-        "hit_rate_warm": _share(looked.hit, counted & ~cold),
-        "hit_rate_decode_warm": _share(looked.hit, counted & decode & ~cold),
-        "hit_rate_per_token": _share(looked.hit, everything, looked.load),
-        "in_flight_share": _share(looked.in_flight & ~looked.hit, counted),
-        "prefetch_hit_share": _prefetch_hits(records, looked, kinds),
-        "no_demand_share": _no_demand_share(records, kinds),
-    }
+    hits = HitRates(kinds)
+    hits.add(records)
+    return hits.rates(records.steps, warm_up_steps)
 
 
-def _arrivals(records: Records, kinds: Mapping[str, str]) -> dict[tuple[str, int, int], list[tuple[int, str]]]:
-    """Arrivals (ns, cause) of each (GPU, layer, expert), ascending in time."""
-    found: dict[tuple[str, int, int], list[tuple[int, str]]] = {}
-    for t in records.transfers:
-        device = t.link.partition("->")[2]
-        if t.last and t.expert >= 0 and kinds[device] == "gpu":
-            found.setdefault((device, t.layer, t.expert), []).append((t.end, t.cause))
-    return found
+class HitRates:
+    """Hit rates of a run that comes in pieces."""
+
+    def __init__(self, kinds: Mapping[str, str]) -> None:
+        self._counts: list[Flat] = []  # for each stretch of a step: step, lookups, hits, misses in flight, rows, rows of hits
+        self._prefetches = PrefetchHits(kinds)
+        self._demand = DemandFree(kinds)
+
+    def add(self, records: Records, settled_ns: int = 0) -> None:
+        """Take the next records in; no record of a later piece starts before ``settled_ns``."""
+        looked = flatten_lookups(records)
+        counts = (looked.hit & looked.first).astype(np.int64)
+        self._prefetches.add(records, (looked.layer, looked.expert, looked.time, counts), settled_ns)
+        self._demand.add(records, settled_ns)
+        if len(looked.step):
+            begin = np.append(0, np.flatnonzero(looked.step[1:] != looked.step[:-1]) + 1)
+            hit, first = looked.hit, looked.first
+            flags = (first, first & hit, first & looked.in_flight & ~hit)
+            numbers = (*flags, looked.load, looked.load * hit)
+            sums = [np.add.reduceat(number, begin, dtype=np.int64) for number in numbers]
+            self._counts.append(np.stack([looked.step[begin], *sums], axis=1))
+
+    def rates(self, steps: RecordTable[StepRecord], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
+        """Give the rates of the whole run, which has these steps."""
+        if warm_up_steps is None:
+            warm_up_steps = default_warm_up(len(steps))
+        counts = np.concatenate([np.zeros((0, 6), np.int64), *self._counts])
+        number = steps.column("step")
+        decode = np.isin(counts[:, 0], number[in_decode(steps)])
+        cold = np.isin(counts[:, 0], np.sort(number)[:warm_up_steps])
+
+        def share(part: int, whole: int, chosen: Any = slice(None)) -> float | None:
+            n = int(counts[chosen, whole].sum())
+            return int(counts[chosen, part].sum()) / n if n else None
+
+        n_lookups = int(counts[:, _LOOKUPS].sum())
+        return {
+            "n_lookups": n_lookups,
+            "warm_up_steps": warm_up_steps,
+            "hit_rate": share(_HITS, _LOOKUPS),
+            "hit_rate_prefill": share(_HITS, _LOOKUPS, ~decode),
+            "hit_rate_decode": share(_HITS, _LOOKUPS, decode),
+            "hit_rate_cold": share(_HITS, _LOOKUPS, cold),
+            "hit_rate_warm": share(_HITS, _LOOKUPS, ~cold),
+            "hit_rate_decode_warm": share(_HITS, _LOOKUPS, decode & ~cold),
+            "hit_rate_per_token": share(_ROWS_HIT, _ROWS),
+            "in_flight_share": share(_IN_FLIGHT, _LOOKUPS),
+            "prefetch_hit_share": self._prefetches.total() / n_lookups if n_lookups else None,
+            "no_demand_share": self._demand.share(),
+        }
 
 
-def _prefetch_hits(records: Records, looked: Lookups, kinds: Mapping[str, str]) -> float | None:
-    """Share of lookups that hit a copy which a prefetch had brought since that expert's lookup before."""
-    n_counted = int(looked.first.sum())
-    if not n_counted:
-        return None
-    times: dict[tuple[int, int], list[tuple[int, bool]]] = {}
-    fields = (looked.layer, looked.expert, looked.time, looked.hit & looked.first)
-    for layer, expert, at_ns, counts in zip(*(f.tolist() for f in fields), strict=True):
-        times.setdefault((layer, expert), []).append((at_ns, counts))
-    credited = set()  # two GPUs may both have received a copy: a lookup counts once
-    for (_, layer, expert), arrivals in _arrivals(records, kinds).items():
-        lookups = times.get((layer, expert), [])
-        for time, cause in arrivals:
-            at = bisect_left(lookups, (time, False))  # arriving at the instant of the lookup is in time
-            if cause == "prefetch" and at < len(lookups) and lookups[at][1]:
-                credited.add((layer, expert, at))
-    return len(credited) / n_counted
-
-
-def _no_demand_share(records: Records, kinds: Mapping[str, str]) -> float | None:
-    """Share of the experts run on GPUs that did not need a demand fetch for it."""
-    arrivals = _arrivals(records, kinds)
-    visits: dict[tuple[str, int, int, int], bool] = {}  # whether any Run of the visit needed a fetch
-    taken: set[tuple[str, int, int, int]] = set()  # arrivals that an earlier Run has used, by their number
-    runs = (t for t in records.tasks if t.expert >= 0 and kinds[t.device] == "gpu")
-    for run in sorted(runs):
-        place = (run.device, run.layer, run.expert)
-        visit = (*place, run.step)
-        visits.setdefault(visit, False)
-        history = arrivals.get(place, [])
-        at = bisect_right(history, (run.start, "~")) - 1  # "~" sorts after every cause
-        if at >= 0 and (*place, at) not in taken:
-            taken.add((*place, at))
-            visits[visit] |= history[at][1] == "demand"
-    return 1 - sum(visits.values()) / len(visits) if visits else None
+_LOOKUPS, _HITS, _IN_FLIGHT, _ROWS, _ROWS_HIT = range(1, 6)

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moesim.core.record_table import RecordTable
 from moesim.core.units import NS_PER_S
 from moesim.records import Records
 
 Intervals = NDArray[np.int64]
+_NONE: Final = np.zeros((0, 2), np.int64)
 
 
-def union(intervals: Iterable[tuple[int, int]], until: int) -> Intervals:
+def union(intervals: Iterable[tuple[int, int]] | Intervals, until: int) -> Intervals:
     """Merge intervals that touch or overlap.
 
     >>> union([(0, 4), (2, 5), (7, 12)], until=10).tolist()
     [[0, 5], [7, 10]]
     """
-    pairs = np.array(sorted(intervals), dtype=np.int64).reshape(-1, 2)
-    pairs = np.minimum(pairs, until)
-    pairs = pairs[pairs[:, 0] < pairs[:, 1]]
-    if not len(pairs):
-        return pairs
-    reach = np.maximum.accumulate(pairs[:, 1])
-    new = np.append(True, pairs[1:, 0] > reach[:-1])
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(pairs)) - 1
-    return np.stack((pairs[first, 0], reach[last]), axis=1)
+    pairs = intervals if isinstance(intervals, np.ndarray) else np.array(list(intervals), np.int64).reshape(-1, 2)
+    return _merged(np.minimum(pairs, until))
+
+
+def _merged(pairs: Intervals) -> Intervals:
+    start, end = pairs[:, 0], pairs[:, 1]
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    if (start >= end).any():
+        long = start < end
+        start, end = start[long], end[long]
+    if not len(start):
+        return _NONE
+    reach = np.maximum.accumulate(end)
+    new = np.flatnonzero(start[1:] > reach[:-1])
+    return np.stack((start[np.append(0, new + 1)], reach[np.append(new, -1)]), axis=1)
 
 
 def length(intervals: Intervals) -> int:
@@ -43,80 +53,135 @@ def common_ns(a: Intervals, b: Intervals) -> int:
     >>> common_ns(union([(0, 5)], 10), union([(3, 4), (4, 9)], 10))
     2
     """
-    both = [(int(s), int(e)) for s, e in np.concatenate((a, b))]
-    until = max((e for _, e in both), default=0)
-    return length(a) + length(b) - length(union(both, until))
+    return length(a) + length(b) - length(_merged(np.concatenate((a, b))))
+
+
+class Covered:
+    """The time that intervals cover which come piece by piece; of what is settled, its length alone is kept."""
+
+    def __init__(self) -> None:
+        self._ns = 0
+        self._open = _NONE
+
+    def add(self, pieces: Sequence[Intervals], settled_ns: int) -> Intervals:
+        """Take intervals in, of which none comes later that begins before a time; gives them merged."""
+        merged = _merged(np.concatenate(pieces)) if len(pieces) != 1 else _merged(pieces[0])
+        if len(self._open) and len(merged):
+            self._open = _merged(np.concatenate((self._open, merged)))
+        elif len(merged):
+            self._open = merged
+        if settled_ns and len(self._open):
+            self._ns += length(np.minimum(self._open, settled_ns))
+            self._open = np.maximum(self._open[self._open[:, 1] > settled_ns], settled_ns)
+        return merged
+
+    def ns(self, until: int) -> int:
+        """Give the time covered until the end of a run."""
+        return self._ns + length(np.minimum(self._open, until))
 
 
 @dataclass(frozen=True)
 class Busy:
-    """When devices and links were occupied.
+    """How long devices and links were occupied.
 
     Attributes
     ----------
-    devices, links, control : dict of str to ndarray of int64, shape (n, 2), ns
-        Busy intervals of each device (all its lanes), of each link with transfers, and of its
-        control lane with activations.
+    devices, links, control : dict of str to int, ns
+        Time in which any lane of a device was busy, in which a link had transfers, and its control lane activations.
+    to_gpu, moving, computing, either : int, ns
+        Time in which any link with a GPU at an end had transfers; any link; in which any device was busy; and any of both.
     makespan_ns : int
         End of the last step.
     """
 
-    devices: dict[str, Intervals]
-    links: dict[str, Intervals]
-    control: dict[str, Intervals]
+    devices: dict[str, int]
+    links: dict[str, int]
+    control: dict[str, int]
+    to_gpu: int
+    moving: int
+    computing: int
+    either: int
     makespan_ns: int
 
-    def share(self, intervals: Intervals) -> float | None:
-        """Share of the makespan that intervals take; None for an empty run."""
-        return length(intervals) / self.makespan_ns if self.makespan_ns else None
+    def share(self, ns: int) -> float | None:
+        """Share of the makespan that a time takes; None for an empty run."""
+        return ns / self.makespan_ns if self.makespan_ns else None
 
 
-def busy(records: Records, devices: Iterable[str], links: Iterable[str]) -> Busy:
-    """Collect the busy intervals of a run.
+class BusyTime:
+    """How long devices and links are occupied in a run that comes in pieces."""
+
+    def __init__(self, kinds: Mapping[str, str], links: Iterable[str]) -> None:
+        self._devices = {name: Covered() for name in kinds}
+        self._links = {name: Covered() for name in links}
+        self._control = {name: Covered() for name in self._links}
+        self._with_gpu = [name for name in self._links if "gpu" in {kinds[end] for end in name.split("->")}]
+        self._to_gpu, self._moving, self._computing, self._either = (Covered() for _ in range(4))
+
+    def add(self, records: Records, settled_ns: int = 0) -> None:
+        """Take the next records in; no record of a later piece starts before ``settled_ns``."""
+        on_device = _add(self._devices, records.tasks, "device", settled_ns)
+        on_link = _add(self._links, records.transfers, "link", settled_ns)
+        _add(self._control, records.activations, "link", settled_ns)
+        self._to_gpu.add([on_link[name] for name in self._with_gpu] or [_NONE], settled_ns)
+        computing = self._computing.add(list(on_device.values()) or [_NONE], settled_ns)
+        moving = self._moving.add(list(on_link.values()) or [_NONE], settled_ns)
+        self._either.add([computing, moving], settled_ns)
+
+    def busy(self, makespan_ns: int) -> Busy:
+        """Give the times of the whole run."""
+        devices, links, control = (
+            {name: one.ns(makespan_ns) for name, one in of.items()} for of in (self._devices, self._links, self._control)
+        )
+        to_gpu, moving, computing, either = (
+            one.ns(makespan_ns) for one in (self._to_gpu, self._moving, self._computing, self._either)
+        )
+        return Busy(devices, links, control, to_gpu, moving, computing, either, makespan_ns)
+
+
+def _add(to: Mapping[str, Covered], table: RecordTable[Any], place: str, settled_ns: int) -> dict[str, Intervals]:
+    """Add the intervals of records to what they occupied; gives those of each place."""
+    codes, names = table.texts(place)
+    intervals = np.stack((table.column("start"), table.column("end")), axis=1)
+    found = dict.fromkeys(to, _NONE)
+    for code, name in enumerate(names):
+        of_place = codes == code
+        if of_place.any():
+            found[name] = to[name].add([intervals[of_place]], settled_ns)
+    for name in to.keys() - {name for name, one in found.items() if len(one)}:
+        to[name].add([_NONE], settled_ns)
+    return found
+
+
+def busy(records: Records, kinds: Mapping[str, str], links: Iterable[str]) -> Busy:
+    """Add up the busy times of a run.
 
     Parameters
     ----------
     records : Records
         Records of one run.
-    devices, links : iterable of str
-        All devices and links of the machine, idle ones included.
+    kinds : mapping of str to str
+        Kind of each device of the machine, idle ones included.
+    links : iterable of str
+        All links of the machine.
 
     Returns
     -------
     Busy
-        Intervals clipped to the makespan.
+        Times up to the makespan.
     """
-    on_device: dict[str, list[tuple[int, int]]] = {name: [] for name in devices}
-    on_link: dict[str, list[tuple[int, int]]] = {name: [] for name in links}
-    on_control: dict[str, list[tuple[int, int]]] = {name: [] for name in on_link}
-    for task in records.tasks:
-        on_device[task.device].append((task.start, task.end))
-    for transfer in records.transfers:
-        on_link[transfer.link].append((transfer.start, transfer.end))
-    for activation in records.activations:
-        on_control[activation.link].append((activation.start, activation.end))
-    until = records.makespan_ns
-    return Busy(
-        {name: union(found, until) for name, found in on_device.items()},
-        {name: union(found, until) for name, found in on_link.items()},
-        {name: union(found, until) for name, found in on_control.items()},
-        until,
-    )
+    times = BusyTime(kinds, links)
+    times.add(records)
+    return times.busy(records.makespan_ns)
 
 
-def _together(several: Iterable[Intervals], until: int) -> Intervals:
-    return union([(int(s), int(e)) for one in several for s, e in one.tolist()], until)
-
-
-def utilisation(times: Busy, kinds: Mapping[str, str]) -> dict[str, float | None]:
+def utilisation(times: Busy) -> dict[str, float | None]:
     """Utilisation of each device and link, PCIe share and overlap.
 
     Parameters
     ----------
     times : Busy
-        Busy intervals.
-    kinds : mapping of str to str
-        Kind of each device, ``"gpu"`` or ``"cpu"``.
+        Busy times.
 
     Returns
     -------
@@ -125,16 +190,12 @@ def utilisation(times: Busy, kinds: Mapping[str, str]) -> dict[str, float | None
         ``pcie_share``, and ``overlap_share`` (None if no link was ever busy).
     """
     shares: dict[str, float | None] = {}
-    shares.update({f"utilisation.{name}": times.share(found) for name, found in times.devices.items()})
-    shares.update({f"utilisation.{name}": times.share(found) for name, found in times.links.items()})
-    shares.update({f"control_utilisation.{name}": times.share(found) for name, found in times.control.items()})
-    until = times.makespan_ns
-    to_gpu = [found for name, found in times.links.items() if "gpu" in {kinds[end] for end in name.split("->")}]
-    shares["pcie_share"] = times.share(_together(to_gpu, until))
-    computing = _together(times.devices.values(), until)
-    moving = _together(times.links.values(), until)
-    whole = length(moving)
-    shares["overlap_share"] = common_ns(moving, computing) / whole if whole else None
+    shares.update({f"utilisation.{name}": times.share(ns) for name, ns in times.devices.items()})
+    shares.update({f"utilisation.{name}": times.share(ns) for name, ns in times.links.items()})
+    shares.update({f"control_utilisation.{name}": times.share(ns) for name, ns in times.control.items()})
+    shares["pcie_share"] = times.share(times.to_gpu)
+    common = times.moving + times.computing - times.either
+    shares["overlap_share"] = common / times.moving if times.moving else None
     return shares
 
 
@@ -144,7 +205,7 @@ def energy_j(times: Busy, power_w: Mapping[str, tuple[float, float]], platform_w
     Parameters
     ----------
     times : Busy
-        Busy intervals.
+        Busy times.
     power_w : mapping of str to (float, float), W
         Idle and busy power of each device.
     platform_w : float, W
@@ -157,5 +218,5 @@ def energy_j(times: Busy, power_w: Mapping[str, tuple[float, float]], platform_w
     """
     total = platform_w * times.makespan_ns
     for name, (idle, working) in power_w.items():
-        total += idle * times.makespan_ns + (working - idle) * length(times.devices[name])
+        total += idle * times.makespan_ns + (working - idle) * times.devices[name]
     return total / NS_PER_S

@@ -17,8 +17,8 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError
 from moesim.hardware import HardwareProfile
 from moesim.metrics.causes import CAUSES
+from moesim.metrics.gate_mass import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
-from moesim.metrics.summary import fidelity_fresh_decode
 from moesim.plots.chart import Chart, chart
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import fresh_mark

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from moesim.core.record_table import RecordTable
 from moesim.experiment.runner import run_one
 from moesim.metrics.breakdown import breakdown
-from moesim.metrics.critical_path import Window
 from moesim.metrics.frames import IDENTITY, _link_busy, frame_bytes, layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
@@ -105,12 +104,13 @@ intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)).map(lambd
 
 @given(intervals, st.lists(st.integers(0, 120), min_size=2, max_size=6, unique=True).map(sorted))
 def test_link_time_in_windows_is_that_of_every_nanosecond(transfers, edges):
-    windows = [Window(begin, end, 0, 0) for begin, end in pairwise(edges)]
-    found = _link_busy(Records(transfers=RecordTable(TransferRecord, (transfer(*one) for one in transfers))), windows)
+    found = _link_busy(
+        Records(transfers=RecordTable(TransferRecord, (transfer(*one) for one in transfers))), *np.array(list(pairwise(edges))).T
+    )
     busy = np.zeros(121, int)
     for start, end in transfers:
         busy[start:end] += 1
-    assert found.tolist() == [int(busy[w.begin : w.end].sum()) for w in windows]
+    assert found.tolist() == [int(busy[begin:end].sum()) for begin, end in pairwise(edges)]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,8 @@ def test_frames_add_up_to_the_row(sweep: list[Outcome]):
         ran = {kind: sum(t.end - t.start for t in experts if t.device == f"{kind}0") for kind in ("gpu", "cpu")}
         assert {kind: layers[f"{kind}_busy_ns"].sum() for kind in ran} == ran
         moved = sum(t.end - t.start for t in records.transfers)
-        outside = _link_busy(records, [window for window in one.split.windows if window.layer < 0]).sum()
+        between = one.split.windows.column("layer") < 0
+        outside = _link_busy(records, *(one.split.windows.column(name)[between] for name in ("begin", "end"))).sum()
         assert layers["link_busy_ns"].sum() + outside == moved
         assert (layers["cpu_done_ns"] <= layers["end"] - layers["begin"]).all()
 

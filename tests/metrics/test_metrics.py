@@ -653,7 +653,7 @@ def test_utilisation_overlap_and_energy():
         transfers=[transfer(5, 20, 1), transfer(90, 110, 2)],
     )
     times = busy(run, KINDS, MACHINE.links)
-    shares = utilisation(times, KINDS)
+    shares = utilisation(times)
     assert shares["utilisation.gpu0"] == 0.21  # the side lane counts, together once
     assert shares["utilisation.cpu0"] == 0.20
     assert shares[f"utilisation.{H2D}"] == shares["pcie_share"] == 0.25

@@ -19,7 +19,7 @@ from moesim.experiment import run_experiment
 from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
-from moesim.metrics.summary import bytes_moved, fidelity
+from moesim.metrics import bytes_moved, fidelity
 from moesim.policies.algorithms.assignment import fiddler_code_assignment
 from moesim.policies.algorithms.daop import degraded, prefill_swaps, swaps_from
 from moesim.policies.daop import DaopCode, DaopPaper

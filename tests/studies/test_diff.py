@@ -93,7 +93,9 @@ def test_what_lies_between_steps_counts(two: tuple[Outcome, Outcome]):
     ns = np.zeros((2, len(CAUSES)), np.int64)
     ns[0, 0], ns[1, -1] = 70, 30
     records = Records(steps=RecordTable(StepRecord, [StepRecord(0, 70, 0, "decode", 0, 1, 1, 0.0)]), makespan_ns=100)
-    made = replace(two[0], records=records, split=Breakdown([Window(0, 70, 0, -1), Window(70, 100, -1, -1)], ns))
+    made = replace(
+        two[0], records=records, split=Breakdown(RecordTable(Window, [Window(0, 70, 0, -1), Window(70, 100, -1, -1)]), ns)
+    )
     found = Diff.of(made, made)
     assert [found.a.ns(phase) for phase in PHASES] == [0, 70, 30]
 

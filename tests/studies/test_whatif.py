@@ -182,7 +182,7 @@ def test_causes_that_are_a_resource(tmp_path: Path, cause: str, resource: str):
     steps = [StepRecord(0, 90, 0, "prefill", 0, 6, 1, 0.0), StepRecord(90, 100, 1, "decode", 0, 1, 1, 0.0)]
     ns = np.zeros((2, len(CAUSES)), np.int64)
     ns[0, CAUSES.index("dense")], ns[1, CAUSES.index(cause)] = 90, 10
-    split = Breakdown([Window(0, 90, 0, 0), Window(90, 100, 1, 0)], ns)
+    split = Breakdown(RecordTable(Window, [Window(0, 90, 0, 0), Window(90, 100, 1, 0)]), ns)
     made = replace(outcome, records=Records(steps=RecordTable(StepRecord, steps), makespan_ns=100), split=split)
     limits = limits_of(experiment, experiment.specs[0], made)
     assert limits.shares[resource] == 1

@@ -12,7 +12,7 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.chain import WAITING, Chain, Record
 from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.machine import Machine
-from moesim.metrics.summary import bytes_moved
+from moesim.metrics.traffic import bytes_moved
 from moesim.metrics.utilisation import busy, common_ns, length, union, utilisation
 from moesim.records import Records
 
@@ -88,7 +88,7 @@ def facts_of(records: Records, machine: Machine) -> Facts:
         waited_memory=sum(t.waited_memory for t in transfers),
         busy_ns=_added((f"{t.device}.{t.lane}", t.end - t.start) for t in tasks)
         | _added((t.link, t.end - t.start) for t in transfers),
-        overlap_share=utilisation(busy(records, machine.kinds, machine.links), machine.kinds)["overlap_share"],
+        overlap_share=utilisation(busy(records, machine.kinds, machine.links))["overlap_share"],
         cause_ns=time_by_cause(records, machine, decode),
         tasks={name: [counts[name], ns] for name, ns in spent.items()},
         decisions=[len(records.decisions), sum(d.end - d.start for d in records.decisions)],

@@ -1,0 +1,140 @@
+"""What copies that arrive on GPUs were good for: lookups that a prefetch served, and experts that ran without a demand fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.metrics.columns import by_text
+from moesim.records import Records
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+_NONE: Final = np.zeros((5, 0), np.int64)
+
+
+def _gpus(kinds: Mapping[str, str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(name for name, kind in kinds.items() if kind == "gpu")}
+
+
+def _arrivals(records: Records, gpus: Mapping[str, int], cause: str) -> Ints:
+    """Give device, layer, expert and time of the copies of experts that arrive on GPUs, and whether they are of a cause."""
+    table = records.transfers
+    device = by_text(table.texts("link"), lambda link: gpus.get(link.partition("->")[2], -1))
+    here = np.flatnonzero(table.column("last") & (table.column("expert") >= 0) & (device >= 0))
+    of_cause = by_text(table.texts("cause"), lambda name: name == cause)
+    return np.stack((device[here], *(table.column(name)[here] for name in ("layer", "expert", "end")), of_cause[here]))
+
+
+def _numbers(*keys: Ints) -> tuple[NDArray[Any], ...]:
+    """Give one number for each column of several arrays, the same for the same columns; a small type sorts fast."""
+    sizes = [max(int(key[row].max(initial=0)) for key in keys) + 1 for row in range(len(keys[0]))]
+    small = np.prod(sizes, dtype=float) <= np.iinfo(np.uint16).max
+    return tuple(np.ravel_multi_index(tuple(key), sizes).astype(np.uint16 if small else np.int64) for key in keys)
+
+
+class PrefetchHits:
+    """Counts lookups that hit a copy which a prefetch had brought since that expert's lookup before."""
+
+    def __init__(self, kinds: Mapping[str, str]) -> None:
+        self._gpus = _gpus(kinds)
+        self._brought = _NONE[:3]  # layer, expert and time of prefetches that arrived
+        self._looked: list[tuple[Ints, ...]] = []  # layer, expert, time, and whether the lookup counts
+        self._n = 0
+
+    def add(self, records: Records, looked: tuple[Ints, ...], settled_ns: int) -> None:
+        """Take the next arrivals and lookups in; no record of a later piece starts before ``settled_ns``."""
+        arrived = _arrivals(records, self._gpus, "prefetch")
+        arrived = arrived[1:4, arrived[4] != 0]
+        self._brought = np.concatenate((self._brought, arrived), axis=1)
+        self._looked.append(looked)
+        if settled_ns:
+            self._settle(settled_ns)
+
+    def total(self) -> int:
+        """Give the number over the whole run."""
+        self._settle(None)
+        return self._n
+
+    def _settle(self, until: int | None) -> None:
+        layer, expert, time, counts = (np.concatenate(parts) for parts in zip(*self._looked, strict=True))
+        n = len(time) if until is None else int(np.searchsorted(time, until))
+        self._looked = [(layer[n:], expert[n:], time[n:], counts[n:])]
+        known = self._brought[2] < (np.inf if until is None else until)
+        brought, later = self._brought[:, known], self._brought[:, ~known]
+        if not brought.shape[1]:
+            return
+        of_lookup, of_copy = _numbers(np.stack((layer[:n], expert[:n])), brought[:2])
+        order = np.argsort(of_lookup, kind="stable")
+        keys = of_lookup[order].astype(np.int64) * (n + 1) + order
+        # Of this expert, the first lookup that is not before the arrival: arriving at the instant of the lookup is in time.
+        wanted = of_copy.astype(np.int64) * (n + 1) + np.searchsorted(time[:n], brought[2])
+        at = np.append(order, n)[np.searchsorted(keys, wanted)]
+        found = np.append(of_lookup, 0)[at] == of_copy
+        found &= at < n
+        credited = np.zeros(n, bool)  # two GPUs may both have received a copy: a lookup counts once
+        credited[at[found]] = True
+        self._n += int(counts[:n][credited].sum())
+        self._brought = np.concatenate((_one_each(brought[:, ~found]), later), axis=1)
+
+
+def _one_each(brought: Ints) -> Ints:
+    """Keep one of the copies of an expert that wait for the same lookup."""
+    return brought[:, np.unique(brought[:2], axis=1, return_index=True)[1]] if brought.shape[1] else brought
+
+
+class DemandFree:
+    """Counts the experts that GPUs run in a layer visit, and those that needed no demand fetch for it."""
+
+    def __init__(self, kinds: Mapping[str, str]) -> None:
+        self._gpus = _gpus(kinds)
+        self._arrived = _NONE  # device, layer, expert and time of arrivals, and whether a demand fetch brought them
+        self._runs = _NONE  # device, layer, expert and begin of Runs, and the step
+        self._n_visits = self._n_demanded = 0
+
+    def add(self, records: Records, settled_ns: int) -> None:
+        """Take the next arrivals and Runs in; no record of a later piece starts before ``settled_ns``."""
+        tasks = records.tasks
+        device = by_text(tasks.texts("device"), lambda name: self._gpus.get(name, -1))
+        here = np.flatnonzero((tasks.column("expert") >= 0) & (device >= 0))
+        runs = np.stack((device[here], *(tasks.column(name)[here] for name in ("layer", "expert", "start", "step"))))
+        self._runs = np.concatenate((self._runs, runs), axis=1)
+        self._arrived = np.concatenate((self._arrived, _arrivals(records, self._gpus, "demand")), axis=1)
+        if settled_ns:
+            self._settle(settled_ns)
+
+    def share(self) -> float | None:
+        """Give the share of visits without a demand fetch; None if no GPU runs any."""
+        self._settle(None)
+        return 1 - self._n_demanded / self._n_visits if self._n_visits else None
+
+    def _settle(self, until: int | None) -> None:
+        """Count the visits of all steps whose Runs are known; those of a step have begun before those of the next."""
+        runs, arrived = self._runs, self._arrived
+        self._runs, later = runs[:, :0], arrived[:, :0]
+        if until is not None:
+            open_steps = runs[4, runs[3] >= until]
+            goes_on = runs[4] >= open_steps.min() if len(open_steps) else np.zeros(runs.shape[1], bool)
+            self._runs, runs = runs[:, goes_on], runs[:, ~goes_on]
+            unknown = arrived[3] >= min(until, self._runs[3].min(initial=until))
+            later, arrived = arrived[:, unknown], arrived[:, ~unknown]
+        n = arrived.shape[1]
+        place = np.concatenate(_numbers(arrived[:3], runs[:3]))
+        order = np.lexsort((np.concatenate((arrived[3], runs[3])), place))  # an arrival is before a Run of the same instant
+        place, is_run = place[order], order >= n
+        by_demand = np.append(arrived[4] != 0, np.zeros(runs.shape[1], bool))[order]
+        same = place[1:] == place[:-1]
+        # The first Run after an arrival uses it.
+        needed = np.append(False, by_demand[:-1] & is_run[1:] & same)[is_run] if len(order) else is_run
+        place_of_run, step = place[is_run], runs[4][order[is_run] - n]
+        new = np.ones(len(step), bool)
+        new[1:] = (place_of_run[1:] != place_of_run[:-1]) | (step[1:] != step[:-1])
+        self._n_visits += int(new.sum())
+        demanded = np.zeros(len(step) + 1, bool)
+        demanded[np.cumsum(new)[needed]] = True
+        self._n_demanded += int(demanded.sum())
+        unused = by_demand & np.append(~same, True) if len(order) else by_demand
+        self._arrived = np.concatenate((arrived[:, order[unused]], later), axis=1)
