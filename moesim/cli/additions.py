@@ -50,7 +50,8 @@ def describe(trace: Trace) -> str:
     """Say what a trace holds and what was added to it."""
     size = f"{trace.n_rows} token{'s' * (trace.n_rows != 1)} of {trace.n_requests} request{'s' * (trace.n_requests != 1)}"
     tables = [f"tables {', '.join(sorted(trace.tables))}"] if trace.tables else []
-    return "; ".join([size, *trace.remarks, *tables])
+    signals = [f"signals {', '.join(sorted(trace.signals))}"] if trace.signals else []
+    return "; ".join([size, *trace.remarks, *tables, *signals])
 
 
 def _refuse(given: Sequence[tuple[str, object]], expected: str) -> None:

@@ -35,6 +35,7 @@ def trace_calibrate(
 
     The tables are activation_frequency, activation_frequency_decode, coactivation and activation_matrices; residual, where gate
     inputs were kept; expert_maps, where there are scores or weights. A trace that has tables gets the matrices and maps it lacks.
+    With maps, a trace with embeddings gets the signal embedding: the map of the closest iteration that is left out.
 
     Example: moesim trace calibrate theirs.safetensors --share 0.25 --out calibrated.safetensors
     """

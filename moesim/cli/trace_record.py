@@ -55,6 +55,9 @@ def trace_record(
     lookahead: Annotated[int, _signal(min=0, max=LAYERS.most, help="Record gate_next1 to gate_nextN.")] = 3,
     signal_requests: Annotated[int | None, _signal(min=0, max=TOKENS.most, help="Signals for the first N requests only.")] = None,
     keep_inputs: Annotated[str, _signal(metavar="N|all", help="Keep what the routers read, for the first N requests.")] = "0",
+    keep_embeddings: Annotated[
+        bool, _signal("--keep-embeddings", help="Keep each token's input embedding, which tells the token.")
+    ] = False,
     calibrate: Annotated[
         Path | None, _signal(help="Other prompts, to calibrate with first: tables and the signal residual.")
     ] = None,
@@ -115,6 +118,7 @@ def trace_record(
         lookahead=lookahead,
         signal_requests=signal_requests,
         input_requests=_count(keep_inputs),
+        embeddings=keep_embeddings,
         calibrate=calibrate,
         calibration=calibration,
         shadows=tuple(shadow or ()),

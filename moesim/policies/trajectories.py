@@ -8,11 +8,10 @@ import numpy as np
 
 from moesim.policies.algorithms.activations import shares
 from moesim.policy import Routed
+from moesim.trace.stats.embedding import DECIMALS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_DECIMALS = 12  # as in `moesim.policies.algorithms.finemoe.closest_map`
 
 
 class Trajectories:
@@ -50,7 +49,7 @@ class Trajectories:
             self._products[request], self._own[request] = products, own
             lengths = np.sqrt(self._squares[layer] * own)
             cosines = np.divide(products, lengths, out=np.zeros(len(lengths)), where=lengths > 0)
-            best = int(cosines.round(_DECIMALS).argmax())
+            best = int(cosines.round(DECIMALS).argmax())
             found.append((best, float(cosines[best])))
         return found
 

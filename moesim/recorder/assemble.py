@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from moesim.recorder import loading
 from moesim.recorder.detect import weights_formula
@@ -40,11 +41,16 @@ def to_trace(recordings: Sequence[Recording], n_experts: int, facts: dict[str, S
     if kept:
         rows = [start + np.arange(len(values)) for values, start in kept]
         inputs = GateInputs(np.concatenate(rows).astype(np.int32), np.concatenate([values for values, _ in kept]))
-    with_scores = all(r.scores is not None for r in recordings)
+
+    def of_rows(arrays: list[NDArray[Any] | None]) -> NDArray[Any] | None:
+        present = [array for array in arrays if array is not None]
+        return np.concatenate(present) if len(present) == len(arrays) else None
+
     return Trace.build(
         experts=np.concatenate([r.experts for r in recordings]),
         weights=np.concatenate([r.weights for r in recordings]),
-        scores=np.concatenate([r.scores for r in recordings if r.scores is not None]) if with_scores else None,
+        scores=of_rows([r.scores for r in recordings]),
+        embeddings=of_rows([r.embeddings for r in recordings]),
         inputs=inputs,
         n_prompt=[r.n_prompt for r in recordings],
         n_decode=[r.n_decode for r in recordings],
@@ -105,6 +111,7 @@ def resolved_options(
     options: RecordOptions, facts: dict[str, Any], prompts: Sequence[Prompt], calibration: Sequence[Prompt]
 ) -> dict[str, Any]:
     """List everything that the bytes of the trace depend on, by the name of its option."""
+    newer = {"--keep-embeddings": True} if options.embeddings else {}  # older recordings, begun without a word of it, go on
     return {
         "model": options.name or Path(options.load.model).name,
         **{f"model's {name}": value for name, value in facts.items()},
@@ -125,4 +132,5 @@ def resolved_options(
         "--signal-requests": options.signal_requests,
         "--keep-inputs": options.input_requests,
         "--shadow": list(options.shadows),
+        **newer,
     }

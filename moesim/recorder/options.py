@@ -50,6 +50,7 @@ class RecordOptions:
     lookahead: int = 3
     signal_requests: int | None = None
     input_requests: int | None = 0
+    embeddings: bool = False
     calibrate: Path | None = None
     calibration: Path | None = None
     shadows: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class Recording:
         Why there are no more: ``length`` or ``end of text``.
     scores : (n_rows, n_layers, n_experts) float32 or None
         Of all experts, by the router's score function.
+    embeddings : (n_rows, hidden) float16 or None
+        What the model's input embedding gives for each token.
     inputs : (n_rows, n_layers, hidden) float16 or None
         What each router read.
     signals : dict of str to SignalRows
@@ -57,6 +59,7 @@ class Recording:
     n_prompt: int
     ended: str = LENGTH
     scores: NDArray[np.float32] | None = None
+    embeddings: NDArray[np.float16] | None = None
     inputs: NDArray[np.float16] | None = None
     signals: dict[str, SignalRows] = field(default_factory=dict)
 
@@ -91,6 +94,8 @@ class Plan:
         Whether prompts of different lengths may share a batch.
     scores : bool
         Keep the scores of all experts.
+    embeddings : bool
+        Keep the input embedding of each token.
     n_inputs : int or None
         Keep the inputs of the routers for the first so many requests; None: for all.
     signals : SignalPlan or None
@@ -105,6 +110,7 @@ class Plan:
     batch_size: int = 1
     pad: bool = True
     scores: bool = False
+    embeddings: bool = False
     n_inputs: int | None = 0
     signals: SignalPlan | None = None
     n_signals: int | None = None
@@ -187,6 +193,23 @@ class Recorder:
             if isinstance(value := getattr(config, name, None), int):
                 return value
         raise RecordError(f"model of type '{config.model_type}': expected num_experts_per_tok in its configuration, got none")
+
+    @torch.no_grad()
+    def embeddings(self, tokens: NDArray[np.int64]) -> NDArray[np.float16]:
+        """Embed tokens as the model does at its input.
+
+        Parameters
+        ----------
+        tokens : (n,) int64
+
+        Returns
+        -------
+        (n, hidden) float16
+        """
+        layer = self.model.get_input_embeddings()
+        device = layer.weight.device if layer.weight.device.type != "meta" else torch.device("cpu")
+        found: NDArray[np.float16] = layer(torch.from_numpy(tokens).to(device)).to("cpu", torch.float16).numpy()
+        return found
 
     def batch(
         self,
@@ -308,6 +331,8 @@ def record_batch(
         cache=whole_cache(recorder.model) if observed else None,
         on_tokens=on_tokens,
     )
+    if plan.embeddings:
+        recordings = [replace(recording, embeddings=recorder.embeddings(recording.tokens)) for recording in recordings]
     if plan.observer is not None and observed:
         recordings[0].signals.update(plan.observer(Finished(batch.start, recordings[0], cache)))
     return recordings

@@ -216,6 +216,7 @@ def _plan(options: RecordOptions, recorder: Recorder, sampling: Sampling, n_requ
     plan = Plan(
         batch_size=options.batch_size,
         scores=recorder.n_experts <= DENSE_EXPERTS if options.scores is None else options.scores,
+        embeddings=options.embeddings,
         n_inputs=options.input_requests,
         n_signals=options.signal_requests,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from moesim.trace import Signal, Trace
 from moesim.trace.stats.balance import activation_frequency, used
 from moesim.trace.stats.calibration import MAPS, MATRICES, MOST, map_rows
+from moesim.trace.stats.embedding import EMBEDDING
 from moesim.trace.stats.prediction import coactivation
 
 if TYPE_CHECKING:
@@ -137,7 +138,8 @@ def _signal(rng: np.random.Generator, name: str, ids: NDArray[np.int64], full: N
         np.put_along_axis(said, ids, np.where(lost, of_others, of_ids), axis=2)
         np.put_along_axis(said, best_others, np.where(lost, of_ids, of_others), axis=2)
     rows = np.arange(n_rows, dtype=np.int32)
-    facts: dict[str, Any] = {"lookahead": 0, "needs_layer_offset": None, "first_layer": 0} if name.startswith("shadow") else {}
+    at_any_time = {"lookahead": 0, "needs_layer_offset": None, "first_layer": 0}
+    facts: dict[str, Any] = at_any_time if name.startswith(("shadow", EMBEDDING)) else {}
     if n_experts <= _DENSE_UP_TO:
         return Signal(name, rows, said.astype(np.float16), **facts)
     width = min(2 * top_k, n_experts)

@@ -38,6 +38,8 @@ def check_trace(trace: Recorded, place: str) -> None:
         values = getattr(trace, name)
         if values is not None:
             check_finite(values, f"{place}: {name}", lowest=0)
+    if trace.embeddings is not None:
+        check_finite(trace.embeddings, f"{place}: embeddings")
     if trace.inputs is not None:
         _check_inputs(trace, trace.inputs, f"{place}: inputs")
     for name, signal in sorted(trace.signals.items()):
@@ -108,6 +110,11 @@ def _check_types(trace: Recorded, place: str) -> None:
         ("weights", trace.weights, ("float16",), routed),
         ("scores", trace.scores, ("float16",), (n_rows, n_layers, n_experts)),
     ]
+    if trace.embeddings is not None:
+        hidden = trace.embeddings.shape[-1] if trace.embeddings.ndim == 2 else 0
+        if not hidden:
+            raise _wrong(f"{place}: embeddings", f"({n_rows}, hidden) values", f"shape {trace.embeddings.shape}")
+        wanted.append(("embeddings", trace.embeddings, ("float16",), (n_rows, hidden)))
     for name, array, dtypes, shape in wanted:
         if array is None:
             continue

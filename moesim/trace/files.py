@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 #: Arrays larger than this are put together in a temporary file instead of in memory.
 _IN_MEMORY_BYTES = 2**26
 _ROUTING = ("experts", "request", "position", "phase")
-_OPTIONAL = ("weights", "scores")
+OPTIONAL = ("weights", "scores", "embeddings")
+"""Arrays with an entry for each row that a trace may lack."""
 
 
 def read_file(path: str | Path, *, verify: bool = True) -> Recorded:
@@ -36,6 +38,7 @@ def read_file(path: str | Path, *, verify: bool = True) -> Recorded:
         **{name: arrays[name] for name in _ROUTING},
         weights=arrays.get("weights"),
         scores=arrays.get("scores"),
+        embeddings=arrays.get("embeddings"),
         inputs=read_inputs(arrays, place),
         signals=read_signals(arrays, header_object(header, "signals", place), place),
         tables={n.split("/", 1)[1]: a for n, a in arrays.items() if n.startswith("calibration/")},
@@ -56,7 +59,7 @@ def write_file(recorded: Recorded, path: str | Path, *, packed: bool = False) ->
 def arrays_of(recorded: Recorded) -> dict[str, NDArray[Any]]:
     """Give the arrays of a file by name."""
     arrays = {name: getattr(recorded, name) for name in _ROUTING}
-    arrays |= {name: array for name in _OPTIONAL if (array := getattr(recorded, name)) is not None}
+    arrays |= {name: array for name in OPTIONAL if (array := getattr(recorded, name)) is not None}
     if recorded.inputs is not None:
         arrays |= {"inputs": recorded.inputs.values, "input_rows": recorded.inputs.rows}
     for name, signal in recorded.signals.items():
@@ -79,11 +82,17 @@ def joined(parts: Sequence[NDArray[Any]], folder: Path | None) -> NDArray[Any]:
     """Put arrays together along their first axis: in memory, or in a temporary file that lives as long as it is mapped."""
     if sum(part.nbytes for part in parts) <= _IN_MEMORY_BYTES:
         return np.concatenate(parts)
-    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    with tempfile.TemporaryFile(dir=folder) as file:
-        out = np.memmap(file, parts[0].dtype, "w+", shape=shape)
+    out = empty((sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype, folder)
     start = 0
     for part in parts:
         out[start : start + len(part)] = part
         start += len(part)
     return out
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], folder: Path | None) -> NDArray[Any]:
+    """Make an array to be filled: in memory, or in a temporary file that lives as long as it is mapped."""
+    if math.prod(shape) * dtype.itemsize <= _IN_MEMORY_BYTES:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, dtype, "w+", shape=shape)

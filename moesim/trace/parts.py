@@ -93,6 +93,7 @@ class Recorded:
     position: NDArray[Any]
     phase: NDArray[Any]
     scores: NDArray[Any] | None = None
+    embeddings: NDArray[Any] | None = None
     inputs: GateInputs | None = None
     signals: dict[str, Signal] = field(default_factory=dict)
     tables: dict[str, NDArray[Any]] = field(default_factory=dict)

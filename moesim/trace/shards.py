@@ -168,6 +168,7 @@ def read_shards(folder: str | Path) -> Recorded:
         weights=_optional([t.weights for t in traces], place),
         request=np.concatenate([t.request + np.int32(shard.first) for t, shard in zip(traces, shards, strict=True)]),
         scores=_optional([t.scores for t in traces], place),
+        embeddings=_optional([t.embeddings for t in traces], place),
         inputs=_inputs(traces, starts, place),
         signals=_signals(traces, starts, place),
         tables=tables,

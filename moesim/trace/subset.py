@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moesim.trace.files import joined
+from moesim.trace.files import OPTIONAL, joined
 from moesim.trace.parts import GateInputs
 from moesim.trace.trace import Trace
 
@@ -33,8 +33,7 @@ def subset(trace: Trace, requests: Sequence[int], n_rows: Sequence[int] | None =
 
     return Trace.build(
         experts=of_rows(trace.experts),
-        weights=None if trace.weights is None else of_rows(trace.weights),
-        scores=None if trace.scores is None else of_rows(trace.scores),
+        **{name: of_rows(array) for name in OPTIONAL if (array := getattr(trace, name)) is not None},
         n_prompt=prompt,
         n_decode=lengths - prompt,
         prompt_offset=table.prompt_offset[chosen],

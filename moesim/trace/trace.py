@@ -8,6 +8,7 @@ On disk a trace is one safetensors file: safe to load, memory-mapped, no pickle.
 ``request``, ``position``   int32                       (n_rows,): request; place of the token in it, from 0
 ``phase``                   uint8                       (n_rows,): 0 prefill, 1 decode
 ``scores``                  float16                     optional (n_rows, n_layers, n_experts): full softmax
+``embeddings``              float16                     optional (n_rows, hidden): the model's, of each row's token
 ``inputs``, ``input_rows``  float16, int32              optional: what the routers read, see `GateInputs`
 ``signals/NAME``            float16                     optional: what a predictor said, see `Signal`
 ``signal_ids/NAME``         uint8 or uint16             the ids its scores belong to; absent when it is dense
@@ -62,6 +63,8 @@ class Trace(Recorded):
         0 prefill, 1 decode.
     scores : (n_rows, n_layers, n_experts) float16 or None
         Full softmax of the router.
+    embeddings : (n_rows, hidden) float16 or None
+        What the model's input embedding gives for each row's token. They tell which token it is.
     inputs : GateInputs or None
         What the routers read, for some rows.
     signals : dict of str to Signal
@@ -102,6 +105,7 @@ class Trace(Recorded):
         label: str,
         prompt_offset: Any = 0,
         scores: NDArray[Any] | None = None,
+        embeddings: NDArray[Any] | None = None,
         inputs: GateInputs | None = None,
         signals: Mapping[str, Signal] | None = None,
         tables: Mapping[str, NDArray[Any]] | None = None,
@@ -121,7 +125,7 @@ class Trace(Recorded):
             For the header.
         prompt_offset : int or (n_requests,) int
             Position of the first row of each request.
-        scores, inputs, signals, tables
+        scores, embeddings, inputs, signals, tables
             As the attributes of the class.
         header : mapping
             More for the header.
@@ -150,6 +154,7 @@ class Trace(Recorded):
             position=(place + offset[request]).astype(np.int32),
             phase=(place >= prompt[request]).astype(np.uint8),
             scores=None if scores is None else np.asarray(scores, np.float16),
+            embeddings=None if embeddings is None else np.asarray(embeddings, np.float16),
             inputs=inputs,
             signals=dict(signals or {}),
             tables=dict(tables or {}),

@@ -11,6 +11,7 @@ import numpy as np
 from moesim.errors import TraceError
 from moesim.trace.additions import UNITS
 from moesim.trace.parts import Signal
+from moesim.trace.stats.embedding import EMBEDDING
 from moesim.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 def split_experts(trace: Trace, units: int, place: str) -> Trace:
     """Name the matrices of each chosen expert, ``units * expert + matrix``, next to each other in rank.
 
-    Weights, scores, activation frequencies and expert maps are divided among the matrices, so that sums stay; signals and counts
-    are repeated. Raises `TraceError` if the trace is split already, or has too many experts.
+    Weights, scores, activation frequencies, expert maps and the signal made of these are divided among the matrices, so that sums
+    stay; other signals and counts are repeated. Raises `TraceError` if the trace is split already, or has too many experts.
     """
     if trace.header.get(UNITS, 1) > 1:
         raise TraceError(
@@ -44,7 +45,8 @@ def split_experts(trace: Trace, units: int, place: str) -> Trace:
 
     def split(signal: Signal) -> Signal:
         ids = None if signal.ids is None else _fitted(named(signal.ids), trace.n_experts * units)
-        return replace(signal, scores=repeated(signal.scores), ids=ids)
+        values = shared if signal.name == EMBEDDING else repeated
+        return replace(signal, scores=values(signal.scores), ids=ids)
 
     of_table: dict[str, Callable[[Array], Array]] = {
         "activation_frequency": shared, "activation_frequency_decode": shared, "activation_matrices": repeated,
@@ -66,6 +68,7 @@ def split_experts(trace: Trace, units: int, place: str) -> Trace:
         n_experts=trace.n_experts * units,
         model=trace.model,
         label=trace.label,
+        embeddings=trace.embeddings,
         inputs=trace.inputs,
         signals={name: split(signal) for name, signal in trace.signals.items()},
         tables={name: of_table[name](values) for name, values in trace.tables.items()},

@@ -82,6 +82,22 @@ def test_a_calibration_made_before_gives_the_same_trace(home: Path, calibrated: 
     assert again.header["calibration_requests"] == calibrated.header["calibration_requests"]
 
 
+def test_embeddings_are_kept_when_asked_for(home: Path, calibrated: Trace, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(home / "mixtral").eval()
+    kept = run(home, tmp_path / "kept.safetensors", "--keep-embeddings", "--batch-size", "2")
+    tokens = np.concatenate([r.tokens for r in record_requests(model, [tokens_of(text) for text in PROMPTS], [6] * 5)])
+    tokens = tokens[np.concatenate([np.arange(n) < m for n, m in _lengths(kept)])]
+    table = model.get_input_embeddings().weight.detach().numpy().astype(np.float16)
+    np.testing.assert_array_equal(np.asarray(kept.embeddings), table[tokens])
+    assert calibrated.embeddings is None and "--keep-embeddings" not in str(calibrated.header)
+
+
+def _lengths(trace: Trace) -> list[tuple[int, int]]:
+    """Rows of each request if it did not end early, and those it has."""
+    table = trace.requests
+    return [(p + 6, p + n) for p, n in zip(table.n_prompt.tolist(), table.n_decode.tolist(), strict=True)]
+
+
 def test_json_lines_chats_and_options(home: Path, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"text": "w1 w2"},

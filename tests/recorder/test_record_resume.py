@@ -147,6 +147,7 @@ def test_what_was_complete_can_be_read(begun: Path, home: Path, tmp_path: Path) 
         (("--max-new-tokens", "7"), "--max-new-tokens as"),
         (("--limit", "4"), "prompts' tokens as"),
         (("--keep-inputs", "all"), "--keep-inputs as the recording was begun with (0), got None"),
+        (("--keep-embeddings",), "--keep-embeddings as the recording was begun with (None), got True"),
         (("--dtype", "bfloat16"), "model's dtype as the recording was begun with (float32), got bfloat16"),
     ],
 )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moesim.trace.stats.embedding import DECIMALS, closest, cosines
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -17,7 +19,6 @@ DISTANCE = 6
 """Layers between the one that is routed and the first whose experts are predicted, in the released code."""
 CAPACITY = 1000
 EVERY = 1e-6  # priority of all experts of the band, selected or not
-_DECIMALS = 12  # to which similarities are compared, so that rounding breaks no tie
 
 
 def closest_map(maps: NDArray[Any], observed: NDArray[Any], layer: int) -> tuple[int, float]:
@@ -43,8 +44,7 @@ def closest_map(maps: NDArray[Any], observed: NDArray[Any], layer: int) -> tuple
     >>> closest_map(past, np.array([[0.6, 0.8], [0.0, 0.0]]), 0)
     (1, 1.0)
     """
-    past = np.asarray(maps, np.float64)[:, : layer + 1].reshape(len(maps), -1)
-    return _closest(past, np.asarray(observed, np.float64)[: layer + 1].ravel())
+    return _closest(maps[:, : layer + 1].reshape(len(maps), -1), observed[: layer + 1].ravel())
 
 
 def closest_embedding(embeddings: NDArray[Any], embedding: NDArray[Any]) -> tuple[int, float]:
@@ -62,7 +62,7 @@ def closest_embedding(embeddings: NDArray[Any], embedding: NDArray[Any]) -> tupl
     (int, float)
         Index of the largest cosine, of equals (to 12 decimals) the first; and that cosine.
     """
-    return _closest(np.asarray(embeddings, np.float64), np.asarray(embedding, np.float64))
+    return _closest(embeddings, embedding)
 
 
 def selected(probability: NDArray[Any], similarity: float, top_k: int) -> list[int]:
@@ -235,9 +235,9 @@ def replaced_entry(
     0
     """
     weight = distance / maps.shape[1]
-    of_embeddings = _cosines(np.asarray(embeddings, np.float64), np.asarray(embedding, np.float64))
-    of_maps = _cosines(np.asarray(maps, np.float64).reshape(len(maps), -1), np.asarray(expert_map, np.float64).ravel())
-    return int((weight * of_embeddings + (1 - weight) * of_maps).round(_DECIMALS).argmax())
+    of_embeddings = cosines(embeddings, embedding[None])[0]
+    of_maps = cosines(maps.reshape(len(maps), -1), expert_map.reshape(1, -1))[0]
+    return int((weight * of_embeddings + (1 - weight) * of_maps).round(DECIMALS).argmax())
 
 
 def _ranked(rows: NDArray[np.float64], similarity: float, top_k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -248,14 +248,6 @@ def _ranked(rows: NDArray[np.float64], similarity: float, top_k: int) -> tuple[N
     return order, np.clip(n, top_k, rows.shape[1])
 
 
-def _closest(past: NDArray[np.float64], present: NDArray[np.float64]) -> tuple[int, float]:
-    cosines = _cosines(past, present)
-    best = int(cosines.round(_DECIMALS).argmax())
-    return best, float(cosines[best])
-
-
-def _cosines(past: NDArray[np.float64], present: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosine of each row with a vector; 0 where either has no length."""
-    lengths = np.sqrt((past * past).sum(axis=1) * (present * present).sum())
-    products = (past * present).sum(axis=1)
-    return np.asarray(np.divide(products, lengths, out=np.zeros(len(past)), where=lengths > 0))
+def _closest(past: NDArray[Any], present: NDArray[Any]) -> tuple[int, float]:
+    index, cosine = closest(past, present[None])
+    return int(index[0]), float(cosine[0])

@@ -1,6 +1,7 @@
 """What an imported trace lacks and policies need: calibration tables from held-back tokens, weights and scores if none exist.
 
-Tables are counted from part of the recording, which is then left out of the trace: a policy must not know what it is asked.
+Tables are counted from part of the recording, which is then left out of the trace: a policy must not know what it is asked. Where
+embeddings were kept, the rest gets the signal ``embedding``, which tells each row's closest held-back iteration.
 Whole requests are held back, drawn with a seed, since in many recordings kinds of text take turns. A recording of one request
 can give up its end instead (``ends``), which tells more of that request than another request would, and is labelled so.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ from moesim.trace import Trace
 from moesim.trace.additions import HELD_BACK
 from moesim.trace.formats.store import pieces
 from moesim.trace.stats.calibration import MAPS, MATRICES, RESIDUAL, Counts, map_rows, mean_steps
+from moesim.trace.stats.embedding import EMBEDDING, embedding_signal, of_iterations
 from moesim.trace.subset import subset
 
 if TYPE_CHECKING:
@@ -107,6 +111,9 @@ def _calibrated(trace: Trace, share: float, additions: Additions, place: str, fo
     header = {**left.header, "held_back": {**facts, "of": trace.n_requests}, "calibration_requests": listed}
     names = [name for name in ALL if name not in tables]
     header |= _absent(header, "calibration tables", [f"calibration table {name}" for name in names])
+    if MAPS in wanted and trace.embeddings is not None:
+        past = _held_embeddings(trace, held)
+        left = replace(left, signals={**left.signals, EMBEDDING: embedding_signal(left, past, tables[MAPS], folder)})
     return replace(left, tables=tables, header=header)
 
 
@@ -163,9 +170,25 @@ def _tables(trace: Trace, held: Sequence[_Span]) -> dict[str, NDArray[Any]]:
     if n_inputs:
         tables[RESIDUAL] = mean_steps(counts.arrays["inputs"], n_inputs)
     if trace.scores is not None or trace.weights is not None:
-        places = map_rows([span.n_prompt for span in held], [span.stop - span.first for span in held])
-        tables[MAPS] = np.stack([_expert_map(trace, held[span].first + row) for span, row in places], axis=1)
+        tables[MAPS] = np.stack([_expert_map(trace, span.first + row) for span, row in _iterations(held)], axis=1)
     return tables
+
+
+def _iterations(held: Sequence[_Span]) -> list[tuple[_Span, int]]:
+    """Choose the iterations of which expert maps are kept: span, and row in it."""
+    places = map_rows([span.n_prompt for span in held], [span.stop - span.first for span in held])
+    return [(held[number], row) for number, row in places]
+
+
+def _held_embeddings(trace: Trace, held: Sequence[_Span]) -> NDArray[np.float64]:
+    """Embed the iterations of which expert maps are kept, (n_iterations, hidden)."""
+    assert trace.embeddings is not None
+    table, found = trace.requests, []
+    for span, places in groupby(_iterations(held), key=itemgetter(0)):
+        first = int(table.first_row[span.request])
+        whole = of_iterations(trace.embeddings[first : span.stop], int(table.n_prompt[span.request]))
+        found.append(whole[[span.first - first + row for _, row in places]])
+    return np.concatenate(found)
 
 
 def _expert_map(trace: Trace, row: int) -> NDArray[np.float16]:
