@@ -13,6 +13,7 @@ from moesim.policies.registry import make_policy
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX
 from moesim.trace.predictors.chosen import ALWAYS, stand_in
+from moesim.trace.stats.embedding import EMBEDDING
 
 if TYPE_CHECKING:
     from moesim.experiment.spec import Point
@@ -90,10 +91,15 @@ def _by_command(trace: Trace, label: str, tables: Collection[str], scores: Colle
 
 
 def _signals_remedy(trace: Trace, signals: Sequence[str]) -> str:
-    """Signals come from a model's routers and hidden states: a finished trace cannot get them, so another source must answer."""
+    """Signals come from a model's routers and hidden states: a finished trace cannot get them, so another source must answer.
+
+    The one of embeddings is made by calibration where these were recorded.
+    """
     known = "".join(f"{unknown_name('signal', name, trace.signals)}; " for name in signals) if trace.signals else ""
     source = signals[0] if len(signals) == 1 else "*"
+    recorded = "of this trace" if trace.embeddings is not None else "of one recorded with --keep-embeddings"
+    made = f"moesim trace calibrate makes {EMBEDDING} {recorded}; or " if EMBEDDING in signals else ""
     return (
-        f"{known}let another source answer, such as one counted from routing: predictors: {{'{source}': coactivation}}, or "
+        f"{known}{made}let another source answer, such as one counted from routing: predictors: {{'{source}': coactivation}}, or "
         f"--set 'predictors.{source}=coactivation'"
     )

@@ -24,7 +24,10 @@ class FetchThread(PolicyBase):
     Each is looked at when the copies of those before it have arrived, so that a hit waits for the misses before it.
     """
 
-    listens = frozenset({Routed, Fetched})
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing and arrivals."""
+        return frozenset({Routed, Fetched})
 
     def place(self, view: View) -> Placement:
         """Return the empty cache."""
@@ -117,7 +120,10 @@ class FetchThread(PolicyBase):
 class PrefetchingThread(FetchThread):
     """The same, with prefetches: one at a time, as long as nothing is awaited on demand."""
 
-    listens = frozenset({Routed, Fetched, StepBegin})
+    @property
+    def listens(self) -> frozenset[type]:
+        """Routing, arrivals and steps."""
+        return super().listens | {StepBegin}
 
     def place(self, view: View) -> Placement:
         """Return the empty cache."""

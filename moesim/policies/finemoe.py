@@ -8,7 +8,8 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 |---|---|---|---|
 | store | - | up to 1000 maps, each with an embedding, from the run | iterations of requests held back for calibration; none of the run is added |
 | probabilities | - | the softmax of the router | recorded scores, scaled to a sum of 1 in each layer; weights of the chosen where there are none |
-| first layers | - | layers 0 to d - 1 by the closest embedding, as an iteration begins; layer d never | on demand: traces have no embeddings |
+| first layers | - | layers 0 to d - 1 by the closest embedding, as an iteration begins; layer d never | on demand, or the same by the signal ``embedding`` of a calibrated trace (``first_layers``) |
+| embedding | - | of the prompt or token; how a prompt's is made was not read | of a decoded token its own, of a prompt the mean of its tokens so far [choice]; rounded to half precision |
 | later layers | - | at layer l the closest trajectory, by rows 0 to l: layers l + 1 + d and on; d = 6 | the same (``prefetch_distance``) |
 | selected | - | by descending probability while their sum is at most 1 - similarity; at least top-k | the same |
 | priority | - | probability x (1 - (j - start) / (end + 1)) of those selected, plus 1e-6 for every expert of the band | the same; ``selected_only`` leaves the others out |
@@ -25,19 +26,25 @@ Idea: the probabilities of all experts in all layers (an expert map) say more of
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from moesim.policies.algorithms.activations import shares
 from moesim.policies.algorithms.finemoe import CAPACITY, DISTANCE, EVERY, evicted, eviction_scores, prefetch_priorities
 from moesim.policies.base import Range
 from moesim.policies.fetch_thread import PrefetchingThread
-from moesim.policies.parts import Unit
+from moesim.policies.moot import MootIf
+from moesim.policies.parts import Unit, source_needs
 from moesim.policies.trajectories import Trajectories
-from moesim.policy import PREFETCH, Fetch, Placement, Routed, StepBegin, View
+from moesim.policy import PREFETCH, Action, Fetch, Placement, Predict, Predicted, Routed, StepBegin, View
+from moesim.trace.stats.embedding import EMBEDDING
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+SOURCE = f"signal:{EMBEDDING}"
 
 
 class FineMoE(PrefetchingThread):
@@ -45,23 +52,37 @@ class FineMoE(PrefetchingThread):
 
     paper = "FineMoE (EuroSys 2026), its released code"
     missing = (
-        "the match by embeddings, which predicts the first layers: traces have none, so these are loaded on demand",
+        "the match by embeddings, unless first_layers: embedding: few traces have them, so the first layers are loaded on demand",
         "the store's growth during the run, whose replacement weighs embeddings: it holds calibration's iterations only",
-        "the time of the match: the experiment's decision_us stands for it",
+        "the time of the match: the experiment's decision_us stands for it, and for that by embeddings a router's product a layer",
         "more than one GPU, each with a fetch thread",
     )
-    needs = frozenset({"scores-or-weights", "table:expert_maps"})
 
     prefetch_distance: Annotated[int, Range(0)] = DISTANCE
     """At layer l, layers from l + 1 + this on are predicted."""
+    first_layers: Annotated[Literal["demand", "embedding"], MootIf(prefetch_distance=0)] = "demand"
+    """Layers before ``prefetch_distance``: on demand, or predicted as a step begins by the closest embedding, which the signal
+    ``embedding`` tells (``moesim trace record --keep-embeddings``, then ``moesim trace calibrate``)."""
     selected_only: bool = False
     """Only selected experts are queued and protected, not all of the layers that are predicted."""
     float_score: bool = False
     """The score of a cached expert is not truncated to an integer."""
 
+    @property
+    def listens(self) -> frozenset[type]:
+        """What the thread listens to, and predictions where it asks for any."""
+        return super().listens | ({Predicted} if self.first_layers == "embedding" else set())
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Scores, maps, and the signal of the first layers."""
+        signals = source_needs(SOURCE) if self.first_layers == "embedding" else frozenset()
+        return signals | {"scores-or-weights", "table:expert_maps"}
+
     def place(self, view: View) -> Placement:
         """Return the empty cache; keep the calibration's maps."""
         model = view.model
+        self._n_first = min(self.prefetch_distance, model.n_layers) if self.first_layers == "embedding" else 0
         self._past = Trajectories(view.tables["expert_maps"][:, :CAPACITY])
         self._top_k = model.top_k
         shape = (model.n_layers, model.n_experts)
@@ -71,23 +92,55 @@ class FineMoE(PrefetchingThread):
         self._dropped_at = (-1, -1)  # step and layer
         return super().place(view)
 
+    def decide(self, event: Any, view: View) -> Iterable[Action]:
+        """Ask for the first layers as a step begins; else as the thread does."""
+        if type(event) is Predicted:
+            self._foreseen(event)
+            return self.go_on(view)
+        actions = super().decide(event, view)
+        if type(event) is StepBegin and self._n_first:
+            device = view.dense_device(0)
+            return [Predict(event.step, layer, SOURCE, device) for layer in range(self._n_first)]
+        return actions
+
     def step_begin(self, event: StepBegin) -> None:
-        """Begin an iteration of each request; the match by embeddings would replace the candidates now."""
+        """Begin an iteration of each request; nothing is a candidate until it is predicted."""
         self._past.begin(event.requests)
         self._candidates[:] = False
+        if self._n_first:  # prefetches go on before a layer is routed
+            self._locked[:] = False
+        self._requests = event.requests
+        self._said: dict[int, list[NDArray[np.float64]]] = {}  # first layers -> scores of each micro-batch
+
+    def _foreseen(self, event: Predicted) -> None:
+        """Take in what is said of a layer; with the last of the first layers, queue their experts."""
+        self._said.setdefault(event.layer, []).append(_of_all(event, self._probability.shape[1]))
+        if event.layer < self._n_first - 1 or sum(map(len, self._said[event.layer])) < len(self._requests):
+            return
+        last = {request: row for row, request in enumerate(self._requests.tolist())}
+        found = np.zeros((len(last), *self._probability.shape))
+        for layer, parts in self._said.items():
+            found[:, layer] = np.concatenate(parts)[list(last.values())]
+        similarities = found[:, list(self._said)].sum(axis=2).mean(axis=1).tolist()  # layers differ by rounding
+        passed = self._at[1] + 1 if self._at[0] == event.step else 0
+        self._predict(list(shares(found)), similarities, passed, self._n_first)
 
     def routed(self, event: Routed) -> None:
         """Observe the layer, and predict those at a distance."""
         super().routed(event)
         matches = self._past.observe(event)
-        start, end = event.layer + 1 + self.prefetch_distance, len(self._probability)
+        maps = [self._past.map(index) for index, _ in matches]
+        start = event.layer + 1 + self.prefetch_distance
+        self._predict(maps, [similarity for _, similarity in matches], start, len(self._probability))
+
+    def _predict(self, maps: list[NDArray[np.float64]], similarities: list[float], start: int, end: int) -> None:
+        """Queue the experts of a band of layers by the maps that were found, one for each request."""
         if start >= end:
             return
-        maps = [self._past.map(index) for index, _ in matches]
-        self._probability[start:] = np.max(maps, axis=0)[start:]
+        self._probability[start:end] = np.max(maps, axis=0)[start:end]
         found = [
             prefetch_priorities(one, start, end, similarity, self._top_k)
-            for one, (_, similarity) in zip(maps, matches, strict=True)
+            for one, similarity in zip(maps, similarities, strict=True)
         ]
         self._enqueue(np.max(found, axis=0))
 
@@ -139,3 +192,13 @@ class FineMoE(PrefetchingThread):
         super().gone(unit)
         self._visits[unit] = 0
         self._probability[unit] = 0
+
+
+def _of_all(event: Predicted, n_experts: int) -> NDArray[np.float64]:
+    """Return the scores of all experts, (n_tokens, n_experts): 0 for those not named, where another source stands in."""
+    if event.scores is not None and event.scores.shape[1] == n_experts:
+        return np.asarray(event.scores, np.float64)
+    found = np.zeros((len(event.ids), n_experts))
+    named = 1 / event.ids.shape[1] if event.scores is None else event.scores
+    np.put_along_axis(found, event.ids.astype(np.int64), named, axis=1)
+    return found

@@ -85,7 +85,7 @@ SIGNALS = {
     "residual": 0.8, "gate_next1": 0.8, "gate_next2": 0.7, "gate_next3": 0.6, "learned": 0.9,
     **{f"shadow-{precision}:T{token}:KV{kv}": recall for precision, recall in (("int8", 0.9), ("nf4", 0.8), ("fp16", 0.95))
        for token in range(3) for kv in range(3)},
-    "gate_next4": 0.5,
+    "gate_next4": 0.5, "embedding": 0.8,
 }  # fmt: skip
 ONE_GPU, TWO_GPUS = ("gpu0",), ("gpu0", "gpu1")
 CLUSTER = ("main0", "shadow0", "shadow1", "worker0", "worker1", "worker2", "worker3")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moesim.engine import native, simulate
 from moesim.policies.algorithms.activations import shares
 from moesim.policies.algorithms.finemoe import (
     closest_embedding,
@@ -22,10 +23,15 @@ from moesim.policies.algorithms.finemoe import (
 from moesim.policies.registry import make_policy
 from moesim.policies.trajectories import Trajectories
 from moesim.records import Records
-from moesim.testing import check_policy, routed
-from moesim.trace import Trace
+from moesim.testing import check_policy, routed, tiny_workload
+from moesim.testing.runs import run_inputs
+from moesim.trace import Signal, Trace
+from moesim.trace.predictors import RecordedSignal
+from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
-from tests.engine.engine_kit import cpu, gpu, machine, play, tiny_model
+from tests.engine.engine_kit import assert_same, cpu, gpu, machine, play, tiny_model
+
+ENGINES = ["simpy", *(["native"] if native.AVAILABLE else [])]
 
 P = np.array([0.35, 0.25, 0.15, 0.10, 0.06, 0.04, 0.03, 0.02])
 
@@ -175,6 +181,35 @@ def run(rows: Any, slots: int = 16, dense_ns: int = 9940, **options: Any) -> Rec
     )  # fmt: skip
 
 
+def run_with_signal(
+    requests: list[Any],
+    said: Any,
+    *,
+    prompt: int = 0,
+    engine: str | None = None,
+    predict_ns: int = 0,
+    slots: int = 16,
+    **options: Any,
+) -> Records:
+    """Run requests together, of which the signal says ``said``, (rows, layers, experts), in slow dense parts."""
+    experts = np.array([row for request in requests for row in request], np.uint8)
+    scores = np.asarray(said, np.float16)
+    signal = Signal("embedding", np.arange(len(experts), dtype=np.int32), scores, None, 0, None, 0)
+    lengths = [len(request) for request in requests]
+    trace = Trace.build(
+        experts=experts, weights=np.broadcast_to([0.75, 0.25], experts.shape), n_prompt=[prompt] * len(lengths),
+        n_decode=[n - prompt for n in lengths], n_experts=4, model="tiny", label="synthetic", prompt_offset=0 if prompt else 1,
+        signals={"embedding": signal},
+    )  # fmt: skip
+    work = compose(trace, WorkloadSpec(batch_size=len(lengths), requests="all"))
+    hardware = machine({"gpu0": gpu(dense_ns=9940, predict={"embedding": predict_ns} if predict_ns else None), "cpu0": cpu()})
+    return play(
+        make_policy({"name": "finemoe", "first_layers": "embedding", **options}), work, hardware, engine=engine,
+        model=tiny_model(n_layers=LAYERS), slots={"gpu0": slots}, tables={"expert_maps": MAPS.swapaxes(0, 1)},
+        predictors={"signal:embedding": RecordedSignal(trace, "embedding")},
+    )  # fmt: skip
+
+
 def copies(records: Records) -> list[str]:
     return [f"{t.cause[0]} {t.layer}/{t.expert}" for t in records.transfers]
 
@@ -241,6 +276,92 @@ def test_visits_and_probability_are_reset_on_eviction() -> None:
     assert not policy._probability[0].any()  # layer 0 is never predicted
 
 
-@pytest.mark.parametrize("options", [{"prefetch_distance": 0}, {"prefetch_distance": 1, "selected_only": True}])
+# The map that is found for the first layers: layer, expert. The other layers are of no account.
+FOUND = np.array([[0.6, 0.0, 0.4, 0.0], [0.4, 0.3, 0.2, 0.1], [0.25] * 4, [0.25] * 4])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_first_layers_are_prefetched_by_the_closest_embedding_before_they_are_routed(engine: str) -> None:
+    # Alike by 1/16: the threshold is .9375. Layer 0: only .6 is below it, raised to k, 0 and 2. Layer 1, at 2/3 (1 - 1/3): sums
+    # of .4, .7, .9 are below it, so 0, 1 and 2 with .267, .2, .133. The rest has 1e-6 each.
+    records = run_with_signal([[ROW]], [FOUND / 16], prefetch_distance=2, engine=engine)
+    assert copies(records)[:8] == ["p 0/0", "p 0/2", "p 1/0", "p 1/1", "p 1/2", "p 0/1", "p 0/3", "p 1/3"]
+    assert [t.start for t in records.transfers[:8]] == [2 + 1000 * n for n in range(8)]  # a prediction takes 1 ns at least
+    assert [(lookup.time, lookup.hits) for lookup in records.lookups[:2]] == [(10_002, (1, 1)), (20_202, (1, 1))]
+    assert [(t.kind, t.layer) for t in records.tasks if t.kind == "predict"] == [("predict", 0), ("predict", 1)]
+    only = run_with_signal([[ROW]], [FOUND / 16], prefetch_distance=2, selected_only=True, engine=engine)
+    assert copies(only)[:5] == ["p 0/0", "p 0/2", "p 1/0", "p 1/1", "p 1/2"] and only.transfers[5].layer > 1
+    alike = run_with_signal([[ROW]], [FOUND], prefetch_distance=2, selected_only=True, engine=engine)
+    assert copies(alike)[:4] == ["p 0/0", "p 0/2", "p 1/0", "p 1/1"] and alike.transfers[4].layer > 1  # only k of each
+
+
+def test_each_layer_is_paid_for_before_the_first_copy() -> None:
+    records = run_with_signal([[ROW]], [FOUND / 16], prefetch_distance=2, predict_ns=300)
+    assert [(t.start, t.end) for t in records.tasks if t.kind == "predict"] == [(0, 300), (300, 600)]
+    assert records.transfers[0].start == 600 and records.lookups[0].time == 10_600
+
+
+def test_of_several_requests_the_last_rows_count_and_the_largest_priority() -> None:
+    # Two prompts of two rows in one step; first rows say otherwise. Layer 0 only (d = 1): .6 and .4 of one request, .5, .3 of
+    # the other, whose similarity of 1/4 leaves more than k where sums are at most .75: .5 only.
+    junk, other = np.eye(4)[[3, 3, 3, 3]], np.tile([0.0, 0.5, 0.2, 0.3], (4, 1))
+    records = run_with_signal(
+        [[ROW, ROW], [ROW, ROW]], [junk, FOUND, junk, other / 4], prompt=2, prefetch_distance=1, selected_only=True
+    )
+    assert copies(records)[:4] == ["p 0/0", "p 0/1", "p 0/2", "p 0/3"]  # .6, .5, .4, .3
+
+
+def test_what_the_last_layer_used_makes_room_for_the_first() -> None:
+    """The cache holds only the experts of the step's last layer, which are in nobody's use once the step is over."""
+    records = run_with_signal([[ROW] * 2], [FOUND] * 2, slots=2, prefetch_distance=1, selected_only=True)
+    begin = records.steps[1].begin
+    early = [(t.cause, t.layer, t.expert) for t in records.transfers if begin <= t.start < begin + 9000]
+    assert early == [("prefetch", 0, 0), ("prefetch", 0, 2)]
+
+
+@pytest.mark.parametrize("slots", [3, 8, 16])
+def test_both_engines_leave_the_same_records_with_predicted_first_layers(slots: int) -> None:
+    if not native.AVAILABLE:
+        pytest.skip("the native engine is not built")
+    options: dict[str, Any] = {"name": "finemoe", "first_layers": "embedding", "prefetch_distance": 2}
+    for micro_batches in (1, 2):
+        policy: Any = make_policy(options)
+        trace, steps = tiny_workload(policy, batch_size=3, micro_batches=micro_batches)
+        one, two = (
+            simulate(
+                **run_inputs(make_policy(options), (trace, steps), slots, None, {}), engine=engine, policy_name="finemoe",
+                predictors=PredictorSet(trace, steps, {}, 0),
+            )
+            for engine in ("simpy", "native")
+        )  # fmt: skip
+        assert_same(one, two)
+        assert any(t.cause == "prefetch" and t.layer == 0 for t in one.transfers)
+
+
+@pytest.mark.parametrize("source", ["oracle", "frequency", "coactivation", "synthetic:0.5"])
+def test_another_source_may_answer_for_the_signal(source: str) -> None:
+    """What it says of layers that are passed is not queued: with a source that needs layer 1 for layer 2, all before."""
+    policy: Any = make_policy({"name": "finemoe", "first_layers": "embedding", "prefetch_distance": 3})
+    trace, steps = tiny_workload(policy, batch_size=2)
+    records = simulate(
+        **run_inputs(policy, (trace, steps), 24, None, {}), predictors=PredictorSet(trace, steps, {"embedding": source}, 0),
+        policy_name="finemoe",
+    )  # fmt: skip
+    early = [t for t in records.transfers if t.start < records.lookups[0].time]
+    assert bool(early) == (source in ("oracle", "frequency"))  # the others need the layer before
+    for copy in records.transfers if not early else ():
+        now = max((lookup for lookup in records.lookups if lookup.time <= copy.submitted), key=lambda lookup: lookup.time)
+        assert copy.cause != "prefetch" or copy.layer > now.layer
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch_distance": 0},
+        {"prefetch_distance": 1, "selected_only": True},
+        {"first_layers": "embedding"},
+        {"first_layers": "embedding", "prefetch_distance": 2, "float_score": True},
+    ],
+)
 def test_it_keeps_the_contract(options: dict[str, Any]) -> None:
     check_policy(lambda: make_policy({"name": "finemoe", **options}))

@@ -195,6 +195,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     },
     "finemoe": {
         "prefetch_distance": ({"prefetch_distance": 0}, {}),
+        "first_layers": ({"first_layers": "embedding"}, {}),
         "selected_only": ({"selected_only": True}, {"prefetch_distance": 0}),
         "float_score": ({"float_score": True}, {"prefetch_distance": 1}),
     },

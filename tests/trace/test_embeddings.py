@@ -12,13 +12,16 @@ import pytest
 
 import moesim.trace.files
 import moesim.trace.stats.embedding
+from moesim.cli.main import main
 from moesim.errors import TraceError
+from moesim.experiment import run_experiment
 from moesim.testing.traces import synthetic_trace
 from moesim.trace import Trace, shards
 from moesim.trace.formats.calibrating import Additions, extend
 from moesim.trace.stats.embedding import closest, embedding_signal
 from moesim.trace.subset import subset
 from moesim.trace.units import split_experts
+from tests.experiment.experiment_kit import resolve, write_trace
 
 LAYERS, EXPERTS, HIDDEN = 3, 6, 4
 PROMPT, DECODE = [3, 4, 2, 5, 3, 0], [3, 2, 4, 0, 3, 2]
@@ -170,3 +173,25 @@ def test_what_is_opposite_is_not_alike_at_all() -> None:
     trace = replace(recorded(), embeddings=np.ones((31, HIDDEN), np.float16))
     signal = embedding_signal(trace, -np.ones((1, HIDDEN)), np.ones((LAYERS, 1, EXPERTS)), None)
     assert not signal.scores.any()
+
+
+# ------------------------------------------------------------------------------------------------- in an experiment
+
+
+def test_from_embeddings_to_a_run(tmp_path: Path) -> None:
+    """Before calibration the policy is refused with the way out; after it, it runs."""
+    write_trace(tmp_path / "small.safetensors", calibration=False, signals={}, scores=True)
+    policies = [{"name": "finemoe", "first_layers": "embedding"}]
+    with pytest.raises(TraceError, match="moesim trace calibrate makes embedding of one recorded with --keep-embeddings; or let"):
+        resolve(tmp_path, policies=policies)
+    trace = Trace.read(tmp_path / "small.safetensors")
+    whole = replace(trace, embeddings=np.random.default_rng(0).normal(size=(trace.n_rows, HIDDEN)).astype(np.float16))
+    path = str(whole.write(tmp_path / "whole.safetensors"))
+    with pytest.raises(TraceError, match="moesim trace calibrate makes embedding of this trace; or let"):
+        resolve(tmp_path, policies=policies, trace=path)
+    calibrated = str(tmp_path / "calibrated.safetensors")
+    assert main(["trace", "calibrate", path, "--share", "0.25", "--out", calibrated]) == 0
+    rows = run_experiment(resolve(tmp_path, policies=[*policies, "finemoe"], trace=calibrated)).rows
+    assert [row["error"] for row in rows] == [None, None]
+    assert rows[0]["time_predict_ns"] > 0 == rows[1]["time_predict_ns"]
+    assert rows[0]["makespan_ns"] != rows[1]["makespan_ns"]
