@@ -116,8 +116,9 @@ def _run_native(state: State) -> Records:
     try:
         state.view = engine.connect(state)
         place(state)
+        describe = getattr(state.policy, "native_parts", None)
         with collector.paused():
-            engine.run(state.records)
+            engine.run(state.records, None if describe is None else describe())
     finally:
         engine.close()
     return state.records

@@ -27,6 +27,7 @@ from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.base import CACHE, STAGING, cpu_of, gpu_of, idle_resident, layer_residents, slot_bytes, slots_per_layer
 from moesim.policies.composition import Composition
 from moesim.policies.composition import Parts as Parts
+from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Setup, Unit
@@ -74,10 +75,11 @@ class Composed(Composition):
         per_layer = self.scope == "per-layer"
         slots = self._cache_slots(view, per_layer)
         setup = Setup(view, gpu, self._cpu, slots, per_layer)
-        residents = placement.choose(setup)
+        residents = self._residents = placement.choose(setup)
         assignment.start(setup)
         prefetch.start(setup)
         replacement.start(setup, residents)
+        self._per_layer = per_layer
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
         self._now = (-1, -1)  # step and layer routed last
         self._ahead = not isinstance(prefetch, NoPrefetch)
@@ -117,6 +119,17 @@ class Composed(Composition):
                 f"policy {type(self).__name__} on {self._gpu}: expected at least 1 cache slot, got 0; raise cache.ratio"
             )
         return [slots]
+
+    def native_parts(self) -> dict[str, Any] | None:
+        """Describe the composition for the native engine once it is placed; None: the engine has to ask this object."""
+        parts = parts_as_shipped(self.parts) if methods_as_shipped(self, Composed, Composition) else None
+        if parts is None:
+            return None
+        return parts | {
+            "gpu": self._gpu, "cpu": self._cpu or None, "cache": CACHE,
+            "staging": None if self.parts.replacement.admits else STAGING, "per_layer": self._per_layer,
+            "residents": self._residents, "load_ns": self._load_ns, "load_order": self.load_order, "cache_only": self.cache_only,
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------ events
     def decide(self, event: Any, view: View) -> Iterable[Action]:

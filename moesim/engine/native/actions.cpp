@@ -1,5 +1,5 @@
 // Telling the policy, and carrying out what it returns: validation first, then effect, in the order returned.
-#include "state.hpp"
+#include "composed.hpp"
 #include "streams.hpp"
 
 namespace moesim {
@@ -56,7 +56,19 @@ static void skip(State &state, PyObject *action) {
     }
 }
 
-/// Submit the task of a prediction, which waits for the state that it needs.
+/// Submit the task of a prediction, which waits for the state that it needs (the gate input of a layer; -1: none).
+static void submit_prediction(State &state, const State::Prediction &prediction, DeviceState *device, bool side, i64 work, int needed) {
+    Task *task = new_task(state, Kind::predict, prediction.layer, -1, state.step_rows, work);
+    if (!side) task->key += AHEAD;
+    task->then = [&state, prediction] { state.predicted.push_back(prediction); };
+    if (needed >= 0 && !gate_input_exists(state, needed)) {
+        task->waits = 1;
+        when_gate_input(state, needed, [&state, task] { wake(state, task); });
+    }
+    submit(state, side ? &device->side : &device->main, task);
+}
+
+/// Check and submit a prediction.
 static void predict(State &state, PyObject *action) {
     i64 step = as_int(PyTuple_GET_ITEM(action, 0)), layer = as_int(PyTuple_GET_ITEM(action, 1));
     PyObject *source = PyTuple_GET_ITEM(action, 2), *name = PyTuple_GET_ITEM(action, 3);
@@ -77,16 +89,9 @@ static void predict(State &state, PyObject *action) {
         fail(state, "Predict(" + of_layer + ", " + text(name) + "): the profile has no rate for the side lane",
              "measure a contention pair with '" + text(name) + ".side', or use lane='main'");
     i64 work = as_int(ask(state, attr(state.costs, "predict_ns"), {ref(name), num(state.step_rows), ref(source)}));
-    Task *task = new_task(state, Kind::predict, int(layer), -1, state.step_rows, work);
-    if (!side) task->key += AHEAD;
-    State::Prediction prediction{int(step), int(layer), nb::borrow(source), predictor};
-    task->then = [&state, prediction] { state.predicted.push_back(prediction); };
     nb::object needed = ask(state, attr(predictor, "needs_layer"), {num(layer)});
-    if (!needed.is_none() && !gate_input_exists(state, int(as_int(needed)))) {
-        task->waits = 1;
-        when_gate_input(state, int(as_int(needed)), [&state, task] { wake(state, task); });
-    }
-    submit(state, side ? &device->side : &device->main, task);
+    submit_prediction(state, {int(step), int(layer), nb::borrow(source), predictor}, device, side, work,
+                      needed.is_none() ? -1 : int(as_int(needed)));
 }
 
 /// Apply one action; an action that names no expert, or no row, is ignored.
@@ -128,6 +133,33 @@ void apply(State &state, nb::handle returned) {
         } catch (nb::python_error &error) {
             if (!error.matches(PyExc_TypeError)) throw;
             fail(state, "decide returned " + short_repr(state, items[i]), text(attr(state.py.texts, "WRONG_TYPE")));
+        }
+    }
+    for (auto &[key, group] : groups) launch(state, group);
+    if (state.thread) submit_next(state, *state.thread);
+}
+
+/// Apply the actions of an answer that is given in C++; as above, action by action.
+void apply(State &state, const Answer &answer) {
+    Groups groups;
+    for (const Answer::Action &action : answer.actions) {
+        const int *experts = answer.experts.data() + action.first;
+        int layer = action.layer;
+        i64 base = i64(layer) * state.n_experts;
+        switch (action.kind) {
+        case RUN: run_experts(state, action.device, experts, action.n, groups); break;
+        case FETCH:
+            for (int i = 0; i < action.n; ++i)
+                fetch_expert(state, layer, experts[i], base + experts[i], action.device, action.pool, action.urgency, Py_None);
+            break;
+        case DROP:
+            for (int i = 0; i < action.n; ++i) drop_expert(state, layer, experts[i], base + experts[i], action.device);
+            break;
+        case MOVE:
+            for (int i = 0; i < action.n; ++i)
+                move_expert(state, layer, experts[i], base + experts[i], action.device, action.pool);
+            break;
+        default: throw std::logic_error("no part returns this action");
         }
     }
     for (auto &[key, group] : groups) launch(state, group);

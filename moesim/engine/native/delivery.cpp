@@ -1,17 +1,16 @@
 // Telling the policy what the router and the predictors said, and charging for its decisions.
-#include "state.hpp"
+#include "composed.hpp"
 #include "streams.hpp"
 
 namespace moesim {
 
 /// Record which of the active experts are on a GPU, or on their way to one.
-static void look_up(State &state, Visit *visit, int mb, PyObject *rows, PyObject *active) {
+static void look_up(State &state, Visit *visit, int mb) {
     Records &records = state.records;
-    Items experts(active);
+    const Routing &routing = state.routing;
     records.lookups.push_back({state.now, visit->step, visit->layer, mb, i64(records.looked_rows.size())});
     int n_widths = int(state.weights.widths.size());
-    for (Py_ssize_t i = 0; i < experts.size(); ++i) {
-        i64 expert = as_int(experts[i]);
+    for (int expert : routing.active) {
         bool hit = false, flying = false;
         for (int width = 0; width < n_widths; ++width) {
             i64 unit = visit->base + width * state.weights.block + expert;
@@ -20,15 +19,15 @@ static void look_up(State &state, Visit *visit, int mb, PyObject *rows, PyObject
                 flying = flying || gpu->pending[unit];
             }
         }
-        records.looked_experts.push_back(int(expert));
-        records.looked_rows.push_back(int(as_int(PyTuple_GET_ITEM(rows, expert))));
+        records.looked_experts.push_back(expert);
+        records.looked_rows.push_back(routing.rows[expert]);
         records.looked_hits.push_back(hit);
         records.looked_in_flight.push_back(flying);
     }
 }
 
 /// Delay the effect of a decision; what the layer needs, there or on its way, stays in use meanwhile.
-static void charge(State &state, Visit *visit, PyObject *active, nb::object actions) {
+static void charge(State &state, Visit *visit, Call effect) {
     int mb = state.mb;
     state.records.decisions.push_back({state.now, state.now + state.decision_ns, visit->step, visit->layer});
     visit->hold();
@@ -38,11 +37,10 @@ static void charge(State &state, Visit *visit, PyObject *active, nb::object acti
         i64 unit, fetch;
     };
     std::vector<Held> held;
-    Items experts(active);
     for (DeviceState &device : state.devices)
         for (size_t width = 0; width < state.weights.widths.size(); ++width)
-            for (Py_ssize_t i = 0; i < experts.size(); ++i) {
-                i64 unit = visit->base + i64(width) * state.weights.block + as_int(experts[i]);
+            for (int expert : state.routing.active) {
+                i64 unit = visit->base + i64(width) * state.weights.block + expert;
                 if (CopyState *copy = device.memory.get(unit)) {
                     ++copy->in_use;
                     held.push_back({&device, unit, copy->fetch});
@@ -51,9 +49,9 @@ static void charge(State &state, Visit *visit, PyObject *active, nb::object acti
                     held.push_back({&device, unit, coming->fetch});
                 }
             }
-    state.clock.after(state, state.decision_ns, [&state, visit, mb, actions, held] {
+    state.clock.after(state, state.decision_ns, [&state, visit, mb, effect, held] {
         state.mb = mb;
-        apply(state, actions);
+        effect();
         visit->let_go();
         for (const Held &one : held) {
             CopyState *copy = one.device->memory.get(one.unit);
@@ -100,8 +98,9 @@ void routed(State &state, int mb) {
     PyObject *experts = PyTuple_GET_ITEM(routing.ptr(), 0), *weights = PyTuple_GET_ITEM(routing.ptr(), 1);
     PyObject *scores = PyTuple_GET_ITEM(routing.ptr(), 2), *rows = PyTuple_GET_ITEM(routing.ptr(), 3);
     PyObject *active = PyTuple_GET_ITEM(routing.ptr(), 4);
-    visit->route(experts, weights, rows, int(micro.n_rows));
-    look_up(state, visit, mb, rows, active);
+    state.routing.read(rows, active, experts, int(micro.n_rows));
+    visit->route(experts, weights, state.routing.active, int(micro.n_rows));
+    look_up(state, visit, mb);
     state.mb = mb;
     if (!visit->mbs_left) {
         visit->serve_early();
@@ -111,13 +110,22 @@ void routed(State &state, int mb) {
     }
     if (state.n_shared > 0) submit_shared(state, visit, mb);
     if (!state.listens[ROUTED]) return;
+    if (state.composed) {
+        const Answer &answer = state.composed->routed(state.routing, visit->step, layer, mb);
+        if (state.decision_ns) {
+            charge(state, visit, [&state, answer] { apply(state, answer); });
+        } else {
+            apply(state, answer);
+        }
+        return;
+    }
     nb::object event = named(state.py.event[ROUTED], num(visit->step), num(layer), num(mb), ref(experts), ref(weights),
                              ref(scores), ref(rows), ref(active), num(micro.first_row));
     PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
     nb::object actions = own(PyObject_VectorcallMethod(state.py.decide.ptr(), arguments, 3, nullptr));
     if (state.decision_ns) {
         nb::object listed = truth(actions.ptr()) ? own(PySequence_List(actions.ptr())) : own(PyList_New(0));
-        charge(state, visit, active, listed);
+        charge(state, visit, [&state, listed] { apply(state, listed); });
     } else if (truth(actions.ptr())) {
         apply(state, actions);
     }

@@ -1,5 +1,5 @@
 // Transfers over directed, serial links (rules 5 and 6).
-#include "state.hpp"
+#include "composed.hpp"
 
 namespace moesim {
 
@@ -48,56 +48,80 @@ Transfer *send_message(State &state, const std::vector<LinkState *> &path, i64 n
     return message;
 }
 
-/// Ask the policy for victims until the transfer fits; false: it waits.
-static bool make_room(State &state, Transfer *transfer) {
-    PoolState *pool = transfer->pool;
-    DeviceState *dst = transfer->dst;
-    DeviceMemory &memory = dst->memory;
-    if (transfer->n_bytes <= pool->free(transfer->layer)) return true;
+static std::string asked(const Transfer *transfer) {
+    return "evict(" + unit_text(transfer->layer, transfer->expert) + ", " + text(transfer->dst->name) + ")";
+}
+
+/// Make the Fetch with which a policy is asked for a victim.
+static nb::object question(State &state, const Transfer *transfer) {
     PyObject *experts = PyTuple_New(1);
     if (!experts) throw nb::python_error();
     PyTuple_SET_ITEM(experts, 0, num(transfer->expert));
     nb::handle bits = transfer->width ? nb::handle(state.weights.widths[transfer->width]) : nb::handle(Py_None);
-    nb::object question = named(state.py.action[FETCH], num(transfer->layer), experts, ref(dst->name), num(transfer->urgency),
-                                ref(pool->name), ref(Py_None), ref(bits));
-    auto asked = [&] { return "evict(" + unit_text(transfer->layer, transfer->expert) + ", " + text(dst->name) + ")"; };
-    while (transfer->n_bytes > pool->free(transfer->layer)) {
-        PyObject *arguments[] = {state.policy.ptr(), question.ptr(), state.view.ptr()};
-        nb::object victim = own(PyObject_VectorcallMethod(state.py.evict.ptr(), arguments, 3, nullptr));
-        if (victim.is_none()) return false;
-        i64 layer = 0, expert = 0, first = 0;
-        bool understood = false;
-        try {
-            if (PyObject_Size(victim.ptr()) < 0) throw nb::python_error();
-            Items items(victim.ptr());
-            if (items.size() == 2 || items.size() == 3) {
-                layer = as_int(items[0]);
-                expert = as_int(items[1]);
-                nb::object of_width = items.size() == 3 ? nb::borrow(items[2]) : nb::none();
-                first = first_of(state, of_width.ptr(), [&] { return "evict named " + unit_text(layer, expert); });
-                understood = true;
-            }
-        } catch (nb::python_error &error) {
-            if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+    return named(state.py.action[FETCH], num(transfer->layer), experts, ref(transfer->dst->name), num(transfer->urgency),
+                 ref(transfer->pool->name), ref(Py_None), ref(bits));
+}
+
+/// What a policy named to be evicted.
+struct Victim {
+    i64 layer, expert, first;  // first: unit of its width
+};
+
+/// Ask the policy for a victim; false: it names none.
+static bool ask_victim(State &state, const Transfer *transfer, nb::handle question, Victim &found) {
+    PyObject *arguments[] = {state.policy.ptr(), question.ptr(), state.view.ptr()};
+    nb::object victim = own(PyObject_VectorcallMethod(state.py.evict.ptr(), arguments, 3, nullptr));
+    if (victim.is_none()) return false;
+    try {
+        if (PyObject_Size(victim.ptr()) < 0) throw nb::python_error();
+        Items items(victim.ptr());
+        if (items.size() == 2 || items.size() == 3) {
+            found.layer = as_int(items[0]);
+            found.expert = as_int(items[1]);
+            nb::object of_width = items.size() == 3 ? nb::borrow(items[2]) : nb::none();
+            found.first = first_of(state, of_width.ptr(), [&] { return "evict named " + unit_text(found.layer, found.expert); });
+            return true;
         }
-        if (!understood) {
-            std::string got = short_repr(state, victim);
-            fail(state, asked() + ": expected (layer, expert) or None, got " + got,
-                 "name a resident of the pool, or return None to wait");
+    } catch (nb::python_error &error) {
+        if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+    }
+    fail(state, asked(transfer) + ": expected (layer, expert) or None, got " + short_repr(state, victim),
+         "name a resident of the pool, or return None to wait");
+}
+
+/// Evict what the policy named, if it may go.
+static void evict(State &state, const Transfer *transfer, const Victim &victim) {
+    auto [layer, expert, first] = victim;
+    PoolState *pool = transfer->pool;
+    bool there = 0 <= layer && layer < state.n_layers && 0 <= expert && expert < state.n_experts;
+    i64 unit = there ? first + layer * state.n_experts + expert : -1;
+    CopyState *copy = transfer->dst->memory.get(unit);
+    std::string wrong, remedy;
+    if (!copy || copy->pool != pool) {
+        wrong = "not resident in pool '" + text(pool->name) + "'", remedy = "name a resident of the pool that is full";
+    } else if (copy->in_use) {
+        wrong = "it is in use", remedy = "check view.is_in_use, or return None to wait";
+    } else if (pool->per_layer && layer != transfer->layer) {
+        wrong = "another layer's pool", remedy = "name an expert of layer " + std::to_string(transfer->layer);
+    }
+    if (!wrong.empty()) fail(state, asked(transfer) + " named " + unit_text(layer, expert) + ": " + wrong, remedy);
+    transfer->dst->memory.remove(unit, false, state.now);
+}
+
+/// Ask for victims until the transfer fits; false: it waits.
+static bool make_room(State &state, Transfer *transfer) {
+    nb::object fetch;
+    while (transfer->n_bytes > transfer->pool->free(transfer->layer)) {
+        Victim victim;
+        if (state.composed) {
+            i64 unit = state.composed->evict(transfer);
+            if (unit < 0) return false;
+            victim = {unit / state.n_experts, unit % state.n_experts, 0};
+        } else {
+            if (!fetch) fetch = question(state, transfer);
+            if (!ask_victim(state, transfer, fetch, victim)) return false;
         }
-        bool there = 0 <= layer && layer < state.n_layers && 0 <= expert && expert < state.n_experts;
-        i64 unit = there ? first + layer * state.n_experts + expert : -1;
-        CopyState *copy = memory.get(unit);
-        std::string wrong, remedy;
-        if (!copy || copy->pool != pool) {
-            wrong = "not resident in pool '" + text(pool->name) + "'", remedy = "name a resident of the pool that is full";
-        } else if (copy->in_use) {
-            wrong = "it is in use", remedy = "check view.is_in_use, or return None to wait";
-        } else if (pool->per_layer && layer != transfer->layer) {
-            wrong = "another layer's pool", remedy = "name an expert of layer " + std::to_string(transfer->layer);
-        }
-        if (!wrong.empty()) fail(state, asked() + " named " + unit_text(layer, expert) + ": " + wrong, remedy);
-        memory.remove(unit, false, state.now);
+        evict(state, transfer, victim);
     }
     return true;
 }

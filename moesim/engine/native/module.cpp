@@ -1,5 +1,5 @@
 // What Python sees: an Engine that takes a run over, carries it out and gives its records, and the View of its present.
-#include "state.hpp"
+#include "composed.hpp"
 #include "streams.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
@@ -26,8 +26,9 @@ struct Engine {
         moesim::connect(*state, twin, view);
         return view;
     }
-    void run(nb::object records) {
+    void run(nb::object records, nb::object composed) {
         adopt(*state);
+        if (!composed.is_none()) state->composed = compose(*state, composed);
         moesim::run(*state);
         hand_over(*state, records);
         sum_up(*state, records);
@@ -62,6 +63,7 @@ NB_MODULE(_native, module) {
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())
         .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")
-        .def("run", &Engine::run, "Carry out all steps and fill in the records.")
+        .def("run", &Engine::run, nb::arg("records"), nb::arg("composed").none(),
+             "Carry out all steps and fill in the records; a composition of parts that are there in C++ decides there.")
         .def("close", &Engine::close, "Let go of the run.");
 }

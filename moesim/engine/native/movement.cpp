@@ -34,6 +34,51 @@ static void new_transfer(State &state, i64 layer, i64 expert, i64 unit, DeviceSt
     enqueue(state, path[0], transfer);
 }
 
+/// Queue a copy of an expert, or hasten it if it is queued.
+void fetch_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device, PoolState *pool, i64 urgency, PyObject *source) {
+    if (Transfer *transfer = device->pending[unit]) {
+        transfer->drop_on_arrival = false;
+        hasten(state, transfer, urgency);
+        return;
+    }
+    CopyState *copy = device->memory.get(unit);
+    if (copy && !device->backing) {
+        copy->doomed = false;
+    } else {
+        new_transfer(state, layer, expert, unit, device, pool, urgency, source);
+    }
+}
+
+/// Forget a copy once it is idle, or cancel what is queued.
+void drop_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device) {
+    if (device->memory.get(unit)) {
+        device->memory.drop(unit, state.now);
+        return;
+    }
+    Transfer *transfer = device->pending[unit];
+    if (!transfer)
+        fail(state, "Drop(" + unit_text(layer, expert) + ", " + text(device->name) + "): neither resident nor being fetched",
+             "drop only what is there");
+    if (transfer->started || !transfer->waiting.empty()) {
+        transfer->drop_on_arrival = true;
+    } else {
+        dequeue(transfer);
+        device->pending[unit] = nullptr;
+        transfer->src->memory.release(unit, state.now);
+        state.transfers.give_back(transfer);
+    }
+}
+
+/// Relabel a resident copy.
+void move_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device, PoolState *pool) {
+    CopyState *copy = device->memory.get(unit);
+    auto what = [&] { return "Move(" + unit_text(layer, expert) + ", " + text(device->name) + ")"; };
+    if (!copy) fail(state, what() + ": not resident", "move only resident copies");
+    if (copy->pool != pool && pool->free(layer) < state.weights.bytes_of(unit))
+        fail(state, what() + ": pool '" + text(pool->name) + "' is full", "Drop or Move something out of it first");
+    device->memory.relabel(unit, pool, layer);
+}
+
 /// Queue copies of experts, or hasten those that are queued.
 void fetch(State &state, PyObject *action) {
     i64 layer = as_int(PyTuple_GET_ITEM(action, 0)), urgency = as_int(PyTuple_GET_ITEM(action, 3));
@@ -46,17 +91,7 @@ void fetch(State &state, PyObject *action) {
     Items experts(PyTuple_GET_ITEM(action, 1));
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {
         i64 expert = as_int(experts[i]), unit = unit_of(state, layer, expert, "Fetch", PyTuple_GET_ITEM(action, 6));
-        if (Transfer *transfer = device->pending[unit]) {
-            transfer->drop_on_arrival = false;
-            hasten(state, transfer, urgency);
-            continue;
-        }
-        CopyState *copy = device->memory.get(unit);
-        if (copy && !device->backing) {
-            copy->doomed = false;
-        } else {
-            new_transfer(state, layer, expert, unit, device, pool, urgency, PyTuple_GET_ITEM(action, 5));
-        }
+        fetch_expert(state, layer, expert, unit, device, pool, urgency, PyTuple_GET_ITEM(action, 5));
     }
 }
 
@@ -71,22 +106,7 @@ void drop(State &state, PyObject *action) {
     Items experts(PyTuple_GET_ITEM(action, 1));
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {
         i64 expert = as_int(experts[i]), unit = unit_of(state, layer, expert, "Drop", PyTuple_GET_ITEM(action, 3));
-        if (device->memory.get(unit)) {
-            device->memory.drop(unit, state.now);
-            continue;
-        }
-        Transfer *transfer = device->pending[unit];
-        if (!transfer)
-            fail(state, "Drop(" + unit_text(layer, expert) + ", " + text(name) + "): neither resident nor being fetched",
-                 "drop only what is there");
-        if (transfer->started || !transfer->waiting.empty()) {
-            transfer->drop_on_arrival = true;
-        } else {
-            dequeue(transfer);
-            device->pending[unit] = nullptr;
-            transfer->src->memory.release(unit, state.now);
-            state.transfers.give_back(transfer);
-        }
+        drop_expert(state, layer, expert, unit, device);
     }
 }
 
@@ -99,12 +119,7 @@ void move(State &state, PyObject *action) {
     Items experts(PyTuple_GET_ITEM(action, 1));
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {
         i64 expert = as_int(experts[i]), unit = unit_of(state, layer, expert, "Move", PyTuple_GET_ITEM(action, 4));
-        CopyState *copy = device->memory.get(unit);
-        auto what = [&] { return "Move(" + unit_text(layer, expert) + ", " + text(name) + ")"; };
-        if (!copy) fail(state, what() + ": not resident", "move only resident copies");
-        if (copy->pool != pool && pool->free(layer) < state.weights.bytes_of(unit))
-            fail(state, what() + ": pool '" + text(pool_name) + "' is full", "Drop or Move something out of it first");
-        device->memory.relabel(unit, pool, layer);
+        move_expert(state, layer, expert, unit, device, pool);
     }
 }
 

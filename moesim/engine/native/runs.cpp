@@ -61,6 +61,12 @@ static Rows bits_of_rows(State &state, i64 layer, i64 expert, PyObject *rows) {
     return found;
 }
 
+[[noreturn]] static void refuse_unrouted(State &state, i64 layer, i64 expert, PyObject *name) {
+    unit_of(state, layer, expert, "Run");
+    fail(state, "Run(" + unit_text(layer, expert) + ", " + text(name) + "): no row is routed to it, or all have been taken",
+         "run each active expert once; name rows to run another expert instead");
+}
+
 /// Serve some rows, now or once they are routed; what is stale is so before it is anything else.
 static void serve(Visit *visit, int expert, const Rows &rows, PyObject *inputs_from, int kind) {
     bool stale = inputs_from != Py_None && as_int(inputs_from) != visit->layer;
@@ -69,6 +75,59 @@ static void serve(Visit *visit, int expert, const Rows &rows, PyObject *inputs_f
         visit->serve(early);
     } else {
         visit->early.push_back(early);
+    }
+}
+
+/// Find or begin the group of Runs on a device that read the hidden state of a layer.
+static Group *group_of(State &state, Groups &groups, Visit *visit, Visit *into, DeviceState *device, i64 read, bool late) {
+    std::tuple<int, i64, bool> key{device->index, read * state.n_layers + visit->layer, late};
+    for (auto &[of, known] : groups)
+        if (of == key) return known;
+    Group *group = &state.groups.emplace_back(Group{visit, into, device, device->first_extra, int(read)});
+    group->all.assign(state.words, 0);
+    groups.emplace_back(key, group);
+    return group;
+}
+
+/// Take all rows of an expert that no Run has taken.
+static int take(State &state, Visit *visit, DeviceState *device, i64 expert, Group *group) {
+    if (!visit->has_unserved(expert)) refuse_unrouted(state, visit->layer, expert, device->name.ptr());
+    return visit->take(int(expert), group ? &group->all : nullptr);
+}
+
+/// Make the task of an expert, and submit it unless its group is to be launched.
+static void run_expert(State &state, Visit *visit, Visit *into, DeviceState *device, Group *group, i64 unit, int expert, int n_rows) {
+    int width = state.weights.width(unit);
+    i64 work = expert_ns(state, device, width, n_rows);
+    Task *task = state.tasks.make(state.task_numbers++, Kind::expert, visit->step, visit->layer, state.mb, n_rows, work, state.now,
+                                  state.now, expert, unit, into, group);
+    task->width = width;
+    if (CopyState *copy = device->memory.get(unit)) {
+        ++copy->in_use;
+    } else {
+        Transfer *transfer = device->pending[unit];
+        if (!transfer)
+            fail(state, "Run(" + unit_text(visit->layer, expert) + ", " + text(device->name) + "): not resident and no fetch pending",
+                 "return Fetch(" + unit_text(visit->layer, expert) + ", " + text(device->name) + ") before it");
+        transfer->waiting.push_back(task);
+        task->waits = 1;
+    }
+    if (group) {
+        group->tasks.push_back(task);
+        return;
+    }
+    if (state.thread) take_in_turn(*state.thread, task);
+    submit(state, &device->main, task);
+}
+
+/// Run experts of the present layer for all rows that no Run has taken.
+void run_experts(State &state, DeviceState *device, const int *experts, int n, Groups &groups) {
+    Visit *visit = state.visit;
+    bool grouped = device != state.dense_at[visit->layer] || device->first_extra;
+    Group *group = grouped ? group_of(state, groups, visit, visit, device, visit->layer, false) : nullptr;
+    for (int i = 0; i < n; ++i) {
+        int n_rows = take(state, visit, device, experts[i], group);
+        run_expert(state, visit, visit, device, group, visit->base + experts[i], experts[i], n_rows);
     }
 }
 
@@ -92,24 +151,12 @@ void run_experts(State &state, PyObject *action, Groups &groups) {
     Group *group = nullptr;
     if (device != state.dense_at[layer] || device->first_extra || !whole) {
         i64 read = inputs_from == Py_None ? layer : as_int(inputs_from);
-        std::tuple<int, i64, bool> key{device->index, read * state.n_layers + layer, late};
-        for (auto &[of, known] : groups)
-            if (of == key) group = known;
-        if (!group) {
-            group = &state.groups.emplace_back(Group{visit, into, device, device->first_extra, int(read)});
-            group->all.assign(state.words, 0);
-            groups.emplace_back(key, group);
-        }
+        group = group_of(state, groups, visit, into, device, read, late);
     }
     Items experts(PyTuple_GET_ITEM(action, 1));
     for (Py_ssize_t i = 0; i < experts.size(); ++i) {
         i64 expert = as_int(experts[i]);
-        if (rows == Py_None && !visit->has_unserved(expert)) {
-            unit_of(state, layer, expert, "Run");
-            fail(state, "Run(" + unit_text(layer, expert) + ", " + text(name) + "): no row is routed to it, or all have been taken",
-                 "run each active expert once; name rows to run another expert instead");
-        }
-        i64 unit = first + expert;
+        if (rows == Py_None && !visit->has_unserved(expert)) refuse_unrouted(state, layer, expert, name);
         int n_rows;
         if (whole) {
             n_rows = visit->take(int(expert), group ? &group->all : nullptr);
@@ -121,26 +168,7 @@ void run_experts(State &state, PyObject *action, Groups &groups) {
             for (int word = 0; word < state.words; ++word) group->all[word] |= served[word];
             n_rows = count(served);
         }
-        i64 work = expert_ns(state, device, width, n_rows);
-        Task *task = state.tasks.make(state.task_numbers++, Kind::expert, visit->step, int(layer), state.mb, n_rows, work, state.now,
-                                      state.now, int(expert), unit, into, group);
-        task->width = width;
-        if (CopyState *copy = device->memory.get(unit)) {
-            ++copy->in_use;
-        } else {
-            Transfer *transfer = device->pending[unit];
-            if (!transfer)
-                fail(state, "Run(" + unit_text(layer, expert) + ", " + text(name) + "): not resident and no fetch pending",
-                     "return Fetch(" + unit_text(layer, expert) + ", " + text(name) + ") before it");
-            transfer->waiting.push_back(task);
-            task->waits = 1;
-        }
-        if (group) {
-            group->tasks.push_back(task);
-            continue;
-        }
-        if (state.thread) take_in_turn(*state.thread, task);
-        submit(state, &device->main, task);
+        run_expert(state, visit, into, device, group, first + expert, int(expert), n_rows);
     }
 }
 

@@ -21,6 +21,7 @@ static void read_model(State &state) {
     state.n_layers = int(int_attr(model, "n_layers"));
     state.n_experts = int(int_attr(model, "n_experts"));
     state.top_k = int(int_attr(model, "top_k"));
+    state.routing.rows.assign(state.n_experts, 0);
     state.hidden = int(int_attr(model, "hidden"));
     state.n_shared = int(int_attr(model, "n_shared"));
     state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");

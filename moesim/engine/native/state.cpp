@@ -1,10 +1,23 @@
-#include "state.hpp"
+#include "composed.hpp"
 #include "streams.hpp"
 
 namespace moesim {
 
 State::State() = default;
 State::~State() = default;
+
+/// Take over what Python knows of a micro-batch.
+void Routing::read(PyObject *rows_of, PyObject *listed, nb::handle ids, int n) {
+    for (int expert : active) rows[expert] = 0;
+    active.clear();
+    experts = ids;
+    n_rows = n;
+    Items found(listed);
+    for (Py_ssize_t i = 0; i < found.size(); ++i) {
+        active.push_back(int(as_int(found[i])));
+        rows[active.back()] = int(as_int(PyTuple_GET_ITEM(rows_of, active.back())));
+    }
+}
 
 /// Whether the gate input of a layer exists in this step, for all rows.
 bool gate_input_exists(State &state, int layer) {

@@ -27,6 +27,17 @@ struct MicroBatch {
 };
 
 struct Streams;
+struct Composed;
+struct Answer;
+
+/// A routed micro-batch as plain numbers: each expert's rows, and those that have any, ascending.
+struct Routing {
+    std::vector<int> rows, active;
+    nb::handle experts;  // (n_rows, top_k) ids in rank order
+    int n_rows = 0;
+
+    void read(PyObject *rows_of, PyObject *listed, nb::handle ids, int n);
+};
 
 /// Objects that are made and given back all the time. All go with the run.
 template <class T> struct Store {
@@ -70,6 +81,7 @@ struct State {
     std::unordered_map<i64, i64> activation_bytes;  // of rows, as far as asked
     std::vector<std::vector<DeviceState *>> sources;
     std::unique_ptr<HostThread> thread;
+    std::unique_ptr<Composed> composed;  // decides in the policy's place, if it is one of parts that are there in C++
     Contention contention;
     Clock clock;
     i64 chunk_bytes = 0;  // 0: transfers are in one piece
@@ -97,6 +109,7 @@ struct State {
     std::vector<MicroBatch> micro;
     int mb = 0;  // micro-batch of the event being answered
     Visit *visit = nullptr;
+    Routing routing;  // routed last
     int reached = -1;  // the layer begun last in this step
     std::deque<Visit> visits;  // of this step
     std::deque<Group> groups;  // of this step
@@ -185,14 +198,19 @@ std::vector<DeviceState *> sources(State &state, DeviceState *device, PyObject *
 // actions
 void tell(State &state, EventKind kind, const nb::object &event);
 void apply(State &state, nb::handle actions);
+void apply(State &state, const Answer &answer);
 using Groups = std::vector<std::pair<std::tuple<int, i64, bool>, Group *>>;
 void run_experts(State &state, PyObject *action, Groups &groups);
+void run_experts(State &state, DeviceState *device, const int *experts, int n, Groups &groups);
 void launch(State &state, Group *group);
 void progress(State &state, Group *group);
 void fetch(State &state, PyObject *action);
 void drop(State &state, PyObject *action);
 void move(State &state, PyObject *action);
 void send(State &state, PyObject *action);
+void fetch_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device, PoolState *pool, i64 urgency, PyObject *source);
+void drop_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device);
+void move_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *device, PoolState *pool);
 
 // stuck
 std::string explain(State &state);

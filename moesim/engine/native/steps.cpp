@@ -1,5 +1,5 @@
 // Steps and layer visits: what follows what in a forward pass (rule 3).
-#include "state.hpp"
+#include "composed.hpp"
 #include "streams.hpp"
 
 namespace moesim {
@@ -90,7 +90,10 @@ void next_step(State &state) {
     if (state.streams) state.streams->begin_step(state);
     state.reached = -1;
     nb::object requests = attr(step, "requests");
-    tell(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase), ref(requests),
+    if (state.composed) {
+        if (state.listens[STEP_BEGIN]) state.composed->step_begin(text(state.phase) == "prefill");
+    } else
+        tell(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase), ref(requests),
                                   ref(attr(step, "last_chunk"))));
     state.hidden_at = state.step_parts.at("embedding");
     step_part(state, Kind::embedding, "embedding", "embedding_ns", state.step_rows, {}, [&state, step] {
@@ -255,7 +258,9 @@ void end_layer(State &state, Visit *visit) {
     }
     state.records.layers.push_back({visit->begin, state.now, visit->step, visit->layer});
     state.visit = nullptr;
-    if (state.listens[LAYER_END])
+    if (state.composed) {
+        if (state.listens[LAYER_END]) apply(state, state.composed->layer_end(visit->step, visit->layer));
+    } else if (state.listens[LAYER_END])
         tell(state, LAYER_END, named(state.py.event[LAYER_END], num(visit->step), num(visit->layer)));
     if (visit->layer + 1 < state.n_layers) {
         begin_layer(state, visit->layer + 1);

@@ -1,6 +1,7 @@
 #include "visit.hpp"
 
-#include <cstring>
+#include "table.hpp"
+
 #include <memory>
 
 namespace moesim {
@@ -10,49 +11,13 @@ bool Visit::has_unserved(i64 expert) const {
     return count(unserved.data() + size_t(expert) * words, words) > 0;
 }
 
-namespace {
-
-/// Read-only view of a NumPy array of integers with two axes.
-struct Table {
-    Py_buffer buffer;
-    bool is_signed;
-    explicit Table(nb::handle array) {
-        if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_FULL_RO)) throw nb::python_error();
-        is_signed = buffer.format && std::string("bhilq").find(buffer.format[0]) != std::string::npos;
-    }
-    ~Table() { PyBuffer_Release(&buffer); }
-    Table(const Table &) = delete;
-    Table &operator=(const Table &) = delete;
-
-    i64 operator()(i64 row, i64 column) const {
-        const char *at = static_cast<const char *>(buffer.buf) + row * buffer.strides[0] + column * buffer.strides[1];
-        switch (buffer.itemsize) {
-        case 1: return is_signed ? read<std::int8_t>(at) : read<std::uint8_t>(at);
-        case 2: return is_signed ? read<std::int16_t>(at) : read<std::uint16_t>(at);
-        case 4: return is_signed ? read<std::int32_t>(at) : read<std::uint32_t>(at);
-        default: return read<i64>(at);
-        }
-    }
-
-private:
-    template <class T> static i64 read(const char *at) {
-        T found;
-        std::memcpy(&found, at, sizeof found);
-        return i64(found);
-    }
-};
-
-}  // namespace
-
-/// Take in one micro-batch's routing: `ids` (n, k) and the rows of each expert.
-void Visit::route(nb::handle ids, nb::handle gate_weights, PyObject *rows, int n_rows) {
+/// Take in one micro-batch's routing: `ids` (n, k), and which experts have rows.
+void Visit::route(nb::handle ids, nb::handle gate_weights, const std::vector<int> &active, int n_rows) {
     --mbs_left;
     open += i64(n_rows) * k - 1;
     if (!routed()) unserved.assign(size_t(n_experts) * words, 0);
-    if (n_rows == 1 && PyTuple_CheckExact(rows)) {
-        for (int e = 0; e < n_experts; ++e)
-            if (PyTuple_GET_ITEM(rows, e) != nullptr && as_int(PyTuple_GET_ITEM(rows, e)))
-                of(e)[routed_rows >> 6] |= u64(1) << (routed_rows & 63);
+    if (n_rows == 1) {
+        for (int e : active) of(e)[routed_rows >> 6] |= u64(1) << (routed_rows & 63);
     } else {
         Table table(ids);
         for (i64 r = 0; r < n_rows; ++r) {

@@ -47,7 +47,7 @@ struct Visit {
     bool routed() const { return !unserved.empty(); }
     bool has_unserved(i64 expert) const;
 
-    void route(nb::handle ids, nb::handle gate_weights, PyObject *rows, int n_rows);
+    void route(nb::handle ids, nb::handle gate_weights, const std::vector<int> &active, int n_rows);
     int take(int expert, Rows *into);
     void serve(const Early &run);
     void serve_early();

@@ -1,0 +1,73 @@
+// A policy made of parts, as in `moesim.policies.composed`, where each part is there in C++.
+#pragma once
+
+#include "parts.hpp"
+
+namespace moesim {
+
+/// Actions that a composition returns for one event.
+struct Answer {
+    struct Action {
+        ActionKind kind;
+        int layer, first, n;  // its experts lie in `experts` from `first` on
+        DeviceState *device;
+        i64 urgency = DEMAND;
+        PoolState *pool = nullptr;
+    };
+    std::vector<Action> actions;
+    std::vector<int> experts;
+
+    void clear() {
+        actions.clear();
+        experts.clear();
+    }
+    void add(ActionKind kind, int layer, const std::vector<int> &of, DeviceState *device, i64 urgency = DEMAND,
+             PoolState *pool = nullptr) {
+        actions.push_back({kind, layer, int(experts.size()), int(of.size()), device, urgency, pool});
+        experts.insert(experts.end(), of.begin(), of.end());
+    }
+};
+
+enum class LoadOrder { id, rows, plan };
+
+/// Any combination of assignment, prefetch and replacement parts, after Python has placed the experts.
+struct Composed {
+    State &state;
+    DeviceState *gpu, *cpu;  // cpu: none if nothing is computed on the host
+    PoolState *cache, *staging;  // staging: none if demand loads enter the cache
+    LoadOrder load_order;
+    bool cache_only;
+    std::vector<i64> load_ns;  // of an expert of each layer
+    std::unique_ptr<Assignment> assignment;  // none: everything on the GPU
+    std::unique_ptr<Replacement> replacement;
+
+    Composed(State &state, nb::dict described);
+    void start(const Setup &setup);
+    void step_begin(bool prefill) {
+        if (assignment) assignment->step_begin(prefill);
+    }
+    const Answer &routed(const Routing &routing, int step, int layer, int mb);
+    const Answer &layer_end(int step, int layer);
+    i64 evict(const Transfer *fetch);
+
+private:
+    Answer answer;
+    std::pair<int, int> now{-1, -1};  // step and layer routed last
+    Plan plan;
+    Swap swap;
+    std::vector<i64> waiting;
+    std::vector<int> misses, planned, held;
+
+    i64 unit(int layer, int expert) const { return i64(layer) * state.n_experts + expert; }
+    bool resident(int layer, int expert) const { return gpu->memory.resident(unit(layer, expert)); }
+    bool pending(int layer, int expert) const { return gpu->pending[unit(layer, expert)]; }
+    bool cached(int layer, int expert) const { return gpu->memory.copies[unit(layer, expert)].pool == cache; }
+    void residents(const PoolState *pool, int layer, std::vector<int> &found) const;
+    void wait(int layer, const Routing &routing);
+    void in_order(const Routing &routing);
+    void load(int layer);
+};
+
+std::unique_ptr<Composed> compose(State &state, nb::handle described);
+
+}  // namespace moesim

@@ -1,0 +1,73 @@
+#include "ranking.hpp"
+
+namespace moesim {
+
+void Ranked::start(const Setup &setup) {
+    size_t units = size_t(setup.state.n_layers) * setup.state.n_experts;
+    orders.assign(setup.state.n_layers, {});
+    ranks.assign(units, {});
+    in_order.assign(units, false);
+    last.assign(units, 0);
+    n_uses = 0;
+    Admitting::start(setup);
+}
+
+void Ranked::used(int step, int layer, const Routing &routing) {
+    Admitting::used(step, layer, routing);
+    for (int expert : routing.n_rows == 1 ? ranked(routing) : routing.active) last[unit(layer, expert)] = ++n_uses;
+    renew(layer, routing.active);
+}
+
+void Ranked::inserted(int layer, const std::vector<int> &experts) {
+    Admitting::inserted(layer, experts);
+    for (int expert : experts)
+        if (!visit.has(unit(layer, expert))) last[unit(layer, expert)] = ++n_uses;
+    renew(layer, experts);
+}
+
+i64 Ranked::victim(const Transfer *fetch) {
+    int at = pool(fetch->layer);
+    Order &order = orders[at];
+    if (!order.made) {
+        for (i64 one : members.of(at)) {
+            ranks[one] = rank(one);
+            in_order[one] = true;
+            order.members.emplace_back(ranks[one], one);
+        }
+        std::sort(order.members.begin(), order.members.end());
+        order.made = true;
+    }
+    i64 found = first_idle(order.members.begin(), order.members.end());
+    if (found >= 0) {
+        order.members.erase(order.place_of(ranks[found], found));
+        in_order[found] = false;
+        members.erase(found);
+    }
+    return found;
+}
+
+void Ranked::renew(int layer, const std::vector<int> &experts) {
+    Order &order = orders[pool(layer)];
+    if (!order.made) return;
+    for (int expert : experts) {
+        i64 one = unit(layer, expert);
+        if (!members.has(one)) continue;
+        if (in_order[one]) order.members.erase(order.place_of(ranks[one], one));
+        ranks[one] = rank(one);
+        order.members.insert(order.place_of(ranks[one], one), std::pair(ranks[one], one));
+        in_order[one] = true;
+    }
+}
+
+void LFU::start(const Setup &setup) {
+    counts.assign(size_t(setup.state.n_layers) * setup.state.n_experts, 0);
+    Ranked::start(setup);
+}
+
+/// Count one visit for each active expert.
+void LFU::used(int step, int layer, const Routing &routing) {
+    for (int expert : routing.active) ++counts[unit(layer, expert)];
+    Ranked::used(step, layer, routing);
+}
+
+}  // namespace moesim

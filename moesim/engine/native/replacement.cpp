@@ -1,0 +1,128 @@
+#include "replacement.hpp"
+
+#include "drawing.hpp"
+#include "table.hpp"
+
+namespace moesim {
+
+// ------------------------------------------------------------------------------------------------- what the parts share
+
+/// Take note of a routed micro-batch; the first of another layer visit begins anew.
+void PresentVisit::add(const State &state, int step_now, int layer_now, const Routing &routing) {
+    if (step != step_now || layer != layer_now) {
+        step = step_now, layer = layer_now;
+        n_experts = state.n_experts;
+        base = i64(layer) * n_experts;
+        routed.assign((n_experts + 63) / 64, 0);
+    }
+    for (int expert : routing.active) routed[expert >> 6] |= u64(1) << (expert & 63);
+}
+
+void Ordered::clear(i64 units, int pools) {
+    n_units = units;
+    next.assign(units + pools, -1);
+    previous.assign(units + pools, -1);
+    for (int pool = 0; pool < pools; ++pool) next[end(pool)] = previous[end(pool)] = int(end(pool));
+}
+
+void Ordered::append(int pool, i64 unit) {
+    i64 last = previous[end(pool)];
+    next[last] = previous[end(pool)] = int(unit);
+    previous[unit] = int(last);
+    next[unit] = int(end(pool));
+}
+
+void Ordered::erase(i64 unit) {
+    next[previous[unit]] = next[unit];
+    previous[next[unit]] = previous[unit];
+    next[unit] = -1;
+}
+
+/// The ids of a single row by rank.
+std::vector<int> ranked(const Routing &routing) {
+    Table ids(routing.experts);
+    std::vector<int> found(ids.buffer.shape[1]);
+    for (size_t i = 0; i < found.size(); ++i) found[i] = int(ids(0, i));
+    return found;
+}
+
+void Admitting::start(const Setup &setup) {
+    state = &setup.state;
+    gpu = setup.gpu;
+    per_layer = setup.per_layer;
+    members.clear(i64(state->n_layers) * state->n_experts, state->n_layers);
+    for (int layer = 0; layer < state->n_layers; ++layer) inserted(layer, setup.residents[layer]);
+}
+
+void Admitting::inserted(int layer, const std::vector<int> &experts) {
+    for (int expert : experts) {
+        i64 one = unit(layer, expert);
+        if (members.has(one)) members.erase(one);
+        members.append(pool(layer), one);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------ the parts
+
+/// Name the first idle one in order of insertion, and forget it.
+i64 FIFO::victim(const Transfer *fetch) {
+    Ordered::Pool ordered = members.of(pool(fetch->layer));
+    i64 found = first_idle(ordered.begin(), ordered.end());
+    if (found >= 0) members.erase(found);
+    return found;
+}
+
+void LRU::start(const Setup &setup) {
+    present.clear();
+    FIFO::start(setup);
+}
+
+/// Move the cached ones among the active to the recent end.
+void LRU::used(int step, int layer, const Routing &routing) {
+    FIFO::used(step, layer, routing);
+    if (by_rank && routing.n_rows == 1) {
+        present = ranked(routing);
+        present_layer = layer;
+        mark(layer, present);
+    } else {
+        present.clear();
+        mark(layer, routing.active);
+    }
+}
+
+/// Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit.
+void LRU::inserted(int layer, const std::vector<int> &experts) {
+    FIFO::inserted(layer, experts);
+    if (!present.empty() && present_layer == layer) mark(layer, present);
+}
+
+void LRU::mark(int layer, const std::vector<int> &experts) {
+    for (int expert : experts) {
+        i64 one = unit(layer, expert);
+        if (!members.has(one)) continue;
+        members.erase(one);
+        members.append(pool(layer), one);
+    }
+}
+
+void RandomVictim::start(const Setup &setup) {
+    Admitting::start(setup);
+    asked = 0;
+}
+
+/// Draw among the idle residents, and forget the one drawn.
+i64 RandomVictim::victim(const Transfer *fetch) {
+    for (bool routed : {false, true}) {
+        idle_ones.clear();
+        for (i64 one : members.of(pool(fetch->layer)))
+            if ((unrouted_first && visit.has(one)) == routed && idle(one)) idle_ones.push_back(one);
+        if (idle_ones.empty()) continue;
+        ++asked;
+        i64 found = idle_ones[scramble((seed << 32) + asked) % idle_ones.size()];
+        members.erase(found);
+        return found;
+    }
+    return -1;
+}
+
+}  // namespace moesim

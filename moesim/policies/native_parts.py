@@ -1,0 +1,66 @@
+"""Which compositions the native engine decides by itself: all parts are moesim's own, and are there in C++ as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import getattr_static
+from types import FunctionType
+from typing import Any
+
+from moesim.policies.composition import Parts
+from moesim.policies.part_names import PARTS
+
+IN_CPP = {
+    "assignment": ("all-gpu",),
+    "prefetch": ("none",),
+    "replacement": ("lru", "fifo", "lfu", "random", "static"),
+}
+"""Parts that `moesim/engine/native/part_names.cpp` makes; placements are asked once, in Python."""
+SET_BY_PRESETS = ("adjust", "own_part")
+"""Methods of a composition that are over when a run begins."""
+
+
+def parts_as_shipped(parts: Parts) -> dict[str, Any] | None:
+    """Name the parts with their options; None if one is not in C++, or not exactly as moesim has it."""
+    if hasattr(parts.placement, "step_begin"):
+        return None
+    found: dict[str, Any] = {}
+    for kind, names in IN_CPP.items():
+        part = getattr(parts, kind)
+        name = next((name for name in names if type(part) is PARTS[kind][name]), None)
+        if name is None or not _as_shipped(part):
+            return None
+        found[kind] = {"name": name, **_options(part)}
+    return found
+
+
+def _options(part: Any) -> dict[str, Any]:
+    """Give an option's value by name, also of those that a class fixes."""
+    return {name: getattr(part, name) for base in type(part).__mro__ for name in getattr(base, "_options", ())}
+
+
+def _as_shipped(part: Any) -> bool:
+    """Whether no method is replaced, and no option is too large for C++."""
+    return not any(callable(value) or (isinstance(value, int) and abs(value) >> 62) for value in vars(part).values())
+
+
+def methods_as_shipped(policy: Any, *classes: type) -> bool:
+    """Whether no subclass and no attribute of a policy replaces how these classes decide."""
+    replaced = vars(policy).keys()
+    return all(
+        getattr_static(type(policy), name) is method and name not in replaced for name, method in _deciding(classes).items()
+    )
+
+
+def _deciding(classes: tuple[type, ...]) -> Mapping[str, Any]:
+    """Give the methods and properties of some classes, the first of each name."""
+    found: dict[str, Any] = {}
+    for cls in reversed(classes):
+        found |= {name: one for name, one in vars(cls).items() if isinstance(one, FunctionType | property)}
+    return {name: one for name, one in found.items() if name not in SET_BY_PRESETS}
+
+
+def in_python(policy: Any) -> Any:
+    """Have the native engine ask this policy at every event, to compare; return it."""
+    policy.native_parts = None
+    return policy

@@ -1,0 +1,67 @@
+"""Random compositions: the native engine's own parts decide as Python's do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from moesim.engine.native import AVAILABLE
+from moesim.policies import replacement
+from moesim.policies.composed import Composed
+from moesim.policies.native_parts import IN_CPP, in_python
+from moesim.policies.part_names import PARTS
+from moesim.policies.registry import make_policy
+from moesim.testing import run_tiny, tiny_workload
+from tests.engine.parts_kit import assert_alike
+
+
+def test_native_parts_decide_as_those_in_python(engine: str) -> None:
+    if engine == "simpy" or not AVAILABLE:
+        pytest.skip("compares the engines, once, where both are")
+    played = [assert_alike(seed) for seed in range(80)]
+    ended = [records for records, _ in played if records is not None]
+    assert len(ended) > 60
+    drawn = Counter(type(part) for _, policy in played for part in policy.parts)
+    assert all(drawn[PARTS[kind][name]] for kind, names in IN_CPP.items() for name in names)
+    assert sum(len(records.evictions) for records in ended) > 1000
+
+
+def test_the_native_engine_asks_no_shipped_composition(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Composed, "decide", refuse)
+    monkeypatch.setattr(Composed, "evict", refuse)
+    policy = make_policy("lru")
+    work = tiny_workload(policy)
+    if engine == "native":
+        run_tiny(policy, work)
+    with pytest.raises(AssertionError, match="asked"):
+        run_tiny(in_python(policy), work)
+
+
+def test_what_is_not_exactly_as_shipped_is_asked() -> None:
+    class Mine(replacement.LRU):
+        """No other choice, but another class."""
+
+    class Other(Composed):
+        """Decides otherwise."""
+
+        def decide(self, event: Any, view: Any) -> Any:
+            return super().decide(event, view)
+
+    policy = make_policy("lru")
+    policy.parts.replacement.victim = policy.parts.replacement.victim  # of the object, no longer of its class
+    own = [Composed(), make_policy("lfu"), Composed.preset("Named", "With another default.", replacement="fifo")()]
+    asked = [
+        Composed(replacement=Mine()),
+        Other(),
+        policy,
+        Composed(replacement="mrs"),
+        Composed(replacement=replacement.RandomVictim(seed=1 << 70)),
+    ]
+    for one in own + asked:
+        run_tiny(one, tiny_workload(one))
+        assert (one.native_parts() is None) == (one in asked)
