@@ -31,7 +31,7 @@ from moesim.policies.native_parts import methods_as_shipped, parts_as_shipped
 from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.on_demand import staging_pool
 from moesim.policies.parts import Setup, Unit
-from moesim.policies.transient import Transient
+from moesim.policies.transient import PREFETCHED, Transient
 from moesim.policy import (
     DEMAND,
     PREFETCH,
@@ -127,7 +127,8 @@ class Composed(Composition):
             return None
         return parts | {
             "gpu": self._gpu, "cpu": self._cpu or None, "cache": CACHE,
-            "staging": None if self.parts.replacement.admits else STAGING, "per_layer": self._per_layer,
+            "staging": None if self.parts.replacement.admits else STAGING,
+            "prefetched": PREFETCHED if self.parts.prefetch.transient else None, "per_layer": self._per_layer,
             "residents": self._residents, "load_ns": self._load_ns, "load_order": self.load_order, "cache_only": self.cache_only,
         }  # fmt: skip
 

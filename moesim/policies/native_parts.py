@@ -11,9 +11,9 @@ from moesim.policies.composition import Parts
 from moesim.policies.part_names import PARTS
 
 IN_CPP = {
-    "assignment": ("all-gpu",),
-    "prefetch": ("none",),
-    "replacement": ("lru", "fifo", "lfu", "random", "static"),
+    "assignment": ("all-gpu", "all-cpu", "resident", "resident-in-decode", "greedy", "threshold", "fixed-threshold", "queues"),
+    "prefetch": ("none", "predicted", "random"),
+    "replacement": ("lru", "fifo", "lfu", "random", "static", "workload-aware"),
 }
 """Parts that `moesim/engine/native/part_names.cpp` makes; placements are asked once, in Python."""
 SET_BY_PRESETS = ("adjust", "own_part")
@@ -40,8 +40,11 @@ def _options(part: Any) -> dict[str, Any]:
 
 
 def _as_shipped(part: Any) -> bool:
-    """Whether no method is replaced, and no option is too large for C++."""
-    return not any(callable(value) or (isinstance(value, int) and abs(value) >> 62) for value in vars(part).values())
+    """Whether no method is replaced, and no option is too large for C++ or for a double."""
+    return not any(
+        callable(getattr(type(part), name, None)) or (isinstance(value, int) and abs(value) >> 53)
+        for name, value in vars(part).items()
+    )
 
 
 def methods_as_shipped(policy: Any, *classes: type) -> bool:

@@ -41,6 +41,8 @@ def drawn(hint: Any, rng: Random) -> Any:
         return rng.choice(get_args(hint))
     if hint is bool:
         return rng.random() < 0.5
+    if hint is float:
+        return rng.choice([0, 0.5, 3.0, 70])
     if hint is int:
         return rng.choice([0, 7, -3, 1 << 40])
     return rng.choice(SOURCES) if hint is str else drawn(rng.choice(get_args(hint)), rng)
@@ -56,6 +58,8 @@ def part(kind: str, name: str, rng: Random) -> Any:
 
 def composition(rng: Random) -> Composed:
     parts = {kind: part(kind, rng.choice(names), rng) for kind, names in IN_CPP.items()}
+    if not parts["replacement"].admits and rng.random() < 0.9 and hasattr(parts["prefetch"], "pool"):
+        parts["prefetch"].pool = "transient"  # another would be refused
     placed = rng.choice(PLACEMENTS)
     return Composed(
         **parts,
@@ -69,7 +73,7 @@ def composition(rng: Random) -> Composed:
 
 
 def toy(rng: Random) -> Any:
-    disk, medium = rng.random() < 0.2, rng.choice([None, None, "root"])
+    disk, medium = rng.random() < 0.05, rng.choice([None, None, "root"])
     share, latency = rng.random() < 0.3, rng.choice([0, 7])
     predict = {source.removesuffix(":top3"): rng.choice([0, 20, 300]) for source in SOURCES} | {"synthetic": 10}
     devices: dict[str, Any] = {

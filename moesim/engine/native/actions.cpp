@@ -68,6 +68,45 @@ static void submit_prediction(State &state, const State::Prediction &prediction,
     submit(state, side ? &device->side : &device->main, task);
 }
 
+/// Find what answers for a source of predictions.
+static nb::object predictor_of(State &state, nb::handle source) {
+    nb::object found = ask(state, attr(state.predictors, "get"), {ref(source)});
+    if (found.is_none())
+        fail(state, "Predict: " + unknown_name(state, "source", source, state.predictors), "list it in Policy.needs");
+    return found;
+}
+
+static void check_side_lane(State &state, DeviceState *device, i64 layer) {
+    if (device->side.plain)
+        fail(state, "Predict(L" + std::to_string(layer) + ", " + text(device->name) + "): the profile has no rate for the side lane",
+             "measure a contention pair with '" + text(device->name) + ".side', or use lane='main'");
+}
+
+static i64 predict_ns(State &state, DeviceState *device, nb::handle source) {
+    return as_int(ask(state, attr(state.costs, "predict_ns"), {ref(device->name), num(state.step_rows), ref(source)}));
+}
+
+/// The layer whose gate input a prediction needs; -1: none.
+static int needed_by(State &state, nb::handle predictor, i64 layer) {
+    nb::object needed = ask(state, attr(predictor, "needs_layer"), {num(layer)});
+    return needed.is_none() ? -1 : int(as_int(needed));
+}
+
+/// Submit a prediction of the source that a composition asks.
+static void predict(State &state, Source &source, int layer, DeviceState *device) {
+    if (source.predictor.is_none()) {
+        source.predictor = predictor_of(state, source.name);
+        source.needed.assign(state.n_layers, -2);
+    }
+    if (source.side) check_side_lane(state, device, layer);
+    auto work = source.work.find({device->index, state.step_rows});
+    if (work == source.work.end())
+        work = source.work.emplace(std::pair(device->index, state.step_rows), predict_ns(state, device, source.name)).first;
+    if (source.needed[layer] == -2) source.needed[layer] = needed_by(state, source.predictor, layer);
+    submit_prediction(state, {state.step_index, layer, source.name, source.predictor}, device, source.side, work->second,
+                      source.needed[layer]);
+}
+
 /// Check and submit a prediction.
 static void predict(State &state, PyObject *action) {
     i64 step = as_int(PyTuple_GET_ITEM(action, 0)), layer = as_int(PyTuple_GET_ITEM(action, 1));
@@ -79,19 +118,14 @@ static void predict(State &state, PyObject *action) {
         fail(state, "Predict(step " + std::to_string(step) + ", " + of_layer + "): this is step " + std::to_string(state.step_index),
              "predict within the present step");
     unit_of(state, layer, 0, "Predict");
-    nb::object predictor = ask(state, attr(state.predictors, "get"), {ref(source)});
-    if (predictor.is_none())
-        fail(state, "Predict: " + unknown_name(state, "source", source, state.predictors), "list it in Policy.needs");
+    nb::object predictor = predictor_of(state, source);
     bool side = lane_name == "side";
     if (!side && lane_name != "main")
         fail(state, "Predict(" + of_layer + "): lane '" + lane_name + "'", "lanes are 'main' and 'side'");
-    if (side && device->side.plain)
-        fail(state, "Predict(" + of_layer + ", " + text(name) + "): the profile has no rate for the side lane",
-             "measure a contention pair with '" + text(name) + ".side', or use lane='main'");
-    i64 work = as_int(ask(state, attr(state.costs, "predict_ns"), {ref(name), num(state.step_rows), ref(source)}));
-    nb::object needed = ask(state, attr(predictor, "needs_layer"), {num(layer)});
+    if (side) check_side_lane(state, device, layer);
+    i64 work = predict_ns(state, device, source);
     submit_prediction(state, {int(step), int(layer), nb::borrow(source), predictor}, device, side, work,
-                      needed.is_none() ? -1 : int(as_int(needed)));
+                      needed_by(state, predictor, layer));
 }
 
 /// Apply one action; an action that names no expert, or no row, is ignored.
@@ -155,6 +189,7 @@ void apply(State &state, const Answer &answer) {
         case DROP:
             for (int i = 0; i < action.n; ++i) drop_expert(state, layer, experts[i], base + experts[i], action.device);
             break;
+        case PREDICT: predict(state, *state.composed->prefetch->source, layer, action.device); break;
         case MOVE:
             for (int i = 0; i < action.n; ++i)
                 move_expert(state, layer, experts[i], base + experts[i], action.device, action.pool);

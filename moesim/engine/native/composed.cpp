@@ -6,19 +6,22 @@ namespace moesim {
 void Composed::start(const Setup &setup) {
     waiting.assign(state.n_experts, 0);
     if (assignment) assignment->start(setup);
+    if (prefetch) prefetch->start(setup);
     replacement->start(setup);
 }
 
 /// Answer a routed micro-batch.
-const Answer &Composed::routed(const Routing &routing, int step, int layer, int) {
+const Answer &Composed::routed(const Routing &routing, int step, int layer, int mb) {
     now = {step, layer};
     answer.clear();
+    if (prefetch) {  // first: computed ahead of the Runs below
+        int asked = prefetch->ask(layer, mb);
+        if (asked >= 0) answer.add(PREDICT, asked, {}, state.dense_at[layer]);
+    }
     replacement->used(step, layer, routing);
-    plan.cpu.clear();
     if (assignment) {
-        plan.gpu.clear();
         wait(layer, routing);
-        assignment->assign(layer, routing, waiting, plan);
+        plan = assignment->assign(layer, routing, waiting);
         for (int expert : routing.active) waiting[expert] = 0;
     } else {
         plan.gpu = routing.active;
@@ -35,12 +38,21 @@ const Answer &Composed::routed(const Routing &routing, int step, int layer, int)
         planned.insert(planned.end(), misses.begin(), misses.end());
         answer.add(RUN, layer, load_order == LoadOrder::plan ? plan.gpu : planned, gpu);
     }
+    if (prefetch) {
+        units.clear();
+        int ahead = prefetch->ahead(step, layer, mb, units);
+        if (ahead >= 0) fetch_ahead(step, ahead, units);
+    }
     return answer;
 }
 
 /// Order demand loads.
 void Composed::in_order(const Routing &routing) {
-    if (load_order == LoadOrder::plan) return;  // as no assignment here plans the order of transfers
+    if (load_order == LoadOrder::plan) {
+        auto place = [&](int expert) { return std::find(plan.loads.begin(), plan.loads.end(), expert); };
+        std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) { return place(a) < place(b); });
+        return;
+    }
     std::sort(misses.begin(), misses.end());
     if (load_order == LoadOrder::rows)
         std::stable_sort(misses.begin(), misses.end(), [&](int a, int b) { return routing.rows[a] > routing.rows[b]; });
@@ -58,39 +70,82 @@ void Composed::wait(int layer, const Routing &routing) {
     }
 }
 
-/// Fetch what the GPU lacks.
+/// Fetch what the GPU lacks; what is already on its way only becomes more urgent, in the pool it was meant for.
 void Composed::load(int layer) {
+    early.clear();
+    rest.clear();
+    transient.demand(layer, misses, early, rest);
+    if (!early.empty()) answer.add(FETCH, layer, early, gpu, DEMAND, transient.pool);
+    if (rest.empty()) return;
     if (replacement->admits) {
-        replacement->inserted(layer, misses);
-        answer.add(FETCH, layer, misses, gpu, DEMAND, cache);
+        replacement->inserted(layer, rest);
+        answer.add(FETCH, layer, rest, gpu, DEMAND, cache);
     } else {
-        answer.add(FETCH, layer, misses, gpu, DEMAND, staging);
+        answer.add(FETCH, layer, rest, gpu, DEMAND, staging);
     }
 }
 
-/// List the experts of a layer that are in a pool, ascending.
-void Composed::residents(const PoolState *pool, int layer, std::vector<int> &found) const {
-    int words = gpu->memory.words();
-    if (!pool->held[layer]) return;
-    const u64 *bits = pool->members.data() + i64(layer) * words;
-    for (int i = 0; i < words; ++i)
-        for (u64 left = bits[i]; left; left &= left - 1) found.push_back(64 * i + std::countr_zero(left));
+/// Answer a prediction that is not too late.
+const Answer &Composed::predicted(int step, int layer, const PredictedIds &ids) {
+    answer.clear();
+    units.clear();
+    prefetch->choose(step, layer, ids, units);
+    fetch_ahead(step, layer, units);
+    return answer;
+}
+
+/// Fetch what the prefetch part chose, unless its layer is routed or it is on its way.
+void Composed::fetch_ahead(int step, int layer, std::vector<int> &experts) {
+    if (is_late(step, layer)) return;
+    std::erase_if(experts, [&](int expert) { return pending(layer, expert); });
+    if (experts.empty()) return;
+    if (prefetch->transient) {
+        transient.fetch(layer, experts);
+        answer.add(FETCH, layer, experts, gpu, PREFETCH, transient.pool);
+    } else {
+        replacement->inserted(layer, experts);
+        answer.add(FETCH, layer, experts, gpu, PREFETCH, cache);
+    }
 }
 
 /// Answer the end of a layer.
 const Answer &Composed::layer_end(int, int layer) {
     answer.clear();
     held.clear();
-    if (!replacement->admits) residents(staging, layer, held);
+    if (!replacement->admits) residents(state, staging, layer, held);
+    transient.layer_end(layer, held);
+    bool swaps = replacement->layer_end(layer, swap);
+    newcomers.clear();
+    if (swaps) {
+        newcomers = swap.newcomers;
+        answer.add(DROP, layer, swap.victims, gpu);
+        std::erase_if(held, [&](int e) { return std::find(swap.victims.begin(), swap.victims.end(), e) != swap.victims.end(); });
+        if (swap.relabel) relabel(layer);
+    }
     if (!held.empty()) answer.add(DROP, layer, held, gpu);
+    if (!newcomers.empty()) answer.add(FETCH, layer, newcomers, gpu, swap.urgency, cache);
     return answer;
+}
+
+/// Keep newcomers that are there and that the cache has room for; a victim on its way still takes a slot.
+void Composed::relabel(int layer) {
+    std::vector<int> kept;
+    i64 room = cache->free(layer) / state.weights.n_bytes[layer];
+    for (int expert : swap.victims) room += resident(layer, expert);
+    for (int expert : newcomers)
+        if (i64(kept.size()) < room && std::find(held.begin(), held.end(), expert) != held.end()) kept.push_back(expert);
+    auto is_kept = [&](int expert) { return std::find(kept.begin(), kept.end(), expert) != kept.end(); };
+    std::erase_if(newcomers, is_kept);
+    std::erase_if(held, is_kept);
+    if (!kept.empty()) answer.add(MOVE, layer, kept, gpu, DEMAND, cache);
 }
 
 /// Name a victim: by the replacement in the cache, whatever has been used elsewhere; -1: none.
 i64 Composed::evict(const Transfer *fetch) {
     if (fetch->pool == cache) return replacement->victim(fetch);
+    if (fetch->pool != staging) return transient.spent(fetch, now.second);
     held.clear();
-    residents(fetch->pool, fetch->layer, held);
+    residents(state, staging, fetch->layer, held);
     for (int expert : held)
         if (gpu->memory.copies[unit(fetch->layer, expert)].in_use <= 0) return unit(fetch->layer, expert);
     return -1;

@@ -1,7 +1,7 @@
 // A policy made of parts, as in `moesim.policies.composed`, where each part is there in C++.
 #pragma once
 
-#include "parts.hpp"
+#include "transient.hpp"
 
 namespace moesim {
 
@@ -39,6 +39,7 @@ struct Composed {
     bool cache_only;
     std::vector<i64> load_ns;  // of an expert of each layer
     std::unique_ptr<Assignment> assignment;  // none: everything on the GPU
+    std::unique_ptr<Prefetch> prefetch;  // none: nothing is
     std::unique_ptr<Replacement> replacement;
 
     Composed(State &state, nb::dict described);
@@ -47,6 +48,8 @@ struct Composed {
         if (assignment) assignment->step_begin(prefill);
     }
     const Answer &routed(const Routing &routing, int step, int layer, int mb);
+    const Answer &predicted(int step, int layer, const PredictedIds &ids);
+    bool is_late(int step, int layer) const { return now.first == step && now.second >= layer; }
     const Answer &layer_end(int step, int layer);
     i64 evict(const Transfer *fetch);
 
@@ -56,16 +59,18 @@ private:
     Plan plan;
     Swap swap;
     std::vector<i64> waiting;
-    std::vector<int> misses, planned, held;
+    std::vector<int> misses, planned, held, early, rest, units, newcomers;
+    Transient transient;
 
     i64 unit(int layer, int expert) const { return i64(layer) * state.n_experts + expert; }
     bool resident(int layer, int expert) const { return gpu->memory.resident(unit(layer, expert)); }
     bool pending(int layer, int expert) const { return gpu->pending[unit(layer, expert)]; }
     bool cached(int layer, int expert) const { return gpu->memory.copies[unit(layer, expert)].pool == cache; }
-    void residents(const PoolState *pool, int layer, std::vector<int> &found) const;
     void wait(int layer, const Routing &routing);
     void in_order(const Routing &routing);
     void load(int layer);
+    void fetch_ahead(int step, int layer, std::vector<int> &experts);
+    void relabel(int layer);
 };
 
 std::unique_ptr<Composed> compose(State &state, nb::handle described);

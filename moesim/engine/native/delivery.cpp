@@ -20,7 +20,7 @@ static void look_up(State &state, Visit *visit, int mb) {
             }
         }
         records.looked_experts.push_back(expert);
-        records.looked_rows.push_back(routing.rows[expert]);
+        records.looked_rows.push_back(int(routing.rows[expert]));
         records.looked_hits.push_back(hit);
         records.looked_in_flight.push_back(flying);
     }
@@ -131,10 +131,40 @@ void routed(State &state, int mb) {
     }
 }
 
+/// Ask a predictor about a layer for the rows of a micro-batch, and tell the composition what it says.
+static void tell_prediction(State &state, Source &source, int layer, int mb) {
+    if (source.step.ptr() != state.step.ptr()) {
+        source.step = state.step;
+        source.table.reset();
+        source.at_once = PyObject_HasAttrString(source.predictor.ptr(), "all_layers");
+        if (source.at_once) {
+            nb::object ids = ask(state, attr(source.predictor, "all_layers"), {ref(state.step)});
+            if (!ids.is_none()) source.table = std::make_unique<Table>(ids);
+            source.first_layer = int(int_attr(source.predictor, "first_layer"));
+        }
+    }
+    Composed &composed = *state.composed;
+    if (source.at_once) {
+        if (!source.table || layer < source.first_layer) return;
+        if (composed.is_late(state.step_index, layer)) return;
+        PredictedIds ids{source.table.get(), state.micro[mb].first_row, state.micro[mb].n_rows, layer};
+        apply(state, composed.predicted(state.step_index, layer, ids));
+        return;
+    }
+    nb::object answer = ask(state, attr(source.predictor, "predict"), {ref(state.step), num(mb), num(layer)});
+    if (answer.is_none() || composed.is_late(state.step_index, layer)) return;
+    Table table(nb::borrow(own(PySequence_GetItem(answer.ptr(), 0))));
+    apply(state, composed.predicted(state.step_index, layer, {&table, 0, table.buffer.shape[0], -1}));
+}
+
 /// A prediction has been paid for; one that comes after its step is of no use and is not told.
 void predicted(State &state, const State::Prediction &prediction) {
     if (prediction.step != state.step_index || !state.listens[PREDICTED]) return;
     for (int mb = 0; mb < state.n_mbs(); ++mb) {
+        if (state.composed) {
+            tell_prediction(state, *state.composed->prefetch->source, prediction.layer, mb);
+            continue;
+        }
         nb::object answer =
             ask(state, attr(prediction.predictor, "predict"), {ref(state.step), num(mb), num(prediction.layer)});
         if (answer.is_none()) continue;

@@ -1,7 +1,9 @@
 // What a composition is made of, as in `moesim.policies.parts`: what each part is told and what it answers.
 #pragma once
 
+#include "algorithms/assignment.hpp"
 #include "state.hpp"
+#include "table.hpp"
 
 namespace moesim {
 
@@ -11,13 +13,11 @@ struct Setup {
     DeviceState *gpu, *cpu;  // cpu: none if nothing is computed on the host
     PoolState *cache;
     bool per_layer;
+    std::vector<i64> load_ns;  // of an expert of each layer
     std::vector<std::vector<int>> residents;  // of each layer
 };
 
-/// Who executes what: ids in execution order.
-struct Plan {
-    std::vector<int> gpu, cpu;
-};
+using algorithms::Plan;
 
 /// Cached experts of a layer to be replaced, decided at the end of the layer.
 struct Swap {
@@ -26,13 +26,47 @@ struct Swap {
     bool relabel = false;  // keep a newcomer that happens to be on the GPU instead of copying it again
 };
 
+/// A source of predictions, and what it has answered.
+struct Source {
+    nb::object name;
+    bool side = false;  // computed on the side lane
+    nb::object predictor = nb::none();  // once it is asked for
+    std::vector<int> needed;  // of each layer: that whose gate input must exist, -1: none, -2: not asked
+    std::map<std::pair<int, int>, i64> work;  // of a device and rows
+    nb::object step;  // of which it was asked last
+    bool at_once = false;  // whether it tells the ids of all layers of a step at once
+    std::unique_ptr<Table> table;  // these; none: it tells nothing of this step
+    int first_layer = 0;  // of which it tells
+};
+
+/// Predicted ids of a layer, (n_rows, k).
+struct PredictedIds {
+    const Table *ids;
+    i64 first_row, n_rows, layer;  // layer: -1 if the table is of one layer only
+    int operator()(i64 row, i64 at) const { return int(layer < 0 ? (*ids)(row, at) : (*ids)(first_row + row, layer, at)); }
+    i64 width() const { return ids->buffer.shape[layer < 0 ? 1 : 2]; }
+};
+
 /// Which device executes each active expert.
 struct Assignment {
     virtual ~Assignment() = default;
     virtual void start(const Setup &) {}
     virtual void step_begin(bool) {}  // whether it is one of prefill
     /// Plan; `waiting` is the time in ns until each expert's weights could be on the GPU.
-    virtual void assign(int layer, const Routing &routing, const std::vector<i64> &waiting, Plan &plan) = 0;
+    virtual Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) = 0;
+};
+
+/// Which experts of a later layer to fetch before they are asked for.
+struct Prefetch {
+    bool transient = false;  // what it fetches goes to a pool of its own, emptied at the end of the layer; else to the cache
+    std::unique_ptr<Source> source;  // of predictions, if it asks for any
+    virtual ~Prefetch() = default;
+    virtual void start(const Setup &setup) = 0;
+    virtual int ask(int, int) { return -1; }  // the layer to predict now that a layer's micro-batch is routed; -1: none
+    /// List what to fetch without a prediction, of one layer, best first; return the layer.
+    virtual int ahead(int, int, int, std::vector<int> &) { return -1; }
+    /// List what to fetch of a layer now that a prediction is in, best first.
+    virtual void choose(int, int, const PredictedIds &, std::vector<int> &) {}
 };
 
 /// What leaves the cache when something else wants its place. Units are numbered as the engine does.
@@ -48,6 +82,7 @@ struct Replacement {
 
 using PartOptions = nb::dict;  // an option of a part as Python has it, by name
 std::unique_ptr<Assignment> make_assignment(const PartOptions &options);
+std::unique_ptr<Prefetch> make_prefetch(const PartOptions &options);
 std::unique_ptr<Replacement> make_replacement(const PartOptions &options);
 
 }  // namespace moesim

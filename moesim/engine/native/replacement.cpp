@@ -1,7 +1,8 @@
 #include "replacement.hpp"
 
+#include "algorithms/caching.hpp"
 #include "drawing.hpp"
-#include "table.hpp"
+#include "transient.hpp"
 
 namespace moesim {
 
@@ -121,6 +122,54 @@ i64 RandomVictim::victim(const Transfer *fetch) {
         i64 found = idle_ones[scramble((seed << 32) + asked) % idle_ones.size()];
         members.erase(found);
         return found;
+    }
+    return -1;
+}
+
+/// Begin with empty windows.
+void WorkloadAware::start(const Setup &setup) {
+    state = &setup.state;
+    gpu = setup.gpu;
+    cache = setup.cache;
+    scores.assign(state->n_layers, std::vector<i64>(state->n_experts, 0));
+    visits.assign(state->n_layers, 0);
+    members.assign(state->n_layers, std::vector<bool>(state->n_experts, false));
+    for (int layer = 0; layer < state->n_layers; ++layer)
+        for (int expert : setup.residents[layer]) members[layer][expert] = true;
+}
+
+/// Add the rows of this layer to its window.
+void WorkloadAware::used(int, int layer, const Routing &routing) {
+    for (int expert : routing.active) scores[layer][expert] += routing.rows[expert];
+}
+
+/// Replace the u_size lowest residents by the u_size highest others when a window is over. What is on its way is left out.
+bool WorkloadAware::layer_end(int layer, Swap &swap) {
+    i64 visit = visits[layer]++;
+    if ((printed ? visit : visit + 1) % w_size) return false;
+    algorithms::Swaps found = algorithms::workload_aware_swap(scores[layer], members[layer], u_size, only_if_better);
+    std::fill(scores[layer].begin(), scores[layer].end(), 0);
+    swap.victims.clear();
+    swap.newcomers.clear();
+    for (size_t i = 0; i < found.victims.size(); ++i) {
+        if (gpu->pending[i64(layer) * state->n_experts + found.newcomers[i]]) continue;
+        swap.victims.push_back(found.victims[i]);
+        swap.newcomers.push_back(found.newcomers[i]);
+    }
+    for (int expert : swap.victims) members[layer][expert] = false;
+    for (int expert : swap.newcomers) members[layer][expert] = true;
+    swap.urgency = blocking ? DEMAND : UPDATE;
+    swap.relabel = relabel;
+    return !swap.victims.empty();
+}
+
+/// Name a copy that was replaced while it was on its way, and then asked for once more.
+i64 WorkloadAware::victim(const Transfer *fetch) {
+    std::vector<int> cached;
+    residents(*state, cache, fetch->layer, cached);
+    for (int expert : cached) {
+        i64 unit = i64(fetch->layer) * state->n_experts + expert;
+        if (!members[fetch->layer][expert] && gpu->memory.copies[unit].in_use <= 0) return unit;
     }
     return -1;
 }

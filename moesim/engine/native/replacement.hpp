@@ -124,6 +124,25 @@ struct Static : Replacement {
     i64 victim(const Transfer *) override { return -1; }
 };
 
+/// DALI's Algorithm 2: every window, the residents with the fewest rows make room for those with the most.
+struct WorkloadAware : Static {
+    i64 w_size = 4, u_size = 1;
+    bool printed = false, only_if_better = false, blocking = false, relabel = false;  // printed: the option `firing`
+
+    void start(const Setup &setup) override;
+    void used(int step, int layer, const Routing &routing) override;
+    i64 victim(const Transfer *fetch) override;
+    bool layer_end(int layer, Swap &swap) override;
+
+private:
+    const State *state = nullptr;
+    const DeviceState *gpu = nullptr;
+    const PoolState *cache = nullptr;
+    std::vector<std::vector<i64>> scores;  // of each layer
+    std::vector<i64> visits;
+    std::vector<std::vector<bool>> members;
+};
+
 std::vector<int> ranked(const Routing &routing);
 
 }  // namespace moesim

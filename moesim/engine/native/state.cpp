@@ -15,7 +15,7 @@ void Routing::read(PyObject *rows_of, PyObject *listed, nb::handle ids, int n) {
     Items found(listed);
     for (Py_ssize_t i = 0; i < found.size(); ++i) {
         active.push_back(int(as_int(found[i])));
-        rows[active.back()] = int(as_int(PyTuple_GET_ITEM(rows_of, active.back())));
+        rows[active.back()] = as_int(PyTuple_GET_ITEM(rows_of, active.back()));
     }
 }
 

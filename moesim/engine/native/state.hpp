@@ -32,7 +32,8 @@ struct Answer;
 
 /// A routed micro-batch as plain numbers: each expert's rows, and those that have any, ascending.
 struct Routing {
-    std::vector<int> rows, active;
+    std::vector<i64> rows;
+    std::vector<int> active;
     nb::handle experts;  // (n_rows, top_k) ids in rank order
     int n_rows = 0;
 

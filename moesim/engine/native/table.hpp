@@ -7,7 +7,7 @@
 
 namespace moesim {
 
-/// Read-only view of a NumPy array of integers with two axes.
+/// Read-only view of a NumPy array of integers with two or three axes.
 struct Table {
     Py_buffer buffer;
     bool is_signed;
@@ -19,8 +19,14 @@ struct Table {
     Table(const Table &) = delete;
     Table &operator=(const Table &) = delete;
 
-    i64 operator()(i64 row, i64 column) const {
-        const char *at = static_cast<const char *>(buffer.buf) + row * buffer.strides[0] + column * buffer.strides[1];
+    i64 operator()(i64 row, i64 column) const { return number(row * buffer.strides[0] + column * buffer.strides[1]); }
+    i64 operator()(i64 row, i64 layer, i64 column) const {
+        return number(row * buffer.strides[0] + layer * buffer.strides[1] + column * buffer.strides[2]);
+    }
+
+private:
+    i64 number(i64 offset) const {
+        const char *at = static_cast<const char *>(buffer.buf) + offset;
         switch (buffer.itemsize) {
         case 1: return is_signed ? read<std::int8_t>(at) : read<std::uint8_t>(at);
         case 2: return is_signed ? read<std::int16_t>(at) : read<std::uint16_t>(at);
@@ -28,8 +34,6 @@ struct Table {
         default: return read<i64>(at);
         }
     }
-
-private:
     template <class T> static i64 read(const char *at) {
         T found;
         std::memcpy(&found, at, sizeof found);

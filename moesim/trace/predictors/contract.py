@@ -13,7 +13,11 @@ Prediction = tuple[NDArray[Any], NDArray[Any] | None]
 
 
 class Predictor(Protocol):
-    """What a source of predictions is."""
+    """What a source of predictions is.
+
+    One that has ``all_layers(step)`` and ``first_layer`` tells by them the ids of a whole step at once, as `predict` does layer
+    by layer; the native engine then asks it once a step.
+    """
 
     name: str
     label: str

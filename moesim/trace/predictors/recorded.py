@@ -7,7 +7,7 @@ Answers depend on nothing but the step and the layer, never on the order of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from moesim.trace.predictors.synthetic import LOOKAHEAD, Synthetic
 from moesim.trace.stats.prediction import top_ids
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from moesim.trace import Trace
     from moesim.trace.workload import Step, Workload
 
@@ -67,25 +69,40 @@ class RecordedSignal:
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
         """Look the recorded prediction up; None if a row or the layer is not covered."""
-        if layer < self._signal.first_layer:
+        if layer < self.first_layer:
             return None
         if step is not self._step:  # all layers of a step at once
-            self._step, self._found = step, self._gather(step)
+            self._step, self._found = step, self._split(step)
         return None if self._found is None else self._found[mb][layer]
 
-    def _gather(self, step: Step) -> list[list[Prediction]] | None:
-        places = self._place[step.rows]
-        if (places < 0).any():
+    @property
+    def first_layer(self) -> int:
+        """The first layer that is covered."""
+        return self._signal.first_layer
+
+    def all_layers(self, step: Step) -> NDArray[Any] | None:
+        """Look up the ids that `predict` gives, of all rows and layers, (n_rows, n_layers, k); None if a row is not covered."""
+        found = self._gather(step)
+        return None if found is None else found[0]
+
+    def _split(self, step: Step) -> list[list[Prediction]] | None:
+        if (gathered := self._gather(step)) is None:
             return None
-        ids = top_ids(self._signal, places, self._width)
-        scores = self._signal.scores[places]
-        if self._signal.ids is not None:
-            scores = scores[..., : self._width]
+        ids, scores = gathered
         found = []
         for micro in step.micro:
             rows = slice(micro.first_row, micro.first_row + micro.n_rows)
             found.append(list(zip(ids[rows].swapaxes(0, 1), scores[rows].swapaxes(0, 1), strict=True)))
         return found
+
+    def _gather(self, step: Step) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        places = self._place[step.rows]
+        if (places < 0).any():
+            return None
+        scores = self._signal.scores[places]
+        if self._signal.ids is not None:
+            scores = scores[..., : self._width]
+        return top_ids(self._signal, places, self._width), scores
 
 
 class Oracle:

@@ -1,0 +1,85 @@
+#include "assigning.hpp"
+
+namespace moesim {
+
+Plan AllCpu::assign(int, const Routing &routing, const std::vector<i64> &) {
+    Plan plan;
+    plan.cpu = routing.active;
+    return plan;
+}
+
+/// Split by residency.
+Plan Resident::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+    Plan plan;
+    for (int e : routing.active) (waiting[e] ? plan.cpu : plan.gpu).push_back(e);
+    return plan;
+}
+
+/// Split by residency in decode.
+Plan ResidentInDecode::assign(int layer, const Routing &routing, const std::vector<i64> &waiting) {
+    if (!prefill) return Resident::assign(layer, routing, waiting);
+    Plan plan;
+    plan.gpu = routing.active;
+    return plan;
+}
+
+/// Compare the constants for each expert that is not on the GPU; ties go to the GPU.
+Plan FixedThreshold::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+    Plan plan;
+    for (int e : routing.active) {
+        double gpu_cost = waiting[e] ? load_ms : 0, cpu_cost = cpu_ms * double(routing.rows[e]);
+        (gpu_cost <= cpu_cost ? plan.gpu : plan.cpu).push_back(e);
+    }
+    return plan;
+}
+
+/// Prepare the costs.
+void Costed::start(const Setup &setup) {
+    state = &setup.state;
+    gpu_ns = {state, setup.gpu};
+    cpu_ns = {state, setup.cpu};
+    gpu_first = setup.gpu->first_extra;
+    cpu_first = setup.cpu->first_extra;
+}
+
+/// Time of the layer's shared experts, if the plan counts it.
+i64 Costed::shared_ns(const Routing &routing) {
+    if (!shared_in_plan) return 0;
+    i64 rows = 0;
+    for (int e : routing.active) rows += routing.rows[e];
+    rows /= state->top_k;
+    auto found = shared.find(rows);
+    if (found == shared.end()) {
+        i64 ns = as_int(ask(*state, attr(state->costs, "shared_ns"), {ref(gpu_ns.device->name), num(rows)}));
+        found = shared.emplace(rows, ns).first;
+    }
+    return found->second;
+}
+
+/// Apply the rule to the costs of this layer.
+Plan Greedy::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+    i64 before = shared_ns(routing);
+    return algorithms::greedy_assignment(algorithms::layer_costs(routing.rows, waiting, gpu_ns, cpu_ns),
+                                         {before, gpu_first, cpu_first});
+}
+
+/// Compare the two costs of each expert; residents always run where they are.
+Plan Threshold::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+    return algorithms::threshold_assignment(algorithms::loading_costs(routing.rows, waiting, gpu_ns, cpu_ns));
+}
+
+void Queues::start(const Setup &setup) {
+    Costed::start(setup);
+    load_ns = setup.load_ns;
+}
+
+/// Plan; what is on its way arrives when the link says, and the link is busy until then.
+Plan Queues::assign(int layer, const Routing &routing, const std::vector<i64> &waiting) {
+    algorithms::Timings<CostTable> costs{load_ns[layer], gpu_ns, cpu_ns, true, gpu_first, cpu_first};
+    i64 before = shared_ns(routing), link_free = 0;
+    algorithms::Split split = algorithms::split_layer(routing.rows, waiting, costs.transfer);
+    for (i64 time : split.arrival) link_free = std::max(link_free, time);
+    return algorithms::queue_plan(std::move(split), costs, link_free, before, reading);
+}
+
+}  // namespace moesim

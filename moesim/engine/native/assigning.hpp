@@ -1,0 +1,76 @@
+// Assignment parts: which device executes each active expert, from the engine's own costs.
+#pragma once
+
+#include "algorithms/queues.hpp"
+#include "parts.hpp"
+
+namespace moesim {
+
+/// Everything on the CPU, resident or not.
+struct AllCpu : Assignment {
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+/// What is on the GPU stays there, everything else is computed where it is.
+struct Resident : Assignment {
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+/// The resident split in decode; in prefill everything on the GPU.
+struct ResidentInDecode : Resident {
+    void step_begin(bool is_prefill) override { prefill = is_prefill; }
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+
+private:
+    bool prefill = false;
+};
+
+/// Fiddler's rule with constants instead of the costs of the machine.
+struct FixedThreshold : Assignment {
+    double cpu_ms = 0, load_ms = 0;
+
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+/// What has costs of both devices.
+struct Costed : Assignment {
+    bool shared_in_plan = false;  // the GPU's total begins with the layer's shared experts
+
+    void start(const Setup &setup) override;
+
+protected:
+    /// Time of an expert on a device by its rows.
+    struct CostTable {
+        State *state = nullptr;
+        DeviceState *device = nullptr;
+        i64 operator()(i64 rows) const { return expert_ns(*state, device, 0, int(rows)); }
+    };
+    State *state = nullptr;
+    CostTable gpu_ns, cpu_ns;
+    i64 gpu_first = 0, cpu_first = 0;
+    i64 shared_ns(const Routing &routing);
+
+private:
+    std::unordered_map<i64, i64> shared;  // by rows
+};
+
+/// DALI's Algorithm 1.
+struct Greedy : Costed {
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+/// Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute.
+struct Threshold : Costed {
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+/// HybriMoE's paper: a plan from three simulated timelines, of GPU, CPU and link.
+struct Queues : Costed {
+    algorithms::Reading reading;
+    std::vector<i64> load_ns;  // of an expert of each layer
+
+    void start(const Setup &setup) override;
+    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+}  // namespace moesim

@@ -1,0 +1,38 @@
+// Prefetch parts: which experts of a later layer to fetch before they are asked for.
+#pragma once
+
+#include "parts.hpp"
+
+namespace moesim {
+
+/// Fetch experts of a following layer at random.
+struct RandomAhead : Prefetch {
+    i64 size = 1, lookahead = 1;
+    u64 seed = 0;
+
+    void start(const Setup &setup) override;
+    int ahead(int step, int layer, int mb, std::vector<int> &experts) override;
+
+private:
+    State *state = nullptr;
+    DeviceState *gpu = nullptr;
+};
+
+/// Fetch the experts that a predictor gives the most rows in a following layer.
+struct TopPredicted : Prefetch {
+    i64 size = 1, lookahead = 1;
+    bool over_all = true;  // the option `over`
+
+    void start(const Setup &setup) override;
+    int ask(int layer, int mb) override;
+    void choose(int step, int layer, const PredictedIds &ids, std::vector<int> &experts) override;
+
+private:
+    State *state = nullptr;
+    DeviceState *gpu = nullptr;
+    std::pair<int, int> about{-1, -1};  // step and layer that the counts speak about
+    std::vector<i64> counts;
+    std::vector<int> chosen, top;
+};
+
+}  // namespace moesim
