@@ -130,6 +130,7 @@ class Composed(Composition):
             "staging": None if self.parts.replacement.admits else STAGING,
             "prefetched": PREFETCHED if self.parts.prefetch.transient else None, "per_layer": self._per_layer,
             "residents": self._residents, "load_ns": self._load_ns, "load_order": self.load_order, "cache_only": self.cache_only,
+            "exact": self.exact,
         }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------ events

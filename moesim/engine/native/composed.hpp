@@ -36,7 +36,7 @@ struct Composed {
     DeviceState *gpu, *cpu;  // cpu: none if nothing is computed on the host
     PoolState *cache, *staging;  // staging: none if demand loads enter the cache
     LoadOrder load_order;
-    bool cache_only;
+    bool cache_only, exact;
     std::vector<i64> load_ns;  // of an expert of each layer
     std::unique_ptr<Assignment> assignment;  // none: everything on the GPU
     std::unique_ptr<Prefetch> prefetch;  // none: nothing is

@@ -75,7 +75,7 @@ static void submit_shared(State &state, Visit *visit, int mb) {
     int layer = visit->layer, rows = int(state.micro[mb].n_rows);
     DeviceState *device = state.shared_at[layer], *home = state.dense_at[layer];
     visit->hold();
-    i64 work = as_int(ask(state, attr(state.costs, "shared_ns"), {ref(device->name), num(rows)}));
+    i64 work = part_ns(state, "shared_ns", device, rows);
     Task *task = new_task(state, Kind::shared, layer, mb, rows, work, [&state, device, home, layer, rows, visit] {
         cross(state, device, home, layer, rows, "out", [visit] { visit->let_go(); });
     });
@@ -94,19 +94,17 @@ void routed(State &state, int mb) {
     Visit *visit = state.visit;
     const MicroBatch &micro = state.micro[mb];
     int layer = visit->layer;
-    nb::object routing = own(PySequence_GetItem(micro.layers.ptr(), layer));  // experts, weights, scores, rows, active
-    PyObject *experts = PyTuple_GET_ITEM(routing.ptr(), 0), *weights = PyTuple_GET_ITEM(routing.ptr(), 1);
-    PyObject *scores = PyTuple_GET_ITEM(routing.ptr(), 2), *rows = PyTuple_GET_ITEM(routing.ptr(), 3);
-    PyObject *active = PyTuple_GET_ITEM(routing.ptr(), 4);
-    state.routing.read(rows, active, experts, int(micro.n_rows));
-    visit->route(experts, weights, state.routing.active, int(micro.n_rows));
+    state.routing.read(*micro.ids, layer);
+    visit->route(*micro.ids, state.routing.active, int(micro.n_rows));
     look_up(state, visit, mb);
     state.mb = mb;
     if (!visit->mbs_left) {
         visit->serve_early();
-        std::vector<Call> waiters = std::move(state.gate_input_waiters[layer]);
-        state.gate_input_waiters[layer].clear();
-        for (Call &call : waiters) call();
+        if (!state.gate_input_waiters[layer].empty()) {
+            std::vector<Call> waiters = std::move(state.gate_input_waiters[layer]);
+            state.gate_input_waiters[layer].clear();
+            for (Call &call : waiters) call();
+        }
     }
     if (state.n_shared > 0) submit_shared(state, visit, mb);
     if (!state.listens[ROUTED]) return;
@@ -119,6 +117,10 @@ void routed(State &state, int mb) {
         }
         return;
     }
+    nb::object routing = own(PySequence_GetItem(micro.layers.ptr(), layer));  // experts, weights, scores, rows, active
+    PyObject *experts = PyTuple_GET_ITEM(routing.ptr(), 0), *weights = PyTuple_GET_ITEM(routing.ptr(), 1);
+    PyObject *scores = PyTuple_GET_ITEM(routing.ptr(), 2), *rows = PyTuple_GET_ITEM(routing.ptr(), 3);
+    PyObject *active = PyTuple_GET_ITEM(routing.ptr(), 4);
     nb::object event = named(state.py.event[ROUTED], num(visit->step), num(layer), num(mb), ref(experts), ref(weights),
                              ref(scores), ref(rows), ref(active), num(micro.first_row));
     PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};

@@ -158,10 +158,12 @@ constexpr i64 FOREVER = i64(1) << 60;  // longer than any run may be, and far fr
 
 /// Time of some bytes of weights over a link, asked of the costs once.
 i64 transfer_ns(State &state, LinkState *link, i64 n_bytes) {
+    if (link->asked_bytes == n_bytes) return link->asked_ns;
     auto found = link->transfer_ns.find(n_bytes);
     if (found == link->transfer_ns.end())
         found = link->transfer_ns.emplace(n_bytes, std::min(as_int(ask(state, link->ask_ns, {num(n_bytes)})), FOREVER)).first;
-    return found->second;
+    link->asked_bytes = n_bytes;
+    return link->asked_ns = found->second;
 }
 
 /// Time of activations over a link, asked of the costs once.
@@ -297,44 +299,38 @@ static void hop(State &state, const std::vector<LinkState *> &path, size_t i, co
         then();
         return;
     }
+    if (i + 1 == path.size()) {
+        state.clock.send_rows(state, path[i], crossing, std::move(then));
+        return;
+    }
     Call next = [&state, &path, i, crossing, then = std::move(then)] { hop(state, path, i + 1, crossing, then); };
     state.clock.send_rows(state, path[i], crossing, std::move(next));
 }
 
-/// Move the activations of some rows from one device to another, hop by hop, then go on: at once if it is one.
-void cross(State &state, DeviceState *src, DeviceState *dst, int layer, int rows, const char *direction, Call then) {
-    if (src == dst) {
-        then();
-        return;
-    }
-    hop(state, path_between(state, src, dst), 0, {layer, rows, direction}, std::move(then));
+/// Move activations from one device to another, hop by hop, then go on.
+void cross_over(State &state, DeviceState *src, DeviceState *dst, const Crossing &crossing, Call then) {
+    hop(state, path_between(state, src, dst), 0, crossing, std::move(then));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ paths
 
 /// The links from one device to another.
 const std::vector<LinkState *> &path_between(State &state, DeviceState *src, DeviceState *dst) {
-    auto known = state.paths.find({src->index, dst->index});
-    if (known == state.paths.end()) {
+    std::vector<LinkState *> &path = state.paths[src->index * state.devices.size() + dst->index];
+    if (path.empty()) {
         nb::object found = ask(state, attr(state.costs, "path"), {ref(src->name), ref(dst->name)});
         Items items(found.ptr());
-        std::vector<LinkState *> path;
         for (Py_ssize_t i = 0; i < items.size(); ++i) {
             std::string name = text(attr(items[i], "name"));
             for (LinkState &link : state.links)
                 if (text(link.name) == name) path.push_back(&link);
         }
-        known = state.paths.emplace(std::pair(src->index, dst->index), std::move(path)).first;
     }
-    return known->second;
+    return path;
 }
 
 /// Devices from which weights can come to another, nearest first, then by name.
-std::vector<DeviceState *> sources(State &state, DeviceState *device, PyObject *name) {
-    if (name != Py_None) {
-        DeviceState *found = find_device(state, name);
-        return found ? std::vector{found} : std::vector<DeviceState *>{};
-    }
+const std::vector<DeviceState *> &sources(State &state, DeviceState *device) {
     auto &known = state.sources[device->index];
     if (known.empty()) {
         nb::object found = ask(state, attr(state.py.texts, "sources"), {ref(state.twin), ref(device->twin)});

@@ -26,8 +26,9 @@ static void arrive(State &state, Transfer *transfer) {
 
 /// Take in completions, in the order of submission.
 static void take_in(State &state) {
-    std::vector<Task *> finished = std::move(state.finished);
-    state.finished.clear();
+    std::vector<Task *> &finished = state.finishing;
+    finished.clear();
+    finished.swap(state.finished);
     if (finished.size() > 1)
         std::stable_sort(finished.begin(), finished.end(), [](Task *a, Task *b) { return a->key < b->key; });
     for (Task *task : finished) {
@@ -44,8 +45,9 @@ static void take_in(State &state) {
         if (task->group) progress(state, task->group);
         if (state.thread) computed(state, *state.thread, task);
     }
-    std::vector<Transfer *> arrived = std::move(state.arrived);
-    state.arrived.clear();
+    std::vector<Transfer *> &arrived = state.arriving;
+    arrived.clear();
+    arrived.swap(state.arrived);
     if (arrived.size() > 1)
         std::sort(arrived.begin(), arrived.end(), [](Transfer *a, Transfer *b) { return a->fetch < b->fetch; });
     for (Transfer *transfer : arrived) arrive(state, transfer);
@@ -96,8 +98,9 @@ static void flush(State &state) {
             state.goes_on = nullptr;
             call();
         } else if (!state.routed.empty()) {
-            std::vector<int> mbs = std::move(state.routed);
-            state.routed.clear();
+            std::vector<int> &mbs = state.routing_now;
+            mbs.clear();
+            mbs.swap(state.routed);
             std::sort(mbs.begin(), mbs.end());
             for (int mb : mbs) routed(state, mb);
         } else if (!state.predicted.empty()) {
@@ -113,8 +116,9 @@ static void flush(State &state) {
         state.blocked.clear();
     }
     if (!state.media_to_start.empty()) {
-        std::vector<Medium *> media = std::move(state.media_to_start);
-        state.media_to_start.clear();
+        std::vector<Medium *> &media = state.media_starting;
+        media.clear();
+        media.swap(state.media_to_start);
         for (Medium *medium : media) {
             if (start_next(state, medium)) continue;
             if (std::find(state.blocked.begin(), state.blocked.end(), medium) == state.blocked.end())

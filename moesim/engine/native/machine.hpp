@@ -39,14 +39,16 @@ struct Task {
 
 /// Runs returned together for one device: their rows cross once, their outputs come back once (rule 8).
 struct Group {
-    Visit *visit, *into;  // `into` waits for the outputs: the next layer's if they come late
-    DeviceState *device;
-    i64 first_extra;
-    int inputs_from;  // the layer whose hidden state is read
+    Visit *visit = nullptr, *into = nullptr;  // `into` waits for the outputs: the next layer's if they come late
+    DeviceState *device = nullptr;
+    i64 first_extra = 0;
+    int inputs_from = 0;  // the layer whose hidden state is read
     std::vector<Task *> tasks = {};
     int left = 0;
     Rows all = {};  // rows of the step that take part
     int rows = 0;
+
+    void begin_anew(Visit *of, Visit *waiting, DeviceState *on, int read, int words);
 };
 
 /// Activations that go from one device to another (rule 8).
@@ -114,6 +116,7 @@ struct LinkState : Server {
     int index = 0;
     nb::object name, link, ask_ns;  // the profile's link; the cost of bytes on it
     std::unordered_map<i64, i64> transfer_ns, activation_ns;  // what costs have answered, of bytes and of rows
+    i64 asked_bytes = -1, asked_ns = 0;  // and what they have answered last
     DeviceState *to = nullptr;
     Medium *medium = nullptr;
     bool plain = true, shared = false;  // shared: activations travel among the weights
@@ -140,5 +143,12 @@ struct DeviceState {
     std::vector<Transfer *> pending;  // of each unit, what is on its way here
     Lane main, side;
 };
+
+inline void Group::begin_anew(Visit *of, Visit *waiting, DeviceState *on, int read, int words) {
+    visit = of, into = waiting, device = on, first_extra = on->first_extra, inputs_from = read;
+    tasks.clear();
+    left = rows = 0;
+    all.assign(words, 0);
+}
 
 }  // namespace moesim

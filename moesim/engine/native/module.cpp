@@ -38,10 +38,10 @@ struct Engine {
         State &s = *state;
         for (nb::object *one : {&s.twin, &s.policy, &s.view, &s.steps, &s.progress, &s.sink}) *one = nb::none();
         for (DeviceState &device : s.devices) device.twin = nb::none();
+        s.composed.reset();
         s.clock.calls.clear();
         s.deferred.clear();
         s.goes_on = nullptr;
-        s.visits.clear();
         s.gate_input_waiters.clear();
         s.tasks.made.clear();
         for (Transfer &transfer : s.transfers.made) transfer.on_arrival = nullptr;

@@ -14,12 +14,16 @@ static void new_transfer(State &state, i64 layer, i64 expert, i64 unit, DeviceSt
              "make the pool at least one expert large");
     DeviceState *src = nullptr;
     CopyState *copy = nullptr;
-    for (DeviceState *one : sources(state, device, source)) {
-        copy = one->memory.get(unit);
-        if (copy && one != device) {
-            src = one;
-            break;
-        }
+    auto try_one = [&](DeviceState *one) {
+        copy = one == device ? nullptr : one->memory.get(unit);
+        src = copy ? one : nullptr;
+        return src != nullptr;
+    };
+    if (source == Py_None) {
+        const auto &listed = sources(state, device);
+        std::any_of(listed.begin(), listed.end(), try_one);
+    } else if (DeviceState *named = find_device(state, source)) {
+        try_one(named);
     }
     if (!src) {
         std::string known = truth(source) ? "no copy on " + text(source) : "no copy anywhere that can be reached";

@@ -123,7 +123,7 @@ Composed::Composed(State &state, nb::dict described)
       load_order(is(described, "load_order", "plan")   ? LoadOrder::plan
                  : is(described, "load_order", "rows") ? LoadOrder::rows
                                                        : LoadOrder::id),
-      cache_only(flag(described, "cache_only")),
+      cache_only(flag(described, "cache_only")), exact(flag(described, "exact")),
       assignment(make_assignment(nb::cast<nb::dict>(described["assignment"]))),
       prefetch(make_prefetch(nb::cast<nb::dict>(described["prefetch"]))),
       replacement(make_replacement(nb::cast<nb::dict>(described["replacement"]))),

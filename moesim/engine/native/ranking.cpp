@@ -14,7 +14,12 @@ void Ranked::start(const Setup &setup) {
 
 void Ranked::used(int step, int layer, const Routing &routing) {
     Admitting::used(step, layer, routing);
-    for (int expert : routing.n_rows == 1 ? ranked(routing) : routing.active) last[unit(layer, expert)] = ++n_uses;
+    if (routing.n_rows == 1) {
+        ranked(routing, in_use_order);
+    } else {
+        in_use_order = routing.active;
+    }
+    for (int expert : in_use_order) last[unit(layer, expert)] = ++n_uses;
     renew(layer, routing.active);
 }
 

@@ -29,6 +29,7 @@ private:
     std::vector<Order> orders;  // of each pool
     std::vector<Rank> ranks;  // of each unit, as it stands in its order
     std::vector<bool> in_order;
+    std::vector<int> in_use_order;  // the experts of the present visit
     i64 n_uses = 0;
     void renew(int layer, const std::vector<int> &experts);
 };

@@ -21,30 +21,28 @@ void PresentVisit::add(const State &state, int step_now, int layer_now, const Ro
 
 void Ordered::clear(i64 units, int pools) {
     n_units = units;
-    next.assign(units + pools, -1);
-    previous.assign(units + pools, -1);
-    for (int pool = 0; pool < pools; ++pool) next[end(pool)] = previous[end(pool)] = int(end(pool));
+    places.assign(units + pools, {-1, -1});
+    for (int pool = 0; pool < pools; ++pool) places[end(pool)] = {int(end(pool)), int(end(pool))};
 }
 
 void Ordered::append(int pool, i64 unit) {
-    i64 last = previous[end(pool)];
-    next[last] = previous[end(pool)] = int(unit);
-    previous[unit] = int(last);
-    next[unit] = int(end(pool));
+    Place &last = places[end(pool)];
+    places[unit] = {int(end(pool)), last.previous};
+    places[last.previous].next = int(unit);
+    last.previous = int(unit);
 }
 
 void Ordered::erase(i64 unit) {
-    next[previous[unit]] = next[unit];
-    previous[next[unit]] = previous[unit];
-    next[unit] = -1;
+    auto [next, previous] = places[unit];
+    places[previous].next = next;
+    places[next].previous = previous;
+    places[unit].next = -1;
 }
 
-/// The ids of a single row by rank.
-std::vector<int> ranked(const Routing &routing) {
-    Table ids(routing.experts);
-    std::vector<int> found(ids.buffer.shape[1]);
-    for (size_t i = 0; i < found.size(); ++i) found[i] = int(ids(0, i));
-    return found;
+/// Find the ids of a single row by rank.
+void ranked(const Routing &routing, std::vector<int> &found) {
+    found.resize(routing.top_k);
+    for (int i = 0; i < routing.top_k; ++i) found[i] = int((*routing.ids)(0, routing.layer, i));
 }
 
 void Admitting::start(const Setup &setup) {
@@ -82,7 +80,7 @@ void LRU::start(const Setup &setup) {
 void LRU::used(int step, int layer, const Routing &routing) {
     FIFO::used(step, layer, routing);
     if (by_rank && routing.n_rows == 1) {
-        present = ranked(routing);
+        ranked(routing, present);
         present_layer = layer;
         mark(layer, present);
     } else {

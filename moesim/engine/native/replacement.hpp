@@ -22,15 +22,18 @@ private:
 
 /// Units of several pools, each pool's in order of insertion, as dicts of Python keep them.
 struct Ordered {
-    std::vector<int> next, previous;  // of units, then of the ends of the pools; -1: not there
+    struct Place {
+        int next, previous;
+    };
+    std::vector<Place> places;  // of units, then of the ends of the pools; next -1: not there
     i64 n_units = 0;
     void clear(i64 units, int pools);
-    bool has(i64 unit) const { return next[unit] >= 0; }
+    bool has(i64 unit) const { return places[unit].next >= 0; }
     struct Iterator {
         const Ordered *of;
         i64 unit;
         i64 operator*() const { return unit; }
-        void operator++() { unit = of->next[unit]; }
+        void operator++() { unit = of->places[unit].next; }
         bool operator!=(const Iterator &other) const { return unit != other.unit; }
     };
     struct Pool {
@@ -38,7 +41,7 @@ struct Ordered {
         Iterator begin() const { return first; }
         Iterator end() const { return last; }
     };
-    Pool of(int pool) const { return {{this, next[end(pool)]}, {this, end(pool)}}; }
+    Pool of(int pool) const { return {{this, places[end(pool)].next}, {this, end(pool)}}; }
     void append(int pool, i64 unit);
     void erase(i64 unit);
 
@@ -143,6 +146,6 @@ private:
     std::vector<std::vector<bool>> members;
 };
 
-std::vector<int> ranked(const Routing &routing);
+void ranked(const Routing &routing, std::vector<int> &found);
 
 }  // namespace moesim

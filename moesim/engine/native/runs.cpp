@@ -83,8 +83,9 @@ static Group *group_of(State &state, Groups &groups, Visit *visit, Visit *into, 
     std::tuple<int, i64, bool> key{device->index, read * state.n_layers + visit->layer, late};
     for (auto &[of, known] : groups)
         if (of == key) return known;
-    Group *group = &state.groups.emplace_back(Group{visit, into, device, device->first_extra, int(read)});
-    group->all.assign(state.words, 0);
+    if (state.n_groups == state.groups.size()) state.groups.emplace_back();
+    Group *group = &state.groups[state.n_groups++];
+    group->begin_anew(visit, into, device, int(read), state.words);
     groups.emplace_back(key, group);
     return group;
 }

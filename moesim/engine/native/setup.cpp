@@ -22,6 +22,8 @@ static void read_model(State &state) {
     state.n_experts = int(int_attr(model, "n_experts"));
     state.top_k = int(int_attr(model, "top_k"));
     state.routing.rows.assign(state.n_experts, 0);
+    for (int layer = 0; layer < state.n_layers; ++layer)
+        state.visits.emplace_back(layer, i64(layer) * state.n_experts, state.top_k, state.n_experts);
     state.hidden = int(int_attr(model, "hidden"));
     state.n_shared = int(int_attr(model, "n_shared"));
     state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");
@@ -86,6 +88,7 @@ static void read_devices(State &state) {
         if (device.is_gpu) state.gpus.push_back(&device);
     }
     state.sources.resize(state.devices.size());
+    state.paths.resize(state.devices.size() * state.devices.size());
 }
 
 static void read_links(State &state) {

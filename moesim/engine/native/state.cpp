@@ -6,17 +6,20 @@ namespace moesim {
 State::State() = default;
 State::~State() = default;
 
-/// Take over what Python knows of a micro-batch.
-void Routing::read(PyObject *rows_of, PyObject *listed, nb::handle ids, int n) {
+/// Count the rows of each expert of a layer.
+void Routing::read(const Table &of, int of_layer) {
     for (int expert : active) rows[expert] = 0;
     active.clear();
-    experts = ids;
-    n_rows = n;
-    Items found(listed);
-    for (Py_ssize_t i = 0; i < found.size(); ++i) {
-        active.push_back(int(as_int(found[i])));
-        rows[active.back()] = as_int(PyTuple_GET_ITEM(rows_of, active.back()));
-    }
+    ids = &of;
+    layer = of_layer;
+    n_rows = int(of.buffer.shape[0]);
+    top_k = int(of.buffer.shape[2]);
+    for (int row = 0; row < n_rows; ++row)
+        for (int slot = 0; slot < top_k; ++slot) {
+            int expert = int(of(row, layer, slot));
+            if (!rows[expert]++) active.push_back(expert);
+        }
+    std::sort(active.begin(), active.end());
 }
 
 /// Whether the gate input of a layer exists in this step, for all rows.
@@ -38,10 +41,11 @@ Task *new_task(State &state, Kind kind, int layer, int mb, int rows, i64 work, C
     return task;
 }
 
-/// Make the visit of a layer in the present step.
+/// Begin the visit of a layer in the present step.
 Visit *new_visit(State &state, int layer) {
-    return &state.visits.emplace_back(state.step_index, layer, i64(layer) * state.n_experts, state.top_k, state.n_mbs(),
-                                      state.n_experts, state.words);
+    Visit *visit = &state.visits[layer];
+    visit->begin_anew(state.step_index, state.n_mbs(), state.words);
+    return visit;
 }
 
 /// Call a Python function with new references, which are released.

@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <string_view>
 #include <unordered_map>
 
 namespace moesim {
@@ -23,7 +24,8 @@ struct HostThread {
 /// A contiguous run of a step's rows that holds whole requests.
 struct MicroBatch {
     i64 first_row, n_rows, work2;
-    nb::object layers;
+    nb::object layers;  // routing of each layer, for events
+    std::unique_ptr<Table> ids;  // (n_rows, n_layers, top_k)
 };
 
 struct Streams;
@@ -34,10 +36,10 @@ struct Answer;
 struct Routing {
     std::vector<i64> rows;
     std::vector<int> active;
-    nb::handle experts;  // (n_rows, top_k) ids in rank order
-    int n_rows = 0;
+    const Table *ids = nullptr;  // (n_rows, n_layers, top_k) in rank order
+    int layer = 0, n_rows = 0, top_k = 0;
 
-    void read(PyObject *rows_of, PyObject *listed, nb::handle ids, int n);
+    void read(const Table &of, int of_layer);
 };
 
 /// Objects that are made and given back all the time. All go with the run.
@@ -77,9 +79,10 @@ struct State {
     std::map<std::string, DeviceState *> step_parts;
     std::vector<std::pair<DeviceState *, i64>> kv_layers;  // layers whose KV cache is in each device's memory
     std::unique_ptr<Streams> streams;  // of parts that are copied for each use, if there are any
-    std::map<std::pair<int, int>, std::vector<LinkState *>> paths;
+    std::vector<std::vector<LinkState *>> paths;  // from each device to each other; empty: not asked
     std::vector<std::vector<LinkState *>> alone;  // each link as a path
     std::unordered_map<i64, i64> activation_bytes;  // of rows, as far as asked
+    std::map<std::tuple<std::string_view, int, i64>, i64> part_ns;  // what costs have answered, of a part, a device and rows
     std::vector<std::vector<DeviceState *>> sources;
     std::unique_ptr<HostThread> thread;
     std::unique_ptr<Composed> composed;  // decides in the policy's place, if it is one of parts that are there in C++
@@ -88,11 +91,11 @@ struct State {
     i64 chunk_bytes = 0;  // 0: transfers are in one piece
     // Completed at this instant and not yet told.
     i64 now = 0;
-    std::vector<Transfer *> arrived;
-    std::vector<Task *> finished;
+    std::vector<Transfer *> arrived, arriving;  // the second of each: what is being taken in
+    std::vector<Task *> finished, finishing;
     std::vector<Call> deferred;
     Call goes_on = nullptr;  // what follows embedding, leading layers or the head
-    std::vector<int> routed;
+    std::vector<int> routed, routing_now;
     struct Prediction {
         int step, layer;
         nb::object source, predictor;
@@ -101,7 +104,7 @@ struct State {
     std::vector<nb::object> sent;
     // What may have something to start.
     std::vector<Lane *> lanes_to_start;
-    std::vector<Medium *> media_to_start, blocked;
+    std::vector<Medium *> media_to_start, media_starting, blocked;
     // The present step and layer.
     i64 task_numbers = 1, fetch_numbers = 1;
     nb::object step, phase;
@@ -112,8 +115,9 @@ struct State {
     Visit *visit = nullptr;
     Routing routing;  // routed last
     int reached = -1;  // the layer begun last in this step
-    std::deque<Visit> visits;  // of this step
-    std::deque<Group> groups;  // of this step
+    std::vector<Visit> visits;  // of each layer, in this step
+    std::deque<Group> groups;  // of this step, and others to be used again
+    size_t n_groups = 0;  // of this step
     std::vector<Visit *> future;  // of each layer of this step that has early Runs
     std::vector<std::vector<Call>> gate_input_waiters;  // of each layer
     DeviceState *hidden_at = nullptr;
@@ -161,6 +165,7 @@ void next_step(State &state);
 void begin_layer(State &state, int layer);
 void end_layer(State &state, Visit *visit);
 i64 dense_ns(State &state, int layer);
+i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows);
 
 // delivery
 void routed(State &state, int mb);
@@ -187,14 +192,20 @@ bool start_next(State &state, Medium *medium);
 void complete(State &state, LinkState *link, i64 now);
 i64 remaining_ns(State &state, Transfer *transfer);
 void hand_over(State &state, nb::object records);
-void cross(State &state, DeviceState *src, DeviceState *dst, int layer, int rows, const char *direction, Call then);
+void cross_over(State &state, DeviceState *src, DeviceState *dst, const Crossing &crossing, Call then);
+/// Move the activations of some rows from one device to another, hop by hop, then go on: at once if it is one.
+template <class Then>
+void cross(State &state, DeviceState *src, DeviceState *dst, int layer, int rows, const char *direction, Then &&then) {
+    if (src == dst) return then();
+    cross_over(state, src, dst, {layer, rows, direction}, std::forward<Then>(then));
+}
 i64 activation_ns(State &state, LinkState *link, int rows);
 i64 activation_bytes(State &state, int rows);
 i64 transfer_ns(State &state, LinkState *link, i64 n_bytes);
 
 // paths
 const std::vector<LinkState *> &path_between(State &state, DeviceState *src, DeviceState *dst);
-std::vector<DeviceState *> sources(State &state, DeviceState *device, PyObject *name);
+const std::vector<DeviceState *> &sources(State &state, DeviceState *device);
 
 // actions
 void tell(State &state, EventKind kind, const nb::object &event);

@@ -27,19 +27,16 @@ static void submit_part(State &state, DeviceState *device, Task *task, std::init
     submit(state, &device->main, task);
 }
 
+/// Time of a part that depends on rows alone, asked of the costs once.
+i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows) {
+    auto [known, is_new] = state.part_ns.try_emplace({cost, device->index, rows}, -1);
+    if (known->second < 0) known->second = as_int(ask(state, attr(state.costs, cost), {ref(device->name), num(rows)}));
+    return known->second;
+}
+
 /// Run embedding, leading layers or head where they live; a part that costs nothing is passed over.
-static void step_part(State &state, Kind kind, const char *part, const char *cost, i64 rows, std::initializer_list<i64> more,
-                      Call then) {
+static void step_part(State &state, Kind kind, const char *part, i64 rows, i64 work, Call then) {
     DeviceState *device = state.step_parts.at(part);
-    i64 work = 0;
-    if (rows) {
-        std::vector<PyObject *> arguments{ref(device->name), num(rows)};
-        for (i64 one : more) arguments.push_back(num(one));
-        nb::object method = attr(state.costs, cost);
-        PyObject *found = PyObject_Vectorcall(method.ptr(), arguments.data(), arguments.size(), nullptr);
-        for (PyObject *one : arguments) Py_DECREF(one);
-        work = as_int(own(found));
-    }
     if (!work && !(state.streams && state.streams->holds(part, -1))) {
         then();
         return;
@@ -63,10 +60,23 @@ static void read_step(State &state, nb::object step) {
     Items micro(found.ptr());
     state.micro.clear();
     for (Py_ssize_t i = 0; i < micro.size(); ++i) {
-        PyObject *one = micro[i];  // first_row, n_rows, work2, n_sequences, layers
+        PyObject *one = micro[i];  // first_row, n_rows, work2, n_sequences, layers, experts
         state.micro.push_back({as_int(PyTuple_GET_ITEM(one, 0)), as_int(PyTuple_GET_ITEM(one, 1)),
-                               as_int(PyTuple_GET_ITEM(one, 2)), nb::borrow(PyTuple_GET_ITEM(one, 4))});
+                               as_int(PyTuple_GET_ITEM(one, 2)), nb::borrow(PyTuple_GET_ITEM(one, 4)),
+                               std::make_unique<Table>(PyTuple_GET_ITEM(one, 5))});
     }
+}
+
+/// Count the requests among rows of the step.
+static i64 n_requests(State &state, i64 first_row, i64 n_rows) {
+    if (n_rows == 1) return 1;
+    return as_int(ask(state, attr(state.py.texts, "n_requests"), {ref(attr(state.step, "requests")), num(first_row), num(n_rows)}));
+}
+
+static i64 leading_ns(State &state, DeviceState *device) {
+    i64 rows = state.step_rows;
+    return as_int(ask(state, attr(state.costs, "leading_ns"),
+                      {ref(device->name), num(rows), num(int_attr(state.step, "work2")), num(n_requests(state, 0, rows))}));
 }
 
 /// Begin the next step; after the last the run is over, and what is still in flight has no end in the records.
@@ -79,10 +89,10 @@ void next_step(State &state) {
     }
     nb::object step = nb::steal(next);
     read_step(state, step);
-    state.visits.clear();
-    state.groups.clear();
+    state.n_groups = 0;
     state.future.assign(state.n_layers, nullptr);
-    state.gate_input_waiters.assign(state.n_layers, {});
+    state.gate_input_waiters.resize(state.n_layers);
+    for (auto &waiters : state.gate_input_waiters) waiters.clear();
     state.dense_memo.clear();
     state.step_began = state.now;
     state.gate_mass = 0;
@@ -91,16 +101,16 @@ void next_step(State &state) {
     state.reached = -1;
     nb::object requests = attr(step, "requests");
     if (state.composed) {
-        if (state.listens[STEP_BEGIN]) state.composed->step_begin(text(state.phase) == "prefill");
-    } else
+        state.composed->step_begin(text(state.phase) == "prefill");
+    } else {
         tell(state, STEP_BEGIN, named(state.py.event[STEP_BEGIN], num(state.step_index), ref(state.phase), ref(requests),
-                                  ref(attr(step, "last_chunk"))));
+                                      ref(attr(step, "last_chunk"))));
+    }
     state.hidden_at = state.step_parts.at("embedding");
-    step_part(state, Kind::embedding, "embedding", "embedding_ns", state.step_rows, {}, [&state, step] {
-        i64 n_requests = as_int(ask(state, attr(state.py.texts, "n_requests"),
-                                    {ref(attr(step, "requests")), num(0), num(state.step_rows)}));
-        step_part(state, Kind::leading, "leading", "leading_ns", state.step_rows, {int_attr(step, "work2"), n_requests},
-                  [&state] { begin_layer(state, 0); });
+    i64 rows = state.step_rows, embedding = rows ? part_ns(state, "embedding_ns", state.step_parts.at("embedding"), rows) : 0;
+    step_part(state, Kind::embedding, "embedding", rows, embedding, [&state, rows] {
+        i64 leading = rows ? leading_ns(state, state.step_parts.at("leading")) : 0;
+        step_part(state, Kind::leading, "leading", rows, leading, [&state] { begin_layer(state, 0); });
     });
 }
 
@@ -118,14 +128,10 @@ static void end_step(State &state) {
 
 // ----------------------------------------------------------------------------------------------------------------- layers
 
-static i64 n_requests(State &state, const MicroBatch &micro) {
-    return as_int(ask(state, attr(state.py.texts, "n_requests"),
-                      {ref(attr(state.step, "requests")), num(micro.first_row), num(micro.n_rows)}));
-}
 
 static i64 attention_ns(State &state, DeviceState *device, const MicroBatch &micro) {
     return as_int(ask(state, attr(state.costs, "attention_ns"),
-                      {ref(device->name), num(micro.n_rows), num(micro.work2), num(n_requests(state, micro))}));
+                      {ref(device->name), num(micro.n_rows), num(micro.work2), num(n_requests(state, micro.first_row, micro.n_rows))}));
 }
 
 static i64 projections_ns(State &state, DeviceState *device, const MicroBatch &micro) {
@@ -133,12 +139,12 @@ static i64 projections_ns(State &state, DeviceState *device, const MicroBatch &m
 }
 
 static i64 core_ns(State &state, DeviceState *device, const MicroBatch &micro) {
-    return as_int(ask(state, attr(state.costs, "core_ns"),
-                      {ref(device->name), num(micro.n_rows), num(micro.work2), num(n_requests(state, micro))}));
+    return as_int(ask(state, attr(state.costs, "core_ns"), {ref(device->name), num(micro.n_rows), num(micro.work2),
+                                                            num(n_requests(state, micro.first_row, micro.n_rows))}));
 }
 
 static i64 rest_ns(State &state, DeviceState *device, const MicroBatch &micro) {
-    return as_int(ask(state, attr(state.costs, "dense_ns"), {ref(device->name), num(micro.n_rows)}));
+    return part_ns(state, "dense_ns", device, micro.n_rows);
 }
 
 /// The device that reads a layer's KV cache in the present step, if it is another than attention's.
@@ -167,7 +173,7 @@ static void submit_apart(State &state, int layer, int mb, DeviceState *hidden, D
 /// Submit attention and the rest. On one device they are one task; else each waits for the one before to cross.
 static void submit_dense(State &state, int layer, int mb, DeviceState *hidden, DeviceState *attention, DeviceState *dense) {
     int rows = int(state.micro[mb].n_rows);
-    Call run_rest = [&state, dense, layer, mb, rows] {
+    auto run_rest = [&state, dense, layer, mb, rows] {
         i64 work = rest_ns(state, dense, state.micro[mb]);
         submit_part(state, dense, new_task(state, Kind::dense, layer, mb, rows, work), {"dense"});
     };
@@ -224,9 +230,25 @@ i64 dense_ns(State &state, int layer) {
     return total;
 }
 
+static bool is_exact(State &state) {
+    return state.composed ? state.composed->exact : truth(attr(state.policy, "exact").ptr());
+}
+
+/// List a field of the layer's routing (0: ids, 1: weights), of each micro-batch.
+static nb::list routing_of(State &state, const Visit *visit, int field) {
+    nb::list found;
+    for (const MicroBatch &micro : state.micro) {
+        nb::object routing = own(PySequence_GetItem(micro.layers.ptr(), visit->layer));
+        found.append(nb::handle(PyTuple_GET_ITEM(routing.ptr(), field)));
+    }
+    return found;
+}
+
 static void check_served(State &state, Visit *visit) {
     int expert, row;
-    if (!visit->serve_substitutes(expert, row))
+    std::vector<const Table *> ids;
+    for (const MicroBatch &micro : state.micro) ids.push_back(micro.ids.get());
+    if (!visit->serve_substitutes(ids, expert, row))
         fail(state, "Run(E" + std::to_string(expert) + ") for row " + std::to_string(row) +
                         ": every slot of that row is served already",
              "leave the row out, or Run fewer experts for it");
@@ -238,9 +260,9 @@ static void check_served(State &state, Visit *visit) {
         found.append(nb::make_tuple(one.kind, one.expert, rows));
     }
     nb::object inexact = ask(state, attr(state.py.texts, "inexact_records"),
-                             {num(visit->step), num(visit->layer), list_of(visit->experts).release().ptr(),
-                              list_of(visit->weights).release().ptr(), found.release().ptr()});
-    if (truth(inexact.ptr()) && truth(attr(state.policy, "exact").ptr())) {
+                             {num(visit->step), num(visit->layer), routing_of(state, visit, 0).release().ptr(),
+                              routing_of(state, visit, 1).release().ptr(), found.release().ptr()});
+    if (truth(inexact.ptr()) && is_exact(state)) {
         std::string kinds = text(ask(state, attr(state.py.texts, "kinds"), {ref(inexact)}));
         fail(state, "an exact policy served slots otherwise than fresh: " + kinds,
              "run what is routed on fresh inputs, or set exact = False");
@@ -252,20 +274,25 @@ static void check_served(State &state, Visit *visit) {
 /// Close a visit whose work is all done, and go on to the next layer or the LM head.
 void end_layer(State &state, Visit *visit) {
     if (!visit->substitutes.empty() || !visit->inexact.empty()) check_served(state, visit);
-    if (!truth(attr(state.policy, "exact").ptr())) {
-        nb::object mass = ask(state, attr(state.py.texts, "gate_mass"), {list_of(visit->weights).release().ptr()});
+    if (!is_exact(state)) {
+        nb::object mass = ask(state, attr(state.py.texts, "gate_mass"), {routing_of(state, visit, 1).release().ptr()});
         state.gate_mass += nb::cast<double>(mass);
     }
     state.records.layers.push_back({visit->begin, state.now, visit->step, visit->layer});
     state.visit = nullptr;
-    if (state.composed) {
-        if (state.listens[LAYER_END]) apply(state, state.composed->layer_end(visit->step, visit->layer));
-    } else if (state.listens[LAYER_END])
-        tell(state, LAYER_END, named(state.py.event[LAYER_END], num(visit->step), num(visit->layer)));
+    if (state.listens[LAYER_END]) {
+        if (state.composed) {
+            apply(state, state.composed->layer_end(visit->step, visit->layer));
+        } else {
+            tell(state, LAYER_END, named(state.py.event[LAYER_END], num(visit->step), num(visit->layer)));
+        }
+    }
     if (visit->layer + 1 < state.n_layers) {
         begin_layer(state, visit->layer + 1);
     } else {
-        step_part(state, Kind::head, "head", "head_ns", int_attr(state.step, "n_sequences"), {}, [&state] { end_step(state); });
+        i64 rows = int_attr(state.step, "n_sequences");
+        i64 work = rows ? part_ns(state, "head_ns", state.step_parts.at("head"), rows) : 0;
+        step_part(state, Kind::head, "head", rows, work, [&state] { end_step(state); });
     }
 }
 

@@ -1,32 +1,40 @@
 #include "visit.hpp"
 
-#include "table.hpp"
-
-#include <memory>
+#include <algorithm>
 
 namespace moesim {
 
 bool Visit::has_unserved(i64 expert) const {
     if (expert < 0 || expert >= n_experts || !routed()) return false;
-    return count(unserved.data() + size_t(expert) * words, words) > 0;
+    const u64 *bits = unserved.data() + size_t(expert) * words;
+    return std::any_of(bits, bits + words, [](u64 word) { return word != 0; });
 }
 
-/// Take in one micro-batch's routing: `ids` (n, k), and which experts have rows.
-void Visit::route(nb::handle ids, nb::handle gate_weights, const std::vector<int> &active, int n_rows) {
+/// Begin the layer's visit of another step.
+void Visit::begin_anew(int in_step, int mbs, int words_of_step) {
+    step = in_step, words = words_of_step;
+    mbs_left = mbs, open = mbs;
+    begin = -1;
+    routed_rows = 0;
+    unserved.clear();
+    early.clear();
+    substitutes.clear();
+    inexact.clear();
+}
+
+/// Take in one micro-batch's routing: the ids of its layers, and which experts have rows.
+void Visit::route(const Table &ids, const std::vector<int> &active, int n_rows) {
     --mbs_left;
     open += i64(n_rows) * k - 1;
     if (!routed()) unserved.assign(size_t(n_experts) * words, 0);
     if (n_rows == 1) {
         for (int e : active) of(e)[routed_rows >> 6] |= u64(1) << (routed_rows & 63);
     } else {
-        Table table(ids);
         for (i64 r = 0; r < n_rows; ++r) {
             i64 row = routed_rows + r;
-            for (int slot = 0; slot < k; ++slot) of(int(table(r, slot)))[row >> 6] |= u64(1) << (row & 63);
+            for (int slot = 0; slot < k; ++slot) of(int(ids(r, layer, slot)))[row >> 6] |= u64(1) << (row & 63);
         }
     }
-    experts.push_back(nb::borrow(ids));
-    weights.push_back(nb::borrow(gate_weights));
     routed_rows += n_rows;
 }
 
@@ -69,16 +77,14 @@ void Visit::serve_early() {
 }
 
 /// Give each Run of an expert that was not routed for a row that row's next unserved slot, in rank order.
-/// False if there is none left: for which expert and row.
-bool Visit::serve_substitutes(int &expert, int &row) {
+/// False if there is none left: for which expert and row. `ids`: of each micro-batch.
+bool Visit::serve_substitutes(const std::vector<const Table *> &ids, int &expert, int &row) {
     if (substitutes.empty()) return true;
-    std::vector<std::unique_ptr<Table>> tables;
     std::vector<i64> firsts;
     i64 first = 0;
-    for (nb::object &ids : experts) {
-        tables.push_back(std::make_unique<Table>(ids));
+    for (const Table *table : ids) {
         firsts.push_back(first);
-        first += tables.back()->buffer.shape[0];
+        first += table->buffer.shape[0];
     }
     for (const Early &run : substitutes) {
         for (int r : rows_of(run.rows)) {
@@ -86,7 +92,7 @@ bool Visit::serve_substitutes(int &expert, int &row) {
             while (firsts[mb] > r) --mb;
             int replaced = -1;
             for (int slot = 0; slot < k && replaced < 0; ++slot) {
-                int e = int((*tables[mb])(r - firsts[mb], slot));
+                int e = int((*ids[mb])(r - firsts[mb], layer, slot));
                 if (of(e)[r >> 6] >> (r & 63) & 1) replaced = e;
             }
             if (replaced < 0) {

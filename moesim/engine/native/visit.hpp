@@ -2,6 +2,7 @@
 #pragma once
 
 #include "rows.hpp"
+#include "table.hpp"
 
 namespace moesim {
 
@@ -23,23 +24,22 @@ struct Inexact {
 
 /// One visit of a layer.
 struct Visit {
-    int step, layer;
+    int step = -1, layer;
     i64 base;  // unit of its expert 0
     int k;
-    int mbs_left;  // micro-batches not yet routed
+    int mbs_left = 0;  // micro-batches not yet routed
     int n_experts;
-    int words;  // of a set of rows of the step
+    int words = 1;  // of a set of rows of the step
     i64 begin = -1;  // not begun: only early Runs refer to it
     int routed_rows = 0;  // rows of the micro-batches routed so far
     Rows unserved;  // of each expert, the rows routed to it that no Run has taken; empty before the first routing
-    std::vector<nb::object> experts, weights;  // per micro-batch (n, k)
     std::vector<Early> early;
     std::vector<Early> substitutes;  // Runs for rows that were not routed to their expert: served last
     std::vector<Inexact> inexact;
     i64 open;  // what keeps the layer open: micro-batches to route, slots to serve, tasks and crossings to end
 
-    Visit(int step, int layer, i64 base, int k, int mbs, int n_experts, int words)
-        : step(step), layer(layer), base(base), k(k), mbs_left(mbs), n_experts(n_experts), words(words), open(mbs) {}
+    Visit(int layer, i64 base, int k, int n_experts) : layer(layer), base(base), k(k), n_experts(n_experts) {}
+    void begin_anew(int in_step, int mbs, int words_of_step);
 
     void hold() { ++open; }
     void let_go() { --open; }
@@ -47,11 +47,11 @@ struct Visit {
     bool routed() const { return !unserved.empty(); }
     bool has_unserved(i64 expert) const;
 
-    void route(nb::handle ids, nb::handle gate_weights, const std::vector<int> &active, int n_rows);
+    void route(const Table &ids, const std::vector<int> &active, int n_rows);
     int take(int expert, Rows *into);
     void serve(const Early &run);
     void serve_early();
-    bool serve_substitutes(int &expert, int &row);
+    bool serve_substitutes(const std::vector<const Table *> &ids, int &expert, int &row);
 
 private:
     void close(int expert, const Rows &rows, int kind);

@@ -46,6 +46,7 @@ class MicroBatch(NamedTuple):
     work2: int  # attention: sum over its sequences of n * (2 * context + n)
     n_sequences: int  # sequences that produce a token
     layers: list[LayerRouting]
+    experts: NDArray[Any]  # (n_rows, n_layers, top_k) the ids of all layers
 
 
 def may_keep(trace: Trace, n_rows: int, n_visits: int) -> bool:
@@ -61,8 +62,8 @@ def steps_at_once(trace: Trace, n_rows: int, n_visits: int) -> int:
     return max(1, BLOCK // (trace.n_layers * (n_rows * trace.top_k + n_visits * trace.n_experts)))
 
 
-def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[list[LayerRouting]]:
-    """Look up the routing of steps, as the layers of each micro-batch of each.
+def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tuple[list[LayerRouting], NDArray[Any]]]:
+    """Look up the routing of steps: for each micro-batch of each its layers, and the ids of all layers in one array.
 
     The rows of the trace are (n_steps, n_rows), of which the micro-batches of a step have so many each.
 
@@ -70,7 +71,7 @@ def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[list
     >>> trace = Trace.build(
     ...     experts=np.array([[[2, 0]], [[2, 1]]]), n_prompt=[1], n_decode=[1], n_experts=4, model="tiny", label="synthetic"
     ... )
-    >>> [[layer]] = look_up(trace, np.array([[0, 1]]), [2])
+    >>> [([layer], experts)] = look_up(trace, np.array([[0, 1]]), [2])
     >>> layer.rows, layer.active
     ((1, 1, 2, 0), (0, 1, 2))
     """
@@ -88,7 +89,8 @@ def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[list
     views = [_views(values, ends, n_layers) for values in arrays]
     parts = zip(*views, _tuples(counts), _present(counts), strict=True)
     routed = list(map(partial(tuple.__new__, LayerRouting), parts))
-    return [routed[i : i + n_layers] for i in range(0, len(routed), n_layers)]
+    layers = (routed[i : i + n_layers] for i in range(0, len(routed), n_layers))
+    return [(part, experts[first:end]) for part, first, end in zip(layers, [0, *ends], ends, strict=False)]
 
 
 def _count(experts: NDArray[Any], visit_of: NDArray[np.int64], n_visits: int, n_experts: int) -> NDArray[np.int64]:

@@ -135,10 +135,10 @@ class _Shared:
         return _recall(self._blocks, begin, self._look_up, self._most)[offset - begin]
 
     def _look_up(self, begin: int) -> list[tuple[MicroBatch, ...]]:
-        layers, n = look_up(self._trace, self.rows[begin : begin + self._at_once], self.sizes), len(self.sizes)
-        parts = (layers[i : i + n] for i in range(0, len(layers), n))
+        found, n = look_up(self._trace, self.rows[begin : begin + self._at_once], self.sizes), len(self.sizes)
+        parts = (zip(*found[i : i + n], strict=True) for i in range(0, len(found), n))
         return [
-            tuple(map(MicroBatch, self._first_rows, self.sizes, self.work2(offset), self._sequences, part))
+            tuple(map(MicroBatch, self._first_rows, self.sizes, self.work2(offset), self._sequences, *part))
             for offset, part in enumerate(parts, begin)
         ]
 
