@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from inspect import getattr_static
+from functools import cache
+from itertools import takewhile
 from types import FunctionType
 from typing import Any
 
@@ -48,19 +48,17 @@ def _as_shipped(part: Any) -> bool:
 
 
 def methods_as_shipped(policy: Any, *classes: type) -> bool:
-    """Whether no subclass and no attribute of a policy replaces how these classes decide."""
-    replaced = vars(policy).keys()
-    return all(
-        getattr_static(type(policy), name) is method and name not in replaced for name, method in _deciding(classes).items()
-    )
+    """Whether no subclass of these classes, and no attribute of the policy, replaces how they decide."""
+    deciding = _deciding(classes)
+    own = takewhile(lambda cls: cls not in classes, type(policy).__mro__)
+    return vars(policy).keys().isdisjoint(deciding) and all(vars(cls).keys().isdisjoint(deciding) for cls in own)
 
 
-def _deciding(classes: tuple[type, ...]) -> Mapping[str, Any]:
-    """Give the methods and properties of some classes, the first of each name."""
-    found: dict[str, Any] = {}
-    for cls in reversed(classes):
-        found |= {name: one for name, one in vars(cls).items() if isinstance(one, FunctionType | property)}
-    return {name: one for name, one in found.items() if name not in SET_BY_PRESETS}
+@cache
+def _deciding(classes: tuple[type, ...]) -> frozenset[str]:
+    """Name the methods and properties of some classes."""
+    found = {name for cls in classes for name, one in vars(cls).items() if isinstance(one, FunctionType | property)}
+    return frozenset(found.difference(SET_BY_PRESETS))
 
 
 def in_python(policy: Any) -> Any:

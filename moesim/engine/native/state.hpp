@@ -50,8 +50,8 @@ template <class T> struct Store {
         if (unused.empty()) return &made.emplace_back(T{std::forward<Fields>(fields)...});
         T *found = unused.back();
         unused.pop_back();
-        *found = T{std::forward<Fields>(fields)...};
-        return found;
+        std::destroy_at(found);
+        return new (found) T{std::forward<Fields>(fields)...};
     }
     void give_back(T *one) { unused.push_back(one); }
 };
