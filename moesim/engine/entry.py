@@ -12,7 +12,7 @@ from moesim.engine.choice import chosen
 from moesim.engine.loop import run
 from moesim.engine.setup import connect, place
 from moesim.engine.simulated import Simulated
-from moesim.engine.state import PIECE, EngineOptions, State
+from moesim.engine.state import PIECE, EngineOptions, Sink, State
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
 from moesim.policy import Policy, View
@@ -29,7 +29,7 @@ def simulate(
     *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
     predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
     options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
-    engine: str | None = None, sink: Callable[[Records], None] | None = None, piece: int = PIECE,
+    engine: str | None = None, sink: Sink | None = None, piece: int = PIECE,
 ) -> Records:  # fmt: skip
     """Run one policy over one workload on one machine.
 
@@ -55,8 +55,9 @@ def simulate(
     engine : {"simpy", "native"}, optional
         Which engine; both leave the same records. Without it `chosen` decides.
     sink : callable, optional
-        Takes the records piece by piece, each up to the end of a step, so that memory holds one piece at a time. The last
-        piece has the run's end and largest sizes, too.
+        Takes the records piece by piece, each up to the end of a step, so that memory holds one piece at a time; and with
+        each the time in ns before which no record of a later piece starts. The last piece has the run's end and largest
+        sizes, too.
     piece : int
         Tasks of a piece at least.
 
@@ -94,7 +95,7 @@ def simulate(
         other = play("simpy" if name == "native" else "native", again)
         check_equal(*((records, other) if name == "simpy" else (other, records)))
     if sink is not None:
-        sink(records)
+        sink(records, records.makespan_ns)
         records.clear()
     return records
 

@@ -30,7 +30,7 @@ def run(state: State) -> Records:
             flush(state)
             if state.sink is not None and not state.over and len(state.records.tasks) >= state.piece and _at_step_end(state):
                 _order(state.records)
-                state.sink(state.records)
+                state.sink(state.records, _settled(state))
                 state.records.clear()
     records = state.records
     _order(records)
@@ -46,6 +46,12 @@ def _at_step_end(state: State) -> bool:
     """Whether a step has ended at this instant, of which all is written now."""
     steps = state.records.steps
     return bool(steps) and steps[-1].end == state.now
+
+
+def _settled(state: State) -> int:
+    """Return the time before which nothing starts that is not written yet."""
+    running = (lane.task.start for device in state.devices for lane in (device.main, device.side) if lane.task is not None)
+    return min([state.now, *running, *(link.start for link in state.links.values() if link.current is not None)])
 
 
 def _order(records: Records) -> None:

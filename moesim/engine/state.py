@@ -56,6 +56,8 @@ class HostThread:
     computing: Task | None = None
 
 
+Sink = Callable[[Records, int], None]
+"""Takes the records piece by piece, and with each the time before which no record of a later piece starts."""
 PIECE = 200_000
 """Tasks of a piece of records at least; some 30 MB."""
 
@@ -87,7 +89,7 @@ class State:
     options: EngineOptions = EngineOptions()
     policy_name: str = ""
     progress: Callable[[int], None] | None = None
-    sink: Callable[[Records], None] | None = None  # takes the records piece by piece
+    sink: Sink | None = None
     piece: int = PIECE
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins

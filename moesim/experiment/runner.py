@@ -19,6 +19,7 @@ from moesim.metrics.breakdown import Breakdown, breakdown
 from moesim.metrics.chain import Chain
 from moesim.metrics.machine import Machine
 from moesim.metrics.outcome import Outcome
+from moesim.metrics.summary import Summary
 from moesim.policies.registry import make_policy
 from moesim.records import Records, activities
 from moesim.trace.predictors.future import FutureUse
@@ -98,9 +99,9 @@ def _run(
     execution: Execution,
 ) -> Outcome:
     trace, workload = inputs.trace(spec), inputs.workload(spec)
-    done = _carry_out(inputs, spec, machine, progress, execution)
-    policy, costs, records, metrics, split = done.policy, done.costs, done.records, done.metrics, done.split
-    labels = [*(["measured"] if execution.measured else costs.labels(activities(records))), trace.label, *done.labels]
+    done = _carry_out(inputs, spec, machine, progress, execution, keep)
+    policy, costs, metrics = done.policy, done.costs, done.metrics
+    labels = [*(["measured"] if execution.measured else costs.labels(done.activities)), trace.label, *done.labels]
     oracle = "oracle:routing" in policy.needs
     labels += ["oracle"] if oracle else []
     labels += ["assumed"] if spec.assumes or (trace.made_up and SCORES & policy.needs) else []
@@ -119,7 +120,7 @@ def _run(
         "cache_share": done.slots / (spec.model.n_layers * spec.model.n_experts),
         "routing": trace.origin,
         "source_label": weakest([label for label in labels if label in LABELS]),
-        "cost_label": "measured" if execution.measured else weakest(costs.labels(activities(records))),
+        "cost_label": "measured" if execution.measured else weakest(costs.labels(done.activities)),
         "engine": "replay" if execution.measured else chosen(),
         "notes": ", ".join(notes),
         "workload_digest": workload.digest,
@@ -130,7 +131,7 @@ def _run(
         **{key: value for key, value in varied.items() if key != "varied"},
         **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
     }
-    return Outcome(row, machine, records if keep else None, split if keep else None, None, costs.provenance())
+    return Outcome(row, machine, done.records, done.split if keep else None, None, costs.provenance())
 
 
 def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Execution, done: _Done) -> dict[str, Value]:
@@ -143,7 +144,7 @@ def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Executio
 
     def again(hardware: HardwareProfile) -> Mapping[str, Value]:
         moved = replace(spec, hardware=hardware, cache_slots=nominal)
-        return _carry_out(inputs, moved, Machine.of(hardware), None, execution).metrics
+        return _carry_out(inputs, moved, Machine.of(hardware), None, execution, False).metrics
 
     return vary(spec.ends, intervals, done.metrics, again)
 
@@ -156,14 +157,28 @@ class _Done:
     costs: CostModel
     slots: int
     placement: Placement
-    records: Records
-    split: Breakdown
+    records: Records | None  # if they are to be kept
+    split: Breakdown | None
+    activities: frozenset[str]
     metrics: Mapping[str, Value]
     labels: tuple[str, ...]
 
 
+class _Found:
+    """What a result has of the records, which may come in pieces and are not kept."""
+
+    def __init__(self, machine: Machine, split: Breakdown | None = None) -> None:
+        self.summary = Summary(machine, split)
+        self.activities: set[str] = set()
+
+    def add(self, records: Records, settled_ns: int = 0) -> None:
+        """Take the next records in."""
+        self.summary.add(records, settled_ns)
+        self.activities |= activities(records)
+
+
 def _carry_out(
-    inputs: Inputs, spec: RunSpec, machine: Machine, progress: Callable[[int], None] | None, execution: Execution
+    inputs: Inputs, spec: RunSpec, machine: Machine, progress: Callable[[int], None] | None, execution: Execution, keep: bool
 ) -> _Done:
     trace, workload = inputs.trace(spec), inputs.workload(spec)
     policy: Any = make_policy(spec.point.policy, inputs.place)
@@ -174,16 +189,24 @@ def _carry_out(
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
     placement = initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables)
     sources, costs = spec.sources(trace, workload), spec.costs(policy)
+    found = _Found(machine)
+    in_pieces = not keep and not execution.measured
     records = execution.call(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=sources,
         tables=tables, options=spec.options, policy_name=spec.policy_name, progress=progress,
+        **({"sink": found.add} if in_pieces else {}),
     )  # fmt: skip
-    if execution.measured:  # nothing begins at the very nanosecond at which what it waited for has ended
-        split = Chain(records, machine.kinds, machine.media).breakdown()
-    else:
-        split = breakdown(records, machine.kinds, machine.media)
-    metrics = spec.metrics(records, machine, workload, split)
-    return _Done(policy, costs, slots, placement, records, split, metrics, sources.labels)
+    split = None
+    if not in_pieces:
+        if execution.measured:  # nothing begins at the very nanosecond at which what it waited for has ended
+            split = Chain(records, machine.kinds, machine.media).breakdown()
+        else:
+            split = breakdown(records, machine.kinds, machine.media)
+        found = _Found(machine, split)
+        found.add(records)
+    metrics = found.summary.row(steps=workload.steps, warm_up_steps=spec.point.warm_up_steps)
+    kept = records if keep else None
+    return _Done(policy, costs, slots, placement, kept, split, frozenset(found.activities), metrics, sources.labels)
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:

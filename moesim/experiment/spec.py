@@ -19,7 +19,6 @@ from moesim.experiment.intervals import Ends
 from moesim.experiment.repeats import seedless
 from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.links import check_chunk, most_chunks
-from moesim.metrics import summarise
 from moesim.metrics.naming import fingerprint, hardware_label, model_label
 from moesim.trace.made import trace_label
 from moesim.trace.predictors.chosen import PredictorSet
@@ -28,10 +27,7 @@ from moesim.trace.workload import WorkloadSpec
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
     from moesim.metrics import Value
-    from moesim.metrics.breakdown import Breakdown
-    from moesim.metrics.machine import Machine
     from moesim.model import ModelSpec
-    from moesim.records import Records
     from moesim.trace import Trace
     from moesim.trace.workload import Workload
 
@@ -191,10 +187,6 @@ class RunSpec:
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)
 
     # ------------------------------------------------------------------------------------------------------------ to the rows
-    def metrics(self, records: Records, machine: Machine, workload: Workload, split: Breakdown) -> dict[str, Value]:
-        """Compute the metrics of a run."""
-        return summarise(records, machine, steps=workload.steps, warm_up_steps=self.point.warm_up_steps, split=split)
-
     def notes(self) -> list[str]:
         """List what was changed in the model, and the prediction sources that others stand in for."""
         changed = [f"model {label}" for label in self.model.labels]

@@ -81,7 +81,7 @@ def _run(tokens: int, batch: int, experts: int, layers: int) -> tuple[int, float
     trace = synthetic_trace(layers, experts, model.top_k, batch, 1, tokens)
     n_runs = 0
 
-    def count(records: Records) -> None:
+    def count(records: Records, _: int) -> None:
         nonlocal n_runs
         n_runs += int(np.count_nonzero(records.tasks.column("expert") >= 0))
 

@@ -41,7 +41,7 @@ MODEL: dict[str, Any] = {
     "name": "tiny", "n_layers": 2, "n_experts": 4, "top_k": 2, "hidden": 64, "expert_intermediate": 128, "n_heads": 4,
     "n_kv_heads": 4, "head_dim": 24, "vocab": 100, "n_dense_layers": 1, "dense_intermediate": 32, "n_shared": 1,
     "shared_intermediate": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "rope_head_dim": 8, "nope_head_dim": 16, "v_head_dim": 8,
-    "expert_bits": 16, "other_bits": 16, "kv_bits": 16, "act_bits": 16, "n_mats": 3,
+    "expert_bits": 16, "other_bits": 16, "kv_bits": 16, "act_bits": 16, "n_mats": 3, "units_per_expert": 1,
 }  # fmt: skip
 EXPERIMENT: dict[str, Any] = {
     "model": "tiny.yaml", "hardware": "mine.yaml", "trace": "tiny.safetensors",

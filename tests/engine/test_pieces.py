@@ -39,7 +39,13 @@ def _copied(records: Records) -> Records:
 @pytest.mark.parametrize("piece", [1, 100, 400, 10**6])
 def test_pieces_add_up_to_the_run(piece: int):
     pieces: list[Records] = []
-    rest = _run(sink=lambda records: pieces.append(_copied(records)), piece=piece)
+    settled: list[int] = []
+
+    def take(records: Records, settled_ns: int) -> None:
+        pieces.append(_copied(records))
+        settled.append(settled_ns)
+
+    rest = _run(sink=take, piece=piece)
     whole, joined = (
         _run(),
         Records(makespan_ns=rest.makespan_ns, peak_bytes=rest.peak_bytes, pool_peak_bytes=rest.pool_peak_bytes),
@@ -50,16 +56,18 @@ def test_pieces_add_up_to_the_run(piece: int):
             getattr(joined, name).extend(getattr(one, name))
     assert_same(whole, joined)
     assert len(pieces) == (1 if piece == 10**6 else len(whole.steps) if piece == 1 else len(pieces))
-    for before, after in pairwise(pieces):
+    assert settled[-1] == whole.makespan_ns
+    for (before, after), since in zip(pairwise(pieces), settled, strict=False):
         cut = before.steps[-1].end
         assert len(before.tasks) >= piece
         assert all(r.end <= cut for r in (*before.tasks, *before.transfers, *before.activations))
         assert all(r.end >= cut for r in (*after.tasks, *after.transfers, *after.activations))
+        assert since == min([cut, *(r.start for r in (*after.tasks, *after.transfers, *after.activations))])
     assert not len(rest.tasks) and rest.makespan_ns == whole.makespan_ns
 
 
 def test_a_sink_that_raises_ends_the_run():
-    def full(records: Records) -> None:
+    def full(records: Records, settled_ns: int) -> None:
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):

@@ -73,7 +73,11 @@ def test_random_runs():
 @pytest.mark.parametrize("number", range(len(POLICIES)))
 def test_every_policy(number: int):
     name = f"{sorted(POLICIES)[number]}, {list(SETTINGS)[number % len(SETTINGS)]}"
-    check(run_case(CASES[name]), Machine.of(load_hardware(CASES[name].machine)), number)
+    whole, machine = run_case(CASES[name]), Machine.of(load_hardware(CASES[name].machine))
+    check(whole, machine, number)
+    handed_out = Summary(machine)
+    run_case(CASES[name], sink=handed_out.add, piece=1)
+    assert repr(handed_out.row()) == repr(summarise(whole, machine))
 
 
 def test_what_is_kept_grows_with_the_steps_alone():

@@ -139,7 +139,7 @@ def _newer_tables(trace: Trace, simulated: tuple[int, ...]) -> dict[str, Any]:
     return {name: held.tables[name] for name in LATER}
 
 
-def run_case(case: Case, engine: str | None = None) -> Records:
+def run_case(case: Case, engine: str | None = None, **more: Any) -> Records:
     """Simulate one case."""
     setting = SETTINGS[case.setting]
     trace, workload = _inputs(setting)
@@ -165,6 +165,7 @@ def run_case(case: Case, engine: str | None = None) -> Records:
         options=EngineOptions(decision_ns=setting.decision_ns),
         policy_name=case.policy["name"],
         engine=engine,
+        **more,
     )
 
 

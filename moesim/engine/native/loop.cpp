@@ -133,7 +133,13 @@ static void flush(State &state) {
 static void hand_out(State &state) {
     nb::object records = attr(state.twin, "records");
     hand_over(state, records);
-    ask(state, state.sink, {ref(records)});
+    i64 settled = state.now;  // nothing starts before that is not written yet
+    for (DeviceState &device : state.devices)
+        for (Lane *lane : {&device.main, &device.side})
+            if (lane->task) settled = std::min(settled, lane->task->start);
+    for (LinkState &link : state.links)
+        if (link.current) settled = std::min(settled, link.start);
+    ask(state, state.sink, {ref(records), num(settled)});
     attr(records, "clear")();
 }
 
