@@ -25,6 +25,7 @@ built = pytest.mark.skipif(not BUILT, reason="the native engine is not built")
 def test_a_twin_answers_as_its_reference(reference: Callable[..., Any]):
     found = compare(reference, 2000, seed=0)
     assert found["answers"] > 1000
+    assert found["own"] > 700
     assert found["errors"] > 20
 
 
@@ -54,15 +55,15 @@ def test_twins_that_ask_a_view_answer_as_their_references_at_every_moment_of_a_r
 @built
 def test_a_run_on_simpy_calls_no_twin(monkeypatch: pytest.MonkeyPatch):
     algorithms = import_module("moesim.engine.native._native").algorithms
-    compiled = algorithms.greedy_layer_plan
+    compiled = algorithms.cross_layer_plan
     called = []
 
     def counted(*given: Any) -> Any:
         called.append(given)
         return compiled(*given)
 
-    monkeypatch.setattr(algorithms, "greedy_layer_plan", counted)
-    case = CASES[next(key for key in CASES if key.startswith("dali,"))]
+    monkeypatch.setattr(algorithms, "cross_layer_plan", counted)
+    case = CASES["prescope, chunks"]
     run_case(case, "simpy")
     assert not called
     run_case(case, "native")
