@@ -61,7 +61,7 @@ def bench(
         measured = [run_case(case, repeats, tokens or 64) for case in CASES]
         columns = ["case", "expert runs", "runs/s best", "median", "timeouts/s best", "timeouts a run best", "median"]
         columns.append("simulated/wall")
-        _print(measured, columns, columns[1:], "; batch 1, half of the experts cached", form)
+        _print(measured, columns, columns[1:], "; batch 1 unless named, half of the experts cached", form)
 
 
 class _Row(Protocol):

@@ -17,6 +17,7 @@ from moesim.engine import chosen, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.model import load_model
+from moesim.policies.native_parts import in_python
 from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Action, Fetch, Policy, Routed, Victim, View
 from moesim.testing.traces import synthetic_trace
@@ -40,13 +41,20 @@ class Case:
     model: str  # a built-in model; its experts are taken as 4 bits wide, so that half of them fit
     policy: str  # a registered policy
     contention: bool = False  # keep the profile's contention pairs; else they are left out
+    batch: int = 1  # requests decoded together
+    python: bool = False  # on either engine the policy decides in Python, also where the native one could decide for it
 
 
 CASES = (
     Case("Mixtral 32x8 top-2, lru", "mixtral-8x7b", "lru"),
-    Case("Mixtral 32x8 top-2, dali", "mixtral-8x7b", "dali"),
+    Case("Mixtral, lru in Python", "mixtral-8x7b", "lru", python=True),
+    Case("Mixtral, dali", "mixtral-8x7b", "dali"),
+    Case("Mixtral, dali in Python", "mixtral-8x7b", "dali", python=True),
     Case("Qwen3 48x128 top-8, lru", "qwen3-30b-a3b", "lru"),
-    Case("Qwen3 48x128 top-8, dali", "qwen3-30b-a3b", "dali"),
+    Case("Qwen3, lru in Python", "qwen3-30b-a3b", "lru", python=True),
+    Case("Qwen3, dali", "qwen3-30b-a3b", "dali"),
+    Case("Qwen3, dali in Python", "qwen3-30b-a3b", "dali", python=True),
+    Case("Qwen3, dali, batch 8", "qwen3-30b-a3b", "dali", batch=8),
     Case("Mixtral, dali, CPU and link contend", "mixtral-8x7b", "dali", contention=True),
 )
 """Shapes and policies. DALI computes on the CPU too, so that activations cross; in the last case memory is shared as well."""
@@ -117,12 +125,15 @@ def run_case(case: Case, repeats: int, tokens: int) -> Measured:
     if not case.contention:
         hardware = replace(hardware, contention=())
     policy = make_policy(case.policy)
+    if case.python:
+        in_python(policy)
     signals = sorted(need.removeprefix("signal:") for need in policy.needs if need.startswith("signal:"))
     trace = synthetic_trace(
-        model.n_layers, model.n_experts, model.top_k, 1, PROMPT_TOKENS, tokens, calibration=True,
+        model.n_layers, model.n_experts, model.top_k, case.batch, PROMPT_TOKENS, tokens, calibration=True,
         signals=dict.fromkeys(signals, RECALL),
     )  # fmt: skip
-    workload = compose(trace, WorkloadSpec(prompt_tokens=PROMPT_TOKENS, decode_tokens=tokens))
+    spec = WorkloadSpec(batch_size=case.batch, prompt_tokens=PROMPT_TOKENS, decode_tokens=tokens)
+    workload = compose(trace, spec)
     slots = {"gpu0": int(CACHED * model.n_layers * model.n_experts)}
 
     def simulation() -> tuple[float, int, int]:

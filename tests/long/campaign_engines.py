@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from moesim.engine.native import AVAILABLE
+from tests.engine import parts_kit
 from tests.engine.free_kit import assert_alike
 from tests.engine.wild_kit import ANYTHING, play_anything
 
@@ -28,3 +29,9 @@ def test_both_engines(request: pytest.FixtureRequest) -> None:
 def test_both_engines_on_any_actions(request: pytest.FixtureRequest) -> None:
     for seed in range(request.config.getoption("--engines")):
         assert_alike(seed)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="the native engine is not built")
+def test_native_parts_decide_as_those_in_python(request: pytest.FixtureRequest) -> None:
+    for seed in range(request.config.getoption("--engines")):
+        parts_kit.assert_alike(seed)
