@@ -21,7 +21,7 @@ from moesim.experiment import Results, run_experiment
 from moesim.experiment.config import Config, apply_override, load_config, parse_config
 from moesim.experiment.dry import describe_grid
 from moesim.experiment.output import Output
-from moesim.experiment.pool import usable_cores
+from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.quick import quick
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
@@ -169,27 +169,27 @@ def _execute(
     if dry:
         sys.stdout.write(shown_lines(describe_grid(experiment, folder, jobs, usable_cores())))
         return 0
-    try:
-        results = run_experiment(
-            experiment,
-            jobs=jobs,
-            keep=(output.kept if output else set()).__contains__,
-            progress=True,
-            folder=folder,
-            scheduler=scheduler,
-            fail_fast=fail_fast,
-        )
-    except KeyboardInterrupt:
-        kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
-        raise InterruptError(f"interrupted; {kept}") from None
-    sys.stdout.write(result_table(results.rows, form))
-    if results.n_found:
-        say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
-    if not results.complete:
-        say(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done")
-    elif output is not None:
-        output.write(results)
-        say(f"wrote {output.folder}")
+    with Workers(jobs, scheduler) as workers:
+        try:
+            results = run_experiment(
+                experiment,
+                keep=(output.kept if output else set()).__contains__,
+                progress=True,
+                folder=folder,
+                workers=workers,
+                fail_fast=fail_fast,
+            )
+        except KeyboardInterrupt:
+            kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
+            raise InterruptError(f"interrupted; {kept}") from None
+        sys.stdout.write(result_table(results.rows, form))
+        if results.n_found:
+            say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
+        if not results.complete:
+            say(f"stopped at the first failure: {len(results.outcomes)} of {len(experiment.specs)} runs done")
+        elif output is not None:
+            output.write(results, workers, progress=True)
+            say(f"wrote {output.folder}")
     return report_failures(results)
 
 

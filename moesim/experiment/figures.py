@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moesim.core.progress import Progress
 from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.pool import Workers, usable_cores
 from moesim.metrics.frames import layer_frame, step_frame
 
 if TYPE_CHECKING:
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
     from moesim.metrics.outcome import Outcome
 
 _FRAMES = {"steps": step_frame, "layers": layer_frame}
+_WORTH_PROCESSES = 4  # figures for which processes are started, each of which begins with a second of imports
+_Drawn = dict[str, bytes] | ConfigError
 
 
 def check_plots(names: Sequence[str], place: str, *, frames: bool = True) -> None:
@@ -42,24 +48,88 @@ def needs_records(names: Sequence[str]) -> bool:
     return any(KINDS[name].source == "records" for name in names if name in KINDS)
 
 
-def draw(names: Sequence[str], outcomes: Sequence[Outcome], runs: Mapping[str, Outcome]) -> tuple[dict[str, bytes], list[str]]:
+class _Figure(NamedTuple):
+    """One figure to draw."""
+
+    kind: str
+    name: str
+    arguments: Sequence[Any]
+    options: Mapping[str, Any]
+
+
+def draw(
+    names: Sequence[str],
+    outcomes: Sequence[Outcome],
+    runs: Mapping[str, Outcome],
+    workers: Workers | None = None,
+    *,
+    progress: bool = False,
+) -> tuple[dict[str, bytes], list[str]]:
     """Draw the figures of an experiment, each as PNG and PDF, with its data as CSV and its caption as text.
 
-    Bars mark runs that failed; other figures leave them out.
+    Bars mark runs that failed; other figures leave them out. Processes that are given share the work.
     """
-    files: dict[str, bytes] = {}
-    left_out: list[str] = []
-    if not names:
-        return files, left_out
-    from moesim.plots.drawing import files_of
-
+    asked: list[_Figure] = []
+    refused: dict[str, ConfigError] = {}  # by kind: what is left out from there on
     for name in dict.fromkeys(names):
         try:
-            for figure, arguments, options in _figures(name, outcomes, runs):
-                files |= files_of(name, figure, arguments, options)
+            asked.extend(_Figure(name, *one) for one in _figures(name, outcomes, runs))
         except ConfigError as error:
-            left_out.append(f"plots: {name} is left out: {error}")
-    return files, left_out
+            refused[name] = error
+    files: dict[str, bytes] = {}
+    failed: dict[str, ConfigError] = {}
+    for one, drawn in zip(asked, _draw_all(asked, workers, progress), strict=True):
+        if isinstance(drawn, ConfigError):
+            failed.setdefault(one.kind, drawn)
+        elif one.kind not in failed:
+            files |= drawn
+    refused |= failed
+    return files, [f"plots: {name} is left out: {refused[name]}" for name in dict.fromkeys(names) if name in refused]
+
+
+def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool) -> list[_Drawn]:
+    """Draw figures here and in processes at once: here those of records, which would take long to send."""
+    worth = workers is not None and (workers.pool is not None or len(asked) >= _WORTH_PROCESSES)
+    pool = workers.processes(lambda: min(usable_cores(), len(asked) // 2)) if workers is not None and worth else None
+    shared = [i for i, one in enumerate(asked) if pool is not None and _source(one.kind) != "records"]
+    mine, waiting = deque(i for i in range(len(asked)) if i not in shared), deque(shared)
+    running: dict[Future[_Drawn], int] = {}
+    found: dict[int, _Drawn] = {}
+    with Progress(len(asked), enabled=progress) as bar:
+        while len(found) < len(asked):
+            while pool is not None and waiting and len(running) < pool.room():
+                place = waiting.popleft()
+                running[pool.submit(_draw, asked[place])] = place
+            if mine:
+                place = mine.popleft()
+                bar.describe(f"drawing {asked[place].name}")
+                found[place] = _draw(asked[place])
+                bar.advance(1)
+                continue
+            bar.describe(f"drawing {', '.join(asked[place].name for place in running.values())}")
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                place, error = running.pop(future), future.exception()
+                if error is None:
+                    found[place] = future.result()
+                    bar.advance(1)
+                elif pool is not None and pool.died(error):
+                    mine.append(place)
+    return [found[place] for place in range(len(asked))]
+
+
+def _draw(one: _Figure) -> _Drawn:
+    from moesim.plots.drawing import files_of
+
+    try:
+        return files_of(*one)
+    except ConfigError as error:
+        return error
+
+
+def _source(kind: str) -> str:
+    from moesim.plots.catalogue import kind_of
+
+    return kind_of(kind).source
 
 
 def _figures(
@@ -69,9 +139,9 @@ def _figures(
     import pandas as pd  # takes half a second to import
 
     from moesim.plots.captions import corner_label
-    from moesim.plots.catalogue import figures_of, kind_of
+    from moesim.plots.catalogue import figures_of
 
-    source = kind_of(name).source
+    source = _source(name)
     if source == "records":
         kept = {policy: outcome for policy, outcome in runs.items() if outcome.records is not None}
         if not kept:

@@ -26,6 +26,7 @@ from moesim.metrics.naming import fingerprint
 from moesim.metrics.timeline import Event, timeline_events, timeline_json
 
 if TYPE_CHECKING:
+    from moesim.experiment.pool import Workers
     from moesim.experiment.resolve import Experiment
     from moesim.experiment.run import Results
 
@@ -80,13 +81,17 @@ class Output:
         every = [s.index for s in experiment.specs] if config.frames else []
         self.kept = {*self._in_timeline, *self._in_gantt, *every}
 
-    def write(self, results: Results) -> Path:
+    def write(self, results: Results, workers: Workers | None = None, *, progress: bool = False) -> Path:
         """Write all files: they replace earlier ones together, or not at all.
 
         Parameters
         ----------
         results : Results
             Of this experiment.
+        workers : Workers, optional
+            Processes that share the drawing of figures.
+        progress : bool
+            Show a bar on the terminal once drawing has taken two seconds.
 
         Returns
         -------
@@ -105,7 +110,7 @@ class Output:
                 files["repeats.parquet"] = frame_bytes(aggregate(results.rows))
             files |= self._timeline(results)
             by_policy = {str(results.outcomes[i].row["policy"]): results.outcomes[i] for i in self._in_gantt}
-            figures, left_out = draw(self.experiment.config.plots, results.outcomes, by_policy)
+            figures, left_out = draw(self.experiment.config.plots, results.outcomes, by_policy, workers, progress=progress)
             if any(outcome.failure is None for outcome in results.outcomes):  # else the error of a run says more
                 for line in left_out:
                     say(f"moesim: {line}")

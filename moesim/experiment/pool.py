@@ -235,3 +235,29 @@ def make_pool(jobs: int | None, scheduler: str | None, needed: Callable[[], int]
         return Cluster(scheduler)
     n = needed() if jobs is None else jobs
     return Processes(n) if n > 1 else None
+
+
+class Workers:
+    """The processes of a command: started when they are first worth while, ended with the block."""
+
+    def __init__(self, jobs: int | None, scheduler: str | None = None) -> None:
+        self._jobs, self._scheduler = jobs, scheduler
+        self.pool: Pool | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool is not None:
+            self.pool.close()
+
+    def needed(self, worth: Callable[[], int]) -> Pool | None:
+        """Give the processes that there are, or start as many as are asked for, else as are worth while."""
+        if self.pool is None:
+            self.pool = make_pool(self._jobs, self._scheduler, worth)
+        return self.pool
+
+    def processes(self, worth: Callable[[], int]) -> Processes | None:
+        """Give processes of this machine; none where those of a cluster were asked for."""
+        pool = self.needed(worth) if self._scheduler is None else None
+        return pool if isinstance(pool, Processes) else None

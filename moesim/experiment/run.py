@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from moesim.core.progress import Progress
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.estimate import worth_processes
 from moesim.experiment.keys import run_keys
-from moesim.experiment.pool import Pool, make_pool, usable_cores
+from moesim.experiment.pool import Pool, Workers, usable_cores
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.runner import SIMULATED, Examine, Execution, run_one
 from moesim.experiment.spec import RunSpec
@@ -64,7 +65,7 @@ class Results:
 def run_experiment(
     experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False,
     execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None, fail_fast: bool = False,
-    examine: Examine | None = None, pool: Pool | None = None,
+    examine: Examine | None = None, workers: Workers | None = None,
 ) -> Results:  # fmt: skip
     """Run all runs of an experiment that have not been run.
 
@@ -88,8 +89,8 @@ def run_experiment(
         Stop at the first failed run; those in flight are given up, those behind are not begun.
     examine : callable, optional
         What to look for in the records of each run, which need not be kept for that; the answer is `Outcome.found`.
-    pool : Pool, optional
-        Processes that are there already, and stay.
+    workers : Workers, optional
+        Processes that stay when the runs are done, instead of `jobs` and `scheduler`.
 
     Returns
     -------
@@ -110,28 +111,24 @@ def run_experiment(
     missing = [spec for spec in experiment.specs if spec.index not in found]
     done = list(found.values())
     n_steps = sum(len(experiment.workload(spec).steps) for spec in missing)
-    mine = pool is None
-    if mine and missing:
-        pool = make_pool(jobs, scheduler, lambda: worth_processes(experiment, missing, usable_cores()))
-    with Progress(n_steps, enabled=progress) as bar:
+    with ExitStack() as stack:
+        crew = workers or stack.enter_context(Workers(jobs, scheduler))
+        pool = crew.needed(lambda: worth_processes(experiment, missing, usable_cores())) if missing else None
+        bar = stack.enter_context(Progress(n_steps, enabled=progress))
         told = _Told(bar, len(missing))
         if pool is None:
             new = _here(experiment, missing, kept, told, execution, examine)
         else:
             new = _elsewhere(experiment, missing, kept, told, pool, _Known(experiment, store, keys, kept), folder, examine)
-        try:
-            for spec, outcome in new:
-                outcome.row.update(key=keys[spec.index], group=spec.group)
-                if store is not None and outcome.failure is None:
-                    if outcome.records is not None:
-                        store.add_records(keys[spec.index], outcome.records)
-                    store.add(keys[spec.index], outcome.row)
-                done.append(outcome)
-                if fail_fast and outcome.failure is not None:
-                    break
-        finally:
-            if pool is not None and mine:
-                pool.close()
+        for spec, outcome in new:
+            outcome.row.update(key=keys[spec.index], group=spec.group)
+            if store is not None and outcome.failure is None:
+                if outcome.records is not None:
+                    store.add_records(keys[spec.index], outcome.records)
+                store.add(keys[spec.index], outcome.row)
+            done.append(outcome)
+            if fail_fast and outcome.failure is not None:
+                break
     if store is not None:
         store.merge()  # also what a sweep killed at its very end has left
     done.sort(key=lambda outcome: int(outcome.row["run"] or 0))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moesim.errors import MoesimError
 from moesim.experiment.config import parse_config
-from moesim.experiment.estimate import worth_processes
-from moesim.experiment.pool import Pool, make_pool, usable_cores
+from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
@@ -50,18 +49,17 @@ class Runs:
     def __init__(
         self, place: str, jobs: int | None, progress: bool, simulate: Callable[[Works], list[Shot]] | None = None
     ) -> None:
-        self._place, self._jobs, self._progress = place, jobs, progress
+        self._place, self._progress = place, progress
         self._simulate = simulate or self._sweep
         self._known: dict[tuple[str, int], Shot] = {}
         self._traces: dict[str, Trace] = {}
-        self._pool: Pool | None = None
+        self._workers = Workers(jobs)
 
     def __enter__(self) -> Runs:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self._pool is not None:
-            self._pool.close()
+        self._workers.__exit__(*error)
 
     def shots(self, works: Works) -> list[Shot]:
         """Give runs; those not known yet are simulated."""
@@ -90,9 +88,7 @@ class Runs:
         return [shot or _shot(next(outcomes)) for shot in found]
 
     def _outcomes(self, experiment: Experiment) -> list[Outcome]:
-        if self._pool is None:
-            self._pool = make_pool(self._jobs, None, lambda: worth_processes(experiment, experiment.specs, usable_cores()))
-        return run_experiment(experiment, progress=self._progress, examine=limits_of, pool=self._pool).outcomes
+        return run_experiment(experiment, progress=self._progress, examine=limits_of, workers=self._workers).outcomes
 
 
 def _identity(raw: Any) -> str:
