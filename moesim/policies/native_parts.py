@@ -13,7 +13,7 @@ from moesim.policies.part_names import PARTS
 IN_CPP = {
     "assignment": ("all-gpu", "all-cpu", "resident", "resident-in-decode", "greedy", "threshold", "fixed-threshold", "queues"),
     "prefetch": ("none", "predicted", "random"),
-    "replacement": ("lru", "fifo", "lfu", "random", "static", "workload-aware"),
+    "replacement": ("lru", "fifo", "lfu", "random", "belady", "static", "workload-aware"),
 }
 """Parts that `moesim/engine/native/part_names.cpp` makes; placements are asked once, in Python."""
 SET_BY_PRESETS = ("adjust", "own_part")
@@ -30,7 +30,10 @@ def parts_as_shipped(parts: Parts) -> dict[str, Any] | None:
         name = next((name for name in names if type(part) is PARTS[kind][name]), None)
         if name is None or not _as_shipped(part):
             return None
-        found[kind] = {"name": name, **_options(part)}
+        state = part.native_state() if hasattr(part, "native_state") else {}
+        if state is None:
+            return None
+        found[kind] = {"name": name, **_options(part), **state}
     return found
 
 

@@ -35,6 +35,17 @@ std::unique_ptr<Replacement> make_replacement(const PartOptions &options) {
         part->seed = u64(number(options, "seed"));
         return part;
     }
+    if (name == "belady") {
+        auto part = admitting(std::make_unique<Belady>());
+        nb::object listed(options["uses"]);
+        Items units(listed.ptr());
+        for (Py_ssize_t i = 0; i < units.size(); ++i) {
+            Items steps(units[i]);
+            std::vector<i64> &uses = part->uses.emplace_back();
+            for (Py_ssize_t at = 0; at < steps.size(); ++at) uses.push_back(as_int(steps[at]));
+        }
+        return part;
+    }
     if (name == "static") return std::make_unique<Static>();
     if (name == "workload-aware") {
         auto part = std::make_unique<WorkloadAware>();

@@ -75,4 +75,27 @@ void LFU::used(int step, int layer, const Routing &routing) {
     Ranked::used(step, layer, routing);
 }
 
+/// Begin before the first step.
+void Belady::start(const Setup &setup) {
+    n_experts = setup.state.n_experts;
+    now = {-1, -1};
+    Ranked::start(setup);
+}
+
+/// Remember the present step and layer.
+void Belady::used(int step, int layer, const Routing &routing) {
+    now = {step, layer};
+    Ranked::used(step, layer, routing);
+}
+
+Ranked::Rank Belady::rank(i64 unit) const {
+    constexpr i64 NEVER = i64(1) << 62;
+    auto [step, layer] = now;
+    i64 of_layer = unit / n_experts;
+    // A layer that is still to come in this step may use it in this very step.
+    i64 after = of_layer <= layer ? step : step - 1;
+    auto next = std::upper_bound(uses[unit].begin(), uses[unit].end(), after);
+    return {next == uses[unit].end() ? -NEVER : -*next, -of_layer, last[unit]};
+}
+
 }  // namespace moesim

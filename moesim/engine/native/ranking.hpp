@@ -46,4 +46,17 @@ private:
     Rank rank(i64 unit) const override { return {counts[unit], by_last_use ? last[unit] : 0, 0}; }
 };
 
+/// The one whose next use is farthest in the future; of equals the one used longest ago.
+struct Belady : Ranked {
+    std::vector<std::vector<i64>> uses;  // of each unit, the steps in which it is used
+
+    void start(const Setup &setup) override;
+    void used(int step, int layer, const Routing &routing) override;
+
+private:
+    int n_experts = 0;
+    std::pair<int, int> now{-1, -1};  // step and layer
+    Rank rank(i64 unit) const override;
+};
+
 }  // namespace moesim
