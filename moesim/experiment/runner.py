@@ -204,7 +204,7 @@ def _carry_out(
             split = breakdown(records, machine.kinds, machine.media)
         found = _Found(machine, split)
         found.add(records)
-    metrics = found.summary.row(steps=workload.steps, warm_up_steps=spec.point.warm_up_steps)
+    metrics = spec.metrics(found.summary, workload)
     kept = records if keep else None
     return _Done(policy, costs, slots, placement, kept, split, frozenset(found.activities), metrics, sources.labels)
 

@@ -26,7 +26,7 @@ from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
     from moesim.hardware import HardwareProfile
-    from moesim.metrics import Value
+    from moesim.metrics import Summary, Value
     from moesim.model import ModelSpec
     from moesim.trace import Trace
     from moesim.trace.workload import Workload
@@ -187,6 +187,10 @@ class RunSpec:
         return PredictorSet(trace, workload, self.point.predictors, self.workload.seed)
 
     # ------------------------------------------------------------------------------------------------------------ to the rows
+    def metrics(self, found: Summary, workload: Workload) -> dict[str, Value]:
+        """Give the metrics of a run."""
+        return found.row(steps=workload.steps, warm_up_steps=self.point.warm_up_steps)
+
     def notes(self) -> list[str]:
         """List what was changed in the model, and the prediction sources that others stand in for."""
         changed = [f"model {label}" for label in self.model.labels]
