@@ -112,7 +112,7 @@ class DemandFree:
         return 1 - self._n_demanded / self._n_visits if self._n_visits else None
 
     def _settle(self, until: int | None) -> None:
-        """Count the visits of all steps whose Runs are known; those of a step have begun before those of the next."""
+        """Count the visits of all steps whose Runs are known: a step ends with its Runs, and its piece has all of them."""
         runs, arrived = self._runs, self._arrived
         self._runs, later = runs[:, :0], arrived[:, :0]
         if until is not None:

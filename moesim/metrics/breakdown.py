@@ -74,18 +74,16 @@ class Cuts:
 
     def __init__(self) -> None:
         self._now = 0
-        self._layers = np.zeros((4, 0), np.int64)  # begin, end, number and step of visits of steps that are not over
 
     def add(self, records: Records) -> Ints:
         """Give the windows of the steps in the records: begin, end, step and layer."""
         steps = _columns(records.steps, "begin", "end", "step")
         steps = steps[:, np.lexsort(steps[::-1])]
-        layers = np.concatenate((self._layers, _columns(records.layers, "begin", "end", "layer", "step")), axis=1)
+        layers = _columns(records.layers, "begin", "end", "layer", "step")
         by_number = np.argsort(steps[2], kind="stable")
         place = np.append(by_number, -1)[np.searchsorted(steps[2, by_number], layers[3])]
         over = np.append(steps[2], -1)[place] == layers[3]
-        self._layers = layers[:, ~over]
-        if not over.all():
+        if not over.all():  # a visit of no step
             layers, place = layers[:, over], place[over]
         if ((place[1:] < place[:-1]) | ((place[1:] == place[:-1]) & (layers[0, 1:] <= layers[0, :-1]))).any():
             order = np.lexsort((layers[2], layers[1], layers[0], place))

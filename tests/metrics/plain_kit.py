@@ -10,7 +10,19 @@ from typing import Any
 
 from moesim.metrics.causes import CAUSES, task_cause, transfer_cause
 from moesim.metrics.machine import Machine
-from moesim.records import KINDS, ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
+from moesim.records import (
+    KINDS,
+    ActivationRecord,
+    DecisionRecord,
+    EvictionRecord,
+    InexactRecord,
+    LayerRecord,
+    LookupRecord,
+    Records,
+    StepRecord,
+    TaskRecord,
+    TransferRecord,
+)
 
 Span = tuple[int, int]
 
@@ -278,7 +290,82 @@ def _mass(records: Records, decode: set[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------------- in pieces
+# ------------------------------------------------------------------------------------------------------- any run, in pieces
+
+DEVICES = {"gpu0": "gpu", "gpu1": "gpu", "cpu0": "cpu"}
+LINKS = ("cpu0->gpu0", "cpu0->gpu1", "gpu0->cpu0")
+
+
+def drawn(rng: Random) -> Records:
+    """Draw a run in which much happens at the same instants. What an engine guarantees holds; the rest is arbitrary.
+
+    Lanes and links are serial, the Runs of GPUs lie within their steps, and a copy is read once it is there and before it leaves.
+    """
+    run, now = Records(makespan_ns=rng.choice([60, 64])), 0
+    for step, end in enumerate((20, 40, 60)):
+        run.steps.append(StepRecord(now, end, step, rng.choice(["prefill", "decode"]), 0, 2, rng.randint(1, 2), 4.0))
+        edges = sorted(rng.sample(range(now, end + 1), 4))
+        run.layers.extend(LayerRecord(begin, to, step, layer) for layer, (begin, to) in enumerate(zip(edges[::2], edges[1::2])))
+        for layer, mb in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            time = rng.randint(run.lookups[-1].time if mb or layer else now, end)
+            active = tuple(rng.sample(range(3), 2))
+            hits, flying = ((rng.randint(0, 1), rng.randint(0, 1)) for _ in range(2))
+            run.lookups.append(LookupRecord(time, step, layer, mb, active, (1, 2), hits, flying))
+        kinds = ("stale", "late", "reduced")
+        run.inexact.extend(
+            InexactRecord(step, 0, kind, 1, rng.choice([None, rng.random()])) for kind in kinds if rng.random() < 0.5
+        )
+        now = end
+    for device, kind in DEVICES.items():
+        for lane in ("main", "side"):
+            for start, end, before in _spans(rng):
+                step = min(start, 59) // 20
+                expert = rng.randint(-1, 2) if kind == "cpu" or end <= 20 * step + 20 else -1
+                what = "expert" if expert >= 0 else rng.choice(["dense", "dense", "predict"])
+                ready = rng.choice([before, start])
+                times = end - start, before, max(before, ready)
+                run.tasks.append(TaskRecord(start, end, device, lane, what, step, rng.randint(0, 1), 0, expert, 1, *times))
+    asked = []
+    for link in LINKS:
+        for start, end, before in _spans(rng):
+            cause = rng.choice(["demand", "prefetch", "prefetch", "update", "activation"])
+            place = rng.randint(0, 1), rng.choice([-1, 0, 1, 2])
+            asked.append((before, start, end, link, cause, *place, rng.random() < 0.8, rng.random() < 0.2))
+        for start, end, before in _spans(rng):
+            run.activations.append(ActivationRecord(start, end, link, start // 20, rng.randint(0, 1), 1, 8, "in", before))
+    hops: list[list[Any]] = []  # of one fetch
+    for one in sorted(asked):
+        if hops and one[5:7] == hops[-1][0][5:7] and rng.random() < 0.5:
+            hops[-1].append(one)
+        else:
+            hops.append([one])
+    for fetch, several in enumerate(hops):
+        final = max(reversed(several), key=lambda one: one[2])
+        for one in several:
+            before, start, end, link, cause, layer, expert, last, waited = one
+            last &= one is final
+            run.transfers.append(TransferRecord(start, end, link, cause, layer, expert, 7, 0, before, fetch, last, waited))
+    for start, end, _ in _spans(rng):
+        run.decisions.append(DecisionRecord(start, end, start // 20, 0))
+    run.tasks.sort(key=lambda r: (r.end, r.start, r.device, r.lane))
+    run.transfers.sort(key=lambda r: r.end)
+    reads = _reads(run, {t.fetch for t in run.transfers})
+    run.used_fetches.update(fetch for fetch, time in reads.items() if time < run.makespan_ns and rng.random() < 0.6)
+    for t in run.transfers:
+        if t.last and t.expert >= 0 and rng.random() < 0.5:
+            time = max(t.end, reads[t.fetch] if t.fetch in run.used_fetches else 0) + rng.randint(0, 9)
+            run.evictions.append(EvictionRecord(time, "gpu0", "cache", t.layer, t.expert, "evict", False, t.fetch))
+    return run
+
+
+def _spans(rng: Random) -> Iterator[tuple[int, int, int]]:
+    """Draw what a lane does: begin and end of each span, and a time before, often the begin."""
+    now = 0
+    while now < 60:
+        start = now + rng.choice([0, 0, 1, 3])
+        now = start + rng.choice([0, 1, 2, 5, 12])
+        yield start, now, start if rng.random() < 0.4 else rng.randint(0, start)
+        now += now == start
 
 
 def pieces(records: Records, rng: Random) -> Iterator[tuple[Records, int]]:
@@ -290,8 +377,8 @@ def pieces(records: Records, rng: Random) -> Iterator[tuple[Records, int]]:
     cuts = sorted(s.end for s in records.steps if rng.random() < 0.5 and s.end < records.makespan_ns)
     found = [Records() for _ in range(len(cuts) + 1)]
     at_step = {s.step: bisect_left(cuts, s.end) for s in records.steps}
-    read = _reads(records)
-    least = [records.makespan_ns] * (len(cuts) + 1)
+    read = _reads(records, records.used_fetches)
+    least, last = [records.makespan_ns] * (len(cuts) + 1), 0
     for name in KINDS:
         for r in getattr(records, name):
             if name in ("layers", "inexact", "steps", "lookups"):
@@ -300,7 +387,10 @@ def pieces(records: Records, rng: Random) -> Iterator[tuple[Records, int]]:
                 at = bisect_left(cuts, getattr(r, "submitted", r.start))
             else:
                 time = r.time if hasattr(r, "time") else r.end
-                at = (bisect_right if name == "evictions" or rng.random() < 0.5 else bisect_left)(cuts, time)
+                before = name == "tasks" and r.expert >= 0  # a step ends with its Runs
+                at = (bisect_left if before or (name != "evictions" and rng.random() < 0.5) else bisect_right)(cuts, time)
+            if name == "transfers":  # in the order in which they were completed
+                at = last = max(at, last)
             getattr(found[at], name).append(r)
             begins = getattr(r, "start", getattr(r, "time", None))
             if begins is not None:
@@ -313,13 +403,13 @@ def pieces(records: Records, rng: Random) -> Iterator[tuple[Records, int]]:
         yield piece, min([piece.makespan_ns, *least[i + 1 :]])
 
 
-def _reads(records: Records) -> dict[int, int]:
+def _reads(records: Records, fetches: Iterable[int]) -> dict[int, int]:
     """Say from when on each fetch counts as read: a part that is streamed as it is asked for, a copy as a Run begins."""
     runs: dict[tuple[str, int, int], list[int]] = {}
     for t in records.tasks:
         if t.expert >= 0:
             runs.setdefault((t.device, t.layer, t.expert), []).append(t.start)
-    found = dict.fromkeys(records.used_fetches, records.makespan_ns)
+    found = dict.fromkeys(fetches, records.makespan_ns)
     for t in records.transfers:
         if t.expert < 0:
             found[t.fetch] = min(found.get(t.fetch, t.submitted), t.submitted)

@@ -61,6 +61,13 @@ def check(records: Records, machine: Machine, seed: int) -> None:
         assert repr(summary.row()) == repr(row)
 
 
+def test_any_records():
+    media = dict.fromkeys(plain_kit.LINKS[:2], "root")
+    for seed in range(150):
+        records = plain_kit.drawn(Random(seed))
+        check(records, Machine(plain_kit.DEVICES, plain_kit.LINKS, media if seed % 2 else {}), seed)
+
+
 def test_random_runs():
     found = [outcome(seed, chosen())[0] for seed in range(120)]
     ended = [records for records in found if isinstance(records, Records)]
