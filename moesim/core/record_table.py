@@ -39,17 +39,19 @@ class RecordTable(MutableSequence[R], Generic[R]):
     are kept. Appending to columns turns them into tuples.
     """
 
-    __slots__ = ("_columns", "_rows", "append", "kind")
+    __slots__ = ("_columns", "_made", "_rows", "append", "kind")
 
     def __init__(self, kind: type[R], records: Iterable[R] = ()) -> None:
         self.kind = kind
         self._columns: Mapping[str, Column] | None = None
+        self._made: dict[str, tuple[int, Any]] = {}  # what was made of the tuples, and of how many
         self._rows: list[R] | None = list(records)
         self.append: Callable[[R], None] = self._rows.append
 
     def fill(self, columns: Mapping[str, Column]) -> None:
         """Replace all records by columns, one for each field of the kind."""
         self._columns, self._rows, self.append = dict(columns), None, self._append
+        self._made = {}
 
     def _append(self, record: R) -> None:
         self._own().append(record)
@@ -57,7 +59,7 @@ class RecordTable(MutableSequence[R], Generic[R]):
     def _own(self) -> list[R]:
         """Give the list of tuples to be changed; columns are stale from here on."""
         rows = self._tuples()
-        self._columns, self.append = None, rows.append
+        self._columns, self._made, self.append = None, {}, rows.append
         return rows
 
     def extend(self, values: Iterable[R]) -> None:
@@ -80,7 +82,7 @@ class RecordTable(MutableSequence[R], Generic[R]):
 
     def clear(self) -> None:
         """Forget all records."""
-        self._columns, self._rows = None, []
+        self._columns, self._made, self._rows = None, {}, []
         self.append = self._rows.append
 
     # ---- one by one
@@ -128,32 +130,41 @@ class RecordTable(MutableSequence[R], Generic[R]):
         hint = _fields(self.kind)[name]
         kind = np.bool_ if hint is bool else np.int64 if hint is int else np.float64
         if self._columns is None:
-            at = list(_fields(self.kind)).index(name)
-            return np.array([record[at] for record in self._tuples()], kind)
-        found = self._columns[name]
-        values: NDArray[Any] = np.array(found.values, kind)[found.codes] if isinstance(found, Coded) else np.asarray(found, kind)
-        return values
+            found: NDArray[Any] = self._once(name, lambda values: np.array(values, kind))
+            return found
+        kept = self._columns[name]
+        return np.array(kept.values, kind)[kept.codes] if isinstance(kept, Coded) else np.asarray(kept, kind)
 
     def texts(self, name: str) -> tuple[NDArray[Any], tuple[str, ...]]:
         """Give a field of texts as codes, shape (n,), and the texts that they are indices of, used or not."""
-        if self._columns is not None:
-            found = self._columns[name]
-            return found.codes, found.values
-        at = list(_fields(self.kind)).index(name)
-        values = [record[at] for record in self._tuples()]
-        codes = {text: code for code, text in enumerate(dict.fromkeys(values))}
-        return np.array([codes[text] for text in values], np.int32), tuple(codes)
+        found: Coded = self._columns[name] if self._columns is not None else self._once(name, _coded)
+        return found.codes, found.values
 
     def lists(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Give a field of tuples as offsets, shape (n + 1,), and all values in a row, both int64."""
-        if self._columns is not None:
-            found = self._columns[name]
-            return found.offsets, np.asarray(found.values, np.int64)
-        at = list(_fields(self.kind)).index(name)
-        values = [record[at] for record in self._tuples()]
-        offsets = np.zeros(len(values) + 1, np.int64)
-        np.cumsum([len(value) for value in values], out=offsets[1:])
-        return offsets, np.fromiter(chain.from_iterable(values), np.int64, int(offsets[-1]))
+        found: Lists = self._columns[name] if self._columns is not None else self._once(name, _flattened)
+        return found.offsets, np.asarray(found.values, np.int64)
+
+    def _once(self, name: str, make: Callable[[list[Any]], Any]) -> Any:
+        """Make a column of the tuples, unless that was done since the last record came."""
+        rows = self._tuples()
+        n_rows, found = self._made.get(name, (-1, None))
+        if n_rows != len(rows):
+            at = self.kind._fields.index(name)  # type: ignore[attr-defined]  # a named tuple
+            found = make([record[at] for record in rows])
+            self._made[name] = len(rows), found
+        return found
+
+
+def _coded(values: list[str]) -> Coded:
+    codes = {text: code for code, text in enumerate(dict.fromkeys(values))}
+    return Coded(np.array([codes[text] for text in values], np.int32), tuple(codes))
+
+
+def _flattened(values: list[tuple[int, ...]]) -> Lists:
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    return Lists(offsets, np.fromiter(chain.from_iterable(values), np.int64, int(offsets[-1])))
 
 
 @cache

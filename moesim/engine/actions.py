@@ -28,14 +28,19 @@ def tell(state: State, event: Any) -> None:
         apply(state, actions)
 
 
+def collected(state: State, actions: Iterable[Any]) -> list[Any]:
+    """Collect an answer before any of it takes effect: a generator must not see its own consequences."""
+    if isinstance(actions, Action):  # a tuple itself: its fields are no actions
+        fail(state, f"decide returned a bare {actions!r}", "return a list of actions")
+    if not isinstance(actions, Iterable):
+        fail(state, f"decide returned {short_repr(actions)}", "return a list of actions")
+    return list(actions)
+
+
 def apply(state: State, actions: Iterable[Any]) -> None:
     """Apply the actions returned for one event; Runs among them that share a device and layer form a group."""
     if type(actions) is not list and type(actions) is not tuple:
-        if isinstance(actions, Action):  # a tuple itself: its fields are no actions
-            fail(state, f"decide returned a bare {actions!r}", "return a list of actions")
-        if not isinstance(actions, Iterable):
-            fail(state, f"decide returned {short_repr(actions)}", "return a list of actions")
-        actions = list(actions)  # collected before any takes effect: a generator must not see its own consequences
+        actions = collected(state, actions)
     groups: runs.Groups = {}
     for action in actions:
         kind = type(action)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moesim.engine.actions import apply, tell
+from moesim.engine.actions import apply, collected, tell
 from moesim.engine.lanes import submit, wake
 from moesim.engine.links import cross
 from moesim.engine.state import State, new_task
@@ -41,7 +41,7 @@ def routed(state: State, mb: int) -> None:
     event = _new(Routed, (visit.step, layer, mb, experts, weights, scores, rows, active, micro.first_row))
     actions = state.policy.decide(event, state.view)
     if state.options.decision_ns:
-        _charge(state, visit, active, list(actions or ()))
+        _charge(state, visit, active, collected(state, actions or ()))
     elif actions:
         apply(state, actions)
 

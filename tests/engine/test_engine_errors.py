@@ -114,17 +114,19 @@ def test_run_of_what_is_not_there() -> None:
     assert at_routed(Fetch(0, [0], "gpu0"), Drop(0, [0], "gpu0"), Run(0, [0], "gpu0"), copies=[]) == says
 
 
-def test_one_action_without_a_list() -> None:
+@pytest.mark.parametrize("decision_ns", [0, 7])
+def test_one_action_without_a_list(decision_ns: int) -> None:
     script = Script({("Routed", 0, 0, 0): lambda event, view: Run(0, [0, 1], "gpu0")}, copies=ALL)
-    message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
+    message = refused(PolicyError, lambda: play(script, ONE, name="wild", decision_ns=decision_ns))
     assert message.startswith(f"{AT_ROUTED}decide returned a bare Run(layer=0, experts=[0, 1], device='gpu0', ")
     assert message.endswith("; return a list of actions")
 
 
+@pytest.mark.parametrize("decision_ns", [0, 7])
 @pytest.mark.parametrize("answer", [42, True, object])
-def test_an_answer_that_is_no_list(answer: Any) -> None:
+def test_an_answer_that_is_no_list(answer: Any, decision_ns: int) -> None:
     script = Script({("Routed", 0, 0, 0): lambda event, view: answer}, copies=ALL)
-    message = refused(PolicyError, lambda: play(script, ONE, name="wild"))
+    message = refused(PolicyError, lambda: play(script, ONE, name="wild", decision_ns=decision_ns))
     assert message == f"{AT_ROUTED}decide returned {answer!r}; return a list of actions"
 
 

@@ -149,16 +149,19 @@ static void apply_one(State &state, PyObject *action, Groups &groups) {
     }
 }
 
+/// Collect an answer before any of it takes effect: a generator must not see its own consequences.
+nb::object collected(State &state, nb::handle actions) {
+    for (PyTypeObject *type : state.py.action)  // a tuple itself: its fields are no actions
+        if (PyObject_TypeCheck(actions.ptr(), type)) fail(state, "decide returned a bare " + repr_of(actions), "return a list of actions");
+    if (!truth(ask(state, attr(state.py.texts, "is_iterable"), {ref(actions)}).ptr()))
+        fail(state, "decide returned " + short_repr(state, actions), "return a list of actions");
+    return own(PySequence_List(actions.ptr()));
+}
+
 /// Apply the actions returned for one event; Runs among them that share a device and layer form a group.
 void apply(State &state, nb::handle returned) {
     nb::object actions = nb::borrow(returned);
-    if (!PyList_CheckExact(actions.ptr()) && !PyTuple_CheckExact(actions.ptr())) {
-        for (PyTypeObject *type : state.py.action)  // a tuple itself: its fields are no actions
-            if (PyObject_TypeCheck(actions.ptr(), type)) fail(state, "decide returned a bare " + repr_of(actions), "return a list of actions");
-        if (!truth(ask(state, attr(state.py.texts, "is_iterable"), {ref(actions)}).ptr()))
-            fail(state, "decide returned " + short_repr(state, actions), "return a list of actions");
-        actions = own(PySequence_List(actions.ptr()));  // a generator must not see its own consequences
-    }
+    if (!PyList_CheckExact(actions.ptr()) && !PyTuple_CheckExact(actions.ptr())) actions = collected(state, actions);
     Groups groups;
     Items items(actions.ptr());
     for (Py_ssize_t i = 0; i < items.size(); ++i) {

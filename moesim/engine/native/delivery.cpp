@@ -126,7 +126,7 @@ void routed(State &state, int mb) {
     PyObject *arguments[] = {state.policy.ptr(), event.ptr(), state.view.ptr()};
     nb::object actions = own(PyObject_VectorcallMethod(state.py.decide.ptr(), arguments, 3, nullptr));
     if (state.decision_ns) {
-        nb::object listed = truth(actions.ptr()) ? own(PySequence_List(actions.ptr())) : own(PyList_New(0));
+        nb::object listed = truth(actions.ptr()) ? collected(state, actions) : own(PyList_New(0));
         charge(state, visit, [&state, listed] { apply(state, listed); });
     } else if (truth(actions.ptr())) {
         apply(state, actions);

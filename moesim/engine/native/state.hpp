@@ -209,6 +209,7 @@ const std::vector<DeviceState *> &sources(State &state, DeviceState *device);
 
 // actions
 void tell(State &state, EventKind kind, const nb::object &event);
+nb::object collected(State &state, nb::handle actions);
 void apply(State &state, nb::handle actions);
 void apply(State &state, const Answer &answer);
 using Groups = std::vector<std::pair<std::tuple<int, i64, bool>, Group *>>;
