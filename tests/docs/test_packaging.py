@@ -21,9 +21,9 @@ def test_an_extension_module_built_in_the_checkout_stays_out_of_wheels() -> None
 
 
 def test_the_makefile_watches_every_native_source() -> None:
-    (pattern,) = re.findall(r"wildcard (moesim/engine/native/\S+)\)", (ROOT / "Makefile").read_text(encoding="utf-8"))
-    watched = {path.name for path in ROOT.glob(pattern)}
-    assert watched == {path.name for path in NATIVE.iterdir() if path.suffix in (".cpp", ".hpp", ".h", ".c", ".cc")} != set()
+    (patterns,) = re.findall(r"^NATIVE := \S+ \$\(wildcard (.*)\)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    watched = {path for pattern in patterns.split() for path in ROOT.glob(pattern)}
+    assert watched == {path for path in NATIVE.rglob("*") if path.suffix in (".cpp", ".hpp", ".h", ".c", ".cc")} != set()
 
 
 def test_wheels_of_cibuildwheel_have_the_native_engine() -> None:

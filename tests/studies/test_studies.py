@@ -313,7 +313,7 @@ def test_a_run_that_fails_is_told_and_ends_no_other(tmp_path: Path, monkeypatch:
     def broken(*arguments: Any) -> None:
         raise RuntimeError("no future")
 
-    monkeypatch.setattr(type(make_part("replacement", "belady")), "victim", broken)
+    monkeypatch.setattr(type(make_part("replacement", "belady")), "start", broken)
     one, other = regrets(resolve(tmp_path, policies=["lru", "on-demand"]))
     assert one.alone("replacement").after_ns is None
     assert one.alone("bandwidth").after_ns is not None
