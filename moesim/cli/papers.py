@@ -45,7 +45,7 @@ def papers(
     out: Annotated[Path | None, typer.Option("--out", help="Folder for a result folder of each experiment; resumes.")] = None,
     identify: Annotated[
         bool,
-        typer.Option("--identify", help="Answer each block of rows by constants that a paper's other rows give; takes half an hour."),
+        typer.Option("--identify", help="Answer each block of rows by constants of a paper's other rows; takes half an hour."),
     ] = False,
     form: Printed = Format.TABLE,
 ) -> int:
