@@ -55,7 +55,8 @@ def test_pieces_add_up_to_the_run(piece: int):
         for name in KINDS:
             getattr(joined, name).extend(getattr(one, name))
     assert_same(whole, joined)
-    assert len(pieces) == (1 if piece == 10**6 else len(whole.steps) if piece == 1 else len(pieces))
+    least, most = {1: (len(whole.steps),) * 2, 10**6: (1, 1)}.get(piece, (2, len(whole.steps)))
+    assert least <= len(pieces) <= most
     assert settled[-1] == whole.makespan_ns
     for (before, after), since in zip(pairwise(pieces), settled, strict=False):
         cut = before.steps[-1].end
