@@ -1,3 +1,42 @@
-"""Simulate offloaded inference of Mixture-of-Experts models, to the nanosecond and without the hardware."""
+"""Simulate offloaded inference of Mixture-of-Experts models, to the nanosecond and without the hardware.
+
+>>> import moesim
+>>> found = moesim.compare(["lru", "dali"], model="mixtral-8x7b", cache=[0.25, 0.5])  # doctest: +SKIP
+>>> found.table, found.plot("speedup"), found.save("results/first")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+_FROM = {
+    "Hardware": "moesim.hardware:HardwareProfile",
+    "Result": "moesim.api.result:Result",
+    "Trace": "moesim.trace:Trace",
+    "calibrate": "moesim.api.answers:calibrate",
+    "compare": "moesim.api.run:compare",
+    "load": "moesim.api.run:load",
+    "load_hardware": "moesim.hardware:load_hardware",
+    "load_model": "moesim.model:load_model",
+    "load_trace": "moesim.api.things:load_trace",
+    "recommend": "moesim.api.answers:recommend",
+    "run": "moesim.api.run:run",
+}
+"""Names and where they are: a name loads what it needs when it is first used, so that `import moesim` stays light."""
+
+__all__ = sorted([*_FROM, "__version__"])  # their types are in `__init__.pyi`
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module 'moesim' has no attribute {name!r}")
+    module, _, attribute = _FROM[name].partition(":")
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FROM})

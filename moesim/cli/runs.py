@@ -11,21 +11,21 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.api.run import carry_out, comparison
 from moesim.cli.options import Engine, Jobs, Set, Verify
 from moesim.core.limits import REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown_lines
 from moesim.core.yaml_reader import read_yaml_value
-from moesim.errors import ConfigError, InputError, InterruptError
-from moesim.experiment import Results, run_experiment
-from moesim.experiment.config import Config, apply_override, load_config, parse_config
+from moesim.errors import InputError
+from moesim.experiment import Results
+from moesim.experiment.config import Config, load_config, parse_config
 from moesim.experiment.dry import describe_grid
 from moesim.experiment.output import Output
 from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.quick import quick
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.trace_choice import choose_traces
 
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
@@ -99,23 +99,22 @@ def compare(
     Example: moesim compare --policies lru,dali,hybrimoe-paper --cache 0.125,0.25,12GiB --batch 1,8
     """
     with _options_named(overrides):
-        workload = {"batch_size": batch, "prompt_tokens": prompt, "decode_tokens": decode, "n_batches": n_batches, "seed": seed}
-        raw: dict[str, Any] = {
-            "model": _values("model", model),
-            "hardware": _values("hardware", hardware),
-            "workload": {key: _values(key, text) for key, text in workload.items()},
-            "cache": _sizes(cache),
-            "repeat": repeat,
-            "policies": read_yaml_value(f"[{policies}]", "compare: --policies"),
-            "transfer": {"curve": _values("transfer", transfer)},
-        }
-        if trace is not None:
-            raw["trace"] = _values("trace", trace)
-        for override in overrides:
-            apply_override(raw, override)
-        if "trace" not in raw:
-            for line in choose_traces(raw, "compare", imports=not dry):
-                say(line)
+        raw = comparison(
+            read_yaml_value(f"[{policies}]", "compare: --policies"),
+            model=_values("model", model),
+            hardware=_values("hardware", hardware),
+            trace=None if trace is None else _values("trace", trace),
+            cache=read_yaml_value(f"[{cache}]", "compare: --cache"),
+            batch=_values("batch_size", batch),
+            prompt=_values("prompt_tokens", prompt),
+            decode=_values("decode_tokens", decode),
+            n_batches=_values("n_batches", n_batches),
+            seed=_values("seed", seed),
+            transfer=_values("transfer", transfer),
+            repeat=repeat,
+            overrides=overrides,
+            imports=not dry,
+        )
         config = parse_config(raw, "compare")
         if small:
             config = quick(config, "compare", imports=not dry)
@@ -149,17 +148,6 @@ def _values(option: str, text: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _sizes(text: str) -> dict[str, list[Any]]:
-    """Tell shares of all experts from sizes of memory."""
-    values = read_yaml_value(f"[{text}]", "compare: --cache")
-    shares = [value for value in values if not isinstance(value, str)]
-    sizes = [value for value in values if isinstance(value, str)]
-    for size in sizes:
-        if not size[:1].isdigit():
-            raise ConfigError(f"compare: --cache: expected shares such as 0.25, or sizes such as 8GiB, got '{size}'; correct it")
-    return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
-
-
 def _execute(
     config: Config, place: str, folder: Path | None, jobs: int | None, form: Format, *, dry: bool, scheduler: str | None,
     fail_fast: bool,
@@ -170,18 +158,7 @@ def _execute(
         sys.stdout.write(shown_lines(describe_grid(experiment, folder, jobs, usable_cores())))
         return 0
     with Workers(jobs, scheduler) as workers:
-        try:
-            results = run_experiment(
-                experiment,
-                keep=(output.kept if output else set()).__contains__,
-                progress=True,
-                folder=folder,
-                workers=workers,
-                fail_fast=fail_fast,
-            )
-        except KeyboardInterrupt:
-            kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
-            raise InterruptError(f"interrupted; {kept}") from None
+        results = carry_out(experiment, output, workers, fail_fast=fail_fast)
         sys.stdout.write(result_table(results.rows, form))
         if results.n_found:
             say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")

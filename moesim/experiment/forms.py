@@ -27,22 +27,22 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _named(what: str, key: str) -> AfterValidator:
-    """Check for a name, a path, or a mapping that contains `key`."""
+def _named(what: str, *keys: str) -> AfterValidator:
+    """Check for a name, a path, or a mapping that contains one of `keys`."""
 
     def check(value: Any) -> Any:
         if isinstance(value, str) and value.strip():
             return value
-        if isinstance(value, dict) and all(isinstance(k, str) for k in value) and key in value:
+        if isinstance(value, dict) and all(isinstance(k, str) for k in value) and any(key in value for key in keys):
             return value
-        raise ValueError(f"expected {what} or a mapping with the key {key}, got {value!r}")
+        raise ValueError(f"expected {what} or a mapping with the key {' or '.join(keys)}, got {value!r}")
 
     return AfterValidator(check)
 
 
-def _named_schema(key: str) -> WithJsonSchema:
-    mapping = {"type": "object", "required": [key], "properties": {key: {"type": "string"}}}
-    return WithJsonSchema({"anyOf": [{"type": "string"}, mapping]})
+def _named_schema(*keys: str) -> WithJsonSchema:
+    mappings = [{"type": "object", "required": [key], "properties": {key: {"type": "string"}}} for key in keys]
+    return WithJsonSchema({"anyOf": [{"type": "string"}, *mappings]})
 
 
 def _size(value: Any) -> int:
@@ -73,8 +73,10 @@ Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
-ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base"), _named_schema("base")]
-HardwareRef = Annotated[Any, _named("a hardware profile's name, the path of a YAML file,", "base"), _named_schema("base")]
+ModelRef = Annotated[Any, _named("a model's name, the path of a config.json,", "base", "name"), _named_schema("base", "name")]
+HardwareRef = Annotated[
+    Any, _named("a hardware profile's name, the path of a YAML file,", "base", "name"), _named_schema("base", "name")
+]
 TraceRef = Annotated[
     Any,
     _named("a trace's name, the path of a file,", MADE),

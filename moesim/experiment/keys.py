@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moesim.hardware import HardwareProfile
 from moesim.metrics.naming import fingerprint
 from moesim.policies.imports import code_names
 from moesim.policies.sources import sources_digest
@@ -16,6 +17,7 @@ from moesim.trace.workload.compose import drawn
 if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
     from moesim.experiment.spec import RunSpec
+    from moesim.model import ModelSpec
 
 CODE = (
     "__init__.py", "capacity.py", "errors.py", "policy.py", "records.py",
@@ -49,9 +51,9 @@ def run_keys(experiment: Experiment) -> list[str]:
     """Give the key of every run."""
     hashes: dict[int, str] = {}  # by identity: runs share models and machines
 
-    def content(thing: object) -> str:
+    def content(thing: ModelSpec | HardwareProfile) -> str:
         if id(thing) not in hashes:
-            hashes[id(thing)] = fingerprint({k: v for k, v in vars(thing).items() if k != "path"})
+            hashes[id(thing)] = fingerprint(thing.figures() if isinstance(thing, HardwareProfile) else vars(thing))
         return hashes[id(thing)]
 
     imports = not experiment.not_imported

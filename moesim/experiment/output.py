@@ -23,7 +23,7 @@ from moesim.experiment.result import DATASET, GROWING, OWNER, RECORDS, SUMMARY
 from moesim.experiment.store import Store
 from moesim.metrics.frames import frame_bytes, layer_frame, step_frame
 from moesim.metrics.naming import fingerprint
-from moesim.metrics.timeline import Event, timeline_events, timeline_json
+from moesim.metrics.timeline import Timeline
 
 if TYPE_CHECKING:
     from moesim.experiment.pool import Workers
@@ -35,8 +35,6 @@ _NAMES = ("config.resolved.yaml", SUMMARY, "runs.parquet", "repeats.parquet", "t
           "frames/layers.parquet")  # fmt: skip
 _FOLDERS = (DATASET, RECORDS, "plots")
 _FIGURE = re.compile(r"(?P<kind>\w+)(\.\w+=.*)?\.(png|pdf|csv|txt)")
-_PIDS = 10  # process numbers of one run in a timeline of several
-_FLOWS = 10**9  # numbers of arrows likewise
 
 
 class Output:
@@ -126,13 +124,8 @@ class Output:
         shown = [results.outcomes[i] for i in self._in_timeline if results.outcomes[i].records is not None]
         if config is None or not shown:
             return {}
-        events: list[Event] = []
-        for i, outcome in enumerate(shown):
-            assert outcome.records is not None
-            last = min(config.steps, len(outcome.records.steps)) - 1
-            found = timeline_events(outcome.records, outcome.machine, (0, last))
-            events += _numbered(found, i, str(outcome.row["policy"])) if len(shown) > 1 else found
-        return {"timeline.json": timeline_json(events)}
+        runs = {str(one.row["policy"]): (one.records, one.machine) for one in shown if one.records is not None}
+        return {"timeline.json": Timeline.of(runs, config.steps).json()}
 
     def _frames(self, results: Results) -> dict[str, bytes]:
         kept = [outcome for outcome in results.outcomes if outcome.records is not None]
@@ -148,21 +141,6 @@ def _figures_there(folder: Path, kinds: Collection[str]) -> list[str]:
         return []
     found = [path.name for path in (folder / "plots").iterdir()]
     return [f"plots/{name}" for name in found if (figure := _FIGURE.fullmatch(name)) and figure["kind"] in kinds]
-
-
-def _numbered(events: list[Event], run: int, policy: str) -> list[Event]:
-    """Give a run's events process and arrow numbers of their own, so that several runs stand one above another."""
-    numbered = []
-    for event in events:
-        event = {**event, "pid": event["pid"] + _PIDS * run}
-        if event["ph"] in ("s", "f"):
-            event["id"] += _FLOWS * run
-        if event["name"] == "process_name":
-            event["args"] = {"name": f"{policy}: {event['args']['name']}"}
-        if event["name"] == "process_sort_index":
-            event["args"] = {"sort_index": event["pid"]}
-        numbered.append(event)
-    return numbered
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from html import escape
+from typing import Any, NamedTuple
 
 from moesim.core.table import Format, render, render_records
 from moesim.core.units import NS_PER_MS, NS_PER_S
@@ -124,10 +125,36 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
+class _Shown(NamedTuple):
+    """A table of results in texts."""
+
+    names: list[str]
+    cells: list[list[str]]
+    right: list[str]  # columns of numbers
+    below: list[str]  # lines that hold for all rows
+
+
 def result_table(rows: Sequence[Row], form: Format) -> str:
     """Write the results of an experiment."""
     if form.for_programs:
         return render_records(rows, form)
+    shown = _shown(rows)
+    separator = "\n\n" if form is Format.MD else "\n"
+    return render(shown.names, shown.cells, form, shown.right) + "\n" + separator.join(shown.below) + "\n"
+
+
+def result_html(rows: Sequence[Row]) -> str:
+    """Write the results of an experiment as a piece of HTML, for notebooks."""
+    shown = _shown(rows)
+    head = "".join(f"<th>{escape(name)}</th>" for name in shown.names)
+    right = [' style="text-align: right"' if name in shown.right else ' style="text-align: left"' for name in shown.names]
+    lines = ("".join(f"<td{how}>{escape(one)}</td>" for how, one in zip(right, cells, strict=True)) for cells in shown.cells)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    below = "<br>".join(escape(line) for line in shown.below)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{below}</p>"
+
+
+def _shown(rows: Sequence[Row]) -> _Shown:
     n_repeats = count_repeats(rows)
     if n_repeats > 1:
         rows = aggregate(rows)
@@ -139,7 +166,6 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     below = _common_notes(done)
     if any(_own_notes(row, below) for row in done) or len(done) < len(rows):  # they also say why runs failed
         columns["notes"] = lambda row: ", ".join(_own_notes(row, below)) or "-"
-    names = [*varying.values(), *columns]
     cells = [
         [*(_setting(row.get(key)) for key in varying), *(make(row) for make in columns.values())]
         if not row.get("error")
@@ -148,7 +174,7 @@ def result_table(rows: Sequence[Row], form: Format) -> str:
     ]
     right = [name for name in columns if name not in ("policy", "label", "notes")]
     seeds = f"mean of {n_repeats} seeds ± half the 95 % interval (Student's t)" if n_repeats > 1 else ""
-    return render(names, cells, form, right) + _footer(rows, done, form, seeds)
+    return _Shown([*varying.values(), *columns], cells, right, _footer(rows, done, seeds))
 
 
 def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
@@ -173,7 +199,7 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format, seeds: str) -> str:
+def _footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
     values = {key: {row.get(key) for row in rows} for key in said}
     shared = [f"{word} {next(iter(values[key]))}" for key, word in said.items() if len(values[key]) == 1]
@@ -187,5 +213,4 @@ def _footer(rows: Sequence[Row], done: Sequence[Row], form: Format, seeds: str) 
     lines += cost_notes(done)
     if any((share := _number(row, "fidelity_fresh")) is not None and not is_exact(share) for row in rows):
         lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
-    separator = "\n\n" if form is Format.MD else "\n"
-    return "\n" + separator.join(lines) + "\n"
+    return lines

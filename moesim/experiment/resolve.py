@@ -200,13 +200,12 @@ class Experiment:
         """
         models, machines, traces, policies = {}, {}, {}, {}
         for spec in self.specs:
-            machine = {k: v for k, v in vars(spec.hardware).items() if k != "path"}
             models[model_label(spec.model)] = {
                 "sha256": fingerprint(spec.model.figures()),
                 "source": spec.model.source,
             }
             machines[hardware_label(spec.hardware)] = {
-                "sha256": fingerprint(machine),
+                "sha256": fingerprint(spec.hardware.figures()),
                 "labels": list(spec.hardware.labels),
             }
             trace = self.trace(spec)

@@ -132,7 +132,7 @@ def each_model(model: Any) -> Iterator[Any]:
 
 def _machines(hardware: Any) -> Iterator[Any]:
     """Sweep the overridden numbers of a profile; lists elsewhere in it are lists by nature."""
-    if isinstance(hardware, str):
+    if isinstance(hardware, str) or "base" not in hardware:
         return iter([hardware])
     flat = dict(flatten(hardware))
     return _grid({key: value if _is_sweep(key, value) else [value] for key, value in flat.items()})

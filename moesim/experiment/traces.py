@@ -10,10 +10,20 @@ from moesim.errors import ConfigError, TraceError
 from moesim.trace import Trace, find_trace
 from moesim.trace.made import read_made
 
+GIVEN = "given:"
+"""How the name of a trace begins that came from Python as an object."""
+
+
+def name_of_given(trace: Trace) -> str:
+    """Name a trace by its content."""
+    return f"{GIVEN}{trace.digest[:16]}"
+
 
 def read_trace(written: str | Mapping[str, Any], place: str) -> Trace:
     """Read a trace, or make one."""
     if isinstance(written, str):
+        if written.startswith(GIVEN):
+            raise TraceError(f"{place}: trace: expected the object {written} from Python, got none; run it from Python again")
         try:
             path = find_trace(written)
         except TraceError as error:

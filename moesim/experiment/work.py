@@ -20,6 +20,7 @@ from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
 from moesim.experiment.result import DATASET, OWNER
 from moesim.experiment.runner import Examine, run_one
+from moesim.experiment.traces import GIVEN
 from moesim.metrics.outcome import Outcome
 from moesim.policies.imports import code_names
 from moesim.policies.sources import sources_digest
@@ -118,7 +119,7 @@ class WorkMaker:
     def __call__(self, spec: RunSpec, keep: bool, examine: Examine | None = None) -> Work:
         experiment = self._experiment
         written, digest = spec.point.trace, experiment.trace(spec).digest
-        name = written if isinstance(written, str) else None
+        name = written if isinstance(written, str) and not written.startswith(GIVEN) else None
         if name is None:
             path = self._write(experiment.trace(spec))
         elif name in self._paths:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
     ``{value: ..., source: ..., ...}``.
     """
     raw, path, overrides = read_profile(source, place)
-    return build_profile(raw, place if overrides or path is None else path, path=path, overrides=tuple(overrides))
+    profile = build_profile(raw, place if overrides or path is None else path, path=path, overrides=tuple(overrides))
+    return replace(profile, written=str(source) if isinstance(source, Path) else source)
 
 
 def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware") -> tuple[dict[str, Any], str | None, list[str]]:
@@ -74,7 +76,9 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     overrides: dict[str, Any] = {}
     if isinstance(source, Mapping):
         if "base" not in source:
-            return dict(source), None, []
+            raw = {key: value for key, value in source.items() if "." not in key}
+            more = {key: value for key, value in source.items() if "." in key}
+            return (override(raw, more, place) if more else raw), None, list(more)
         if not isinstance(source["base"], (str, Path)):
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))

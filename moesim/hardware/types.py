@@ -207,6 +207,8 @@ class HardwareProfile:
         Every number of the file by its dotted key, with its source.
     overrides : tuple of str
         Dotted keys that an experiment has changed.
+    written : str, mapping or None
+        What `moesim.hardware.load_hardware` was given.
     """
 
     name: str
@@ -224,6 +226,11 @@ class HardwareProfile:
     machine: Mapping[str, str] = field(default_factory=dict)
     host_expert_us: Fraction = Fraction(0)
     host_shared: bool = False
+    written: Any = field(default=None, compare=False, repr=False)
+
+    def figures(self) -> dict[str, Any]:
+        """Give all that decides what a run takes, and what stands in results: not where it came from."""
+        return {name: value for name, value in vars(self).items() if name not in ("path", "written")}
 
     @property
     def labels(self) -> tuple[str, ...]:

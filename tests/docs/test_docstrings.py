@@ -77,6 +77,9 @@ def test_an_example_imports_what_is_listed_and_uses_nothing_private(block: str):
     names = [(str(node.module), alias.name) for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
     ours = [one for one in names if one[0].partition(".")[0] == "moesim"]
     assert not set(ours) - set(LISTED), "a line in docs/reference/api.md, or another example"
+    used = {(node.value.id, node.attr) for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    assert not {one for one in used if one[0] == "moesim"} - set(LISTED), "a line in docs/reference/api.md, or another example"
+    plain = [name for name in plain if name != "moesim"]
     others = {module.partition(".")[0] for module in [*plain, *(module for module, _ in set(names) - set(ours))]}
     assert "moesim" not in others and all(one in sys.stdlib_module_names or find_spec(one) for one in others)
     attributes = [node for node in nodes if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr)]

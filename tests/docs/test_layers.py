@@ -42,6 +42,7 @@ LEVELS: list[dict[str, str]] = [
         "studies": "studies studies.*",
     },
     {"recorder": "recorder recorder.*", "advice": "studies.advice studies.advice.*", "report": "report report.*"},
+    {"api": "api api.*"},
     {"cli": "cli cli.* __main__"},
 ]
 

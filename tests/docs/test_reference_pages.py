@@ -114,11 +114,15 @@ def test_the_timeline_of_the_page_is_the_engine_s():
     assert sorted(told) == happened
 
 
-def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str]):
+def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", page("python"), flags=re.DOTALL)
     exec(block, {})
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in said] == ["lru", "fiddler"]
+    table, frame = capsys.readouterr().out.split("policy", 2)[1:]
+    policies = ["lru", "fiddler", "dali(w_size=2)"] * 2
+    assert [line.split()[0] for line in table.splitlines()[1:7]] == policies
+    assert [line.split()[1] for line in frame.splitlines()[1:7]] == policies
+    assert (tmp_path / "speedup.png").is_file() and (tmp_path / "results" / "first" / "summary.json").is_file()
 
 
 def test_every_file_of_the_engine_is_named_with_its_rules():

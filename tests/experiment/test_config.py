@@ -85,7 +85,7 @@ def parse(**changes: Any) -> Config:
         ),
         (
             {"model": ["m", 3]},
-            "a.yaml: model[1]: expected a model's name, the path of a config.json, or a mapping with the key base, got 3",
+            "a.yaml: model[1]: expected a model's name, the path of a config.json, or a mapping with the key base or name, got 3",
         ),
         ({"decision_us": -1}, "a.yaml: decision_us: expected a number of at least 0.0, got -1; choose a value in this range"),
         (

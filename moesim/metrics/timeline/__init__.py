@@ -7,9 +7,11 @@ from moesim.metrics.timeline.events import (
     timeline_json,
     write_timeline,
 )
+from moesim.metrics.timeline.several import Timeline
 
 __all__ = [
     "Event",
+    "Timeline",
     "check_timeline",
     "timeline_events",
     "timeline_json",

@@ -1,0 +1,14 @@
+from moesim.api.answers import calibrate, recommend
+from moesim.api.result import Result
+from moesim.api.run import compare, load, run
+from moesim.api.things import load_trace
+from moesim.hardware import HardwareProfile as Hardware
+from moesim.hardware import load_hardware
+from moesim.model import load_model
+from moesim.trace import Trace
+
+__all__ = [
+    "Hardware", "Result", "Trace", "__version__", "calibrate", "compare", "load", "load_hardware", "load_model", "load_trace",
+    "recommend", "run",
+]  # fmt: skip
+__version__: str

@@ -1,0 +1,120 @@
+"""Questions from Python: what suits a machine, and what a machine's constants are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moesim.api.written import written
+from moesim.hardware import HardwareProfile
+from moesim.model import ModelSpec
+from moesim.studies.advice.setting import Asked
+
+if TYPE_CHECKING:
+    from moesim.studies.advice.recommend import Advice
+    from moesim.studies.identify.results import Identified
+
+
+def recommend(
+    model: str | Mapping[str, Any] | ModelSpec | None,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile,
+    *,
+    vram: str | None = None,
+    ram: str | None = None,
+    bits: float | None = None,
+    batch: int = 1,
+    prompt: int = 512,
+    decode: int = 128,
+    context: int | None = None,
+    trace: str | Path | None = None,
+    gguf: str | Path | None = None,
+    lossy: bool = False,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> Advice:
+    """Find the best placement of a model's experts on a machine.
+
+    Parameters
+    ----------
+    model : str, mapping or ModelSpec, or None
+        As of `moesim.load_model`; None with `gguf`.
+    hardware : str, Path, mapping or HardwareProfile
+        As of `moesim.load_hardware`.
+    vram, ram : str, optional
+        Memory of the GPU and of the host, such as ``"12GiB"``; default: the profile's.
+    bits : float, optional
+        Bits per weight; default: 4.5 for models given with 16, else the model's.
+    batch, prompt, decode : int
+        Requests at once, and tokens of each.
+    context : int, optional
+        Tokens of a request in the KV cache; default: prompt and decode.
+    trace : str or Path, optional
+        Routing; default: a trace that fits.
+    gguf : str or Path, optional
+        Instead of a model: a GGUF file says shapes and bytes.
+    lossy : bool
+        Policies that change what the model computes as well.
+    jobs : int, optional
+        Processes; default: all cores where that is worth while.
+    progress : bool
+        Show a bar.
+
+    Returns
+    -------
+    Advice
+        ``best`` placement, runners-up with intervals, and commands to type.
+
+    Raises
+    ------
+    InputError
+        If something that was asked for is wrong, or nothing fits.
+    """
+    from moesim.studies.advice.recommend import recommend as search
+
+    asked = Asked(
+        None if model is None else written(model, "recommend: model"), written(hardware, "recommend: hardware"), vram, ram, bits,
+        batch, prompt, decode, context, None if trace is None else str(trace), None if gguf is None else Path(gguf), lossy,
+    )  # fmt: skip
+    return search(asked, jobs=jobs, progress=progress)
+
+
+def calibrate(
+    observations: str | Path,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile,
+    *,
+    models: Sequence[str] = (),
+    free: Sequence[str] = (),
+    name: str = "identified",
+) -> Identified:
+    """Identify a machine's rates and fixed costs from a few observed speeds.
+
+    Parameters
+    ----------
+    observations : str or Path
+        A CSV table, or what ``llama-bench -o json|jsonl|csv`` wrote.
+    hardware : str, Path, mapping or HardwareProfile
+        The profile to begin with.
+    models : sequence of str
+        Models of llama-bench's rows: a name, or ``"PART OF ITS TYPE=NAME"``.
+    free : sequence of str
+        Constants to free; default: all.
+    name : str
+        Of the identified profile.
+
+    Returns
+    -------
+    Identified
+        Constants with intervals, and ``raw``, the whole profile, for `moesim.load_hardware` and the ``hardware`` of a run.
+
+    Raises
+    ------
+    InputError
+        If the observations or the profile are wrong.
+    """
+    from moesim.studies.identify.identify import identify  # SciPy takes most of a second to import
+    from moesim.studies.identify.reading import read_observations
+
+    return identify(
+        written(hardware, "calibrate: hardware"), read_observations(Path(observations), list(models)), free=free, name=name
+    )

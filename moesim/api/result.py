@@ -1,0 +1,312 @@
+"""What an experiment from Python gives: its table, and on demand records, figures, a timeline and a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moesim.core.table import Format
+from moesim.errors import ConfigError, unknown_name
+from moesim.experiment.again import outcome_of
+from moesim.experiment.report import result_html, result_table
+from moesim.experiment.result import read_summary
+from moesim.experiment.run import Results, describe_run
+from moesim.experiment.runner import run_one
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moesim.experiment.resolve import Experiment
+    from moesim.metrics import Value
+    from moesim.metrics.outcome import Outcome
+    from moesim.metrics.timeline import Timeline
+    from moesim.records import Records
+
+Row = Mapping[str, Any]
+
+
+class Result:
+    """What came of an experiment, as `moesim.compare`, `moesim.run` and `moesim.load` give it.
+
+    Attributes
+    ----------
+    rows : list of dict
+        One a run: settings, labels and metrics by name, in the experiment's order. ``error`` is None if it succeeded.
+    experiment : Experiment or None
+        What was run; None for a result that was loaded.
+    """
+
+    def __init__(self, rows: Sequence[Row], experiment: Experiment | None, folder: Path | None = None) -> None:
+        self.rows: list[dict[str, Value]] = [dict(row) for row in rows]
+        self.experiment = experiment
+        self._folder = folder
+        self._outcomes: dict[int, Outcome] = {}
+
+    @classmethod
+    def load(cls, folder: Path) -> Result:
+        """Load what a folder holds; see `moesim.load`."""
+        if not folder.is_dir():
+            got = "a file" if folder.exists() else "nothing there"
+            raise ConfigError(f"{folder}: expected the folder of a result, got {got}; make one with moesim run --out")
+        return cls(read_summary(folder)["runs"], None, folder)
+
+    # ----------------------------------------------------------------------------------------------------------- to look at
+    @property
+    def table(self) -> DataFrame:
+        """One row a run and one column a setting, label or metric; names end in the unit: ``_ns``, ``_bytes``, ``_per_s``."""
+        import pandas as pd  # takes half a second to import
+
+        return pd.DataFrame(self.rows)
+
+    @property
+    def failures(self) -> list[str]:
+        """One line for each run that failed."""
+        return [f"{describe_run(row)}: {row['error']}" for row in self.rows if row.get("error")]
+
+    def __str__(self) -> str:
+        return result_table(self.rows, Format.TABLE)
+
+    def __repr__(self) -> str:
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        policies = ", ".join(dict.fromkeys(str(row["policy"]) for row in self.rows))
+        return f"<moesim.Result: {len(self.rows)} runs of {policies}{failed}>"
+
+    def _repr_html_(self) -> str:
+        return result_html(self.rows)
+
+    # ------------------------------------------------------------------------------------------------------ what happened
+    def records(self, run: int | None = None, **settings: Any) -> Records:
+        """Give everything that happened in a run, to the nanosecond.
+
+        It is simulated once more, unless its folder kept it: memory holds no records that nobody asked for.
+
+        Parameters
+        ----------
+        run : int, optional
+            Its number, the column ``run`` of the table.
+        **settings
+            Or columns and their values, of which one run has all: ``policy="lru", cache_ratio=0.5``.
+
+        Returns
+        -------
+        Records
+
+        Raises
+        ------
+        ConfigError
+            If no run, or more than one, is meant, or it failed.
+        """
+        records = self._outcome(self._index(run, settings)).records
+        assert records is not None
+        return records
+
+    def timeline(self, *policies: str, steps: int = 3) -> Timeline:
+        """Give the first steps at the first setting as trace events.
+
+        Parameters
+        ----------
+        *policies : str
+            Which; default: all.
+        steps : int
+            How many steps.
+
+        Returns
+        -------
+        Timeline
+            Its ``events``; ``save(path)`` writes a file for https://ui.perfetto.dev.
+
+        Raises
+        ------
+        ConfigError
+            If a policy did not run at the first setting.
+        """
+        from moesim.metrics.timeline import Timeline
+
+        first = [index for index in self._first_setting() if not self.rows[index].get("error")]
+        known = {str(self.rows[index]["policy"]): index for index in first}
+        for name in policies:
+            if name not in known:
+                raise ConfigError(f"timeline: {unknown_name('policy of the first setting', name, known)}")
+        shown = [self._outcome(known[name]) for name in policies or known]
+        return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
+
+    # ------------------------------------------------------------------------------------------------------------ figures
+    def plot(self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None, **options: Any) -> Figure:
+        """Draw one figure.
+
+        Parameters
+        ----------
+        kind : str
+            As ``moesim plot list`` names them, such as ``"speedup"``.
+        policies : sequence of str
+            Which, in their order; default: all.
+        where : mapping, optional
+            Only runs with these values in columns of the table.
+        **options
+            Of the kind.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ConfigError
+            If the kind or an option is unknown, or several figures would be needed: settings that a figure does not show are
+            never averaged away. `plots` gives them all.
+        """
+        found = self.plots(kind, policies=policies, where=where, **options)
+        if len(found) > 1:
+            raise ConfigError(
+                f"plot {kind}: expected settings of one figure, got those of {len(found)}: {', '.join(found)}; "
+                "choose with where={'column': value}, or take all with plots"
+            )
+        return next(iter(found.values()))
+
+    def plots(
+        self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None, **options: Any
+    ) -> dict[str, Figure]:
+        """Draw all figures of a kind, one for each combination of settings that one figure does not show.
+
+        Parameters
+        ----------
+        kind, policies, where, **options
+            As of `plot`.
+
+        Returns
+        -------
+        dict of str to matplotlib.figure.Figure
+            By name, which says the combination.
+
+        Raises
+        ------
+        ConfigError
+            As `plot`, but for several figures.
+        """
+        from moesim.plots.catalogue import figures_of, kind_of, options_of
+        from moesim.plots.rows import first_setting
+        from moesim.plots.sources import chosen
+
+        drawn, known = kind_of(kind), options_of(kind_of(kind))
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"plot {kind}: {unknown_name('option', name, known)}")
+        frame = chosen(self._frame(kind, drawn.source), policies, [(k, str(v)) for k, v in (where or {}).items()], kind)
+        if drawn.source == "records":
+            outcomes = [self._outcome(int(run)) for run in first_setting(frame, kind)["run"]]
+            runs = {str(one.row["policy"]): _records(one) for one in outcomes}
+            return {kind: drawn(runs, outcomes[0].machine, **options)}
+        return {name: drawn(part, **options) for name, part in figures_of(kind, frame, options)}
+
+    def _frame(self, kind: str, source: str) -> DataFrame:
+        from moesim.plots.catalogue import IN_EXPERIMENTS, SOURCES
+
+        if source not in IN_EXPERIMENTS:
+            raise ConfigError(f"plot {kind}: expected a figure of runs, got one that draws {SOURCES[source]}")
+        if source in ("rows", "records"):
+            return self.table
+        import pandas as pd
+
+        from moesim.metrics.frames import layer_frame, step_frame
+
+        make: Callable[[Outcome], Any] = {"steps": step_frame, "layers": layer_frame}[source]
+        done = [index for index, row in enumerate(self.rows) if not row.get("error")]
+        return pd.DataFrame([row for index in done for row in make(self._outcome(index, keep=False))])
+
+    # ------------------------------------------------------------------------------------------------------------- folder
+    def save(self, folder: str | Path) -> Path:
+        """Write the result into a folder, as ``moesim run --out`` does.
+
+        Parameters
+        ----------
+        folder : str or Path
+            New, or of an earlier result.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        ConfigError
+            If the folder holds something else, or the result was loaded: then copy its folder.
+        """
+        from moesim.experiment.output import Output
+        from moesim.experiment.store import Store
+
+        if self.experiment is None:
+            raise ConfigError(f"{folder}: expected a result that was run here, got one of {self._folder}; copy that folder")
+        output = Output(self.experiment, Path(folder))
+        outcomes = [
+            self._outcome(i) if i in output.kept and not row.get("error") else self._told(i) for i, row in enumerate(self.rows)
+        ]
+        store = Store(Path(folder))
+        for outcome in outcomes:
+            if not outcome.row.get("error"):
+                store.add(str(outcome.row["key"]), outcome.row)
+                if outcome.records is not None:
+                    store.add_records(str(outcome.row["key"]), outcome.records)
+        store.merge()
+        return output.write(Results(self.experiment, outcomes))
+
+    # ---------------------------------------------------------------------------------------------------------- which run
+    def _index(self, run: int | None, settings: Mapping[str, Any]) -> int:
+        if run is not None and settings:
+            raise ConfigError("records: expected the number of a run or settings, got both; leave one out")
+        for name in settings:
+            if not any(name in row for row in self.rows):
+                raise ConfigError(f"records: {unknown_name('column', name, list(self.rows[0]))}")
+        found = [
+            index for index, row in enumerate(self.rows)
+            if (run is None or row["run"] == run) and all(row.get(name) == value for name, value in settings.items())
+        ]  # fmt: skip
+        if len(found) != 1:
+            got = ", ".join(describe_run(self.rows[index]) for index in found[:5]) or "none"
+            raise ConfigError(f"records: expected one run, got {got}; give its number, or settings that only one run has")
+        return found[0]
+
+    def _first_setting(self) -> list[int]:
+        if self.experiment is not None:
+            first = self.experiment.specs[0].point.setting
+            return [spec.index for spec in self.experiment.specs if spec.point.setting == first]
+        from moesim.plots.rows import first_setting
+
+        return [int(run) for run in first_setting(self.table, "timeline")["run"]]
+
+    def _told(self, index: int) -> Outcome:
+        """Give an outcome as far as its row tells it."""
+        from moesim.errors import MoesimError
+        from moesim.metrics.machine import Machine
+        from moesim.metrics.outcome import Outcome
+
+        assert self.experiment is not None
+        row = self.rows[index]
+        failure = MoesimError(str(row["error"])) if row.get("error") else None
+        return Outcome(row, Machine.of(self.experiment.specs[index].hardware), failure=failure)
+
+    def _outcome(self, index: int, *, keep: bool = True) -> Outcome:
+        """Give a run with its records, simulated again if need be."""
+        row = self.rows[index]
+        if row.get("error"):
+            raise ConfigError(f"{describe_run(row)}: expected a run that succeeded, got: {row['error']}")
+        if index in self._outcomes:
+            return self._outcomes[index]
+        if self.experiment is None:
+            assert self._folder is not None
+            outcome = outcome_of(self._folder, index)
+        else:
+            found = run_one(self.experiment, self.experiment.specs[index], keep=True)
+            if found.failure is not None:
+                raise found.failure
+            outcome = type(found)(row, found.machine, found.records, found.split)
+        if keep:
+            self._outcomes[index] = outcome
+        return outcome
+
+
+def _records(outcome: Outcome) -> Records:
+    assert outcome.records is not None
+    return outcome.records

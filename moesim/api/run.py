@@ -1,0 +1,287 @@
+"""Experiments from Python: compare policies, run an experiment file, load a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moesim.api.result import Result
+from moesim.api.things import NAMES
+from moesim.api.written import written
+from moesim.core.text import say
+from moesim.errors import ConfigError, InterruptError
+from moesim.experiment import run_experiment
+from moesim.experiment.config import Config, apply_override, load_config, parse_config
+from moesim.experiment.output import Output
+from moesim.experiment.pool import Workers
+from moesim.experiment.quick import quick as made_quick
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import Results
+from moesim.experiment.trace_choice import choose_traces
+from moesim.experiment.traces import name_of_given
+from moesim.hardware import HardwareProfile
+from moesim.model import ModelSpec
+from moesim.trace import Trace
+
+MODEL = {"base": "mixtral-8x7b", "expert_bits": 4}
+HARDWARE = "rtx3090-epyc7532"
+CACHE = (0.25, 0.5)
+
+
+def compare(
+    policies: Any,
+    *,
+    model: str | Mapping[str, Any] | ModelSpec | Sequence[Any] = MODEL,
+    hardware: str | Path | Mapping[str, Any] | HardwareProfile | Sequence[Any] = HARDWARE,
+    trace: str | Path | Mapping[str, Any] | Trace | Sequence[Any] | None = None,
+    cache: float | str | Iterable[float | str] = CACHE,
+    batch: int | Sequence[int] = 1,
+    prompt: int | Sequence[int] = 64,
+    decode: int | Sequence[int] = 64,
+    n_batches: int | Sequence[int] = 1,
+    seed: int | Sequence[int] = 0,
+    transfer: str | Sequence[str] = "pinned",
+    repeat: int = 1,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    quick: bool = False,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> Result:
+    """Compare policies.
+
+    Parameters
+    ----------
+    policies : str, mapping, class, policy, or a list of them
+        ``"lru"``, ``{"name": "dali", "w_size": 2}``, a class, or an object such as ``Dali(w_size=2)``, which stands for its
+        class and its options.
+    model : str, mapping, ModelSpec, or a list of them
+        As of `moesim.load_model`.
+    hardware : str, Path, mapping, HardwareProfile, or a list of them
+        As of `moesim.load_hardware`.
+    trace : str, Path, mapping, Trace, or a list of them, optional
+        Routing. Default: a trace that fits the model, else routing that is made up; a line says which.
+    cache : float, str, or a list of them
+        Shares of all experts that a GPU caches, or sizes of its memory such as ``"12GiB"``.
+    batch, prompt, decode, n_batches, seed : int or list of int
+        Requests at once, tokens of each, batches one after the other, and the seed of the choice of requests.
+    transfer : {"pinned", "pageable", "chunked"} or a list of them
+        Curve of transfers.
+    repeat : int
+        Seeds, from `seed` on.
+    overrides : mapping, or sequence of str
+        Other keys of an experiment: ``{"predictors": ...}`` or ``["workload.refill=true"]``.
+    quick : bool
+        The first setting only, and at most 4 decode tokens.
+    out : str or Path, optional
+        Folder to write; runs that it holds are not repeated. Default: nothing is written.
+    jobs : int, optional
+        Processes; default: all cores where that is worth while. The results do not depend on it.
+    progress : bool
+        Show a bar, on a terminal or in a notebook, once it has taken two seconds.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    InputError
+        If what was asked for is wrong.
+
+    Examples
+    --------
+    >>> import moesim
+    >>> found = moesim.compare(["lru", "fiddler"], cache=0.25, prompt=8, decode=4, trace="mini-mixtral", progress=False)
+    >>> [round(speed, 1) for speed in found.table["decode_tokens_per_s"]]  # doctest: +SKIP
+    [1.5, 8.2]
+    """
+    given: dict[str, Trace] = {}
+    raw = comparison(
+        policies, model=model, hardware=hardware, trace=trace, cache=cache, batch=batch, prompt=prompt, decode=decode,
+        n_batches=n_batches, seed=seed, transfer=transfer, repeat=repeat, overrides=overrides, given=given,
+    )  # fmt: skip
+    place = "compare"
+    return _carried_out(parse_config(raw, place), place, given, quick=quick, out=out, jobs=jobs, progress=progress)
+
+
+def comparison(
+    policies: Any, *, model: Any, hardware: Any, trace: Any, cache: Any, batch: Any, prompt: Any, decode: Any, n_batches: Any,
+    seed: Any, transfer: Any, repeat: int, overrides: Mapping[str, Any] | Sequence[str], given: dict[str, Trace] | None = None,
+    imports: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Write a comparison as an experiment file would; traces that are objects go into `given`."""
+    place = "compare"
+    workload = {"batch_size": batch, "prompt_tokens": prompt, "decode_tokens": decode, "n_batches": n_batches, "seed": seed}
+    raw: dict[str, Any] = {
+        "model": written(model, f"{place}: model"),
+        "hardware": written(hardware, f"{place}: hardware"),
+        "workload": {key: written(value, f"{place}: {key}") for key, value in workload.items()},
+        "cache": _sizes(cache),
+        "repeat": repeat,
+        "policies": written(list(policies) if isinstance(policies, list | tuple) else [policies], f"{place}: policies"),
+        "transfer": {"curve": written(transfer, f"{place}: transfer")},
+    }
+    if trace is not None:
+        raw["trace"] = _routing(trace, {} if given is None else given, f"{place}: trace")
+    _override(raw, overrides, place)
+    if "trace" not in raw:
+        for line in choose_traces(raw, place, imports=imports):
+            say(line)
+    return raw
+
+
+def run(
+    experiment: str | Path | Mapping[str, Any],
+    *,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    quick: bool = False,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    progress: bool = True,
+) -> Result:
+    """Run an experiment.
+
+    Parameters
+    ----------
+    experiment : str, Path or mapping
+        The path of a YAML file, or what it would hold; models, machines, policies and traces may be objects.
+    overrides : mapping, or sequence of str
+        Keys to change: ``{"cache": {"ratio": 0.5}}`` or ``["cache.ratio=0.5"]``.
+    quick : bool
+        The first setting only, and at most 4 decode tokens.
+    out : str or Path, optional
+        Folder to write; runs that it holds are not repeated. Default: nothing is written.
+    jobs : int, optional
+        Processes; default: all cores where that is worth while.
+    progress : bool
+        Show a bar, on a terminal or in a notebook, once it has taken two seconds.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or what it asks for is wrong.
+    """
+    given: dict[str, Trace] = {}
+    if isinstance(experiment, Mapping):
+        place = "run"
+        raw = {key: value for key, value in experiment.items() if key != "trace"}
+        raw = written(raw, place)
+        if "trace" in experiment:
+            raw["trace"] = _routing(experiment["trace"], given, f"{place}: trace")
+        _override(raw, overrides, place)
+        config = parse_config(raw, place)
+    else:
+        place = str(experiment)
+        texts = [] if isinstance(overrides, Mapping) else list(overrides)
+        config = load_config(Path(experiment), texts)
+        if isinstance(overrides, Mapping) and overrides:
+            raw = config.model_dump(mode="json", exclude_unset=True)
+            _override(raw, overrides, place)
+            config = parse_config(raw, place)
+    return _carried_out(config, place, given, quick=quick, out=out, jobs=jobs, progress=progress)
+
+
+def load(folder: str | Path) -> Result:
+    """Load the result that a command, or `Result.save`, has written.
+
+    Parameters
+    ----------
+    folder : str or Path
+        As of ``moesim run --out``.
+
+    Returns
+    -------
+    Result
+        Its table at once; records and figures of them are read or simulated again when they are asked for.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder, it is not a result, or a file of it cannot be read.
+    """
+    return Result.load(Path(folder))
+
+
+def _carried_out(
+    config: Config, place: str, given: Mapping[str, Trace], *, quick: bool, out: str | Path | None, jobs: int | None,
+    progress: bool,
+) -> Result:  # fmt: skip
+    if quick:
+        config = made_quick(config, place)
+    experiment = Experiment(config, place, known=dict(given))
+    folder = None if out is None else Path(out)
+    output = None if folder is None else Output(experiment, folder)
+    with Workers(_processes(experiment, jobs)) as workers:
+        results = carry_out(experiment, output, workers, progress=progress)
+        if output is not None:
+            output.write(results, workers, progress=progress)
+    return Result(results.rows, experiment)
+
+
+def carry_out(
+    experiment: Experiment, output: Output | None, workers: Workers, *, progress: bool = True, fail_fast: bool = False
+) -> Results:
+    """Run an experiment; what is done stays in its folder, if it has one, when it is interrupted."""
+    folder = None if output is None else output.folder
+    try:
+        return run_experiment(
+            experiment, keep=(output.kept if output else set()).__contains__, progress=progress, folder=folder, workers=workers,
+            fail_fast=fail_fast,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        kept = f"finished runs are kept in {folder}; the same command goes on" if folder else "nothing is kept without --out"
+        raise InterruptError(f"interrupted; {kept}") from None
+
+
+def _processes(experiment: Experiment, jobs: int | None) -> int | None:
+    """Stay in this process where another one could not import a policy: one that was typed into it."""
+    typed = any("__main__:" in str(spec.point.policy) for spec in experiment.specs)
+    return 1 if typed else jobs
+
+
+def _routing(trace: Any, given: dict[str, Trace], place: str) -> Any:
+    """Write traces; objects get a name by their content, by which the experiment finds them."""
+    if isinstance(trace, list | tuple):
+        return [_routing(one, given, place) for one in trace]
+    if not isinstance(trace, Trace):
+        return written(trace, place)
+    name = NAMES.get(trace) or name_of_given(trace)
+    given[json.dumps(name)] = trace  # as `Experiment` remembers what it has read
+    return name
+
+
+def _sizes(cache: Any) -> dict[str, Any]:
+    """Tell shares of all experts from sizes of memory."""
+    values = written(list(cache) if isinstance(cache, Iterable) and not isinstance(cache, str) else [cache], "compare: cache")
+    shares = [value for value in values if not isinstance(value, str)]
+    sizes = [value for value in values if isinstance(value, str)]
+    for size in sizes:
+        if not size[:1].isdigit():
+            raise ConfigError(f"compare: cache: expected shares such as 0.25, or sizes such as 8GiB, got '{size}'; correct it")
+    return {**({"ratio": shares} if shares else {}), **({"budget": sizes} if sizes else {})}
+
+
+def _override(raw: dict[str, Any], overrides: Mapping[str, Any] | Sequence[str], place: str) -> None:
+    if isinstance(overrides, str):
+        raise ConfigError(f"{place}: overrides: expected a mapping or a list of key=value, got a text; put it into a list")
+    if isinstance(overrides, Mapping):
+        _merge(raw, written(overrides, f"{place}: overrides"))
+    else:
+        for one in overrides:
+            apply_override(raw, one)
+
+
+def _merge(raw: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        inside = raw.get(key)
+        if isinstance(value, Mapping) and isinstance(inside, dict):
+            _merge(inside, value)
+        else:
+            raw[key] = value

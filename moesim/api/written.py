@@ -1,0 +1,96 @@
+"""Objects of Python as an experiment file would write them, so that a result can be repeated from what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from moesim.errors import ConfigError, ModelError
+from moesim.hardware import HardwareProfile, load_hardware
+from moesim.model import ModelSpec, builtin_models, load_model
+from moesim.policies.declare import Declared, option_parameters
+from moesim.policies.part_names import PARTS
+from moesim.policies.registry import POLICIES
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def written(value: Any, place: str) -> Any:
+    """Write anything that an experiment may hold: models, machines, policies, parts, paths, and lists and mappings of them."""
+    if isinstance(value, ModelSpec):
+        return _model(value, place)
+    if isinstance(value, HardwareProfile):
+        return _machine(value, place)
+    if isinstance(value, type | Declared):
+        return _policy(value, place)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): written(one, f"{place}.{key}") for key, one in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [written(one, f"{place}[{i}]") for i, one in enumerate(value)]
+    if hasattr(value, "tolist") and not isinstance(value, _PLAIN):  # NumPy's
+        return value.tolist()
+    if isinstance(value, _PLAIN):
+        return value
+    raise ConfigError(
+        f"{place}: expected a name, a number, a mapping, or an object of moesim's, got {type(value).__name__}; "
+        "a policy without declared options is given by its class, or as {name: package.module:Class, option: value}"
+    )
+
+
+def _model(model: ModelSpec, place: str) -> Any:
+    """Write a model: by the built-in one of its name and what differs, or with all its figures."""
+    base = builtin_models().get(model.name)
+    if base == model:
+        return model.name
+    changed = {one.name: getattr(model, one.name) for one in fields(model) if one.name not in ("labels", "low_bits", "source")}
+    if base is not None:
+        changed = {key: value for key, value in changed.items() if value != getattr(base, key)}
+    if model.units_per_expert > 1:  # a file gives experts
+        changed |= {key: getattr(model, key) // model.units_per_expert for key in ("n_experts", "top_k")}
+    if model.low_bits:
+        changed["expert_bits"] = [[model.expert_bits, *model.low_bits]]  # one model: the outer list is a sweep
+    head: dict[str, Any] = {"source": model.source} if base is None else {"base": model.name}
+    found = {**head, **{key: list(value) if isinstance(value, tuple) else value for key, value in changed.items()}}
+    with suppress(ModelError):
+        once = {**found, **({"expert_bits": found["expert_bits"][0]} if model.low_bits else {})}
+        if load_model(once, place).figures() | {"labels": ()} == model.figures() | {"labels": ()}:
+            return {key: value for key, value in found.items() if value is not None}
+    raise ConfigError(f"{place}: expected a model that a file can say, got another; give it as {{base: NAME, field: value}}")
+
+
+def _machine(machine: HardwareProfile, place: str) -> Any:
+    """Write a machine as it was loaded."""
+    if machine.written is None or load_hardware(machine.written, place) != machine:
+        raise ConfigError(
+            f"{place}: expected a machine as load_hardware or Hardware.from_numbers gives it, got one that was changed since; "
+            "give it as {base: NAME, key: value}"
+        )
+    return machine.written
+
+
+def _policy(policy: Any, place: str) -> Any:
+    """Write a policy or part: the name of its class, and the options that are not its defaults."""
+    cls = policy if isinstance(policy, type) else type(policy)
+    target = f"{cls.__module__}:{cls.__qualname__}"
+    if "<locals>" in target:
+        raise ConfigError(f"{place}: expected a class of a module or of a notebook's cell, got one made in a function: {target}")
+    known = {**_part_names(), **{cls: name for name, cls in POLICIES.items()}}
+    name = known.get(target, target)
+    if policy is cls:
+        return name
+    defaults = {key: one.default for key, one in option_parameters(cls).items()}
+    changed = {key: value for key, value in policy.options().items() if not _equal(value, defaults[key])}
+    return {"name": name, **{key: written(value, f"{place}.{key}") for key, value in changed.items()}} if changed else name
+
+
+def _part_names() -> dict[str, str]:
+    return {f"{cls.__module__}:{cls.__qualname__}": name for parts in PARTS.values() for name, cls in parts.items()}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)

@@ -1,0 +1,271 @@
+"""`import moesim`: the same results as the commands, from objects, with the same errors."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+import moesim
+from moesim.api.written import written
+from moesim.core.manifest import FILE
+from moesim.errors import ConfigError, InputError
+from moesim.hardware import read_profile
+from moesim.model import builtin_models
+from moesim.policies.caches import LRU
+from moesim.policies.composed import Composed
+from moesim.policies.dali import Dali
+from moesim.policies.fiddler import Fiddler
+from moesim.policies.queue_parts import Queues
+from moesim.testing.traces import synthetic_trace
+
+SMALL: dict[str, Any] = {
+    "model": {"base": "mixtral-8x7b", "expert_bits": 4},
+    "cache": 0.25,
+    "prompt": 8,
+    "decode": 4,
+    "trace": "mini-mixtral",
+    "progress": False,
+    "jobs": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def result() -> moesim.Result:
+    return moesim.compare(["lru", "fiddler"], **SMALL | {"cache": [0.25, 0.5]})
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = "import sys, moesim; print(*sorted(n for n in ('numpy', 'pandas', 'simpy', 'typer', 'scipy') if n in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_all_names_are_there_and_no_other() -> None:
+    for name in moesim.__all__:
+        assert getattr(moesim, name) is not None
+        assert name in dir(moesim)
+    with pytest.raises(AttributeError, match="no attribute 'compere'"):
+        moesim.compere  # noqa: B018
+
+
+def test_the_rows_are_those_of_the_command(result: moesim.Result) -> None:
+    arguments = ["--policies", "lru,fiddler", "--cache", "0.25,0.5", "--prompt", "8", "--decode", "4", "--trace", "mini-mixtral"]
+    done = subprocess.run(
+        [sys.executable, "-m", "moesim", "compare", *arguments, "-o", "json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == result.rows
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (Dali(), "dali"),
+        (Dali(w_size=2, lane="side"), {"name": "dali", "w_size": 2, "lane": "side"}),
+        (Fiddler, "fiddler"),
+        (LRU(), "lru"),
+        (Composed(assignment=Queues(ties="cpu")), {"name": "composed", "assignment": {"name": "queues", "ties": "cpu"}}),
+        ({"name": "fiddler", "rule": "code"}, {"name": "fiddler", "rule": "code"}),
+        ("lru", "lru"),
+    ],
+)
+def test_policies_are_written_as_in_a_file(policy: Any, said: Any) -> None:
+    assert written(policy, "policies") == said
+
+
+@pytest.mark.parametrize("name", sorted(builtin_models()))
+def test_models_are_written_as_in_a_file(name: str) -> None:
+    assert written(moesim.load_model(name), "model") == name
+    changed = {"base": name, "top_k": 1, "expert_bits": [8, 4, 2]}
+    model = moesim.load_model(changed)
+    again = written(model, "model")
+    assert again["expert_bits"] == [[8, 4, 2]]  # one model of three precisions, no sweep
+    assert moesim.load_model({**again, "expert_bits": again["expert_bits"][0]}) == model
+    other = replace(moesim.load_model(name), name="mine")
+    assert moesim.load_model(written(other, "model")).figures() == other.figures()
+
+
+def test_a_machine_is_written_as_it_was_loaded() -> None:
+    changed = {"base": "rtx3090-epyc7532", "devices.gpu0.memory_bytes": "12 GiB"}
+    assert written(moesim.load_hardware(changed), "hardware") == changed
+    with pytest.raises(ConfigError, match="hardware: expected a machine as load_hardware"):
+        written(replace(moesim.load_hardware("rtx3090-epyc7532"), platform_w=3.0), "hardware")
+
+
+def test_objects_give_the_same_rows_as_names(result: moesim.Result) -> None:
+    found = moesim.compare(
+        [LRU(), Fiddler()],
+        **SMALL
+        | {
+            "model": moesim.load_model(SMALL["model"]),
+            "hardware": moesim.load_hardware("rtx3090-epyc7532"),
+            "trace": moesim.load_trace("mini-mixtral"),
+            "cache": np.array([0.25, 0.5]),
+        },
+    )
+    assert found.rows == result.rows
+
+
+def test_a_trace_that_has_no_file(tmp_path: Path) -> None:
+    trace = synthetic_trace(32, 8, 2, 1, 8, 4)
+    here = moesim.compare("lru", **SMALL | {"trace": trace})
+    apart = moesim.compare("lru", **SMALL | {"trace": trace, "jobs": 2, "out": tmp_path / "out"})
+    assert here.rows == apart.rows
+    assert here.rows[0]["trace"] == f"given:{trace.digest[:16]}"
+    loaded = moesim.load(tmp_path / "out")
+    assert loaded.table.equals(here.table)
+    with pytest.raises(InputError, match="expected the object given:"):
+        loaded.plots("breakdown") and loaded.timeline()
+
+
+def test_a_whole_machine_and_a_whole_model_in_an_experiment() -> None:
+    machine = read_profile("rtx3090-epyc7532")[0]
+    found = moesim.run(
+        {
+            "model": replace(moesim.load_model("mixtral-8x7b"), name="mine", expert_bits=4),
+            "hardware": machine,
+            "trace": "mini-mixtral",
+            "workload": {"prompt_tokens": 2, "decode_tokens": 1},
+            "cache": {"ratio": 0.25},
+            "policies": ["lru"],
+        },
+        progress=False,
+    )
+    assert (found.rows[0]["model"], found.rows[0]["hardware"]) == ("mine", machine["name"])
+
+
+def test_a_policy_typed_into_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import moesim\n"
+        "from moesim.policies.caches import LRU\n"
+        "class Mine(LRU):\n    threshold: int = 1\n"
+        "if __name__ == '__main__':\n"
+        "    found = moesim.compare(['lru', Mine(threshold=3)], cache=0.25, prompt=4, decode=2, trace='mini-mixtral', "
+        "jobs=2, out='out')\n"
+        "    print(*found.table['policy'], found.rows[0]['makespan_ns'] == found.rows[1]['makespan_ns'])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == "lru __main__:Mine(threshold=3) True\n"
+    assert moesim.load(tmp_path / "out").rows[1]["policy"] == "__main__:Mine(threshold=3)"
+
+
+def test_records_by_number_and_by_settings(result: moesim.Result) -> None:
+    records = result.records(policy="lru", cache_ratio=0.5)
+    assert records is result.records(2)
+    assert records.makespan_ns == result.rows[2]["makespan_ns"]
+    with pytest.raises(ConfigError, match=r"expected one run, got run 0 \(lru.*run 2 \(lru"):
+        result.records(policy="lru")
+    with pytest.raises(ConfigError, match="expected one run, got none"):
+        result.records(9)
+    with pytest.raises(ConfigError, match="unknown column 'polcy'"):
+        result.records(polcy="lru")
+
+
+def test_figures(result: moesim.Result) -> None:
+    assert isinstance(result.plot("speedup"), Figure)
+    assert isinstance(result.plot("gantt", policies=["fiddler"]), Figure)
+    assert list(result.plots("breakdown", where={"cache_ratio": 0.5})) == ["breakdown"]
+    assert isinstance(result.plot("hit_rate_by_token", where={"cache_ratio": 0.5}), Figure)
+    with pytest.raises(ConfigError, match="unknown option 'colour'"):
+        result.plot("speedup", colour="red")
+    with pytest.raises(ConfigError, match="plot regret: expected a figure of runs"):
+        result.plot("regret")
+    batches = moesim.compare("lru", **SMALL | {"prompt": [4, 8], "cache": [0.25, 0.5], "batch": [1, 2]})
+    with pytest.raises(ConfigError, match=r"expected settings of one figure, got those of \d: .*where="):
+        batches.plot("breakdown")
+
+
+def test_the_folder_is_that_of_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(
+        "model: {base: mixtral-8x7b, expert_bits: 4}\nhardware: rtx3090-epyc7532\ntrace: mini-mixtral\n"
+        "workload: {prompt_tokens: 4, decode_tokens: 2}\ncache: {ratio: [0.25, 0.5]}\npolicies: [lru, fiddler]\n"
+        "plots: [decode_speed, gantt]\n"
+    )
+    command = [sys.executable, "-m", "moesim", "run", str(file), "--out", str(tmp_path / "command")]
+    subprocess.run(command, capture_output=True, check=True)
+    found = moesim.run(file, progress=False)
+    found.save(tmp_path / "saved")
+    moesim.run(file, progress=False, out=tmp_path / "out")
+    paths = [
+        {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != FILE
+        }
+        for folder in (tmp_path / "command", tmp_path / "saved", tmp_path / "out")
+    ]
+    assert paths[0] == paths[1] == paths[2]
+    loaded = moesim.load(tmp_path / "saved")
+    assert loaded.rows == found.rows
+    assert loaded.records(0).makespan_ns == found.rows[0]["makespan_ns"]
+    with pytest.raises(ConfigError, match="copy that folder"):
+        loaded.save(tmp_path / "again")
+    timeline = loaded.timeline().save(tmp_path / "timeline.json")
+    assert timeline.read_bytes() == (tmp_path / "command" / "timeline.json").read_bytes()
+    with pytest.raises(ConfigError, match="unknown policy of the first setting 'dali'"):
+        loaded.timeline("dali")
+
+
+def test_overrides_as_a_mapping_and_as_texts(tmp_path: Path) -> None:
+    raw = {
+        "model": {"base": "mixtral-8x7b", "expert_bits": 4}, "hardware": "rtx3090-epyc7532", "trace": "mini-mixtral",
+        "workload": {"prompt_tokens": 4, "decode_tokens": 2}, "cache": {"ratio": 0.25}, "policies": ["lru"],
+    }  # fmt: skip
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    changed = {"workload": {"decode_tokens": 3}}
+    rows = [
+        moesim.run(what, overrides=more, progress=False).rows[0]["makespan_ns"]
+        for what in (raw, file)
+        for more in (changed, ["workload.decode_tokens=3"])
+    ]
+    assert len(set(rows)) == 1 != moesim.run(raw, progress=False).rows[0]["makespan_ns"]
+    with pytest.raises(ConfigError, match="put it into a list"):
+        moesim.run(raw, overrides="workload.decode_tokens=3")
+
+
+def test_what_is_shown(result: moesim.Result) -> None:
+    assert repr(result) == "<moesim.Result: 4 runs of lru, fiddler>"
+    assert str(result).startswith("policy ")
+    html = result._repr_html_()
+    assert html.count("<tr>") == 5
+    rows = [dict(result.rows[0], policy="<b>")]
+    assert "&lt;b&gt;" in moesim.Result(rows, None)._repr_html_()
+
+
+def test_failed_runs_are_told() -> None:
+    found = moesim.compare(["lru", "all-gpu"], **SMALL | {"model": {"base": "mixtral-8x7b", "expert_bits": 8}})
+    assert len(found.failures) == 1
+    assert found.failures[0].startswith("run 1 (all-gpu, cache 0.25, batch 1): ")
+    with pytest.raises(ConfigError, match="expected a run that succeeded"):
+        found.records(1)
+
+
+def test_wrong_input_is_the_error_of_the_command() -> None:
+    with pytest.raises(InputError, match="unknown policy 'lruu'"):
+        moesim.compare("lruu", **SMALL)
+    with pytest.raises(ConfigError, match=r"policies\[0\]: expected a name, a number, a mapping"):
+        moesim.compare([object()], **SMALL)
+    with pytest.raises(ConfigError, match="nothing there"):
+        moesim.load("nowhere")
+
+
+def test_the_types_are_of_the_same_names() -> None:
+    tree = ast.parse(Path(moesim.__file__).with_suffix(".pyi").read_text())
+    told = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == moesim._FROM  # type: ignore[attr-defined]
