@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -24,7 +24,7 @@ def written(value: Any, place: str) -> Any:
         return _model(value, place)
     if isinstance(value, HardwareProfile):
         return _machine(value, place)
-    if isinstance(value, type | Declared):
+    if isinstance(value, type | Declared) or all(hasattr(value, name) for name in ("place", "decide", "evict")):
         return _policy(value, place)
     if isinstance(value, Path):
         return str(value)
@@ -38,7 +38,7 @@ def written(value: Any, place: str) -> Any:
         return value
     raise ConfigError(
         f"{place}: expected a name, a number, a mapping, or an object of moesim's, got {type(value).__name__}; "
-        "a policy without declared options is given by its class, or as {name: package.module:Class, option: value}"
+        "write it as one of these"
     )
 
 
@@ -84,8 +84,19 @@ def _policy(policy: Any, place: str) -> Any:
     if policy is cls:
         return name
     defaults = {key: one.default for key, one in option_parameters(cls).items()}
-    changed = {key: value for key, value in policy.options().items() if not _equal(value, defaults[key])}
+    options = policy.options() if isinstance(policy, Declared) else _attributes(policy, defaults, place)
+    changed = {key: value for key, value in options.items() if not _equal(value, defaults[key])}
     return {"name": name, **{key: written(value, f"{place}.{key}") for key, value in changed.items()}} if changed else name
+
+
+def _attributes(policy: Any, names: Iterable[str], place: str) -> dict[str, Any]:
+    """Read the arguments of a constructor from the attributes of the same names."""
+    if lacking := [name for name in names if not hasattr(policy, name)]:
+        raise ConfigError(
+            f"{place}: expected an attribute for each argument of {type(policy).__name__}, got none for {lacking[0]}; "
+            "add it, or give {name: package.module:Class, option: value}"
+        )
+    return {name: getattr(policy, name) for name in names}
 
 
 def _part_names() -> dict[str, str]:

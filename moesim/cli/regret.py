@@ -17,7 +17,7 @@ from moesim.core.text import say
 from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.experiment.config import load_config
 from moesim.experiment.quick import quick
-from moesim.experiment.report import cost_notes, split_notes
+from moesim.experiment.report_notes import cost_notes, split_notes
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import describe_run
 

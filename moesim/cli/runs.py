@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +25,9 @@ from moesim.experiment.dry import describe_grid
 from moesim.experiment.output import Output
 from moesim.experiment.pool import Workers, usable_cores
 from moesim.experiment.quick import quick
-from moesim.experiment.report import result_table
+from moesim.experiment.report import By, result_table
 from moesim.experiment.resolve import Experiment
+from moesim.metrics import Value
 
 Scheduler = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Run on the workers of a Dask scheduler instead.")
@@ -35,6 +37,8 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the grid, what would be imported, sizes and the estimated time; run nothing.")
 ]
 As = Annotated[Format, typer.Option("-o", "--output-format", help="How to print the results.")]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table, also where lines are longer than the terminal.")]
+Sort = Annotated[By | None, typer.Option("--sort", help="Sort the rows, best first.")]
 
 
 def run(
@@ -49,6 +53,8 @@ def run(
     engine: Engine = None,
     verify: Verify = None,
     form: As = Format.TABLE,
+    wide: Wide = False,
+    sort: Sort = None,
 ) -> int:
     """Run an experiment file, print a table and write the results into a folder.
 
@@ -60,7 +66,8 @@ def run(
     if small:
         config = quick(config, str(file), imports=not dry)
     folder = out or Path(config.output or f"results/{config.name or file.stem}")
-    return _execute(config, str(file), folder, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
+    show = partial(result_table, form=form, wide=wide, by=sort)
+    return _execute(config, str(file), folder, jobs, show, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
 
 
 def compare(
@@ -93,6 +100,8 @@ def compare(
     engine: Engine = None,
     verify: Verify = None,
     form: As = Format.TABLE,
+    wide: Wide = False,
+    sort: Sort = None,
 ) -> int:
     """Compare policies without a file; lists separated by commas are swept.
 
@@ -118,7 +127,8 @@ def compare(
         config = parse_config(raw, "compare")
         if small:
             config = quick(config, "compare", imports=not dry)
-        return _execute(config, "compare", out, jobs, form, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
+        show = partial(result_table, form=form, wide=wide, by=sort)
+        return _execute(config, "compare", out, jobs, show, dry=dry, scheduler=scheduler, fail_fast=fail_fast or bool(verify))
 
 
 _OPTIONS = {
@@ -148,8 +158,11 @@ def _values(option: str, text: str) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+_Show = Callable[[list[dict[str, Value]]], str]
+
+
 def _execute(
-    config: Config, place: str, folder: Path | None, jobs: int | None, form: Format, *, dry: bool, scheduler: str | None,
+    config: Config, place: str, folder: Path | None, jobs: int | None, show: _Show, *, dry: bool, scheduler: str | None,
     fail_fast: bool,
 ) -> int:  # fmt: skip
     experiment = Experiment(config, place, imports=not dry)
@@ -159,7 +172,7 @@ def _execute(
         return 0
     with Workers(jobs, scheduler) as workers:
         results = carry_out(experiment, output, workers, fail_fast=fail_fast)
-        sys.stdout.write(result_table(results.rows, form))
+        sys.stdout.write(show(results.rows))
         if results.n_found:
             say(f"{results.n_found} of {len(results.outcomes)} runs were in {folder} already")
         if not results.complete:

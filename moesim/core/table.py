@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from moesim.core.text import cell, shown
@@ -45,9 +46,12 @@ def written(value: Any) -> str:
 
 
 def render(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = (), widest: int | None = None
-) -> str:
+    columns: Sequence[str], rows: Sequence[Sequence[str]], form: Format, right: Sequence[str] = (), widest: int | None = None,
+    bold: Collection[int] = (),
+) -> str:  # fmt: skip
     """Write a table of texts; off a terminal, columns but the last are at most `widest` characters wide, if that is given.
+
+    No word is broken: a table with long words may be wider than the terminal. Rows by number are bold.
 
     >>> print(render(["policy", "hits"], [["lru", "41 %"]], Format.MD, right=["hits"]), end="")
     | policy | hits |
@@ -65,14 +69,18 @@ def render(
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    terminal = sys.stdout.isatty()
+    terminal, n_least = sys.stdout.isatty(), 0
     for place, column in enumerate(columns, 1):
         most = None if terminal or place == len(columns) else widest
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold", max_width=most)
-    for row in rows:
-        table.add_row(*row)
+        longest = max((len(word) for one in (column, *(row[place - 1] for row in rows)) for word in one.split()), default=0)
+        least = longest if terminal else None
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold", max_width=most, min_width=least)
+        n_least += 2 + longest
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="bold" if number in bold else None)
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=None if terminal else _WIDE, highlight=False, markup=False)
+    width = max(get_terminal_size().columns, n_least) if terminal else _WIDE
+    console = Console(file=text, force_terminal=terminal, width=width, highlight=False, markup=False)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 

@@ -2,127 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from html import escape
+from shutil import get_terminal_size
 from typing import Any, NamedTuple
 
 from moesim.core.table import Format, render, render_records
-from moesim.core.units import NS_PER_MS, NS_PER_S
-from moesim.experiment.intervals import NOT_VARIED
-from moesim.experiment.repeats import CI, aggregate, count_repeats
-from moesim.hardware.costs import NO_CURVE
-from moesim.metrics import Value
-from moesim.metrics.fresh import fresh_cell, is_exact
-from moesim.metrics.naming import COLUMNS, HOW, LIVE, WORKLOAD, cache_asked
-
-Row = Mapping[str, Value]
+from moesim.experiment.repeats import aggregate, count_repeats
+from moesim.experiment.report_columns import SHOWN, Column, Row, number
+from moesim.experiment.report_notes import footer
+from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, HOW, WORKLOAD, cache_asked
 
 _ORDER = ("model", "hardware", "trace", *WORKLOAD[1:], *sorted(HOW, key=lambda name: COLUMNS[name].missing is str))  # texts last
 _SETTINGS = {name: COLUMNS[name].head or COLUMNS[name].word for name in _ORDER}
 """Settings that get a column where they differ between runs."""
 
-_BYTES = ("demand", "prefetch_used", "prefetch_wasted", "update", "write_back", "message")
+
+class By(StrEnum):
+    """What a table may be sorted by."""
+
+    SPEED = "tok/s"
+    TTFT = "TTFT"
+    TPOT = "TPOT"
+    HITS = "hit"
 
 
-_OF_COSTS = (NO_CURVE, NOT_VARIED)
-"""How notes begin that are long, and stand once below a table."""
-
-
-def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Divide the notes of a result."""
-    notes = [note for note in str(row.get("notes") or "").split(", ") if note]
-    return [n for n in notes if not n.startswith(_OF_COSTS)], [n for n in notes if n.startswith(_OF_COSTS)]
-
-
-def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the notes about costs of all rows, each once."""
-    return list(dict.fromkeys(note for row in rows for note in split_notes(row)[1]))
-
-
-def _number(row: Row, key: str) -> float | None:
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _time(row: Row, key: str) -> str:
-    ns = _number(row, key)
-    if ns is None:
-        return "-"
-    unit, size = ("s", NS_PER_S) if ns >= NS_PER_S else ("ms", NS_PER_MS)
-    return f"{ns / size:.3g}{_interval(row, key, 1 / size)} {unit}"
-
-
-def _interval(row: Row, key: str, scale: float = 1.0) -> str:
-    """Write half the width of the interval of a mean over repeats, if there is one."""
-    half = _number(row, CI + key)
-    return "" if half is None else f" ±{half * scale:.2g}"
-
-
-def _percent(row: Row, key: str) -> str:
-    share = _number(row, key)
-    return "-" if share is None else f"{100 * share:.1f}{_interval(row, key, 100)}"
-
-
-def _fresh(row: Row) -> str:
-    share = _number(row, "fidelity_fresh_decode")
-    if share is None:  # nothing was decoded
-        share = _number(row, "fidelity_fresh")
-    if share is None:
-        return "-"
-    return fresh_cell(share)
-
-
-def _speed(row: Row) -> str:
-    value = _number(row, "decode_tokens_per_s")
-    if value is None:
-        return "-"
-    return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s")
-
-
-def _cache(row: Row) -> str:
-    """Write the size asked for, and its slots where they do not follow from it: of a budget, and where not all are used."""
-    asked = cache_asked(row)
-    granted, used = _number(row, "cache_slots"), _number(row, "cache_slots_used")
-    if granted is None:
-        return asked
-    if used is not None and used != granted:
-        return f"{asked} ({used:g} of {granted:g} slots)"
-    return asked if row.get("cache_ratio") is not None else f"{asked} ({granted:g} slots)"
-
-
-def bytes_per_token(row: Row) -> str:
-    """Write MB per generated token by cause: demand / used prefetch / wasted prefetch / update and everything else."""
-    tokens = _number(row, "n_generated_tokens")
-    moved = {cause: _number(row, f"bytes_{cause}") for cause in _BYTES}
-    if not tokens or any(n is None for n in moved.values()):
-        return "-"
-    mb = {cause: (n or 0) / tokens / 1e6 for cause, n in moved.items()}
-    rest = mb["update"] + mb["write_back"] + mb["message"]
-    return "/".join(f"{n:.0f}" for n in (mb["demand"], mb["prefetch_used"], mb["prefetch_wasted"], rest))
-
-
-def busy_shares(row: Row) -> str:
-    """Write the busy shares in percent: GPUs / CPUs (means over devices) / links to and from GPUs."""
-    shares = {key.removeprefix("utilisation."): _number(row, key) for key in row if key.startswith("utilisation.")}
-    devices = {name: share for name, share in shares.items() if "->" not in name and share is not None}
-    found = [[s for n, s in devices.items() if n.startswith(kind)] for kind in ("gpu", "cpu")]
-    means = [f"{100 * sum(values) / len(values):.0f}" if values else "-" for values in found]
-    link = _number(row, "pcie_share")
-    return "/".join([*means, "-" if link is None else f"{100 * link:.0f}"])
-
-
-_COLUMNS: dict[str, Callable[[Row], str]] = {
-    "policy": lambda row: str(row["policy"]),
-    "cache": _cache,
-    "batch": lambda row: str(row["batch_size"]),
-    "TTFT": lambda row: _time(row, "ttft_mean_ns"),
-    "TPOT": lambda row: _time(row, "tpot_mean_ns"),
-    "tok/s": _speed,
-    "hit %": lambda row: _percent(row, "hit_rate"),
-    "MB/token dem/pre/waste/other": bytes_per_token,
-    "busy % GPU/CPU/link": busy_shares,
-    "fresh %": _fresh,
-}
+_BY = {
+    By.SPEED: ("decode_tokens_per_s", -1), By.TTFT: ("ttft_mean_ns", 1), By.TPOT: ("tpot_mean_ns", 1), By.HITS: ("hit_rate", -1),
+}  # fmt: skip
+"""A column of the rows, and 1 if less is better."""
+LINE = 80  # characters; what is no terminal gets lines for one
+_BAR = 6  # characters
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class _Shown(NamedTuple):
@@ -131,86 +45,128 @@ class _Shown(NamedTuple):
     names: list[str]
     cells: list[list[str]]
     right: list[str]  # columns of numbers
+    best: list[int]  # rows that are the fastest at their setting
     below: list[str]  # lines that hold for all rows
 
 
-def result_table(rows: Sequence[Row], form: Format) -> str:
-    """Write the results of an experiment."""
+def result_table(rows: Sequence[Row], form: Format, *, wide: bool = False, by: By | None = None) -> str:
+    """Write the results of an experiment; a table that is not wide leaves columns out until its lines fit the terminal."""
+    rows = _sorted(rows, by)
     if form.for_programs:
         return render_records(rows, form)
-    shown = _shown(rows)
+    terminal = sys.stdout.isatty()
+    width = None if wide or form is Format.MD else get_terminal_size().columns if terminal else LINE
+    shown = _shown(rows, wide=wide, width=width, bar=terminal and form is Format.TABLE)
     separator = "\n\n" if form is Format.MD else "\n"
-    return render(shown.names, shown.cells, form, shown.right) + "\n" + separator.join(shown.below) + "\n"
+    below = (
+        [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.below]
+        if terminal and width
+        else shown.below
+    )
+    return render(shown.names, shown.cells, form, shown.right, bold=shown.best) + "\n" + separator.join(below) + "\n"
 
 
 def result_html(rows: Sequence[Row]) -> str:
     """Write the results of an experiment as a piece of HTML, for notebooks."""
-    shown = _shown(rows)
+    shown = _shown(rows, wide=False, width=None, bar=False)
     head = "".join(f"<th>{escape(name)}</th>" for name in shown.names)
     right = [' style="text-align: right"' if name in shown.right else ' style="text-align: left"' for name in shown.names]
-    lines = ("".join(f"<td{how}>{escape(one)}</td>" for how, one in zip(right, cells, strict=True)) for cells in shown.cells)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    body = ""
+    for i, cells in enumerate(shown.cells):
+        b, e = ("<b>", "</b>") if i in shown.best else ("", "")
+        body += "<tr>" + "".join(f"<td{how}>{b}{escape(one)}{e}</td>" for how, one in zip(right, cells, strict=True)) + "</tr>"
     below = "<br>".join(escape(line) for line in shown.below)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{below}</p>"
 
 
-def _shown(rows: Sequence[Row]) -> _Shown:
+def _sorted(rows: Sequence[Row], by: By | None) -> Sequence[Row]:
+    """Sort rows, failed ones last."""
+    if by is None:
+        return rows
+    key, sign = _BY[by]
+    values = [number(row, key) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (values[i] is None, sign * (values[i] or 0)))
+    return [rows[i] for i in order]
+
+
+def _shown(rows: Sequence[Row], *, wide: bool, width: int | None, bar: bool) -> _Shown:
     n_repeats = count_repeats(rows)
     if n_repeats > 1:
         rows = aggregate(rows)
-    varying = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     done = [row for row in rows if not row.get("error")]
-    columns = dict(_COLUMNS)
-    if len({row.get("source_label") for row in done}) > 1:
-        columns["label"] = lambda row: str(row.get("source_label") or "-")
-    below = _common_notes(done)
-    if any(_own_notes(row, below) for row in done) or len(done) < len(rows):  # they also say why runs failed
-        columns["notes"] = lambda row: ", ".join(_own_notes(row, below)) or "-"
-    cells = [
-        [*(_setting(row.get(key)) for key in varying), *(make(row) for make in columns.values())]
-        if not row.get("error")
-        else _failed(row, varying, columns)
-        for row in rows
-    ]
-    right = [name for name in columns if name not in ("policy", "label", "notes")]
-    seeds = f"mean of {n_repeats} seeds ± half the 95 % interval (Student's t)" if n_repeats > 1 else ""
-    return _Shown([*varying.values(), *columns], cells, right, _footer(rows, done, seeds))
+    settings = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
+    columns = [Column(name, _of_setting(key), right=False) for key, name in settings.items()]
+    columns += [one for one in SHOWN if wide or (not one.wide and _tells(one, rows, done))]
+    cells = {one.name: [one.text(row) if _has(one, row) else _instead(one) for row in rows] for one in columns}
+    if bar and len(done) > 1:
+        place = [one.name for one in columns].index("tok/s") + 1
+        columns.insert(place, Column(" ", str, right=False, spare=1))
+        cells[" "] = _bars(rows)
+    names = [one.name for one in columns]
+    spare = sorted((one for one in columns if one.spare), key=lambda one: one.spare)
+    left_out = []
+    while width is not None and spare and sum(_width(name, cells[name]) + 2 for name in names) - 2 > width:
+        name = spare.pop(0).name
+        names.remove(name)
+        left_out += [name] if name.strip() else []
+    below = footer(rows, done, f"mean of {n_repeats} seeds ± half the 95 % interval (Student's t)" if n_repeats > 1 else "")
+    if left_out:
+        below.append(f"left out for want of room: {', '.join(left_out)}; --wide shows all")
+    right = [one.name for one in columns if one.right]
+    return _Shown(names, [list(line) for line in zip(*(cells[name] for name in names), strict=True)], right, _best(rows), below)
 
 
-def _failed(row: Row, varying: Mapping[str, str], columns: Mapping[str, Callable[[Row], str]]) -> list[str]:
-    known = [columns[name](row) for name in ("policy", "cache", "batch")]
-    why = str(row.get("error")).split("; ")[0]  # the rest is the remedy, which stands in the line on standard error
-    return [*(_setting(row.get(key)) for key in varying), *known, "failed", *[""] * (len(columns) - len(known) - 2), why]
+def _of_setting(key: str) -> Callable[[Row], str]:
+    return lambda row: _setting(row.get(key))
 
 
-def _common_notes(done: Sequence[Row]) -> list[str]:
-    """List the notes of all runs, which stand once below the table."""
-    notes = [split_notes(row)[0] for row in done]
-    return [note for note in notes[0] if all(note in one for one in notes)] if notes else []
+_ASKED = ("policy", "cache", "batch")  # what a run that failed has, too
+_SAID_ONCE: dict[str, Callable[[Row], Any]] = {
+    "cache": cache_asked,
+    "batch": lambda row: row.get("batch_size"),
+    "label": lambda row: row.get("source_label"),
+}
+"""Columns that stand once below the table where all rows have the same."""
 
 
-def _own_notes(row: Row, common: Sequence[str]) -> list[str]:
-    return [note for note in split_notes(row)[0] if note not in common]
+def _tells(column: Column, rows: Sequence[Row], done: Sequence[Row]) -> bool:
+    """Whether a column tells rows apart."""
+    if column.name not in _SAID_ONCE:
+        return True
+    asked = _SAID_ONCE[column.name]
+    return len({str(asked(row)) for row in (done if column.name == "label" else rows)}) > 1
+
+
+def _has(column: Column, row: Row) -> bool:
+    return not row.get("error") or column.name not in {one.name for one in SHOWN} or column.name in _ASKED
+
+
+def _instead(column: Column) -> str:
+    return "failed" if column.name == "tok/s" else ""
+
+
+def _width(name: str, cells: Sequence[str]) -> int:
+    return max(map(len, (name, *cells)))
+
+
+def _bars(rows: Sequence[Row]) -> list[str]:
+    """Draw speeds as bars, the fastest of all over the whole width."""
+    speeds = [number(row, "decode_tokens_per_s") or 0.0 for row in rows]
+    eighths = [round(8 * _BAR * speed / (max(speeds) or 1)) for speed in speeds]
+    return [_EIGHTHS[-1] * (n // 8) + _EIGHTHS[n % 8].strip() for n in eighths]
+
+
+def _best(rows: Sequence[Row]) -> list[int]:
+    """Find the fastest row of each setting that has more than one policy."""
+    names = (*_SETTINGS, *CACHE_SETTINGS, "batch_size")
+    groups: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        if number(row, "decode_tokens_per_s") is not None:
+            groups.setdefault(str([row.get(name) for name in names]), []).append(i)
+    return [max(group, key=lambda i: number(rows[i], "decode_tokens_per_s") or 0) for group in groups.values() if len(group) > 1]
 
 
 def _setting(value: Any) -> str:
     if value is None:
         return "-"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
-    said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
-    values = {key: {row.get(key) for row in rows} for key in said}
-    shared = [f"{word} {next(iter(values[key]))}" for key, word in said.items() if len(values[key]) == 1]
-    sources = {row.get("source_label") for row in done}
-    labels = [f"weakest source of its numbers: {next(iter(sources))}"] if len(sources) == 1 and any(sources) else []
-    if common := _common_notes(done):
-        labels.append(f"notes: {', '.join(common)}")
-    live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
-    lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
-    lines += [seeds] if seeds else []
-    lines += cost_notes(done)
-    if any((share := _number(row, "fidelity_fresh")) is not None and not is_exact(share) for row in rows):
-        lines.append("* not exact: routing is replayed as recorded, whatever the policy computed")
-    return lines

@@ -81,6 +81,24 @@ def test_policies_are_written_as_in_a_file(policy: Any, said: Any) -> None:
     assert written(policy, "policies") == said
 
 
+class Plain:
+    """A policy that derives from nothing."""
+
+    place = decide = evict = None
+
+    def __init__(self, share: float = 0.5, hidden: int = 1) -> None:
+        self.share = share
+        self._hidden = hidden
+
+
+def test_arguments_of_a_plain_class_are_read_from_its_attributes() -> None:
+    policy = Plain(0.25)
+    with pytest.raises(ConfigError, match="policies: expected an attribute for each argument of Plain, got none for hidden"):
+        written(policy, "policies")
+    policy.hidden = 1  # type: ignore[attr-defined]
+    assert written(policy, "policies") == {"name": f"{__name__}:Plain", "share": 0.25}
+
+
 @pytest.mark.parametrize("name", sorted(builtin_models()))
 def test_models_are_written_as_in_a_file(name: str) -> None:
     assert written(moesim.load_model(name), "model") == name

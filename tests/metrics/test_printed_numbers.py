@@ -29,7 +29,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "moesim"
 @pytest.mark.parametrize(("share", "percent"), [(0.9567, 95.6), (0.99999, 99.9), (0.568, 56.8), (0.29, 29.0), (0.0, 0.0)])
 def test_tables_figures_captions_and_pages_round_the_share_as_routed_down(share: float, percent: float) -> None:
     row: dict[str, Any] = {"policy": "daop", "batch_size": 1, "cache_ratio": 0.25, "notes": "", "fidelity_fresh_decode": share}
-    table = result_table([row], Format.CSV), result_table([row], Format.MD)
+    table = result_table([row], Format.CSV), result_table([row], Format.MD, wide=True)
     assert fresh_percent(share) == _fresh(row) == percent
     assert f"| {percent:.1f}* |" in table[1]
     assert fresh_cell(share) == f"{percent:.1f}*"

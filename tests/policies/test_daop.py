@@ -20,6 +20,7 @@ from moesim.experiment.config import parse_config
 from moesim.experiment.report import result_table
 from moesim.experiment.resolve import Experiment
 from moesim.metrics import bytes_moved, fidelity
+from moesim.metrics.fresh import fresh_percent
 from moesim.policies.algorithms.assignment import fiddler_code_assignment
 from moesim.policies.algorithms.daop import degraded, prefill_swaps, swaps_from
 from moesim.policies.daop import DaopCode, DaopPaper
@@ -551,7 +552,9 @@ def test_an_experiment_says_what_was_not_exact(tmp_path: Path) -> None:
     assert [row["own_transfer"] for row in rows] == [None, "pageable", None]
     text = result_table(rows, Format.TABLE)
     assert text.count("*") == 3  # both, and the line that explains it
-    assert "not exact: routing is replayed as recorded, whatever the policy computed" in text
+    shares = [f"{fresh_percent(row['fidelity_fresh_decode']):.1f} % ({row['policy']})" for row in rows[:2]]
+    said = "routing is replayed as recorded, whatever the policy computed"
+    assert f"* not exact: of the gate weight, computed as routed: {', '.join(shares)}; {said}" in text
 
 
 def test_on_the_shipped_trace(tmp_path: Path) -> None:

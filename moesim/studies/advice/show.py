@@ -7,7 +7,7 @@ from typing import Final
 
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.intervals import NOT_VARIED
-from moesim.experiment.report import split_notes
+from moesim.experiment.report_notes import split_notes
 from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import model_label
 from moesim.policies.registry import describe_policy

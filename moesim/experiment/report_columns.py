@@ -1,0 +1,149 @@
+"""The columns of the table that the terminal shows, and the text of each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from moesim.core.units import NS_PER_MS, NS_PER_S
+from moesim.experiment.repeats import CI
+from moesim.metrics import Value
+from moesim.metrics.causes import CAUSES
+from moesim.metrics.fresh import fresh_cell, is_exact
+from moesim.metrics.naming import cache_asked
+
+Row = Mapping[str, Value]
+
+
+def number(row: Row, key: str) -> float | None:
+    """Give a number of a row; None if it has none."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _time(row: Row, key: str) -> str:
+    ns = number(row, key)
+    if ns is None:
+        return "-"
+    unit, size = ("s", NS_PER_S) if ns >= NS_PER_S else ("ms", NS_PER_MS)
+    return f"{ns / size:.3g}{_interval(row, key, 1 / size)} {unit}"
+
+
+def _interval(row: Row, key: str, scale: float = 1.0) -> str:
+    """Write half the width of the interval of a mean over repeats, if there is one."""
+    half = number(row, CI + key)
+    return "" if half is None else f" ±{half * scale:.2g}"
+
+
+def _percent(row: Row, key: str) -> str:
+    share = number(row, key)
+    return "-" if share is None else f"{100 * share:.1f}{_interval(row, key, 100)}"
+
+
+def fresh(row: Row) -> str:
+    """Write the share of gate weight that was computed as routed, in percent."""
+    share = number(row, "fidelity_fresh_decode")
+    if share is None:  # nothing was decoded
+        share = number(row, "fidelity_fresh")
+    if share is None:
+        return "-"
+    return fresh_cell(share)
+
+
+def _speed(row: Row) -> str:
+    value = number(row, "decode_tokens_per_s")
+    if value is None:
+        return "-*" if not_exact(row) else "-"
+    mark = "*" if not_exact(row) else ""
+    return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s") + mark
+
+
+def _cache(row: Row) -> str:
+    """Write the size asked for, and its slots where they do not follow from it: of a budget, and where not all are used."""
+    asked = cache_asked(row)
+    granted, used = number(row, "cache_slots"), number(row, "cache_slots_used")
+    if granted is None:
+        return asked
+    if used is not None and used != granted:
+        return f"{asked} ({used:g} of {granted:g} slots)"
+    return asked if row.get("cache_ratio") is not None else f"{asked} ({granted:g} slots)"
+
+
+def not_exact(row: Row) -> bool:
+    """Whether a run computed anything else than the model asks for."""
+    shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
+    return any(share is not None and not is_exact(share) for share in shares)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table."""
+
+    name: str
+    text: Callable[[Row], str]
+    right: bool = True  # numbers
+    wide: bool = False  # only in the wide table
+    spare: int = 0  # which columns are left out first where the lines would be too long; 0: none is
+
+
+def _moved(*causes: str) -> Callable[[Row], str]:
+    """Write MB over the links for each generated token, by cause."""
+
+    def text(row: Row) -> str:
+        tokens, found = number(row, "n_generated_tokens"), [number(row, f"bytes_{cause}") for cause in causes]
+        return f"{sum(n or 0 for n in found) / tokens / 1e6:.0f}" if tokens and None not in found else "-"
+
+    return text
+
+
+def _busy(kind: str) -> Callable[[Row], str]:
+    """Write the mean busy share of the devices of a kind in percent."""
+
+    def text(row: Row) -> str:
+        names = [key for key in row if key.startswith(f"utilisation.{kind}") and "->" not in key]
+        shares = [share for name in names if (share := number(row, name)) is not None]
+        return f"{100 * sum(shares) / len(shares):.0f}" if shares else "-"
+
+    return text
+
+
+def _link(row: Row) -> str:
+    share = number(row, "pcie_share")
+    return "-" if share is None else f"{100 * share:.0f}"
+
+
+_WAITED = {
+    "dense": "dense parts", "gpu_experts": "GPU experts", "cpu_experts": "CPU experts", "exposed_demand": "demand copies",
+    "exposed_prefetch": "prefetches", "exposed_other_transfer": "other copies", "decision": "decisions",
+    "activation": "activations", "predict": "predictions", "idle": "idle",
+}  # fmt: skip
+"""Causes in words."""
+
+
+def _waited(row: Row) -> str:
+    """Name what took most of the time, of decoding if something was decoded, with its share."""
+    decode = bool(number(row, "n_decode_tokens"))
+    found = {cause: number(row, f"{'decode_' * decode}time_{cause}_ns") or 0 for cause in CAUSES}
+    most = max(found, key=lambda cause: found[cause])
+    return f"{_WAITED[most]} {100 * found[most] / total:.0f}%" if (total := sum(found.values())) else "-"
+
+
+SHOWN = (
+    Column("policy", lambda row: str(row["policy"]), right=False),
+    Column("cache", _cache),
+    Column("batch", lambda row: str(row["batch_size"])),
+    Column("tok/s", _speed),
+    Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
+    Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
+    Column("hit %", lambda row: _percent(row, "hit_rate"), spare=4),
+    Column("waited for", _waited, right=False),
+    Column("MB/token demand", _moved("demand"), wide=True),
+    Column("prefetched", _moved("prefetch_used"), wide=True),
+    Column("wasted", _moved("prefetch_wasted"), wide=True),
+    Column("other", _moved("update", "write_back", "message"), wide=True),
+    Column("busy % GPU", _busy("gpu"), wide=True),
+    Column("CPU", _busy("cpu"), wide=True),
+    Column("link", _link, wide=True),
+    Column("fresh %", fresh, wide=True),
+    Column("label", lambda row: str(row.get("source_label") or "-"), right=False),
+)

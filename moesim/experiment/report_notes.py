@@ -1,0 +1,74 @@
+"""What stands below a table of results: what all rows have in common, notes, and what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moesim.experiment.intervals import NOT_VARIED
+from moesim.experiment.report_columns import Row, fresh, not_exact
+from moesim.hardware.costs import NO_CURVE
+from moesim.metrics.naming import LIVE, cache_asked
+
+_OF_COSTS = (NO_CURVE, NOT_VARIED)
+"""How notes begin that are long, and stand once below a table."""
+
+
+def split_notes(row: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Divide the notes of a result."""
+    notes = [note for note in str(row.get("notes") or "").split(", ") if note]
+    return [n for n in notes if not n.startswith(_OF_COSTS)], [n for n in notes if n.startswith(_OF_COSTS)]
+
+
+def cost_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the notes about costs of all rows, each once."""
+    return list(dict.fromkeys(note for row in rows for note in split_notes(row)[1]))
+
+
+def _common_notes(done: Sequence[Row]) -> list[str]:
+    """List the notes of all runs, which stand once below the table."""
+    notes = [split_notes(row)[0] for row in done]
+    return [note for note in notes[0] if all(note in one for one in notes)] if notes else []
+
+
+def _other_notes(done: Sequence[Row], common: Sequence[str]) -> list[str]:
+    """Write the notes of some runs, each once, with the policies whose runs have it."""
+    found: dict[str, list[str]] = {}
+    for row in done:
+        for note in split_notes(row)[0]:
+            if note not in common:
+                found.setdefault(note, []).append(str(row["policy"]))
+    n = len({row["policy"] for row in done})
+    names = {note: list(dict.fromkeys(policies)) for note, policies in found.items()}
+    return [f"{note}: {'some runs' if len(few) == n else ', '.join(few)}" for note, few in names.items()]
+
+
+def _freshness(rows: Sequence[Row]) -> str:
+    """Say how much of the gate weight was served by the routed expert on fresh inputs, for each policy."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(str(row["policy"]), []).append(fresh(row).rstrip("*"))
+    ends = {policy: dict.fromkeys((min(shares, key=float), max(shares, key=float))) for policy, shares in found.items()}
+    told = ", ".join(f"{' to '.join(shares)} % ({policy})" for policy, shares in ends.items())
+    return f"of the gate weight, computed as routed: {told}"
+
+
+def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
+    """Write the lines below a table."""
+    said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
+    values: dict[str, list[Any]] = {word: [row.get(key) for row in rows] for key, word in said.items()}
+    values |= {"cache": [cache_asked(row) for row in rows], "batch": [row["batch_size"] for row in rows]}
+    shared = [f"{word} {found[0]}" for word, found in values.items() if len(set(found)) == 1]
+    sources = {row.get("source_label") for row in done}
+    labels = [f"weakest source of its numbers: {next(iter(sources))}"] if len(sources) == 1 and any(sources) else []
+    if common := _common_notes(done):
+        labels.append(f"notes: {', '.join(common)}")
+    live = bool(done) and all(LIVE in str(row["notes"]) for row in done)
+    lines = [", ".join(shared), "; ".join(["replayed on this machine" if live else "simulated", *labels])]
+    lines += [seeds] if seeds else []
+    lines += _other_notes(done, common)
+    lines += cost_notes(done)
+    if inexact := [row for row in done if not_exact(row)]:
+        lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")
+    # the rest of an error is its remedy, which stands in the line on standard error
+    return lines + [f"failed: {row['policy']}: {str(row['error']).split('; ')[0]}" for row in rows if row.get("error")]

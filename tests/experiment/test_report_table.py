@@ -1,0 +1,115 @@
+"""The table on the terminal: it fits, breaks no word, marks the best, sorts as asked, and says what it leaves out."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from moesim.core.table import Format, render
+from moesim.experiment import report
+from moesim.experiment.report import By, result_html, result_table
+from moesim.experiment.report_columns import SHOWN
+from moesim.metrics.causes import CAUSES
+
+
+def row(policy: str, speed: float | None, cache: float = 0.25, **more: Any) -> dict[str, Any]:
+    return {
+        "run": 0, "policy": policy, "cache_ratio": cache, "cache_budget_bytes": None, "batch_size": 1, "notes": "", "error": None,
+        "model": "m", "hardware": "h", "trace": "t", "prompt_tokens": 4, "decode_tokens": 4, "source_label": "derived",
+        "decode_tokens_per_s": speed, "ttft_mean_ns": 5e8, "tpot_mean_ns": 1e8, "hit_rate": 0.5, "n_generated_tokens": 5,
+        "n_decode_tokens": 4, "utilisation.gpu0": 0.25, "utilisation.gpu1": 0.75, "utilisation.cpu0->gpu0": 1.0,
+        "pcie_share": 0.9, **{f"bytes_{cause}": 5_000_000 for cause in ("demand", "prefetch_used", "prefetch_wasted")},
+        "bytes_update": 10_000_000, "bytes_write_back": 5_000_000, "bytes_message": 0,
+        **{f"decode_time_{cause}_ns": 10 for cause in CAUSES}, "decode_time_exposed_demand_ns": 60,
+    } | more  # fmt: skip
+
+
+TWO = [row("lru", 4.0), row("dali", 8.0), row("lru", 6.0, 0.5), row("dali", 3.0, 0.5, source_label="assumed")]
+
+
+def lines(rows: list[dict[str, Any]], **how: Any) -> list[str]:
+    return result_table(rows, Format.TABLE, **how).splitlines()
+
+
+def test_columns_that_tell_nothing_stand_below() -> None:
+    found = lines(TWO[:2])
+    assert found[0].split() == ["policy", "tok/s", "TTFT", "TPOT", "hit", "%", "waited", "for"]
+    assert found[1].split() == ["lru", "4.00", "500", "ms", "100", "ms", "50.0", "demand", "copies", "40%"]
+    assert found[4] == "model m, on h, routing t, prompt 4, decode 4, cache 0.25, batch 1"
+    assert found[5] == "simulated; weakest source of its numbers: derived"
+    assert lines(TWO)[0].split()[:2] == ["policy", "cache"] and lines(TWO)[0].split()[-1] == "label"
+
+
+def test_the_wide_table_has_one_number_a_cell() -> None:
+    heads, first = lines(TWO[:1], wide=True)[:2]
+    assert all(one.name in heads for one in SHOWN)
+    assert first.split()[-8:] == ["1", "1", "1", "3", "50", "-", "90", "-", "derived"][-8:]
+
+
+def test_lines_fit_and_what_does_not_is_named() -> None:
+    rows = [row("a-policy-with-a-long-name", 4.0), row("b", 5.0, 0.5, source_label="assumed", batch_size=16)]
+    found = lines(rows)
+    table = found[: found.index("")]
+    assert max(map(len, table)) <= report.LINE
+    assert "TTFT" not in table[0]
+    assert found[-1] == "left out for want of room: TTFT, TPOT, hit %; --wide shows all"
+    assert "TTFT" in lines(rows, wide=True)[0]
+
+
+def test_rows_are_sorted_as_asked() -> None:
+    def order(by: By | None) -> list[str]:
+        return [
+            " ".join(line.split()[:2]) for line in lines([*TWO, row("all-gpu", None, error="too large; buy more")], by=by)[1:6]
+        ]
+
+    assert order(None) == ["lru 0.25", "dali 0.25", "lru 0.5", "dali 0.5", "all-gpu 0.25"]
+    assert order(By.SPEED) == ["dali 0.25", "lru 0.5", "lru 0.25", "dali 0.5", "all-gpu 0.25"]
+    assert [line.split()[0] for line in lines([row("a", 1.0, ttft_mean_ns=9e8), row("b", 1.0)], by=By.TTFT)[1:3]] == ["b", "a"]
+
+
+def test_failed_runs_are_in_the_table_and_why_is_below() -> None:
+    found = lines([*TWO, row("all-gpu", None, error="too large; buy more")])
+    assert found[5].split() == ["all-gpu", "0.25", "failed"]
+    assert found[-1] == "failed: all-gpu: too large"
+
+
+def test_notes_stand_once() -> None:
+    rows = [row("lru", 1.0, notes="all, one"), row("dali", 2.0, notes="all"), row("dali", 2.0, 0.5, notes="all, x"),
+            row("lru", 2.0, 0.5, notes="all, x")]  # fmt: skip
+    assert lines(rows)[-3:] == ["simulated; weakest source of its numbers: derived; notes: all", "one: lru", "x: some runs"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_on_a_terminal_the_best_of_each_setting_is_bold_beside_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(100, monkeypatch)
+    head, *body = result_table(TWO, Format.TABLE).splitlines()[:5]
+    assert [line.startswith("\x1b[1m") for line in (head, *body)] == [True, False, True, True, False]
+    assert [line.count("█") for line in body] == [3, 6, 4, 2]
+    assert "▎" in body[3]  # 3 of 8 are 2 and a quarter of 6
+
+
+def test_no_word_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(30, monkeypatch)
+    text = result_table([row("a-policy-of-one-long-word", 4.0), row("b", 1.0)], Format.TABLE)
+    assert "a-policy-of-one-long-word" in text
+    page = render(["name", "what it is"], [["prefetch_wasted", "extraordinarily long words here"]], Format.TABLE)
+    assert all(word in page for word in ("prefetch_wasted", "extraordinarily"))
+
+
+def test_html_has_the_same_rows_and_the_best_in_bold() -> None:
+    html = result_html(TWO)
+    assert html.count("<tr>") == 5 and "<b>dali</b>" in html and "<b>8.00</b>" in html
