@@ -8,27 +8,32 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import re
 import sys
 from collections.abc import Collection
+from enum import StrEnum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.completion import completion_init, get_completion_script  # type: ignore[attr-defined]
 
 from moesim import __version__
 from moesim.core.text import say
-from moesim.errors import InputError, InterruptError, MoesimError
+from moesim.errors import InputError, InterruptError, MoesimError, unknown_name
 
 VERBS = {
-    "run": "runs", "compare": "runs", "whatif": "whatif", "recommend": "recommend", "calibrate": "calibrate", "diff": "diff",
+    "demo": "demo", "run": "runs", "compare": "runs",
+    "whatif": "whatif", "recommend": "recommend", "calibrate": "calibrate", "diff": "diff",
     "plot": "plot", "report": "report", "replay": "replay", "validate": "validate", "check": "check", "list": "listing",
     "schema": "schema", "papers": "papers", "regret": "regret", "assignments": "assignments", "bench": "bench",
     "profile": "profile", "trace": "traces",
 }  # fmt: skip
 """Commands in the order of ``--help`` -> modules of this package. A module is imported if its command is asked for."""
 _NAMES = {"list": "listing"}  # where the function has another name than the command
+_COMPLETE = "_MOESIM_COMPLETE"  # what a shell sets that asks for completions
 _GROUPS = ("profile", "trace")  # commands with commands of their own
 
 
@@ -38,8 +43,26 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+class Shell(StrEnum):
+    """Shells with completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def _print_completion(shell: Shell | None) -> None:
+    if shell is not None:
+        print(get_completion_script(prog_name="moesim", complete_var=_COMPLETE, shell=shell.value))
+        raise typer.Exit
+
+
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
+    completion: Annotated[
+        Shell | None,
+        typer.Option(callback=_print_completion, is_eager=True, help="Print what completes commands in a shell."),
+    ] = None,
 ) -> None:
     pass
 
@@ -49,7 +72,7 @@ def _made(verbs: Collection[str]) -> typer.Typer:
     made = typer.Typer(
         name="moesim",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=False,  # it would write into files of the shell
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Simulate offloaded inference of Mixture-of-Experts models: what a policy would cost on a machine.",
@@ -104,8 +127,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command."""
     given = sys.argv[1:] if arguments is None else arguments
     verb = next((word for word in given if not word.startswith("-")), None)
+    if _COMPLETE in os.environ:
+        completion_init()
     try:
-        result = _command(verb)(args=arguments, standalone_mode=False)
+        command = typer.main.get_command(_whole()) if _COMPLETE in os.environ else _command(verb)
+        result = command(args=arguments, prog_name="moesim", standalone_mode=False)
     except InputError as error:
         return _fail(str(error), 2)
     except InterruptError as error:
@@ -127,13 +153,24 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # Typer's own errors about options; anything else is a defect, and its traceback is what helps.
         if hasattr(error, "format_message"):
-            if not error.format_message():  # no arguments: the help has been printed
-                return 2
-            return _fail(error.format_message(), 2)
+            message = _with_verbs(error)
+            return _fail(message, 2) if message else 2  # no arguments: the help has been printed
         raise
     if result == _INTERRUPTED:  # Typer turns Ctrl-C into this exit code, and says nothing
         return _fail("interrupted", _INTERRUPTED)
     return result if isinstance(result, int) else 0
+
+
+def _with_verbs(error: Any) -> str:
+    """Give the message of an error of Typer's; if a command is unknown, with those that are known."""
+    message = str(error.format_message())
+    wrong = re.match(r"No such command '(.*)'\.", message)
+    if wrong is None or error.ctx is None:
+        return message
+    group = error.ctx
+    where = " ".join(group.command_path.split()[1:])
+    known = list(group.command.list_commands(group))
+    return f"{where + ': ' if where else ''}{unknown_name('command', wrong[1], known)}"
 
 
 def _fail(message: str, code: int) -> int:

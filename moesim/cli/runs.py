@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moesim.api.result import Result
 from moesim.api.run import carry_out, comparison
 from moesim.cli.options import Engine, Jobs, Set, Verify
 from moesim.core.limits import REPEATS
@@ -183,7 +184,7 @@ def _execute(
     return report_failures(results)
 
 
-def report_failures(results: Results) -> int:
+def report_failures(results: Results | Result) -> int:
     """Print a line for each run that failed, and give the exit code."""
     for line in results.failures:
         say(f"moesim: {line}")

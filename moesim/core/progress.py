@@ -14,6 +14,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from moesim.core.text import say, shown
+from moesim.core.units import format_s
 
 _DELAY_S = 2.0
 _EVERY_S = 0.1
@@ -21,21 +22,22 @@ _LINES_S = 10.0
 
 
 class Progress:
-    """Counts steps; shows a bar on stderr once that has taken two seconds, or at once if the steps have a unit.
+    """Counts steps; shows a bar once that has taken two seconds, or at once if the steps have a unit.
 
-    Off a terminal nothing is shown, or with `lines` a line for each thing that is done, and every ten seconds.
+    The bar is on stderr or in a notebook. Off both, a line comes every ten seconds; with `lines`, also for each thing done.
     """
 
     def __init__(
         self, total: int, *, enabled: bool = True, done: int = 0, text: str = "", unit: str = "", lines: bool = False
     ) -> None:
-        self.done = done
+        self.done = self._begun_at = done
         self._total = total
-        self._enabled = enabled and sys.stderr.isatty()
-        self._lines = lines and enabled and not sys.stderr.isatty()
+        self._enabled = enabled and (sys.stderr.isatty() or _in_a_notebook())
+        self._lines = enabled and not self._enabled
+        self._each = lines and self._lines
         self._text = shown(text)
         self._unit = unit
-        self._drawn = time.monotonic()
+        self._began = self._drawn = time.monotonic()
         self._from = self._drawn + (0 if unit else _DELAY_S)
         self._bar: RichProgress | None = None
 
@@ -51,7 +53,7 @@ class Progress:
     def describe(self, text: str) -> None:
         """Say what is being done."""
         self._text = shown(text)
-        if self._lines:
+        if self._each:
             self._say()
 
     def advance(self, steps: int) -> None:
@@ -73,8 +75,13 @@ class Progress:
         self._total -= steps
 
     def _say(self) -> None:
-        self._drawn = time.monotonic()
-        say(f"{self._text}: {self.done} of about {self._total}")
+        """Write a line: what is being done, how much is done, and how long the rest takes at this pace."""
+        self._drawn = now = time.monotonic()
+        done = self.done - self._begun_at
+        left = (now - self._began) * (self._total - self.done) / done if done else 0.0
+        share = f"{100 * min(1.0, self.done / self._total):.0f} %" if self._total else "0 %"
+        text = f"{self._text}: " if self._text else ""
+        say(f"{text}{share} done" + (f", about {format_s(left)} left" if left > 0 else ""))
 
     def _draw(self) -> None:
         if self._bar is None:
@@ -91,6 +98,11 @@ class Progress:
         (task,) = self._bar.tasks
         speed = "-" if task.speed is None else f"{task.speed:.1f}"
         self._bar.update(task.id, completed=self.done, total=self._total, description=self._text, speed=speed)
+
+
+def _in_a_notebook() -> bool:
+    """Whether this process is a notebook's, where a bar is shown below the cell."""
+    return "ipykernel" in sys.modules and Console(stderr=True).is_jupyter
 
 
 @contextmanager

@@ -84,6 +84,17 @@ def format_bytes(n: float) -> str:
     raise AssertionError("unreachable")
 
 
+def format_s(seconds: float) -> str:
+    """Write a time that somebody waits for.
+
+    >>> format_s(0.4), format_s(75), format_s(8000)
+    ('less than 1 s', '75 s', '2.2 h')
+    """
+    if seconds < 1:
+        return "less than 1 s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def format_ns(ns: float) -> str:
     """Write a time for people.
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_bytes, format_s
 from moesim.experiment.estimate import chunks, seconds, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.resolve import Experiment
@@ -43,7 +43,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
         n = min(n, cores, len(missing))
         if estimate.n_tried:
             basis = f"from short runs of {_counted(estimate.n_tried, 'policy')}"
-            lines.append(f"estimated time: {_time(estimate.seconds / n)} on {_counted(n, 'process')} ({basis})")
+            lines.append(f"estimated time: {format_s(estimate.seconds / n)} on {_counted(n, 'process')} ({basis})")
         else:
             lines.append("estimated time: unknown, since no policy could be tried")
     return "\n".join(lines) + "\n"
@@ -73,14 +73,3 @@ def _written(name: str, value: Any) -> str:
 def _counted(n: int, what: str) -> str:
     many = {"policy": "policies", "process": "processes"}.get(what, f"{what}s")
     return f"{n} {what if n == 1 else many}"
-
-
-def _time(seconds: float) -> str:
-    """Write a time in the unit that fits.
-
-    >>> _time(0.4), _time(75), _time(8000)
-    ('less than 1 s', '75 s', '2.2 h')
-    """
-    if seconds < 1:
-        return "less than 1 s"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

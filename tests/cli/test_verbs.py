@@ -1,0 +1,65 @@
+"""Commands that are not there, completion, and the demonstration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moesim.cli import demo, main
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["foo"], "moesim: unknown command 'foo'; known: assignments, bench, calibrate, "),
+        (["profil"], "moesim: unknown command 'profil'; did you mean 'profile'? known: assignments"),
+        (["profile", "foo"], "moesim: profile: unknown command 'foo'; known: compare, "),
+        (["trace", "recrd"], "moesim: trace: unknown command 'recrd'; did you mean 'record'? known: "),
+    ],
+)
+def test_an_unknown_command_lists_those_that_are_known(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(typed) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("moesim re", {"recommend", "report", "replay", "regret"}),
+        ("moesim compare --ba", {"--batch"}),
+        ("moesim trace sp", {"split"}),
+    ],
+)
+def test_a_shell_completes_commands_and_options(words: str, found: set[str]) -> None:
+    asked = {"_MOESIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run([sys.executable, "-c", "from moesim.cli.main import app; app()"], env=os.environ | asked,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert set(done.stdout.split()) == found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_needs_is_printed_and_nothing_is_written(
+    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main.main(["--completion", shell]) == 0
+    assert "_MOESIM_COMPLETE" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_demonstration_shows_every_policy_and_writes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["demo"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("policy"))
+    rows = [line.split() for line in lines[start + 1 : start + 1 + len(demo.POLICIES)]]
+    assert {row[0] for row in rows} == set(demo.POLICIES)
+    speeds = [float(row[1]) for row in rows]
+    assert speeds == sorted(speeds, reverse=True)
+    assert not list(tmp_path.iterdir())
