@@ -10,7 +10,7 @@ from moesim.core import collector
 from moesim.engine.agreement import among_verified, check_equal
 from moesim.engine.choice import chosen
 from moesim.engine.loop import run
-from moesim.engine.setup import connect, place
+from moesim.engine.setup import connect, place, put
 from moesim.engine.simulated import Simulated
 from moesim.engine.state import PIECE, EngineOptions, Sink, State
 from moesim.hardware.costs import CostModel
@@ -103,7 +103,7 @@ def simulate(
 def _run_simpy(state: State) -> Records:
     """Let SimPy's clock run."""
     connect(state)
-    place(state)
+    put(state, place(state))
     state.carrier = Simulated(state)
     return run(state)
 
@@ -116,10 +116,10 @@ def _run_native(state: State) -> Records:
     engine = Engine()
     try:
         state.view = engine.connect(state)
-        place(state)
+        copies = place(state)
         describe = getattr(state.policy, "native_parts", None)
         with collector.paused():
-            engine.run(state.records, None if describe is None else describe())
+            engine.run(state.records, copies, None if describe is None else describe())
     finally:
         engine.close()
     return state.records

@@ -73,7 +73,7 @@ class DeviceMemory:
         n_units = len(weights)
         # One byte a unit: 1 if a usable copy is here.
         self.resident = bytearray(b"\x01" * n_units) if backing else bytearray(n_units)
-        self.copies: dict[int, CopyState] = {u: CopyState(None, -1) for u in range(n_units)} if backing else {}
+        self.copies: dict[int, CopyState] = {}  # from the placement on
         self.pools: dict[str, PoolState] = {}
         self.used = 0  # bytes: fixed parts, KV, pools' contents and copies in transit
         self.kv = 0

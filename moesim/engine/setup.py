@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from operator import index as whole
+from typing import NamedTuple
 
 from moesim.capacity import check_capacity, check_placement, kept_apart, kv_device, required_bytes
 from moesim.engine.machine import DeviceState, LinkState, Medium
-from moesim.engine.memory import DeviceMemory, PoolState
+from moesim.engine.memory import CopyState, DeviceMemory, PoolState
 from moesim.engine.state import HostThread, State
 from moesim.engine.streams import Streams
 from moesim.engine.view import EngineView
@@ -42,8 +43,16 @@ def connect(state: State) -> None:
     state.view = EngineView(state)
 
 
-def place(state: State) -> None:
-    """Ask the policy for its placement, check it and put it into effect."""
+class Placed(NamedTuple):
+    """Copies of a layer at one width, at the start."""
+
+    device: DeviceState
+    pool: PoolState
+    units: list[int]
+
+
+def place(state: State) -> list[Placed]:
+    """Ask the policy for its placement, check it, and put all of it into effect but the copies, which are returned."""
     placement = state.policy.place(state.view)
     model, costs = state.model, state.costs
     check_placement(model, costs.hardware, placement, state.policy_name)
@@ -73,24 +82,42 @@ def place(state: State) -> None:
         else:
             memory.capacity = memory.spare = sys.maxsize
         memory.used = memory.peak = sum(v for k, v in needed[device.name].items() if k in FIXED)
-    _place_copies(state, placement)
+    return _copies(state, placement)
 
 
-def _place_copies(state: State, placement: Placement) -> None:
+def _copies(state: State, placement: Placement) -> list[Placed]:
+    """Number the copies, and take their bytes of the pools; refuse what is there twice or does not fit."""
     model, who = state.model, f"[policy={state.policy_name}]"
     for pool in placement.pools:
         pools = state.by_name[pool.device].memory.pools
         pools[pool.name] = PoolState(pool.name, pool.sizes(model.n_layers), pool.per_layer)
+    there: dict[str, set[int]] = {device.name: set() for device in state.devices}
+    found = []
     for copy in placement.copies:
-        memory = state.by_name[copy.device].memory
-        pool_state = memory.pools[copy.pool]
-        first, n_bytes = state.weights.first(copy.bits), model.expert_bytes(copy.layer, copy.bits)
-        for expert in copy.experts:
-            unit = first + copy.layer * model.n_experts + whole(expert)
-            if unit in memory.copies:
-                raise PolicyError(f"place(): L{copy.layer}/E{expert} is placed twice on {copy.device} {who}")
-            if pool_state.free(copy.layer) < n_bytes:
+        device, known = state.by_name[copy.device], there[copy.device]
+        pool_state = device.memory.pools[copy.pool]
+        n_bytes, free = model.expert_bytes(copy.layer, copy.bits), pool_state.free(copy.layer)
+        first = state.weights.first(copy.bits) + copy.layer * model.n_experts
+        units = [first + whole(expert) for expert in copy.experts]
+        for unit in units:
+            if unit in known:
+                raise PolicyError(f"place(): L{copy.layer}/E{unit - first} is placed twice on {copy.device} {who}")
+            free -= n_bytes
+            if free < 0:
                 full = f"pool '{copy.pool}' of {copy.device} is too small for the copies of layer {copy.layer}"
                 raise PolicyError(f"place(): {full} {who}")
-            memory.reserve(pool_state, copy.layer, n_bytes, 0)
-            memory.arrive(unit, pool_state, -1)
+            known.add(unit)
+        pool_state.take(copy.layer, len(units) * n_bytes)
+        found.append(Placed(device, pool_state, units))
+    return found
+
+
+def put(state: State, copies: list[Placed]) -> None:
+    """Put copies where they are at the start; backing devices have all."""
+    for device in state.devices:
+        if device.backing:
+            device.memory.copies = {unit: CopyState(None, -1) for unit in range(len(state.weights))}
+    for device, pool, units in copies:
+        for unit in units:
+            device.memory.add(state.weights.n_bytes[unit // state.model.n_experts], 0)
+            device.memory.arrive(unit, pool, -1)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from moesim.engine.loop import run
-from moesim.engine.setup import connect, place
+from moesim.engine.setup import connect, place, put
 from moesim.engine.state import EngineOptions, State
 from moesim.errors import InputError
 from moesim.live.carrier import Live
@@ -72,7 +72,7 @@ def replay(
         model, costs, workload, policy, cache_slots, predictors or {}, tables or {}, EngineOptions(), policy_name, progress
     )
     connect(state)
-    place(state)
+    put(state, place(state))
     if state.streams is not None:
         raise InputError(
             f"policy {state.policy_name}: expected parts that stay where they run, since a replay streams no weights, got "

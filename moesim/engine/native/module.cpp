@@ -7,7 +7,7 @@
 namespace moesim {
 
 void connect(State &state, nb::object twin, nb::object view);
-void adopt(State &state);
+void adopt(State &state, nb::handle copies);
 void sum_up(State &state, nb::object records);
 void bind_view(nb::module_ &module);
 namespace algorithms {
@@ -26,8 +26,8 @@ struct Engine {
         moesim::connect(*state, twin, view);
         return view;
     }
-    void run(nb::object records, nb::object composed) {
-        adopt(*state);
+    void run(nb::object records, nb::object copies, nb::object composed) {
+        adopt(*state, copies);
         if (!composed.is_none()) state->composed = compose(*state, composed);
         moesim::run(*state);
         hand_over(*state, records);
@@ -63,7 +63,8 @@ NB_MODULE(_native, module) {
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())
         .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")
-        .def("run", &Engine::run, nb::arg("records"), nb::arg("composed").none(),
-             "Carry out all steps and fill in the records; a composition of parts that are there in C++ decides there.")
+        .def("run", &Engine::run, nb::arg("records"), nb::arg("copies"), nb::arg("composed").none(),
+             "Carry out all steps, from copies that are placed, and fill in the records; a composition of parts that are there in C++ "
+             "decides there.")
         .def("close", &Engine::close, "Let go of the run.");
 }

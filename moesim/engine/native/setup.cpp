@@ -180,14 +180,20 @@ static void place_memory(State &state, DeviceState &device) {
         pool->held.assign(shelves, 0);
         memory.pools.push_back(std::move(pool));
     }
-    if (device.backing) return;
-    nb::object copies = own(PySequence_List(ask(state, attr(attr(twin, "copies"), "items"), {}).ptr()));
-    Items placed(copies.ptr());
-    for (Py_ssize_t i = 0; i < placed.size(); ++i) {
-        i64 unit = as_int(PyTuple_GET_ITEM(placed[i], 0));
-        PoolState *pool = memory.pool(attr(attr(PyTuple_GET_ITEM(placed[i], 1), "pool"), "name"));
-        pool->take(unit / state.n_experts % state.n_layers, state.weights.bytes_of(unit));
-        memory.arrive(unit, pool, -1);
+}
+
+/// Put copies where they are at the start: of each layer and width the device, the pool and the units.
+static void put(State &state, nb::handle copies) {
+    Items listed(copies.ptr());
+    for (Py_ssize_t i = 0; i < listed.size(); ++i) {
+        DeviceMemory &memory = of_twin(state, PyTuple_GET_ITEM(listed[i], 0))->memory;
+        PoolState *pool = memory.pool(attr(PyTuple_GET_ITEM(listed[i], 1), "name"));
+        Items units(PyTuple_GET_ITEM(listed[i], 2));
+        for (Py_ssize_t u = 0; u < units.size(); ++u) {
+            i64 unit = as_int(units[u]);
+            memory.reserve(pool, unit / state.n_experts % state.n_layers, state.weights.bytes_of(unit), 0);
+            memory.arrive(unit, pool, -1);
+        }
     }
 }
 
@@ -212,8 +218,8 @@ static void read_streams(State &state) {
     }
 }
 
-/// Read what was placed where.
-void adopt(State &state) {
+/// Read what was placed where; `copies` are the experts that are not on backing devices only.
+void adopt(State &state, nb::handle copies) {
     auto at = [&](const char *name) {
         std::vector<DeviceState *> found;
         Items listed(attr(state.twin, name).ptr());
@@ -234,13 +240,7 @@ void adopt(State &state) {
     for (Py_ssize_t i = 0; i < kv_layers.size(); ++i)
         state.kv_layers.emplace_back(find_device(state, PyTuple_GET_ITEM(kv_layers[i], 0)), as_int(PyTuple_GET_ITEM(kv_layers[i], 1)));
     for (DeviceState &device : state.devices) place_memory(state, device);
-    nb::object placed = attr(attr(state.twin, "records"), "memory");
-    nb::object listed = own(PySequence_List(placed.ptr()));
-    Items changes(listed.ptr());
-    for (Py_ssize_t i = 0; i < changes.size(); ++i)
-        state.records.memory.push_back({int_attr(changes[i], "time"), int_attr(changes[i], "n_bytes"),
-                                        find_device(state, PyTuple_GET_ITEM(changes[i], 1))->index});
-    attr(placed, "clear")();
+    put(state, copies);
     read_streams(state);
 }
 
