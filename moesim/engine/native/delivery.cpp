@@ -95,7 +95,7 @@ void routed(State &state, int mb) {
     const MicroBatch &micro = state.micro[mb];
     int layer = visit->layer;
     state.routing.read(*micro.ids, layer);
-    visit->route(*micro.ids, state.routing.active, int(micro.n_rows));
+    visit->route(state.routing.ids, state.routing.active, int(micro.n_rows));
     look_up(state, visit, mb);
     state.mb = mb;
     if (!visit->mbs_left) {

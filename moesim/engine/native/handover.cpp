@@ -11,13 +11,12 @@ static const char *CAUSES[] = {"demand", "prefetch", "update", "write-back", "me
 
 namespace {
 
-/// Vectors that have become columns: NumPy's views of their fields keep them.
+/// Records that have become columns: NumPy's views of their fields keep them.
 template <class Record> struct Kept {
-    std::vector<Record> *records;
+    Log<Record> *records;
     nb::object owner;
-    explicit Kept(std::vector<Record> &from) : records(new std::vector<Record>(std::move(from))) {
-        from = {};
-        owner = nb::capsule(records, [](void *p) noexcept { delete static_cast<std::vector<Record> *>(p); });
+    explicit Kept(Log<Record> &from) : records(new Log<Record>(std::move(from))) {
+        owner = nb::capsule(records, [](void *p) noexcept { delete static_cast<Log<Record> *>(p); });
     }
     /// A field of all records, or what lies `at` it, as an array without a copy.
     template <class T, class Of> nb::object operator()(T Of::*field) const {
@@ -51,9 +50,10 @@ template <class Of> nb::object names_of(const Of &all) {
 /// Tasks by completion, start, and the names of device and lane, once several lanes ran any.
 static void order_tasks(State &state) {
     auto &tasks = state.records.tasks;
-    auto lane = [](const TaskRecord &one) { return std::pair(one.device, one.side); };
-    bool several = std::any_of(tasks.begin(), tasks.end(), [&](auto &one) { return lane(one) != lane(tasks[0]); });
-    if (!several) return;
+    int lanes = 0;
+    for (DeviceState &device : state.devices)
+        for (Lane *lane : {&device.main, &device.side}) lanes += std::exchange(lane->recorded, false);
+    if (lanes < 2) return;
     std::vector<std::string> names;
     for (DeviceState &device : state.devices) names.push_back(text(device.name));
     std::stable_sort(tasks.begin(), tasks.end(), [&](const TaskRecord &a, const TaskRecord &b) {
@@ -107,7 +107,7 @@ void hand_over(State &state, nb::object records) {
         put("activations", to);
     }
     {
-        std::vector<i64> places;
+        Log<i64> places;
         for (const LookupRecord &one : from.lookups) places.push_back(one.first);
         places.push_back(i64(from.looked_rows.size()));
         Kept<i64> begin(places);
@@ -164,9 +164,8 @@ void hand_over(State &state, nb::object records) {
     from.inexact = {};
     attr(attr(records, "inexact"), "extend")(inexact);
     nb::object used = attr(records, "used_fetches");
-    for (i64 fetch : from.used_fetches)
+    for (i64 fetch : std::exchange(from.used_fetches, {}))
         if (PySet_Add(used.ptr(), nb::steal(num(fetch)).ptr())) throw nb::python_error();
-    from.used_fetches.clear();
 }
 
 /// Say what holds for the whole run: its end, and the largest sizes.

@@ -27,7 +27,7 @@ static void read_copy(State &state, Task *task) {
     CopyState &copy = task->lane->device->memory.copies[task->unit];
     if (!copy.used) {
         copy.used = true;
-        if (copy.fetch >= 0) state.records.used_fetches.insert(copy.fetch);
+        if (copy.fetch >= 0) state.records.used_fetches.push_back(copy.fetch);
     }
     if (task->group && task->group->first_extra) {
         task->work += task->group->first_extra;
@@ -50,6 +50,7 @@ void done(State &state, Task *task, i64 end) {
     state.records.tasks.push_back({task->start, end, task->work, task->submitted, task->ready, task->step, task->layer, task->mb,
                                    task->expert, task->rows, std::int16_t(lane->device->index), std::int16_t(task->width),
                                    lane->side, task->kind});
+    lane->recorded = true;
     if (task->reads) state.streams->read_by(state, task);
     if (!task->then && task->unit < 0) {
         state.routed.push_back(task->mb);  // a dense part: its layer is routed

@@ -38,8 +38,7 @@ void hasten(State &state, Transfer *transfer, i64 urgency) {
 /// Queue what is no expert; `then` follows its arrival. Activations have rows.
 Transfer *send_message(State &state, const std::vector<LinkState *> &path, i64 n_bytes, i64 urgency, Call then, bool has_cause,
                        Cause cause, int layer, int rows) {
-    Transfer *message =
-        state.transfers.make(state.fetch_numbers++, -1, layer, -1, n_bytes, n_bytes, &path, urgency, state.now, path[0]);
+    Transfer *message = state.transfers.make(state.fetch_numbers++, -1, layer, -1, n_bytes, &path, urgency, state.now);
     message->has_cause = has_cause;
     message->cause = cause;
     message->rows = rows;
@@ -130,7 +129,7 @@ static bool make_room(State &state, Transfer *transfer) {
 /// Victims are asked for on behalf of the head of each urgency class of each link.
 static Transfer *next_candidate(State &state, const std::vector<Transfer *> &queue) {
     i64 seen_class = -1;
-    std::vector<LinkState *> seen;  // links whose head of this class has been tried
+    std::vector<LinkState *> &seen = state.links_tried;  // links whose head of this class has been tried
     for (Transfer *transfer : queue) {
         LinkState *link = transfer->link;
         if (!transfer->first_chunk || !transfer->dst) return transfer;

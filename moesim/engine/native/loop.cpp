@@ -17,7 +17,7 @@ static void arrive(State &state, Transfer *transfer) {
     if (dst->backing) return;
     CopyState *copy = dst->memory.arrive(unit, transfer->pool, transfer->fetch);
     copy->in_use = transfer->in_use;
-    for (Task *task : transfer->waiting) {
+    for (Task *task = transfer->waiting; task; task = task->next_waiting) {
         ++copy->in_use;
         wake(state, task);
     }

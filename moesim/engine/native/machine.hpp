@@ -35,6 +35,11 @@ struct Task {
     Lane *lane = nullptr;  // once submitted
     Use *reads = nullptr;  // the use of streamed weights that it reads
     int width = 0;  // of its weights; 0: the full one
+    Task *next_waiting = nullptr;  // for the same transfer
+
+    // Written out, since compilers clear a large aggregate first, and slowly.
+    Task(i64 key, Kind kind, int step, int layer, int mb, int rows, i64 work, i64 now)
+        : key(key), kind(kind), step(step), layer(layer), mb(mb), rows(rows), work(work), submitted(now), ready(now) {}
 };
 
 /// Runs returned together for one device: their rows cross once, their outputs come back once (rule 8).
@@ -65,6 +70,7 @@ struct Lane : Server {
     std::vector<Task *> queue;  // a heap
     int n_waiting = 0;  // tasks that lack weights or inputs
     Task *task = nullptr;
+    bool recorded = false;  // whether it has a task among the records that are not handed over yet
 
     static bool later(const Task *a, const Task *b) { return a->key > b->key; }
     void push(Task *one) {
@@ -88,10 +94,10 @@ struct Transfer {
     i64 left;  // bytes that this hop has still to move
     const std::vector<LinkState *> *path;
     i64 urgency, submitted;
-    LinkState *link = nullptr;  // where it is queued or under way
+    LinkState *link;  // where it is queued or under way
     DeviceState *src = nullptr, *dst = nullptr;  // none for messages
     PoolState *pool = nullptr;
-    std::vector<Task *> waiting = {};  // tasks that need it
+    Task *waiting = nullptr, *last_waiting = nullptr;  // tasks that need it, by `Task::next_waiting`
     size_t hop = 0;
     bool started = false;
     bool first_chunk = true;  // the next chunk is the first of its hop: memory is not reserved yet
@@ -103,6 +109,15 @@ struct Transfer {
     Call on_arrival = nullptr;  // for messages
     int rows = 0;  // of activations that share the link
     int width = 0;  // of the copy; 0: the full one
+
+    Transfer(i64 fetch, i64 unit, int layer, int expert, i64 n_bytes, const std::vector<LinkState *> *path, i64 urgency, i64 now)
+        : fetch(fetch), unit(unit), layer(layer), expert(expert), n_bytes(n_bytes), left(n_bytes), path(path), urgency(urgency),
+          submitted(now), link((*path)[0]) {}
+
+    void wait_for(Task *task) {
+        (waiting ? last_waiting->next_waiting : waiting) = task;
+        last_waiting = task;
+    }
 };
 
 /// Links that are serial together. A link without a named medium has one of its own.

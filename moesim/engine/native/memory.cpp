@@ -36,7 +36,8 @@ void DeviceMemory::reserve(PoolState *pool, i64 layer, i64 n_bytes, i64 now) {
 
 CopyState *DeviceMemory::arrive(i64 unit, PoolState *pool, i64 fetch) {
     CopyState &copy = copies[unit];
-    copy = {pool, fetch, 0, true, false, false};
+    copy = {pool, fetch};
+    there[unit] = true;
     put(pool, unit);
     return &copy;
 }
@@ -44,7 +45,7 @@ CopyState *DeviceMemory::arrive(i64 unit, PoolState *pool, i64 fetch) {
 /// Forget an idle copy and free its memory.
 void DeviceMemory::remove(i64 unit, bool dropped, i64 now) {
     CopyState &copy = copies[unit];
-    copy.there = false;
+    there[unit] = false;
     i64 shelf = unit / weights->n_experts, layer = shelf % weights->n_layers, n_bytes = weights->n_bytes[shelf];
     take_out(copy.pool, unit);
     copy.pool->take(layer, -n_bytes);

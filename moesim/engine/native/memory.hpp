@@ -43,7 +43,7 @@ struct CopyState {
     PoolState *pool = nullptr;  // none on a backing device
     i64 fetch = -1;  // the fetch that brought it; -1: placed at the start
     int in_use = 0;  // queued or running Runs and copies that read it here
-    bool there = false, used = false;
+    bool used = false;
     bool doomed = false;  // dropped while in use: goes when idle
 };
 
@@ -54,13 +54,14 @@ struct DeviceMemory {
     Records *records = nullptr;
     bool backing = false;
     i64 capacity = 0, used = 0, kv = 0, spare = 0, peak = 0;
+    std::vector<std::uint8_t> there;  // of each unit: 1 if a usable copy is here
     std::vector<CopyState> copies;  // of each unit
     std::vector<std::unique_ptr<PoolState>> pools;
 
     CopyState *get(i64 unit) {
-        return unit >= 0 && unit < i64(copies.size()) && copies[unit].there ? &copies[unit] : nullptr;
+        return unit >= 0 && unit < i64(there.size()) && there[unit] ? &copies[unit] : nullptr;
     }
-    bool resident(i64 unit) const { return copies[unit].there; }
+    bool resident(i64 unit) const { return there[unit]; }
     PoolState *pool(nb::handle name);
     int words() const { return (weights->n_experts + 63) / 64; }
 

@@ -31,8 +31,11 @@ static void new_transfer(State &state, i64 layer, i64 expert, i64 unit, DeviceSt
     }
     ++copy->in_use;
     const std::vector<LinkState *> &path = path_between(state, src, device);
-    Transfer *transfer = state.transfers.make(state.fetch_numbers++, unit, int(layer), int(expert), n_bytes, n_bytes, &path, urgency,
-                                              state.now, path[0], src, device, pool);
+    Transfer *transfer =
+        state.transfers.make(state.fetch_numbers++, unit, int(layer), int(expert), n_bytes, &path, urgency, state.now);
+    transfer->src = src;
+    transfer->dst = device;
+    transfer->pool = pool;
     transfer->width = state.weights.width(unit);
     device->pending[unit] = transfer;
     enqueue(state, path[0], transfer);
@@ -63,7 +66,7 @@ void drop_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *dev
     if (!transfer)
         fail(state, "Drop(" + unit_text(layer, expert) + ", " + text(device->name) + "): neither resident nor being fetched",
              "drop only what is there");
-    if (transfer->started || !transfer->waiting.empty()) {
+    if (transfer->started || transfer->waiting) {
         transfer->drop_on_arrival = true;
     } else {
         dequeue(transfer);

@@ -3,7 +3,13 @@
 
 #include "common.hpp"
 
-#include <unordered_set>
+#include <cstdlib>
+#include <new>
+#include <type_traits>
+#include <utility>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 namespace moesim {
 
@@ -69,20 +75,70 @@ struct MemoryRecord {
     int device;
 };
 
+/// Let the system map memory that is about to be written in large pages, of which it then has to clear few.
+inline void in_large_pages([[maybe_unused]] void *memory, [[maybe_unused]] size_t n_bytes) {
+#ifdef MADV_HUGEPAGE
+    constexpr std::uintptr_t page = 4096;
+    auto first = (reinterpret_cast<std::uintptr_t>(memory) + page - 1) / page * page;
+    if (n_bytes >= size_t(4) << 20) madvise(reinterpret_cast<void *>(first), n_bytes - page, MADV_HUGEPAGE);
+#endif
+}
+
+/// What is written down one after another. Room that is never written costs nothing, so there is soon a lot of it.
+template <class T> class Log {
+    static_assert(std::is_trivially_copyable_v<T>);
+    T *first = nullptr;
+    size_t n = 0, room = 0;
+
+    void grow() {
+        size_t more = room ? 4 * room : 64;
+        void *found = std::realloc(first, more * sizeof(T));
+        if (!found) throw std::bad_alloc();
+        first = static_cast<T *>(found), room = more;
+        in_large_pages(first, more * sizeof(T));
+    }
+
+public:
+    Log() = default;
+    Log(Log &&other) noexcept { swap(other); }
+    Log &operator=(Log &&other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Log() { std::free(first); }
+
+    void push_back(const T &one) {
+        if (n == room) grow();
+        first[n++] = one;
+    }
+    size_t size() const { return n; }
+    bool empty() const { return !n; }
+    const T *data() const { return first; }
+    T *begin() const { return first; }
+    T *end() const { return first + n; }
+
+private:
+    void swap(Log &other) {
+        std::swap(first, other.first);
+        std::swap(n, other.n);
+        std::swap(room, other.room);
+    }
+};
+
 struct Records {
-    std::vector<TaskRecord> tasks;
-    std::vector<TransferRecord> transfers;
-    std::vector<ActivationRecord> activations;
-    std::vector<LookupRecord> lookups;
-    std::vector<int> looked_experts, looked_rows;
-    std::vector<std::uint8_t> looked_hits, looked_in_flight;
-    std::vector<EvictionRecord> evictions;
-    std::vector<DecisionRecord> decisions;
+    Log<TaskRecord> tasks;
+    Log<TransferRecord> transfers;
+    Log<ActivationRecord> activations;
+    Log<LookupRecord> lookups;
+    Log<int> looked_experts, looked_rows;
+    Log<std::uint8_t> looked_hits, looked_in_flight;
+    Log<EvictionRecord> evictions;
+    Log<DecisionRecord> decisions;
     std::vector<nb::object> inexact;  // few: made when they arise
-    std::vector<LayerRecord> layers;
-    std::vector<StepRecord> steps;
-    std::vector<MemoryRecord> memory;
-    std::unordered_set<i64> used_fetches;
+    Log<LayerRecord> layers;
+    Log<StepRecord> steps;
+    Log<MemoryRecord> memory;
+    Log<i64> used_fetches;  // each once
 };
 
 }  // namespace moesim

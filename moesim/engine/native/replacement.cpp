@@ -41,8 +41,7 @@ void Ordered::erase(i64 unit) {
 
 /// Find the ids of a single row by rank.
 void ranked(const Routing &routing, std::vector<int> &found) {
-    found.resize(routing.top_k);
-    for (int i = 0; i < routing.top_k; ++i) found[i] = int((*routing.ids)(0, routing.layer, i));
+    found.assign(routing.ids.begin(), routing.ids.begin() + routing.top_k);
 }
 
 void Admitting::start(const Setup &setup) {

@@ -100,8 +100,11 @@ static int take(State &state, Visit *visit, DeviceState *device, i64 expert, Gro
 static void run_expert(State &state, Visit *visit, Visit *into, DeviceState *device, Group *group, i64 unit, int expert, int n_rows) {
     int width = state.weights.width(unit);
     i64 work = expert_ns(state, device, width, n_rows);
-    Task *task = state.tasks.make(state.task_numbers++, Kind::expert, visit->step, visit->layer, state.mb, n_rows, work, state.now,
-                                  state.now, expert, unit, into, group);
+    Task *task = state.tasks.make(state.task_numbers++, Kind::expert, visit->step, visit->layer, state.mb, n_rows, work, state.now);
+    task->expert = expert;
+    task->unit = unit;
+    task->visit = into;
+    task->group = group;
     task->width = width;
     if (CopyState *copy = device->memory.get(unit)) {
         ++copy->in_use;
@@ -110,7 +113,7 @@ static void run_expert(State &state, Visit *visit, Visit *into, DeviceState *dev
         if (!transfer)
             fail(state, "Run(" + unit_text(visit->layer, expert) + ", " + text(device->name) + "): not resident and no fetch pending",
                  "return Fetch(" + unit_text(visit->layer, expert) + ", " + text(device->name) + ") before it");
-        transfer->waiting.push_back(task);
+        transfer->wait_for(task);
         task->waits = 1;
     }
     if (group) {

@@ -82,9 +82,8 @@ static void read_devices(State &state) {
         memory.weights = &state.weights;
         memory.records = &state.records;
         memory.backing = device.backing;
+        memory.there.assign(state.weights.size(), device.backing);
         memory.copies.resize(state.weights.size());
-        if (device.backing)
-            for (CopyState &copy : memory.copies) copy.there = true;
         if (device.is_gpu) state.gpus.push_back(&device);
     }
     state.sources.resize(state.devices.size());

@@ -10,15 +10,13 @@ State::~State() = default;
 void Routing::read(const Table &of, int of_layer) {
     for (int expert : active) rows[expert] = 0;
     active.clear();
-    ids = &of;
     layer = of_layer;
     n_rows = int(of.buffer.shape[0]);
     top_k = int(of.buffer.shape[2]);
-    for (int row = 0; row < n_rows; ++row)
-        for (int slot = 0; slot < top_k; ++slot) {
-            int expert = int(of(row, layer, slot));
-            if (!rows[expert]++) active.push_back(expert);
-        }
+    ids.clear();
+    of.read(layer, ids);
+    for (int expert : ids)
+        if (!rows[expert]++) active.push_back(expert);
     std::sort(active.begin(), active.end());
 }
 
@@ -36,7 +34,7 @@ void when_gate_input(State &state, int layer, Call call) {
 
 /// Make a task of the present step that is no expert's.
 Task *new_task(State &state, Kind kind, int layer, int mb, int rows, i64 work, Call then) {
-    Task *task = state.tasks.make(state.task_numbers++, kind, state.step_index, layer, mb, rows, work, state.now, state.now);
+    Task *task = state.tasks.make(state.task_numbers++, kind, state.step_index, layer, mb, rows, work, state.now);
     task->then = std::move(then);
     return task;
 }

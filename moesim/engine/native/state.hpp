@@ -36,7 +36,7 @@ struct Answer;
 struct Routing {
     std::vector<i64> rows;
     std::vector<int> active;
-    const Table *ids = nullptr;  // (n_rows, n_layers, top_k) in rank order
+    std::vector<int> ids;  // (n_rows, top_k) in rank order
     int layer = 0, n_rows = 0, top_k = 0;
 
     void read(const Table &of, int of_layer);
@@ -47,11 +47,11 @@ template <class T> struct Store {
     std::deque<T> made;
     std::vector<T *> unused;
     template <class... Fields> T *make(Fields &&...fields) {
-        if (unused.empty()) return &made.emplace_back(T{std::forward<Fields>(fields)...});
+        if (unused.empty()) return &made.emplace_back(std::forward<Fields>(fields)...);
         T *found = unused.back();
         unused.pop_back();
         std::destroy_at(found);
-        return new (found) T{std::forward<Fields>(fields)...};
+        return new (found) T(std::forward<Fields>(fields)...);
     }
     void give_back(T *one) { unused.push_back(one); }
 };
@@ -105,6 +105,7 @@ struct State {
     // What may have something to start.
     std::vector<Lane *> lanes_to_start;
     std::vector<Medium *> media_to_start, media_starting, blocked;
+    std::vector<LinkState *> links_tried;
     // The present step and layer.
     i64 task_numbers = 1, fetch_numbers = 1;
     nb::object step, phase;

@@ -108,7 +108,7 @@ void Streams::ask(State &state, const std::shared_ptr<Use> &use, i64 urgency) {
         size_t number = use->copies.size();
         Transfer *copy = send_message(state, path, n_bytes, urgency, [arrived, number] { arrived(number); }, false, Cause::message,
                                       use->of.layer);
-        state.records.used_fetches.insert(copy->fetch);
+        state.records.used_fetches.push_back(copy->fetch);
         use->copies.push_back(copy);
     }
     if (!use->missing) {  // a cache that is still empty

@@ -37,10 +37,8 @@ std::string explain(State &state) {
             if (transfer) pending.push_back(transfer);
         std::sort(pending.begin(), pending.end(), [](Transfer *a, Transfer *b) { return a->fetch < b->fetch; });
         for (Transfer *transfer : pending)
-            for (size_t i = 0; i < transfer->waiting.size() && i < 2; ++i) {
-                Task *task = transfer->waiting[i];
+            for (auto [task, shown] = std::pair(transfer->waiting, 0); task && shown < 2; task = task->next_waiting, ++shown)
                 waits.push_back("Run(" + unit_text(task->layer, task->expert) + ", " + text(device.name) + ") waits for its fetch");
-            }
         if (device.main.n_waiting && pending.empty())
             waits.push_back(std::to_string(device.main.n_waiting) + " tasks on " + text(device.name) + " wait for inputs");
     }

@@ -24,14 +24,29 @@ struct Table {
         return number(row * buffer.strides[0] + layer * buffer.strides[1] + column * buffer.strides[2]);
     }
 
+    /// Read all columns of all rows of a layer.
+    void read(i64 layer, std::vector<int> &found) const {
+        with_type([&](auto type) {
+            const char *row = static_cast<const char *>(buffer.buf) + layer * buffer.strides[1];
+            for (i64 r = 0, n_columns = buffer.shape[2]; r < buffer.shape[0]; ++r, row += buffer.strides[0])
+                for (i64 column = 0; column < n_columns; ++column)
+                    found.push_back(int(read<decltype(type)>(row + column * buffer.strides[2])));
+            return 0;
+        });
+    }
+
 private:
     i64 number(i64 offset) const {
         const char *at = static_cast<const char *>(buffer.buf) + offset;
+        return with_type([at](auto type) { return read<decltype(type)>(at); });
+    }
+    /// Call with a number of the type of the array's.
+    template <class Call> i64 with_type(Call call) const {
         switch (buffer.itemsize) {
-        case 1: return is_signed ? read<std::int8_t>(at) : read<std::uint8_t>(at);
-        case 2: return is_signed ? read<std::int16_t>(at) : read<std::uint16_t>(at);
-        case 4: return is_signed ? read<std::int32_t>(at) : read<std::uint32_t>(at);
-        default: return read<i64>(at);
+        case 1: return is_signed ? call(std::int8_t()) : call(std::uint8_t());
+        case 2: return is_signed ? call(std::int16_t()) : call(std::uint16_t());
+        case 4: return is_signed ? call(std::int32_t()) : call(std::uint32_t());
+        default: return call(i64());
         }
     }
     template <class T> static i64 read(const char *at) {

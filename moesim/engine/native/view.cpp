@@ -52,11 +52,7 @@ struct View {
         i64 to = from + state->n_experts;
         auto clip = [n](i64 at) { return std::min(std::max<i64>(at < 0 ? at + n : at, 0), n); };  // as slices of Python are
         from = clip(from), to = std::max(clip(to), from);
-        PyObject *found = PyBytes_FromStringAndSize(nullptr, to - from);
-        if (!found) throw nb::python_error();
-        char *bytes = PyBytes_AS_STRING(found);
-        for (i64 at = from; at < to; ++at) bytes[at - from] = memory.copies[at].there;
-        return nb::steal(found);
+        return own(PyBytes_FromStringAndSize(reinterpret_cast<const char *>(memory.there.data()) + from, to - from));
     }
     i64 remaining(i64 layer, i64 expert, nb::handle name, nb::handle bits) const {
         Transfer *transfer = pending(layer, expert, name, bits);

@@ -22,8 +22,8 @@ void Visit::begin_anew(int in_step, int mbs, int words_of_step) {
     inexact.clear();
 }
 
-/// Take in one micro-batch's routing: the ids of its layers, and which experts have rows.
-void Visit::route(const Table &ids, const std::vector<int> &active, int n_rows) {
+/// Take in one micro-batch's routing: the ids of each row, and which experts have rows.
+void Visit::route(const std::vector<int> &ids, const std::vector<int> &active, int n_rows) {
     --mbs_left;
     open += i64(n_rows) * k - 1;
     if (!routed()) unserved.assign(size_t(n_experts) * words, 0);
@@ -32,7 +32,7 @@ void Visit::route(const Table &ids, const std::vector<int> &active, int n_rows) 
     } else {
         for (i64 r = 0; r < n_rows; ++r) {
             i64 row = routed_rows + r;
-            for (int slot = 0; slot < k; ++slot) of(int(ids(r, layer, slot)))[row >> 6] |= u64(1) << (row & 63);
+            for (int slot = 0; slot < k; ++slot) of(ids[r * k + slot])[row >> 6] |= u64(1) << (row & 63);
         }
     }
     routed_rows += n_rows;

@@ -47,7 +47,7 @@ struct Visit {
     bool routed() const { return !unserved.empty(); }
     bool has_unserved(i64 expert) const;
 
-    void route(const Table &ids, const std::vector<int> &active, int n_rows);
+    void route(const std::vector<int> &ids, const std::vector<int> &active, int n_rows);
     int take(int expert, Rows *into);
     void serve(const Early &run);
     void serve_early();
