@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -17,6 +16,8 @@ from moesim.metrics.hits import flatten_lookups
 from moesim.metrics.naming import CACHE_SETTINGS, HOW, WORKLOAD
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from moesim.metrics.breakdown import Breakdown
     from moesim.metrics.outcome import Outcome
     from moesim.records import Records
@@ -97,6 +98,8 @@ def layer_frame(outcome: Outcome) -> Iterator[dict[str, Any]]:
         ``<kind>_busy_ns``, ``<kind>_longest_ns`` and ``<kind>_done_ns`` of the experts on GPUs (``gpu``) and CPUs (``cpu``),
         ``link_busy_ns``, as `docs/reference/metrics.md` defines them; and ``time_<cause>_ns``.
     """
+    import pandas as pd  # takes longer to import than a short run
+
     records, split = _kept(outcome)
     steps, layers, begin, end = (split.windows.column(name) for name in ("step", "layer", "begin", "end"))
     visits = np.flatnonzero(layers >= 0)
@@ -146,6 +149,8 @@ def _tokens(records: Records, refill: bool) -> dict[int, int | None]:
 
 def _lookups(records: Records) -> pd.DataFrame:
     """Count the lookups of each visit: of each micro-batch by itself, and each expert once."""
+    import pandas as pd
+
     looked = flatten_lookups(records)
     first, hit = looked.first, looked.hit
     flags = {"n_active": np.ones_like(hit), "n_hits": hit, "lookups": first, "hits": first & hit}
@@ -154,6 +159,8 @@ def _lookups(records: Records) -> pd.DataFrame:
 
 def _experts(records: Records, kinds: Mapping[str, str], visits: pd.MultiIndex) -> pd.DataFrame:
     """Sum what the experts of each visit did on the GPUs and on the CPUs."""
+    import pandas as pd
+
     table, looked_up = records.tasks, records.lookups
     runs = table.column("expert") >= 0
     start, end = table.column("start"), table.column("end")

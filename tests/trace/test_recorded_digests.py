@@ -91,7 +91,7 @@ def step_values(step: Step) -> list[Any]:
     said = [step.index, step.phase, step.batch, step.kv_tokens, step.last_chunk, step.begins, step.ends]
     said += [step.n_tokens, step.n_micro, step.n_sequences, step.work2, step.sequences]
     arrays = [np.array(step.requests), np.array(step.rows)]  # writable or not
-    return [*said, *arrays, *(list(micro[:5]) for micro in step.micro)]  # its last field is all layers once more
+    return [*said, *arrays, *([*micro[:4], list(micro.layers)] for micro in step.micro)]  # its last field is all layers once more
 
 
 def digest(workload: Workload) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class MicroBatch(NamedTuple):
     n_rows: int
     work2: int  # attention: sum over its sequences of n * (2 * context + n)
     n_sequences: int  # sequences that produce a token
-    layers: list[LayerRouting]
+    layers: Sequence[LayerRouting]
     experts: NDArray[Any]  # (n_rows, n_layers, top_k) the ids of all layers
 
 
@@ -62,7 +62,7 @@ def steps_at_once(trace: Trace, n_rows: int, n_visits: int) -> int:
     return max(1, BLOCK // (trace.n_layers * (n_rows * trace.top_k + n_visits * trace.n_experts)))
 
 
-def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tuple[list[LayerRouting], NDArray[Any]]]:
+def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tuple[Layers, NDArray[Any]]]:
     """Look up the routing of steps: for each micro-batch of each its layers, and the ids of all layers in one array.
 
     The rows of the trace are (n_steps, n_rows), of which the micro-batches of a step have so many each.
@@ -75,22 +75,58 @@ def look_up(trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> list[tupl
     >>> layer.rows, layer.active
     ((1, 1, 2, 0), (0, 1, 2))
     """
-    flat = rows.ravel()
-    arrays = [None if values is None else values[flat] for values in (trace.experts, trace.weights, trace.scores)]
-    for values in arrays:
-        if values is not None:
-            values.flags.writeable = False
-    experts = arrays[0]
-    assert experts is not None
-    n_layers, all_sizes = trace.n_layers, list(sizes) * len(rows)
-    ends = list(accumulate(all_sizes))
-    visit_of = np.repeat(np.arange(len(all_sizes)), all_sizes)
-    counts = _count(experts, visit_of, len(all_sizes), trace.n_experts)
-    views = [_views(values, ends, n_layers) for values in arrays]
-    parts = zip(*views, _tuples(counts), _present(counts), strict=True)
-    routed = list(map(partial(tuple.__new__, LayerRouting), parts))
-    layers = (routed[i : i + n_layers] for i in range(0, len(routed), n_layers))
-    return [(part, experts[first:end]) for part, first, end in zip(layers, [0, *ends], ends, strict=False)]
+    block = _Block(trace, rows.ravel(), list(sizes) * len(rows))
+    ids = block.experts
+    return [(Layers(block, i), ids[first:end]) for i, (first, end) in enumerate(pairwise(block.edges))]
+
+
+class Layers(Sequence[LayerRouting]):
+    """The routing of a micro-batch by layer: an engine that reads the ids alone never has it made."""
+
+    __slots__ = ("_block", "_number")
+
+    def __init__(self, block: _Block, number: int) -> None:
+        self._block, self._number = block, number
+
+    def __len__(self) -> int:
+        return self._block.trace.n_layers
+
+    @overload
+    def __getitem__(self, index: int) -> LayerRouting: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[LayerRouting]: ...
+    def __getitem__(self, index: int | slice) -> LayerRouting | list[LayerRouting]:
+        return self._block.routed[self._number][index]
+
+    def __iter__(self) -> Iterator[LayerRouting]:
+        return iter(self._block.routed[self._number])
+
+
+class _Block:
+    """Micro-batches of neighbouring steps, whose routing is made together."""
+
+    def __init__(self, trace: Trace, rows: NDArray[Any], sizes: Sequence[int]) -> None:
+        self.trace = trace
+        self._rows, self._sizes = rows, sizes
+        self.edges = list(accumulate(sizes, initial=0))  # rows at which the micro-batches begin, and the end
+        self.experts = self._of(trace.experts)
+
+    def _of(self, values: NDArray[Any]) -> NDArray[Any]:
+        found: NDArray[Any] = values[self._rows]
+        found.flags.writeable = False
+        return found
+
+    @cached_property
+    def routed(self) -> list[list[LayerRouting]]:
+        """The layers of each micro-batch."""
+        trace, n_layers = self.trace, self.trace.n_layers
+        visit_of = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        counts = _count(self.experts, visit_of, len(self._sizes), trace.n_experts)
+        arrays = [self.experts, *(None if values is None else self._of(values) for values in (trace.weights, trace.scores))]
+        views = [_views(values, self.edges, n_layers) for values in arrays]
+        parts = zip(*views, _tuples(counts), _present(counts), strict=True)
+        routed = list(map(partial(tuple.__new__, LayerRouting), parts))
+        return [routed[i : i + n_layers] for i in range(0, len(routed), n_layers)]
 
 
 def _count(experts: NDArray[Any], visit_of: NDArray[np.int64], n_visits: int, n_experts: int) -> NDArray[np.int64]:
@@ -107,12 +143,12 @@ def _count(experts: NDArray[Any], visit_of: NDArray[np.int64], n_visits: int, n_
     return counts.reshape(-1, n_experts)
 
 
-def _views(values: NDArray[Any] | None, ends: Sequence[int], n_layers: int) -> Iterable[NDArray[Any] | None]:
+def _views(values: NDArray[Any] | None, edges: Sequence[int], n_layers: int) -> Iterable[NDArray[Any] | None]:
     """View the rows of each micro-batch by layer."""
     if values is None:
-        return [None] * (len(ends) * n_layers)
+        return [None] * ((len(edges) - 1) * n_layers)
     found: list[NDArray[Any] | None] = []
-    for first, end in zip([0, *ends], ends, strict=False):
+    for first, end in pairwise(edges):
         found.extend(values[first:end].swapaxes(0, 1))
     return found
 
