@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
+from contextlib import suppress
 from functools import cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints, overload
@@ -50,8 +51,16 @@ class RecordTable(MutableSequence[R], Generic[R]):
 
     def fill(self, columns: Mapping[str, Column]) -> None:
         """Replace all records by columns, one for each field of the kind."""
-        self._columns, self._rows, self.append = dict(columns), None, self._append
+        self._columns, self._rows = dict(columns), None
         self._made = {}
+        with suppress(AttributeError):
+            del self.append
+
+    def __getattr__(self, name: str) -> Any:
+        """Append to columns: a bound method that is kept would be a cycle, which none frees where the collector is paused."""
+        if name == "append":
+            return self._append
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _append(self, record: R) -> None:
         self._own().append(record)

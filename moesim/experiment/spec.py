@@ -189,7 +189,7 @@ class RunSpec:
     # ------------------------------------------------------------------------------------------------------------ to the rows
     def metrics(self, found: Summary, workload: Workload) -> dict[str, Value]:
         """Give the metrics of a run."""
-        return found.row(steps=workload.steps, warm_up_steps=self.point.warm_up_steps)
+        return found.row(steps=workload.steps.of_prefill(), warm_up_steps=self.point.warm_up_steps)
 
     def notes(self) -> list[str]:
         """List what was changed in the model, and the prediction sources that others stand in for."""

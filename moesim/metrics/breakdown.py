@@ -160,7 +160,7 @@ class TimeByCause:
     def _explain(self, settled_ns: int | None) -> Breakdown:
         windows = np.concatenate(self._windows, axis=1)
         n = len(windows[1]) if settled_ns is None else int(np.searchsorted(windows[1], settled_ns))
-        self._windows, windows = [windows[:, n:]], windows[:, :n]
+        self._windows, windows = [windows[:, n:].copy()], windows[:, :n]
         ns = self._walk.explain(windows)
         charged, asked = int(ns.sum()), int((windows[1] - windows[0]).sum())
         assert charged == asked, f"charged {charged} ns of {asked} ns"

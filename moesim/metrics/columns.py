@@ -39,15 +39,24 @@ def in_decode(steps: RecordTable[StepRecord]) -> NDArray[np.bool_]:
     return by_text(steps.texts("phase"), lambda phase: phase == "decode").astype(bool)
 
 
-def joined(before: RecordTable[R], after: RecordTable[R]) -> RecordTable[R]:
-    """Put the columns of two tables after each other, of records without lists."""
-    found = RecordTable(before.kind)
+def joined(kind: type[R], tables: Sequence[RecordTable[R]]) -> RecordTable[R]:
+    """Put the columns of tables after each other, of records without lists."""
+    found = RecordTable(kind)
     columns: dict[str, Column] = {}
-    for name, hint in get_type_hints(before.kind).items():
+    for name, hint in get_type_hints(kind).items():
         if hint is str:
-            texts = tuple(dict.fromkeys(before.texts(name)[1] + after.texts(name)[1]))
-            columns[name] = Coded(np.concatenate([by_text(one.texts(name), texts.index) for one in (before, after)]), texts)
+            texts = tuple(dict.fromkeys(text for one in tables for text in one.texts(name)[1]))
+            codes = [by_text(one.texts(name), texts.index) for one in tables]
+            columns[name] = Coded(np.concatenate([np.zeros(0, np.int64), *codes]), texts)
         else:
-            columns[name] = np.concatenate((before.column(name), after.column(name)))
+            columns[name] = np.concatenate([found.column(name), *(one.column(name) for one in tables)])
     found.fill(columns)
     return found
+
+
+def append(tables: list[RecordTable[R]], more: RecordTable[R]) -> None:
+    """Add a table to a few that lie after each other: those no longer than what comes after them are put together with it."""
+    found = [more]
+    while tables and len(tables[-1]) <= sum(map(len, found)):
+        found.insert(0, tables.pop())
+    tables.append(joined(more.kind, found))

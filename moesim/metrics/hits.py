@@ -130,23 +130,23 @@ class HitRates:
             hit, first = looked.hit, looked.first
             flags = (first, first & hit, first & looked.in_flight & ~hit)
             numbers = (*flags, looked.load, looked.load * hit)
-            sums = [np.add.reduceat(number, begin, dtype=np.int64) for number in numbers]
-            self._counts.append(np.stack([looked.step[begin], *sums], axis=1))
+            sums = np.stack([looked.step[begin], *(np.add.reduceat(number, begin, dtype=np.int64) for number in numbers)], axis=1)
+            self._counts.append(sums.astype(np.int32) if sums.max() <= _LARGEST else sums)
 
     def rates(self, steps: RecordTable[StepRecord], warm_up_steps: int | None = None) -> dict[str, float | int | None]:
         """Give the rates of the whole run, which has these steps."""
         if warm_up_steps is None:
             warm_up_steps = default_warm_up(len(steps))
-        counts = np.concatenate([np.zeros((0, 6), np.int64), *self._counts])
+        counts = np.concatenate([np.zeros((0, 6), np.int32), *self._counts])
         number = steps.column("step")
         decode = np.isin(counts[:, 0], number[in_decode(steps)])
         cold = np.isin(counts[:, 0], np.sort(number)[:warm_up_steps])
 
         def share(part: int, whole: int, chosen: Any = slice(None)) -> float | None:
-            n = int(counts[chosen, whole].sum())
-            return int(counts[chosen, part].sum()) / n if n else None
+            n = int(counts[chosen, whole].sum(dtype=np.int64))
+            return int(counts[chosen, part].sum(dtype=np.int64)) / n if n else None
 
-        n_lookups = int(counts[:, _LOOKUPS].sum())
+        n_lookups = int(counts[:, _LOOKUPS].sum(dtype=np.int64))
         return {
             "n_lookups": n_lookups,
             "warm_up_steps": warm_up_steps,
@@ -163,4 +163,5 @@ class HitRates:
         }
 
 
+_LARGEST = np.iinfo(np.int32).max
 _LOOKUPS, _HITS, _IN_FLIGHT, _ROWS, _ROWS_HIT = range(1, 6)

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import accumulate
 
+import numpy as np
+from numpy.typing import NDArray
+
+from moesim.core.record_table import RecordTable
 from moesim.core.units import NS_PER_S
+from moesim.metrics.columns import in_decode
 from moesim.records import Records, StepRecord
 
+Ints = NDArray[np.int64]
 Sample = tuple[int, int]
 """A time (ns) and how many sequences had it."""
 
 
-def mean(samples: Sequence[Sample]) -> float | None:
+def mean(samples: Sequence[Sample] | Ints) -> float | None:
     """Weighted mean; None without samples.
 
     >>> mean([(10, 1), (40, 2)])
     30.0
     """
-    count = sum(n for _, n in samples)
-    return sum(t * n for t, n in samples) / count if count else None
+    times, n = _columns(samples)
+    total = sum(int(times[n == one].sum()) * one for one in np.unique(n).tolist())  # times many sequences have more than 64 bits
+    count = int(n.sum())
+    return total / count if count else None
 
 
-def percentile(samples: Sequence[Sample], percent: int) -> int | None:
+def percentile(samples: Sequence[Sample] | Ints, percent: int) -> int | None:
     """Nearest-rank percentile: the smallest sample that at least this share do not exceed; None without any.
 
     >>> percentile([(10, 1), (40, 2), (20, 1)], 50), percentile([(10, 99), (7000, 1)], 99)
     (20, 10)
     """
-    ordered = sorted(samples)
-    totals = list(accumulate(n for _, n in ordered))
-    if not totals or not totals[-1]:
+    times, n = _columns(samples)
+    order = np.argsort(times, kind="stable")
+    totals = np.cumsum(n[order])
+    if not len(totals) or not totals[-1]:
         return None
-    rank = -(-totals[-1] * percent // 100)
-    return next(t for (t, _), total in zip(ordered, totals, strict=True) if total >= rank)
+    rank = -(-int(totals[-1]) * percent // 100)
+    return int(times[order[np.searchsorted(totals, rank)]])
+
+
+def _columns(samples: Sequence[Sample] | Ints) -> Ints:
+    """Give the times, and how many sequences had each."""
+    return np.array(samples, np.int64).reshape(-1, 2).T
 
 
 def token_times(records: Records, last_chunks: Collection[int] | None = None) -> tuple[list[Sample], list[Sample]]:
@@ -57,43 +70,60 @@ def token_times(records: Records, last_chunks: Collection[int] | None = None) ->
         ``refill`` a step gives two samples: one of the sequences just admitted, one of the others, who
         waited for that prefill.
     """
+    ttft, between = _samples(records.steps, last_chunks)
+    return ttft, [(time, n) for time, n in between.tolist()]
+
+
+def _samples(table: RecordTable[StepRecord], last_chunks: Collection[int] | None) -> tuple[list[Sample], Ints]:
+    """Collect the times; those of a decode step right after one of its batch are the same for all its sequences."""
+    columns = np.stack([table.column(name) for name in ("begin", "end", "step", "batch", "n_sequences")])
+    order = np.lexsort(columns[2::-1])
+    columns, decodes = columns[:, order], in_decode(table)[order]
+    _, ends, _, batch, n_sequences = columns
+    plain = np.append(False, decodes[1:] & decodes[:-1] & (batch[1:] == batch[:-1])) if len(order) else decodes
+    at = np.flatnonzero(plain & (n_sequences > 0))
+    ttft, others = _one_by_one(columns, decodes, np.flatnonzero(~plain).tolist(), last_chunks)
+    found = np.array([(at, time, n) for at, time, n in others], np.int64).reshape(-1, 3)
+    found = np.concatenate((found, np.stack((at, ends[at] - ends[at - 1], n_sequences[at]), axis=1)))
+    return ttft, found[np.argsort(found[:, 0], kind="stable"), 1:]
+
+
+def _one_by_one(
+    columns: Ints, decodes: NDArray[np.bool_], which: Sequence[int], last_chunks: Collection[int] | None
+) -> tuple[list[Sample], list[tuple[int, int, int]]]:
+    """Collect the times to the first token, and those between tokens of some steps: number of the step, time and sequences."""
     ttft: list[Sample] = []
-    between: list[Sample] = []
-    steps = sorted(records.steps)
+    between: list[tuple[int, int, int]] = []
     batch = None
     admitted = 0  # sequences whose prompt has been read by the prefill steps at hand
     first_begin: int | None = None  # of these prefill steps
     fresh: list[Sample] = []  # (end of prefill, sequences) that have had one token only
     last_token: int | None = None  # end of the decode step before
-    for i, step in enumerate(steps):
-        if step.batch != batch:
-            batch, admitted, first_begin, fresh, last_token = step.batch, 0, None, [], None
-        if step.phase == "prefill":
-            first_begin = step.begin if first_begin is None else first_begin
-            admitted += step.n_sequences
-            if _closes(steps, i, last_chunks):
-                ttft.append((step.end - first_begin, admitted))
-                fresh.append((step.end, admitted))
+    for i in which:
+        begin, end, number, of_batch, n_sequences = columns[:, i].tolist()
+        if i and decodes[i - 1]:
+            fresh, last_token = [], int(columns[1, i - 1])
+        if of_batch != batch:
+            batch, admitted, first_begin, fresh, last_token = of_batch, 0, None, [], None
+        if not decodes[i]:
+            first_begin = begin if first_begin is None else first_begin
+            admitted += n_sequences
+            going_on = i + 1 < len(decodes) and not decodes[i + 1] and columns[3, i + 1] == batch
+            # Whether requests admitted together have their first tokens at the end of this prefill step.
+            if number in last_chunks if last_chunks is not None else not going_on:
+                ttft.append((end - first_begin, admitted))
+                fresh.append((end, admitted))
                 admitted, first_begin = 0, None
             continue
         new = sum(n for _, n in fresh)
-        if new <= step.n_sequences:  # else some ended with their prompt, and who is who cannot be told
-            between.extend((step.end - since, n) for since, n in fresh)
+        if new <= n_sequences:  # else some ended with their prompt, and who is who cannot be told
+            between.extend((i, end - since, n) for since, n in fresh)
         else:
-            between.append((step.end - fresh[-1][0], step.n_sequences))
-        if new < step.n_sequences:
-            since = step.begin if last_token is None else last_token
-            between.append((step.end - since, step.n_sequences - new))
-        fresh, last_token = [], step.end
+            between.append((i, end - fresh[-1][0], n_sequences))
+        if new < n_sequences:
+            since = begin if last_token is None else last_token
+            between.append((i, end - since, n_sequences - new))
     return ttft, between
-
-
-def _closes(steps: Sequence[StepRecord], i: int, last_chunks: Collection[int] | None) -> bool:
-    """Whether requests admitted together have their first tokens at the end of this prefill step."""
-    if last_chunks is not None:
-        return steps[i].step in last_chunks
-    following = steps[i + 1] if i + 1 < len(steps) else None
-    return following is None or following.phase != "prefill" or following.batch != steps[i].batch
 
 
 def _per_s(count: int, ns: float | None) -> float | None:
@@ -116,24 +146,23 @@ def latency(records: Records, last_chunks: Collection[int] | None = None) -> dic
         The keys of the section "Latency and throughput" of `docs/reference/metrics.md`; None where a phase does not
         occur.
     """
-    ttft, between = token_times(records, last_chunks)
-    prefill = [s for s in records.steps if s.phase == "prefill"]
-    decode = [s for s in records.steps if s.phase == "decode"]
-    n_decode = sum(s.n_sequences for s in decode)
-    n_prefill = sum(s.n_tokens for s in prefill)
+    steps = records.steps
+    ttft, between = _samples(steps, last_chunks)
+    decodes, n_sequences, ns = in_decode(steps), steps.column("n_sequences"), steps.column("end") - steps.column("begin")
+    n_decode, n_prefill = int(n_sequences[decodes].sum()), int(steps.column("n_tokens")[~decodes].sum())
     tpot = mean(between)
     return {
         "makespan_ns": records.makespan_ns,
-        "n_steps": len(records.steps),
+        "n_steps": len(steps),
         "n_prefill_tokens": n_prefill,
         "n_decode_tokens": n_decode,
-        "n_generated_tokens": n_decode + sum(s.n_sequences for s in prefill),
+        "n_generated_tokens": int(n_sequences.sum()),
         "ttft_mean_ns": mean(ttft),
         "tpot_mean_ns": tpot,
         "tpot_p50_ns": percentile(between, 50),
         "tpot_p90_ns": percentile(between, 90),
         "tpot_p99_ns": percentile(between, 99),
-        "prefill_tokens_per_s": _per_s(n_prefill, sum(s.end - s.begin for s in prefill)),
-        "decode_tokens_per_s": _per_s(n_decode, sum(s.end - s.begin for s in decode)),
+        "prefill_tokens_per_s": _per_s(n_prefill, int(ns[~decodes].sum())),
+        "decode_tokens_per_s": _per_s(n_decode, int(ns[decodes].sum())),
         "decode_tokens_per_s_request": _per_s(1, tpot),
     }

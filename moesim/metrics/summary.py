@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moesim.core.record_table import RecordTable
 from moesim.hardware import HardwareProfile
 from moesim.metrics.breakdown import Breakdown, TimeByCause
 from moesim.metrics.causes import CAUSES
-from moesim.metrics.columns import by_text, in_decode, joined
+from moesim.metrics.columns import append, by_text, in_decode, joined
 from moesim.metrics.gate_mass import GateMass
 from moesim.metrics.hits import HitRates
 from moesim.metrics.latency import latency
@@ -103,7 +106,7 @@ def summarise(
     hardware : HardwareProfile or Machine
         What it ran on.
     steps : iterable of steps, optional
-        The workload's steps, which say exactly when a group of requests has its first tokens (see `latency`).
+        The workload's steps of prefill at least, which say exactly when a group of requests has its first tokens (see `latency`).
     warm_up_steps : int, optional
         Steps that count as cold in the hit rates.
     split : Breakdown, optional
@@ -144,7 +147,8 @@ class Summary:
         self._hits = HitRates(machine.kinds)
         self._busy = BusyTime(machine.kinds, machine.links)
         self._traffic, self._tasks, self._gate_mass = Traffic(), Tasks(machine.kinds), GateMass()
-        self._steps: RecordTable[StepRecord] = RecordTable(StepRecord)
+        self._steps: list[RecordTable[StepRecord]] = []  # of the pieces so far
+        self._decodes = np.zeros((2, 0), np.int64)  # number and end of decode steps whose time is not all explained
         self._ends = Records()  # has sizes and times of the whole run, and no records
 
     def add(self, records: Records, settled_ns: int = 0) -> None:
@@ -157,10 +161,16 @@ class Summary:
         settled_ns : int, ns
             No record of a later piece starts before this time; 0 if there is no telling, which keeps all there is to know.
         """
-        self._steps = joined(self._steps, records.steps)
+        append(self._steps, records.steps)
         self._hits.add(records, settled_ns)
         if self._split is None:
-            self._add_times(self._times.add(records, settled_ns))
+            steps, decodes = records.steps, in_decode(records.steps)
+            new = np.stack((steps.column("step")[decodes], steps.column("end")[decodes]))
+            self._decodes = np.concatenate((self._decodes, new), axis=1)
+            split = self._times.add(records, settled_ns)
+            self._add_times(split, self._decodes[0])
+            if len(split.windows):
+                self._decodes = self._decodes[:, self._decodes[1] > split.windows.column("end")[-1]]
         self._busy.add(records, settled_ns)
         self._traffic.add(records, settled_ns)
         self._tasks.add(records)
@@ -169,30 +179,31 @@ class Summary:
         self._ends.peak_bytes.update(records.peak_bytes)
         self._ends.pool_peak_bytes.update(records.pool_peak_bytes)
 
-    def _add_times(self, split: Breakdown) -> None:
+    def _add_times(self, split: Breakdown, decodes: NDArray[np.int64]) -> None:
         self._total.update(split.total())
-        self._decode.update(split.select(self._steps.column("step")[in_decode(self._steps)]))
+        self._decode.update(split.select(decodes))
 
     def row(self, *, steps: Iterable[StepLike] | None = None, warm_up_steps: int | None = None) -> dict[str, Value]:
         """Give all metrics of the whole run as one flat row: see `summarise`."""
         machine, makespan_ns, ends = self._machine, self._ends.makespan_ns, self._ends
+        all_steps = joined(StepRecord, self._steps)
         last_chunks = None if steps is None else {s.index for s in steps if s.last_chunk}
         row: dict[str, Value] = {}
-        row.update(latency(Records(steps=self._steps, makespan_ns=makespan_ns), last_chunks))
-        row.update(self._hits.rates(self._steps, warm_up_steps))
-        self._add_times(self._split or self._times.rest())
+        row.update(latency(Records(steps=all_steps, makespan_ns=makespan_ns), last_chunks))
+        row.update(self._hits.rates(all_steps, warm_up_steps))
+        self._add_times(self._split or self._times.rest(), all_steps.column("step")[in_decode(all_steps)])
         row.update({f"time_{cause}_ns": self._total[cause] for cause in CAUSES})
         row.update({f"decode_time_{cause}_ns": self._decode[cause] for cause in CAUSES})
         times = self._busy.busy(makespan_ns)
         row.update(utilisation(times))
-        row.update(self._traffic.bytes_moved(self._steps))
+        row.update(self._traffic.bytes_moved(all_steps))
         row.update({f"peak_memory_bytes.{name}": ends.peak_bytes.get(name, 0) for name in machine.kinds})
         row.update({f"peak_pool_bytes.{name}.{pool}": n for (name, pool), n in sorted(ends.pool_peak_bytes.items())})
         row.update(_counts(self._tasks, self._traffic))
-        row.update(self._gate_mass.fidelity(self._steps))
-        row["fidelity_fresh_decode"] = self._gate_mass.fresh_decode(self._steps)
+        row.update(self._gate_mass.fidelity(all_steps))
+        row["fidelity_fresh_decode"] = self._gate_mass.fresh_decode(all_steps)
         energy = energy_j(times, machine.power_w, machine.platform_w) if machine.power_w else None
-        n_generated = int(self._steps.column("n_sequences").sum())
+        n_generated = int(all_steps.column("n_sequences").sum())
         row["energy_j"] = energy
         row["energy_j_per_token"] = energy / n_generated if energy is not None and n_generated else None
         row["energy_label"] = machine.energy_label if energy is not None else None

@@ -125,7 +125,7 @@ class _DuringDecode:
     """Bytes whose transfer began during a decode step."""
 
     def __init__(self) -> None:
-        self._begin, self._decodes = _NO_INTS, np.zeros(0, bool)  # of all steps
+        self._begin, self._decodes = _NO_INTS, np.zeros(0, bool)  # of the steps during which transfers may still begin
         self._waiting: list[tuple[Ints, Ints]] = []  # begin and bytes of transfers
         self._n_bytes = 0
 
@@ -149,3 +149,6 @@ class _DuringDecode:
             start, n_bytes = start[known], n_bytes[known]
         at = np.searchsorted(self._begin, start, side="right")  # 0 before the first step
         self._n_bytes += int(n_bytes[np.append(False, self._decodes)[at]].sum())
+        if until is not None:
+            first = max(0, int(np.searchsorted(self._begin, until, side="right")) - 1)
+            self._begin, self._decodes = self._begin[first:], self._decodes[first:]

@@ -290,6 +290,53 @@ def _mass(records: Records, decode: set[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# ------------------------------------------------------------------------------------------------------------------ latency
+
+
+def token_times(records: Records, last_chunks: set[int] | None) -> tuple[list[Span], list[Span]]:
+    """Collect the times to the first token and between tokens, step by step."""
+    ttft, between = [], []
+    steps = sorted(records.steps)
+    for i, step in enumerate(steps):
+        if i == 0 or step.batch != steps[i - 1].batch:
+            admitted, first_begin, fresh, last_token = 0, None, [], None
+        following = steps[i + 1] if i + 1 < len(steps) else None
+        if step.phase == "prefill":
+            first_begin = step.begin if first_begin is None else first_begin
+            admitted += step.n_sequences
+            closes = following is None or (following.phase, following.batch) != ("prefill", step.batch)
+            if closes if last_chunks is None else step.step in last_chunks:
+                ttft.append((step.end - first_begin, admitted))
+                fresh.append((step.end, admitted))
+                admitted, first_begin = 0, None
+            continue
+        new = sum(n for _, n in fresh)
+        between += [(step.end - since, n) for since, n in fresh] if new <= step.n_sequences else []
+        between += [(step.end - fresh[-1][0], step.n_sequences)] if new > step.n_sequences else []
+        if new < step.n_sequences:
+            between.append((step.end - (step.begin if last_token is None else last_token), step.n_sequences - new))
+        fresh, last_token = [], step.end
+    return ttft, between
+
+
+def percentile(samples: list[Span], percent: int) -> int | None:
+    """Count every sequence's time for itself."""
+    times = sorted(time for time, n in samples for _ in range(n))
+    return times[-(-len(times) * percent // 100) - 1] if times else None
+
+
+def drawn_steps(rng: Random) -> Records:
+    """Draw the steps of a run: batches of any phases, some without sequences that produce a token."""
+    records, now = Records(), 0
+    for step in range(rng.randint(0, 30)):
+        batch = records.steps[-1].batch if step else 0
+        end = now + rng.randint(1, 5)
+        phase = rng.choice(["prefill", "decode", "decode"])
+        records.steps.append(StepRecord(now, end, step, phase, batch + (rng.random() < 0.1), 2, rng.randint(0, 4), 0.0))
+        now = end + rng.randint(0, 2)
+    return records
+
+
 # ------------------------------------------------------------------------------------------------------- any run, in pieces
 
 DEVICES = {"gpu0": "gpu", "gpu1": "gpu", "cpu0": "cpu"}

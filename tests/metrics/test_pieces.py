@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from random import Random
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
+from moesim.core.collector import paused
+from moesim.core.record_table import Coded, Lists, RecordTable
 from moesim.engine import chosen, simulate
 from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Summary, bytes_moved, counts, fidelity, fidelity_fresh_decode, summarise
 from moesim.metrics.breakdown import TimeByCause, breakdown
 from moesim.metrics.hits import hit_rates
+from moesim.metrics.latency import latency, token_times
 from moesim.metrics.machine import Machine
 from moesim.metrics.utilisation import busy, utilisation
 from moesim.model import load_model
 from moesim.policies.registry import POLICIES, make_policy
-from moesim.records import Records
+from moesim.records import KINDS, Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.predictors.chosen import PredictorSet
 from moesim.trace.workload import WorkloadSpec, compose
@@ -26,12 +31,12 @@ from tests.engine.free_kit import outcome
 from tests.metrics import plain_kit
 from tests.policies.golden_kit import CASES, SETTINGS, run_case
 
-KINDS = {"gpu0": "gpu", "gpu1": "gpu", "cpu0": "cpu", "disk0": "disk"}
+DEVICES = {"gpu0": "gpu", "gpu1": "gpu", "cpu0": "cpu", "disk0": "disk"}
 
 
 def machine_of(records: Records, media: dict[str, str]) -> Machine:
     """Know of the links that a random machine used."""
-    return Machine(KINDS, tuple(sorted({r.link for r in (*records.transfers, *records.activations)})), media)
+    return Machine(DEVICES, tuple(sorted({r.link for r in (*records.transfers, *records.activations)})), media)
 
 
 def check(records: Records, machine: Machine, seed: int) -> None:
@@ -68,6 +73,20 @@ def test_any_records():
         check(records, Machine(plain_kit.DEVICES, plain_kit.LINKS, media if seed % 2 else {}), seed)
 
 
+def test_any_steps():
+    for seed in range(300):
+        rng = Random(seed)
+        records = plain_kit.drawn_steps(rng)
+        for last_chunks in (None, {step.step for step in records.steps if rng.random() < 0.5}):
+            ttft, between = plain_kit.token_times(records, last_chunks)
+            assert token_times(records, last_chunks) == (ttft, between)
+            found = latency(records, last_chunks)
+            n = sum(n for _, n in between)
+            assert found["tpot_mean_ns"] == (sum(time * n for time, n in between) / n if n else None)
+            for percent in (50, 90, 99):
+                assert found[f"tpot_p{percent}_ns"] == plain_kit.percentile(between, percent)
+
+
 def test_random_runs():
     found = [outcome(seed, chosen())[0] for seed in range(120)]
     ended = [records for records in found if isinstance(records, Records)]
@@ -85,6 +104,25 @@ def test_every_policy(number: int):
     handed_out = Summary(machine)
     run_case(CASES[name], sink=handed_out.add, piece=1)
     assert repr(handed_out.row()) == repr(summarise(whole, machine))
+
+
+def test_columns_go_without_the_cycle_collector():
+    with paused():
+        summary = Summary(Machine(plain_kit.DEVICES, plain_kit.LINKS, {}))
+        gc.collect()
+        for piece, settled_ns in plain_kit.pieces(plain_kit.drawn(Random(1)), Random(2)):
+            for name in KINDS:
+                columns = getattr(piece, name)
+                columns.fill({field: _column(columns, field, hint) for field, hint in get_type_hints(columns.kind).items()})
+            summary.add(piece, settled_ns)
+        del piece, columns
+        assert gc.collect() == 0  # objects in cycles
+
+
+def _column(table: RecordTable[Any], field: str, hint: Any) -> Any:
+    if hint is str:
+        return Coded(*table.texts(field))
+    return Lists(*table.lists(field)) if hint == tuple[int, ...] else table.column(field)
 
 
 def test_what_is_kept_grows_with_the_steps_alone():

@@ -59,6 +59,12 @@ class Steps(Sequence["Step"]):
             for offset in range(stretch.n_steps):
                 yield Step(shared, offset)
 
+    def of_prefill(self) -> Iterator[Step]:
+        """Go through the steps of prefill alone."""
+        for start, stretch in zip(self._starts, self.stretches, strict=False):
+            if stretch.phase == "prefill":
+                yield self[start]
+
     @property
     def n_tokens(self) -> NDArray[np.int64]:
         """Rows of each step, (n_steps,)."""
