@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.counting import add_rows
@@ -70,6 +70,10 @@ class ImpactDriven(Part):
         self._link_ns: float = 0  # planned end of its transfers
         self._rows: dict[int, dict[int, int]] = {}  # layer -> rows that each expert will have
         self._under_way: list[Unit] = []
+
+    def native_state(self) -> dict[str, Any]:
+        """Name the source of each layer ahead, and the reading, for the native engine."""
+        return {"sources": self._sources[1:], **self.reading._asdict()}
 
     def ask(self, event: Routed, view: View) -> Sequence[Predict]:
         """Ask about the layers ahead, the next one last, once per layer visit."""

@@ -12,8 +12,8 @@ from moesim.policies.part_names import PARTS
 
 IN_CPP = {
     "assignment": ("all-gpu", "all-cpu", "resident", "resident-in-decode", "greedy", "threshold", "fixed-threshold", "queues"),
-    "prefetch": ("none", "predicted", "random"),
-    "replacement": ("lru", "fifo", "lfu", "random", "belady", "static", "workload-aware"),
+    "prefetch": ("none", "predicted", "random", "mrs-score", "impact-driven"),
+    "replacement": ("lru", "fifo", "lfu", "random", "belady", "mrs", "static", "workload-aware"),
 }
 """Parts that `moesim/engine/native/part_names.cpp` makes; placements are asked once, in Python."""
 SET_BY_PRESETS = ("adjust", "own_part")

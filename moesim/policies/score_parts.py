@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.assignment import Plan
-from moesim.policies.algorithms.scores import credit_by_id, recent_scores
+from moesim.policies.algorithms.scores import recent_scores, recent_weights
 from moesim.policies.base import Range
 from moesim.policies.declare import option_of
 from moesim.policies.moot import InPolicy, MootIf
@@ -19,7 +17,7 @@ from moesim.policies.replacement import LRU
 from moesim.policies.twins import twin
 from moesim.policies.visit import Victims
 from moesim.policy import Fetch, Predict, Predicted, Routed, StepBegin, View
-from moesim.trace.stats.score_caches import MRS_ALPHA, keep_top, mrs_update
+from moesim.trace.stats.score_caches import MRS_ALPHA
 
 SCORES = frozenset({"scores-or-weights"})
 ALL_ZERO = MootIf(alpha=0)
@@ -53,11 +51,12 @@ class RecentScores:
         p: int | None,
         tokens: Literal["mean", "first"],
         credit: Credit = "own",
-        moved: Callable[..., list[float]] = recent_scores,
+        view: View | None = None,
     ) -> None:
         self._alpha, self._first, self._by_id = alpha, tokens == "first", credit == "by-id"
         self._p = 2 * top_k if p is None else p
-        self._moved = moved
+        self._by_scores = twin(recent_scores, view) if view else recent_scores
+        self._by_weights = twin(recent_weights, view) if view else recent_weights
         self._s = [[0.0] * n_experts for _ in range(n_layers)]
 
     def update(self, event: Routed) -> None:
@@ -65,25 +64,26 @@ class RecentScores:
         before = self._s[event.layer]
         rows = slice(1) if self._first else slice(None)
         if event.scores is not None:
-            self._s[event.layer] = self._moved(before, event.scores[rows], self._p, self._alpha, self._by_id)
-            return
-        if event.weights is None:
+            found = self._by_scores(before, event.scores[rows], self._p, self._alpha, self._by_id)
+        elif event.weights is not None:
+            found = self._by_weights(before, event.experts[rows], event.weights[rows], self._p, self._alpha, self._by_id)
+        else:
             raise RuntimeError("recent scores: the trace was promised to hold scores or weights, and holds neither")
-        by_id = np.argsort(event.experts[rows], axis=-1)
-        ids, weights = (np.take_along_axis(one[rows], by_id, axis=-1) for one in (event.experts, event.weights))
-        kept = (credit_by_id if self._by_id else keep_top)(weights, self._p)
-        total = np.bincount(ids.ravel(), kept.ravel(), len(before))
-        self._s[event.layer] = mrs_update(np.array(before), total / len(ids), self._alpha).tolist()
+        self._s[event.layer] = found
 
     def of(self, layer: int) -> list[float]:
         """Return the scores of a layer."""
         return self._s[layer]
 
+    def native_state(self) -> dict[str, Any] | None:
+        """Give None where rows have one score: the order in which NumPy adds those is its own; else there is nothing to tell."""
+        return None if len(self._s[0]) == 1 else {}
+
 
 def _recent_scores(part: MRS | MRSScore, view: View) -> RecentScores:
     model = view.model
     shape = model.n_layers, model.n_experts, model.top_k
-    return RecentScores(*shape, part.alpha, part.p, part.tokens, part.credit, twin(recent_scores, view))
+    return RecentScores(*shape, part.alpha, part.p, part.tokens, part.credit, view)
 
 
 class MRS(LRU, fixed=("use_order",)):
@@ -114,6 +114,10 @@ class MRS(LRU, fixed=("use_order",)):
         self._ranked: dict[int, list[Unit]] = {}  # pool -> its members by score, until scores or members change
         super().start(setup, residents)
         self._recent = _recent_scores(self, setup.view)
+
+    def native_state(self) -> dict[str, Any] | None:
+        """Say whether the native engine can decide."""
+        return self._recent.native_state()
 
     def used(self, event: Routed) -> None:
         """Mark the active experts as used, and move the scores of their layer on."""
@@ -165,6 +169,10 @@ class MRSScore(Part):
         self._gpu, self._n_layers = setup.gpu, setup.view.model.n_layers
         self._rows = 1
         self._recent = _recent_scores(self, setup.view)
+
+    def native_state(self) -> dict[str, Any] | None:
+        """Say whether the native engine can decide."""
+        return self._recent.native_state()
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""

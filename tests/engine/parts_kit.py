@@ -6,6 +6,7 @@ Some runs end in an error or a deadlock; then all say the same.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from random import Random
@@ -17,8 +18,11 @@ from moesim.hardware.costs import CostModel
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed
 from moesim.policies.declare import option_hints, option_parameters
+from moesim.policies.impact_part import GATES, ImpactDriven
 from moesim.policies.native_parts import IN_CPP, in_python
+from moesim.policies.no_prefetch import NoPrefetch
 from moesim.policies.part_names import PARTS
+from moesim.policies.queue_parts import Queues
 from moesim.records import Records
 from moesim.testing.traces import synthetic_trace
 from moesim.trace.predictors.chosen import PredictorSet
@@ -26,6 +30,7 @@ from moesim.trace.predictors.future import FutureUse
 from moesim.trace.workload import WorkloadSpec, compose
 from tests.engine.engine_kit import assert_same, cpu, gpu, link, machine, pair, sure, tiny_model
 
+GATE_SIGNALS = [f"{GATES}{n}" for n in (1, 2, 3)]
 SOURCES = ("signal:near", "signal:far", "signal:near:top3", "oracle", "synthetic:0.5", "frequency", "coactivation")
 PLACEMENTS = ("none", "random", "lowest-ids", "highest-ids", "frequency-per-layer", "frequency-global")
 
@@ -35,8 +40,10 @@ def drawn(hint: Any, rng: Random) -> Any:
     origin = get_origin(hint)
     if origin is Annotated:
         base, *extras = get_args(hint)
-        low = next((one.low for one in extras if isinstance(one, Range)), None)
-        return int(low or 0) + rng.choice([0, 0, 1, 2, 5]) if base is int else drawn(base, rng)
+        bounds = next((one for one in extras if isinstance(one, Range)), Range())
+        if base is int:
+            return min(int(bounds.low or 0) + rng.choice([0, 0, 1, 2, 5]), bounds.high or sys.maxsize)
+        return drawn(base, rng) if bounds.high is None else rng.choice([bounds.low, bounds.high, 0.5, 1 / 3])
     if origin is Literal:
         return rng.choice(get_args(hint))
     if hint is bool:
@@ -45,7 +52,7 @@ def drawn(hint: Any, rng: Random) -> Any:
         return rng.choice([0, 0.5, 3.0, 70])
     if hint is int:
         return rng.choice([0, 7, -3, 1 << 40])
-    return rng.choice(SOURCES) if hint is str else drawn(rng.choice(get_args(hint)), rng)
+    return rng.choice(SOURCES) if hint is str else drawn(rng.choice(get_args(hint)), rng) if hint is not type(None) else None
 
 
 def part(kind: str, name: str, rng: Random) -> Any:
@@ -58,8 +65,13 @@ def part(kind: str, name: str, rng: Random) -> Any:
 
 def composition(rng: Random) -> Composed:
     parts = {kind: part(kind, rng.choice(names), rng) for kind, names in IN_CPP.items()}
-    if not parts["replacement"].admits and rng.random() < 0.9 and hasattr(parts["prefetch"], "pool"):
-        parts["prefetch"].pool = "transient"  # another would be refused
+    if not parts["replacement"].admits and rng.random() < 0.9:  # what goes to the cache would be refused
+        if hasattr(parts["prefetch"], "pool"):
+            parts["prefetch"].pool = "transient"
+        elif not isinstance(parts["prefetch"], NoPrefetch):
+            parts["replacement"] = part("replacement", "mrs", rng)
+    if isinstance(parts["prefetch"], ImpactDriven) and isinstance(parts["assignment"], Queues):
+        parts["prefetch"].reading = parts["assignment"].reading
     placed = rng.choice(PLACEMENTS)
     return Composed(
         **parts,
@@ -75,7 +87,7 @@ def composition(rng: Random) -> Composed:
 def toy(rng: Random) -> Any:
     disk, medium = rng.random() < 0.05, rng.choice([None, None, "root"])
     share, latency = rng.random() < 0.3, rng.choice([0, 7])
-    predict = {source.removesuffix(":top3"): rng.choice([0, 20, 300]) for source in SOURCES} | {"synthetic": 10}
+    predict = {source.removesuffix(":top3"): rng.choice([0, 20, 300]) for source in (*SOURCES, *GATE_SIGNALS)} | {"synthetic": 10}
     devices: dict[str, Any] = {
         "gpu0": gpu(predict=predict, expert_ns=rng.choice([40, 100]), first_extra_ns=rng.choice([0, 0, 9])),
         "cpu0": cpu(
@@ -104,7 +116,7 @@ def outcomes(seed: int) -> Iterator[tuple[Any, Composed]]:
         batch = rng.choice([1, 1, 2, 3, 8])
         trace = synthetic_trace(
             layers, experts, k, batch + 2, rng.choice([1, 4, 70]), rng.randint(1, 6), seed=seed % 97, skew=rng.choice([0.1, 1.0]),
-            calibration=True, signals={"near": 0.8, "far": 0.5},
+            scores=rng.random() < 0.5, calibration=True, signals={"near": 0.8, "far": 0.5} | dict.fromkeys(GATE_SIGNALS, 0.7),
         )  # fmt: skip
         work = compose(
             trace,

@@ -13,6 +13,7 @@ from moesim.policies.composed import Composed
 from moesim.policies.native_parts import IN_CPP, in_python
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import make_policy
+from moesim.policies.score_parts import RecentScores
 from moesim.testing import run_tiny, tiny_workload
 from tests.engine.parts_kit import assert_alike
 
@@ -20,9 +21,9 @@ from tests.engine.parts_kit import assert_alike
 def test_native_parts_decide_as_those_in_python(engine: str) -> None:
     if engine == "simpy" or not AVAILABLE:
         pytest.skip("compares the engines, once, where both are")
-    played = [assert_alike(seed) for seed in range(80)]
+    played = [assert_alike(seed) for seed in range(120)]
     ended = [records for records, _ in played if records is not None]
-    assert len(ended) > 60
+    assert len(ended) > 90
     drawn = Counter(type(part) for _, policy in played for part in policy.parts)
     assert all(drawn[PARTS[kind][name]] for kind, names in IN_CPP.items() for name in names)
     assert sum(len(records.evictions) for records in ended) > 1000
@@ -54,14 +55,24 @@ def test_what_is_not_exactly_as_shipped_is_asked() -> None:
 
     policy = make_policy("lru")
     policy.parts.replacement.victim = policy.parts.replacement.victim  # of the object, no longer of its class
-    own = [Composed(), make_policy("lfu"), Composed.preset("Named", "With another default.", replacement="fifo")()]
+    named = Composed.preset("Named", "With another default.", replacement="fifo")
+    own = [Composed(), make_policy("lfu"), make_policy("hybrimoe-paper"), named()]
     asked = [
         Composed(replacement=Mine()),
         Other(),
         policy,
-        Composed(replacement="mrs"),
+        Composed(replacement="arc"),
         Composed(replacement=replacement.RandomVictim(seed=1 << 70)),
     ]
     for one in own + asked:
         run_tiny(one, tiny_workload(one))
         assert (one.native_parts() is None) == (one in asked)
+
+
+def test_scores_of_an_only_expert_are_added_in_python() -> None:
+    for kind, name in (("replacement", "mrs"), ("prefetch", "mrs-score")):
+        one = Composed(**{kind: name})  # type: ignore[arg-type]
+        run_tiny(one, tiny_workload(one))
+        assert one.native_parts() is not None
+        getattr(one.parts, kind)._recent = RecentScores(4, 1, 1, 0.5, None, "mean")
+        assert one.native_parts() is None

@@ -19,7 +19,7 @@ from moesim.policies.algorithms.counting import add_rows, top_counted
 from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driven
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
-from moesim.policies.algorithms.scores import recent_scores
+from moesim.policies.algorithms.scores import recent_scores, recent_weights
 from moesim.policies.cross_layer import absent
 from moesim.policies.impact_part import ahead_of
 from moesim.policies.visit import first_idle
@@ -149,6 +149,16 @@ def scores(rng: Rng) -> tuple[Any, ...]:
     return rng.random(n).tolist(), rows, p, float(rng.choice([0.5, 0.3, 1, 0])), bool(rng.random() < 0.3)
 
 
+def chosen(rng: Rng) -> tuple[Any, ...]:
+    before, all_scores, p, alpha, by_id = scores(rng)
+    width = int(rng.integers(1, all_scores.shape[1], endpoint=True)) if all_scores.size else 0
+    ids = rng.permuted(np.tile(np.arange(all_scores.shape[1]), (len(all_scores), 1)), axis=1)[:, :width]
+    if ids.size and rng.random() < 0.05:
+        ids[-1, -1] = rng.choice([ids[-1, 0], -1, all_scores.shape[1]])
+    kind = (np.uint8, np.uint16, np.int64)[rng.integers(3)]
+    return before, ids.astype(kind), all_scores[:, :width], min(p, width + 2), alpha, by_id
+
+
 def counted(rng: Rng) -> tuple[Any, ...]:
     n = max(1, n_experts(rng))
     kind = (np.uint8, np.int16, np.uint16, np.int32, np.int64, np.float32)[rng.integers(6)]
@@ -188,6 +198,7 @@ MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     certain_for_cpu: certain,
     cross_layer_plan: cross_layer,
     recent_scores: scores,
+    recent_weights: chosen,
     add_rows: counted,
     top_counted: ranked,
 }

@@ -92,7 +92,7 @@ static int needed_by(State &state, nb::handle predictor, i64 layer) {
     return needed.is_none() ? -1 : int(as_int(needed));
 }
 
-/// Submit a prediction of the source that a composition asks.
+/// Submit a prediction of a source that a composition asks.
 static void predict(State &state, Source &source, int layer, DeviceState *device) {
     if (source.predictor.is_none()) {
         source.predictor = predictor_of(state, source.name);
@@ -103,7 +103,7 @@ static void predict(State &state, Source &source, int layer, DeviceState *device
     if (work == source.work.end())
         work = source.work.emplace(std::pair(device->index, state.step_rows), predict_ns(state, device, source.name)).first;
     if (source.needed[layer] == -2) source.needed[layer] = needed_by(state, source.predictor, layer);
-    submit_prediction(state, {state.step_index, layer, source.name, source.predictor}, device, source.side, work->second,
+    submit_prediction(state, {state.step_index, layer, source.name, source.predictor, &source}, device, source.side, work->second,
                       source.needed[layer]);
 }
 
@@ -192,7 +192,7 @@ void apply(State &state, const Answer &answer) {
         case DROP:
             for (int i = 0; i < action.n; ++i) drop_expert(state, layer, experts[i], base + experts[i], action.device);
             break;
-        case PREDICT: predict(state, *state.composed->prefetch->source, layer, action.device); break;
+        case PREDICT: predict(state, *action.source, layer, action.device); break;
         case MOVE:
             for (int i = 0; i < action.n; ++i)
                 move_expert(state, layer, experts[i], base + experts[i], action.device, action.pool);

@@ -2,29 +2,29 @@
 
 namespace moesim {
 
-Plan AllCpu::assign(int, const Routing &routing, const std::vector<i64> &) {
+Plan AllCpu::assign(const Routing &routing, const std::vector<i64> &) {
     Plan plan;
     plan.cpu = routing.active;
     return plan;
 }
 
 /// Split by residency.
-Plan Resident::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+Plan Resident::assign(const Routing &routing, const std::vector<i64> &waiting) {
     Plan plan;
     for (int e : routing.active) (waiting[e] ? plan.cpu : plan.gpu).push_back(e);
     return plan;
 }
 
 /// Split by residency in decode.
-Plan ResidentInDecode::assign(int layer, const Routing &routing, const std::vector<i64> &waiting) {
-    if (!prefill) return Resident::assign(layer, routing, waiting);
+Plan ResidentInDecode::assign(const Routing &routing, const std::vector<i64> &waiting) {
+    if (!prefill) return Resident::assign(routing, waiting);
     Plan plan;
     plan.gpu = routing.active;
     return plan;
 }
 
 /// Compare the constants for each expert that is not on the GPU; ties go to the GPU.
-Plan FixedThreshold::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+Plan FixedThreshold::assign(const Routing &routing, const std::vector<i64> &waiting) {
     Plan plan;
     for (int e : routing.active) {
         double gpu_cost = waiting[e] ? load_ms : 0, cpu_cost = cpu_ms * double(routing.rows[e]);
@@ -57,25 +57,34 @@ i64 Costed::shared_ns(const Routing &routing) {
 }
 
 /// Apply the rule to the costs of this layer.
-Plan Greedy::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+Plan Greedy::assign(const Routing &routing, const std::vector<i64> &waiting) {
     i64 before = shared_ns(routing);
     return algorithms::greedy_assignment(algorithms::layer_costs(routing.rows, waiting, gpu_ns, cpu_ns),
                                          {before, gpu_first, cpu_first});
 }
 
 /// Compare the two costs of each expert; residents always run where they are.
-Plan Threshold::assign(int, const Routing &routing, const std::vector<i64> &waiting) {
+Plan Threshold::assign(const Routing &routing, const std::vector<i64> &waiting) {
     return algorithms::threshold_assignment(algorithms::loading_costs(routing.rows, waiting, gpu_ns, cpu_ns));
+}
+
+/// Give what the operations of each layer cost.
+std::vector<Timings> layer_timings(const Setup &setup) {
+    CostTable gpu{&setup.state, setup.gpu}, cpu{&setup.state, setup.cpu};
+    i64 cpu_first = setup.cpu ? setup.cpu->first_extra : 0;
+    std::vector<Timings> found;
+    for (i64 transfer : setup.load_ns) found.push_back({transfer, gpu, cpu, setup.cpu != nullptr, setup.gpu->first_extra, cpu_first});
+    return found;
 }
 
 void Queues::start(const Setup &setup) {
     Costed::start(setup);
-    load_ns = setup.load_ns;
+    timings = layer_timings(setup);
 }
 
 /// Plan; what is on its way arrives when the link says, and the link is busy until then.
-Plan Queues::assign(int layer, const Routing &routing, const std::vector<i64> &waiting) {
-    algorithms::Timings<CostTable> costs{load_ns[layer], gpu_ns, cpu_ns, true, gpu_first, cpu_first};
+Plan Queues::assign(const Routing &routing, const std::vector<i64> &waiting) {
+    const Timings &costs = timings[routing.layer];
     i64 before = shared_ns(routing), link_free = 0;
     algorithms::Split split = algorithms::split_layer(routing.rows, waiting, costs.transfer);
     for (i64 time : split.arrival) link_free = std::max(link_free, time);

@@ -8,18 +8,18 @@ namespace moesim {
 
 /// Everything on the CPU, resident or not.
 struct AllCpu : Assignment {
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 };
 
 /// What is on the GPU stays there, everything else is computed where it is.
 struct Resident : Assignment {
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 };
 
 /// The resident split in decode; in prefill everything on the GPU.
 struct ResidentInDecode : Resident {
     void step_begin(bool is_prefill) override { prefill = is_prefill; }
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 
 private:
     bool prefill = false;
@@ -29,7 +29,14 @@ private:
 struct FixedThreshold : Assignment {
     double cpu_ms = 0, load_ms = 0;
 
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
+/// Time of an expert on a device by its rows.
+struct CostTable {
+    State *state = nullptr;
+    DeviceState *device = nullptr;
+    i64 operator()(i64 rows) const { return expert_ns(*state, device, 0, int(rows)); }
 };
 
 /// What has costs of both devices.
@@ -39,12 +46,6 @@ struct Costed : Assignment {
     void start(const Setup &setup) override;
 
 protected:
-    /// Time of an expert on a device by its rows.
-    struct CostTable {
-        State *state = nullptr;
-        DeviceState *device = nullptr;
-        i64 operator()(i64 rows) const { return expert_ns(*state, device, 0, int(rows)); }
-    };
     State *state = nullptr;
     CostTable gpu_ns, cpu_ns;
     i64 gpu_first = 0, cpu_first = 0;
@@ -56,21 +57,27 @@ private:
 
 /// DALI's Algorithm 1.
 struct Greedy : Costed {
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 };
 
 /// Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute.
 struct Threshold : Costed {
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 };
+
+using Timings = algorithms::Timings<CostTable>;
+
+std::vector<Timings> layer_timings(const Setup &setup);
 
 /// HybriMoE's paper: a plan from three simulated timelines, of GPU, CPU and link.
 struct Queues : Costed {
     algorithms::Reading reading;
-    std::vector<i64> load_ns;  // of an expert of each layer
 
     void start(const Setup &setup) override;
-    Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
+
+private:
+    std::vector<Timings> timings;  // of each layer
 };
 
 }  // namespace moesim

@@ -11,17 +11,19 @@ void Composed::start(const Setup &setup) {
 }
 
 /// Answer a routed micro-batch.
-const Answer &Composed::routed(const Routing &routing, int step, int layer, int mb) {
-    now = {step, layer};
+const Answer &Composed::routed(const Routing &routing) {
+    int layer = routing.layer;
+    now = {routing.step, layer};
     answer.clear();
     if (prefetch) {  // first: computed ahead of the Runs below
-        int asked = prefetch->ask(layer, mb);
-        if (asked >= 0) answer.add(PREDICT, asked, {}, state.dense_at[layer]);
+        questions.clear();
+        prefetch->ask(routing, questions);
+        for (const Question &one : questions) answer.predict(one, state.dense_at[layer]);
     }
-    replacement->used(step, layer, routing);
+    replacement->used(routing);
     if (assignment) {
-        wait(layer, routing);
-        plan = assignment->assign(layer, routing, waiting);
+        wait(routing);
+        plan = assignment->assign(routing, waiting);
         for (int expert : routing.active) waiting[expert] = 0;
     } else {
         plan.gpu = routing.active;
@@ -40,8 +42,8 @@ const Answer &Composed::routed(const Routing &routing, int step, int layer, int 
     }
     if (prefetch) {
         units.clear();
-        int ahead = prefetch->ahead(step, layer, mb, units);
-        if (ahead >= 0) fetch_ahead(step, ahead, units);
+        prefetch->ahead(routing, plan, units);
+        fetch_ahead(routing.step);
     }
     return answer;
 }
@@ -59,7 +61,8 @@ void Composed::in_order(const Routing &routing) {
 }
 
 /// Find the time until each active expert could be on the GPU: 0, what is left of a transfer, or a whole one.
-void Composed::wait(int layer, const Routing &routing) {
+void Composed::wait(const Routing &routing) {
+    int layer = routing.layer;
     for (int expert : routing.active) {
         if (cache_only) {
             waiting[expert] = resident(layer, expert) && cached(layer, expert) ? 0 : load_ns[layer];
@@ -86,25 +89,28 @@ void Composed::load(int layer) {
 }
 
 /// Answer a prediction that is not too late.
-const Answer &Composed::predicted(int step, int layer, const PredictedIds &ids) {
+const Answer &Composed::predicted(const Predicted &prediction) {
     answer.clear();
     units.clear();
-    prefetch->choose(step, layer, ids, units);
-    fetch_ahead(step, layer, units);
+    prefetch->choose(prediction, units);
+    fetch_ahead(prediction.step);
     return answer;
 }
 
-/// Fetch what the prefetch part chose, unless its layer is routed or it is on its way.
-void Composed::fetch_ahead(int step, int layer, std::vector<int> &experts) {
-    if (is_late(step, layer)) return;
-    std::erase_if(experts, [&](int expert) { return pending(layer, expert); });
-    if (experts.empty()) return;
-    if (prefetch->transient) {
-        transient.fetch(layer, experts);
-        answer.add(FETCH, layer, experts, gpu, PREFETCH, transient.pool);
-    } else {
-        replacement->inserted(layer, experts);
-        answer.add(FETCH, layer, experts, gpu, PREFETCH, cache);
+/// Fetch what the prefetch part chose, unless its layer is routed or it is on its way: together what is of one layer in a row.
+void Composed::fetch_ahead(int step) {
+    std::erase_if(units, [&](auto &unit) { return is_late(step, unit.first) || pending(unit.first, unit.second); });
+    for (size_t at = 0; at < units.size();) {
+        int layer = units[at].first;
+        ahead.clear();
+        for (; at < units.size() && units[at].first == layer; ++at) ahead.push_back(units[at].second);
+        if (prefetch->transient) {
+            transient.fetch(layer, ahead);
+            answer.add(FETCH, layer, ahead, gpu, PREFETCH, transient.pool);
+        } else {
+            replacement->inserted(layer, ahead);
+            answer.add(FETCH, layer, ahead, gpu, PREFETCH, cache);
+        }
     }
 }
 

@@ -13,6 +13,7 @@ struct Answer {
         DeviceState *device;
         i64 urgency = DEMAND;
         PoolState *pool = nullptr;
+        Source *source = nullptr;
     };
     std::vector<Action> actions;
     std::vector<int> experts;
@@ -25,6 +26,9 @@ struct Answer {
              PoolState *pool = nullptr) {
         actions.push_back({kind, layer, int(experts.size()), int(of.size()), device, urgency, pool});
         experts.insert(experts.end(), of.begin(), of.end());
+    }
+    void predict(const Question &of, DeviceState *device) {
+        actions.push_back({PREDICT, of.layer, 0, 0, device, DEMAND, nullptr, of.source});
     }
 };
 
@@ -47,8 +51,8 @@ struct Composed {
     void step_begin(bool prefill) {
         if (assignment) assignment->step_begin(prefill);
     }
-    const Answer &routed(const Routing &routing, int step, int layer, int mb);
-    const Answer &predicted(int step, int layer, const PredictedIds &ids);
+    const Answer &routed(const Routing &routing);
+    const Answer &predicted(const Predicted &prediction);
     bool is_late(int step, int layer) const { return now.first == step && now.second >= layer; }
     const Answer &layer_end(int step, int layer);
     i64 evict(const Transfer *fetch);
@@ -59,17 +63,19 @@ private:
     Plan plan;
     Swap swap;
     std::vector<i64> waiting;
-    std::vector<int> misses, planned, held, early, rest, units, newcomers;
+    std::vector<int> misses, planned, held, early, rest, ahead, newcomers;
+    std::vector<Question> questions;
+    Units units;
     Transient transient;
 
     i64 unit(int layer, int expert) const { return i64(layer) * state.n_experts + expert; }
     bool resident(int layer, int expert) const { return gpu->memory.resident(unit(layer, expert)); }
     bool pending(int layer, int expert) const { return gpu->pending[unit(layer, expert)]; }
     bool cached(int layer, int expert) const { return gpu->memory.copies[unit(layer, expert)].pool == cache; }
-    void wait(int layer, const Routing &routing);
+    void wait(const Routing &routing);
     void in_order(const Routing &routing);
     void load(int layer);
-    void fetch_ahead(int step, int layer, std::vector<int> &experts);
+    void fetch_ahead(int step);
     void relabel(int layer);
 };
 

@@ -94,7 +94,8 @@ void routed(State &state, int mb) {
     Visit *visit = state.visit;
     const MicroBatch &micro = state.micro[mb];
     int layer = visit->layer;
-    state.routing.read(*micro.ids, layer);
+    state.routing.step = visit->step, state.routing.layer = layer, state.routing.mb = mb;
+    state.routing.read(micro);
     visit->route(state.routing.ids, state.routing.active, int(micro.n_rows));
     look_up(state, visit, mb);
     state.mb = mb;
@@ -109,7 +110,7 @@ void routed(State &state, int mb) {
     if (state.n_shared > 0) submit_shared(state, visit, mb);
     if (!state.listens[ROUTED]) return;
     if (state.composed) {
-        const Answer &answer = state.composed->routed(state.routing, visit->step, layer, mb);
+        const Answer &answer = state.composed->routed(state.routing);
         if (state.decision_ns) {
             charge(state, visit, [&state, answer] { apply(state, answer); });
         } else {
@@ -150,13 +151,13 @@ static void tell_prediction(State &state, Source &source, int layer, int mb) {
         if (!source.table || layer < source.first_layer) return;
         if (composed.is_late(state.step_index, layer)) return;
         PredictedIds ids{source.table.get(), state.micro[mb].first_row, state.micro[mb].n_rows, layer};
-        apply(state, composed.predicted(state.step_index, layer, ids));
+        apply(state, composed.predicted({state.step_index, layer, mb, ids}));
         return;
     }
     nb::object answer = ask(state, attr(source.predictor, "predict"), {ref(state.step), num(mb), num(layer)});
     if (answer.is_none() || composed.is_late(state.step_index, layer)) return;
     Table table(nb::borrow(own(PySequence_GetItem(answer.ptr(), 0))));
-    apply(state, composed.predicted(state.step_index, layer, {&table, 0, table.buffer.shape[0], -1}));
+    apply(state, composed.predicted({state.step_index, layer, mb, {&table, 0, table.buffer.shape[0], -1}}));
 }
 
 /// A prediction has been paid for; one that comes after its step is of no use and is not told.
@@ -164,7 +165,7 @@ void predicted(State &state, const State::Prediction &prediction) {
     if (prediction.step != state.step_index || !state.listens[PREDICTED]) return;
     for (int mb = 0; mb < state.n_mbs(); ++mb) {
         if (state.composed) {
-            tell_prediction(state, *state.composed->prefetch->source, prediction.layer, mb);
+            tell_prediction(state, *prediction.asked, prediction.layer, mb);
             continue;
         }
         nb::object answer =

@@ -1,9 +1,10 @@
 // Parts by the names that `moesim.policies.native_parts` gives them.
 #include "assigning.hpp"
 #include "composed.hpp"
+#include "impact_part.hpp"
 #include "prefetching.hpp"
 #include "ranking.hpp"
-#include "replacement.hpp"
+#include "score_parts.hpp"
 
 namespace moesim {
 
@@ -11,7 +12,24 @@ static std::string text_of(const PartOptions &options, const char *name) { retur
 static bool is(const PartOptions &options, const char *name, const char *value) { return text_of(options, name) == value; }
 
 static i64 number(const PartOptions &options, const char *name) { return as_int(nb::handle(options[name])); }
+static double real(const PartOptions &options, const char *name) { return nb::cast<double>(options[name]); }
 static bool flag(const PartOptions &options, const char *name) { return truth(nb::handle(options[name]).ptr()); }
+
+static RecentScores scores_of(const PartOptions &options) {
+    nb::object p(options["p"]);
+    return {real(options, "alpha"), p.is_none() ? 0 : as_int(p), is(options, "tokens", "first"), is(options, "credit", "by-id")};
+}
+
+static algorithms::Reading reading_of(const PartOptions &options) {
+    using namespace algorithms;
+    Reading reading;
+    reading.by_completion = is(options, "timeline", "completion");
+    if (is(options, "ties", "cpu")) reading.order = {CPU, GPU, LINK};
+    if (is(options, "ties", "link")) reading.order = {LINK, GPU, CPU};
+    reading.count_compute = flag(options, "count_compute");
+    reading.overtake = flag(options, "overtake");
+    return reading;
+}
 
 std::unique_ptr<Replacement> make_replacement(const PartOptions &options) {
     std::string name = text_of(options, "name");
@@ -46,6 +64,12 @@ std::unique_ptr<Replacement> make_replacement(const PartOptions &options) {
         }
         return part;
     }
+    if (name == "mrs") {
+        auto part = admitting(std::make_unique<MRS>());
+        part->by_rank = is(options, "use_order", "rank");
+        part->recent = scores_of(options);
+        return part;
+    }
     if (name == "static") return std::make_unique<Static>();
     if (name == "workload-aware") {
         auto part = std::make_unique<WorkloadAware>();
@@ -69,8 +93,8 @@ std::unique_ptr<Assignment> make_assignment(const PartOptions &options) {
     if (name == "threshold") return std::make_unique<Threshold>();
     if (name == "fixed-threshold") {
         auto part = std::make_unique<FixedThreshold>();
-        part->cpu_ms = nb::cast<double>(options["cpu_ms"]);
-        part->load_ms = nb::cast<double>(options["load_ms"]);
+        part->cpu_ms = real(options, "cpu_ms");
+        part->load_ms = real(options, "load_ms");
         return part;
     }
     if (name == "greedy") {
@@ -79,14 +103,9 @@ std::unique_ptr<Assignment> make_assignment(const PartOptions &options) {
         return part;
     }
     if (name == "queues") {
-        using namespace algorithms;
         auto part = std::make_unique<Queues>();
         part->shared_in_plan = flag(options, "shared_in_plan");
-        part->reading.by_completion = is(options, "timeline", "completion");
-        if (is(options, "ties", "cpu")) part->reading.order = {CPU, GPU, LINK};
-        if (is(options, "ties", "link")) part->reading.order = {LINK, GPU, CPU};
-        part->reading.count_compute = flag(options, "count_compute");
-        part->reading.overtake = flag(options, "overtake");
+        part->reading = reading_of(options);
         return part;
     }
     throw std::logic_error("no assignment part: " + name);
@@ -109,9 +128,30 @@ std::unique_ptr<Prefetch> make_prefetch(const PartOptions &options) {
     if (name == "predicted") {
         auto part = pooled(std::make_unique<TopPredicted>());
         part->over_all = is(options, "over", "all");
-        part->source = std::make_unique<Source>();
-        part->source->name = options["source"];
-        part->source->side = is(options, "lane", "side");
+        part->source.name = options["source"];
+        part->source.side = is(options, "lane", "side");
+        return part;
+    }
+    if (name == "mrs-score") {
+        auto part = std::make_unique<MRSScore>();
+        part->size = number(options, "size");
+        part->over_all = is(options, "over", "all");
+        part->recent = scores_of(options);
+        return part;
+    }
+    if (name == "impact-driven") {
+        using algorithms::Budget;
+        auto part = std::make_unique<ImpactDriven>();
+        nb::object listed(options["sources"]);
+        Items sources(listed.ptr());
+        for (Py_ssize_t i = 0; i < sources.size(); ++i) {
+            Source &source = part->sources.emplace_back();
+            source.name = nb::borrow(sources[i]);
+            source.side = is(options, "lane", "side");
+        }
+        part->budget = is(options, "budget", "ends") ? Budget::ENDS : is(options, "budget", "begins") ? Budget::BEGINS : Budget::NONE;
+        part->candidates = number(options, "candidates");
+        part->reading = reading_of(options);
         return part;
     }
     throw std::logic_error("no prefetch part: " + name);

@@ -53,20 +53,33 @@ struct Assignment {
     virtual void start(const Setup &) {}
     virtual void step_begin(bool) {}  // whether it is one of prefill
     /// Plan; `waiting` is the time in ns until each expert's weights could be on the GPU.
-    virtual Plan assign(int layer, const Routing &routing, const std::vector<i64> &waiting) = 0;
+    virtual Plan assign(const Routing &routing, const std::vector<i64> &waiting) = 0;
 };
+
+/// A layer to predict.
+struct Question {
+    int layer;
+    Source *source;
+};
+
+/// What a source has answered for a micro-batch.
+struct Predicted {
+    int step, layer, mb;
+    PredictedIds ids;
+
+    void add_rows(std::vector<i64> &counts, i64 top_k) const;
+};
+
+using Units = std::vector<std::pair<int, int>>;  // layer and expert
 
 /// Which experts of a later layer to fetch before they are asked for.
 struct Prefetch {
     bool transient = false;  // what it fetches goes to a pool of its own, emptied at the end of the layer; else to the cache
-    std::unique_ptr<Source> source;  // of predictions, if it asks for any
     virtual ~Prefetch() = default;
     virtual void start(const Setup &setup) = 0;
-    virtual int ask(int, int) { return -1; }  // the layer to predict now that a layer's micro-batch is routed; -1: none
-    /// List what to fetch without a prediction, of one layer, best first; return the layer.
-    virtual int ahead(int, int, int, std::vector<int> &) { return -1; }
-    /// List what to fetch of a layer now that a prediction is in, best first.
-    virtual void choose(int, int, const PredictedIds &, std::vector<int> &) {}
+    virtual void ask(const Routing &, std::vector<Question> &) {}  // list the predictions to pay for
+    virtual void ahead(const Routing &, const Plan &, Units &) {}  // list what to fetch without a prediction, best first
+    virtual void choose(const Predicted &, Units &) {}  // list what to fetch now that a prediction is in, best first
 };
 
 /// What leaves the cache when something else wants its place. Units are numbered as the engine does.
@@ -74,7 +87,7 @@ struct Replacement {
     bool admits = true;  // a demand load enters the cache; else it is staged, and dropped after its layer
     virtual ~Replacement() = default;
     virtual void start(const Setup &setup) = 0;
-    virtual void used(int step, int layer, const Routing &routing) = 0;
+    virtual void used(const Routing &routing) = 0;
     virtual void inserted(int layer, const std::vector<int> &experts) = 0;
     virtual i64 victim(const Transfer *fetch) = 0;  // -1: none
     virtual bool layer_end(int, Swap &) { return false; }  // whether there is a swap

@@ -4,18 +4,29 @@
 
 namespace moesim {
 
+/// Count the rows of each expert among the best `top_k` of every row of ids, on top of what is counted.
+void Predicted::add_rows(std::vector<i64> &counts, i64 top_k) const {
+    i64 n = i64(counts.size()), width = std::min(ids.width(), top_k);
+    for (i64 row = 0; row < ids.n_rows; ++row)
+        for (i64 at = 0; at < width; ++at) {
+            i64 expert = ids(row, at);
+            if (expert < 0) expert += n;  // as a list counts from its end
+            if (expert < 0 || expert >= n) throw nb::index_error("list index out of range");
+            ++counts[expert];
+        }
+}
+
 void RandomAhead::start(const Setup &setup) {
     state = &setup.state;
     gpu = setup.gpu;
 }
 
 /// Draw once per layer visit.
-int RandomAhead::ahead(int step, int routed, int mb, std::vector<int> &experts) {
-    i64 layer = routed + lookahead;
-    if (mb || layer >= state->n_layers) return -1;
-    for (int expert : sample(state->n_experts, size, seed, u64(step) * state->n_layers + layer))
-        if (!gpu->memory.resident(layer * state->n_experts + expert)) experts.push_back(expert);
-    return int(layer);
+void RandomAhead::ahead(const Routing &routing, const Plan &, Units &units) {
+    i64 layer = routing.layer + lookahead;
+    if (routing.mb || layer >= state->n_layers) return;
+    for (int expert : sample(state->n_experts, size, seed, u64(routing.step) * state->n_layers + layer))
+        if (!gpu->memory.resident(layer * state->n_experts + expert)) units.emplace_back(layer, expert);
 }
 
 /// Forget the counts of an earlier run.
@@ -28,27 +39,21 @@ void TopPredicted::start(const Setup &setup) {
 }
 
 /// Ask about the layer ahead, once per layer visit.
-int TopPredicted::ask(int routed, int mb) {
-    i64 layer = routed + lookahead;
-    return mb || layer >= state->n_layers ? -1 : int(layer);
+void TopPredicted::ask(const Routing &routing, std::vector<Question> &questions) {
+    i64 layer = routing.layer + lookahead;
+    if (!routing.mb && layer < state->n_layers) questions.push_back({int(layer), &source});
 }
 
 /// Count predicted rows over the micro-batches so far; choose the top, at most `size` in all.
-void TopPredicted::choose(int step, int layer, const PredictedIds &ids, std::vector<int> &experts) {
-    if (about != std::pair(step, layer)) {
-        about = {step, layer};
+void TopPredicted::choose(const Predicted &prediction, Units &units) {
+    int layer = prediction.layer;
+    if (about != std::pair(prediction.step, layer)) {
+        about = {prediction.step, layer};
         std::fill(counts.begin(), counts.end(), 0);
         chosen.clear();
     }
     int n = state->n_experts;
-    i64 width = std::min<i64>(ids.width(), state->top_k);
-    for (i64 row = 0; row < ids.n_rows; ++row)
-        for (i64 at = 0; at < width; ++at) {
-            int expert = ids(row, at);
-            if (expert < 0) expert += n;  // as a list counts from its end
-            if (expert < 0 || expert >= n) throw nb::index_error("list index out of range");
-            ++counts[expert];
-        }
+    prediction.add_rows(counts, state->top_k);
     auto resident = [&](int expert) { return gpu->memory.resident(i64(layer) * n + expert); };
     top.clear();
     for (int expert = 0; expert < n; ++expert)
@@ -59,7 +64,7 @@ void TopPredicted::choose(int step, int layer, const PredictedIds &ids, std::vec
     for (size_t i = 0; i < kept && i64(chosen.size()) < size; ++i) {
         if (resident(top[i]) || std::find(chosen.begin(), chosen.end(), top[i]) != chosen.end()) continue;
         chosen.push_back(top[i]);
-        experts.push_back(top[i]);
+        units.emplace_back(layer, top[i]);
     }
 }
 

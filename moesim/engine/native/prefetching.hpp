@@ -11,7 +11,7 @@ struct RandomAhead : Prefetch {
     u64 seed = 0;
 
     void start(const Setup &setup) override;
-    int ahead(int step, int layer, int mb, std::vector<int> &experts) override;
+    void ahead(const Routing &routing, const Plan &plan, Units &units) override;
 
 private:
     State *state = nullptr;
@@ -22,10 +22,11 @@ private:
 struct TopPredicted : Prefetch {
     i64 size = 1, lookahead = 1;
     bool over_all = true;  // the option `over`
+    Source source;
 
     void start(const Setup &setup) override;
-    int ask(int layer, int mb) override;
-    void choose(int step, int layer, const PredictedIds &ids, std::vector<int> &experts) override;
+    void ask(const Routing &routing, std::vector<Question> &questions) override;
+    void choose(const Predicted &prediction, Units &units) override;
 
 private:
     State *state = nullptr;

@@ -12,15 +12,15 @@ void Ranked::start(const Setup &setup) {
     Admitting::start(setup);
 }
 
-void Ranked::used(int step, int layer, const Routing &routing) {
-    Admitting::used(step, layer, routing);
+void Ranked::used(const Routing &routing) {
+    Admitting::used(routing);
     if (routing.n_rows == 1) {
         ranked(routing, in_use_order);
     } else {
         in_use_order = routing.active;
     }
-    for (int expert : in_use_order) last[unit(layer, expert)] = ++n_uses;
-    renew(layer, routing.active);
+    for (int expert : in_use_order) last[unit(routing.layer, expert)] = ++n_uses;
+    renew(routing.layer, routing.active);
 }
 
 void Ranked::inserted(int layer, const std::vector<int> &experts) {
@@ -70,9 +70,9 @@ void LFU::start(const Setup &setup) {
 }
 
 /// Count one visit for each active expert.
-void LFU::used(int step, int layer, const Routing &routing) {
-    for (int expert : routing.active) ++counts[unit(layer, expert)];
-    Ranked::used(step, layer, routing);
+void LFU::used(const Routing &routing) {
+    for (int expert : routing.active) ++counts[unit(routing.layer, expert)];
+    Ranked::used(routing);
 }
 
 /// Begin before the first step.
@@ -83,9 +83,9 @@ void Belady::start(const Setup &setup) {
 }
 
 /// Remember the present step and layer.
-void Belady::used(int step, int layer, const Routing &routing) {
-    now = {step, layer};
-    Ranked::used(step, layer, routing);
+void Belady::used(const Routing &routing) {
+    now = {routing.step, routing.layer};
+    Ranked::used(routing);
 }
 
 Ranked::Rank Belady::rank(i64 unit) const {

@@ -10,7 +10,7 @@ namespace moesim {
 /// Members by a rank that changes only when they are used: the lowest goes first, of equals the one used longest ago.
 struct Ranked : Admitting {
     void start(const Setup &setup) override;
-    void used(int step, int layer, const Routing &routing) override;
+    void used(const Routing &routing) override;
     void inserted(int layer, const std::vector<int> &experts) override;
     i64 victim(const Transfer *fetch) override;
 
@@ -39,7 +39,7 @@ struct LFU : Ranked {
     bool by_last_use = true;  // the option `ties`
 
     void start(const Setup &setup) override;
-    void used(int step, int layer, const Routing &routing) override;
+    void used(const Routing &routing) override;
 
 private:
     std::vector<i64> counts;  // of each unit
@@ -51,7 +51,7 @@ struct Belady : Ranked {
     std::vector<std::vector<i64>> uses;  // of each unit, the steps in which it is used
 
     void start(const Setup &setup) override;
-    void used(int step, int layer, const Routing &routing) override;
+    void used(const Routing &routing) override;
 
 private:
     int n_experts = 0;

@@ -9,9 +9,9 @@ namespace moesim {
 // ------------------------------------------------------------------------------------------------- what the parts share
 
 /// Take note of a routed micro-batch; the first of another layer visit begins anew.
-void PresentVisit::add(const State &state, int step_now, int layer_now, const Routing &routing) {
-    if (step != step_now || layer != layer_now) {
-        step = step_now, layer = layer_now;
+void PresentVisit::add(const State &state, const Routing &routing) {
+    if (step != routing.step || layer != routing.layer) {
+        step = routing.step, layer = routing.layer;
         n_experts = state.n_experts;
         base = i64(layer) * n_experts;
         routed.assign((n_experts + 63) / 64, 0);
@@ -76,15 +76,15 @@ void LRU::start(const Setup &setup) {
 }
 
 /// Move the cached ones among the active to the recent end.
-void LRU::used(int step, int layer, const Routing &routing) {
-    FIFO::used(step, layer, routing);
+void LRU::used(const Routing &routing) {
+    FIFO::used(routing);
     if (by_rank && routing.n_rows == 1) {
         ranked(routing, present);
-        present_layer = layer;
-        mark(layer, present);
+        present_layer = routing.layer;
+        mark(routing.layer, present);
     } else {
         present.clear();
-        mark(layer, routing.active);
+        mark(routing.layer, routing.active);
     }
 }
 
@@ -136,8 +136,8 @@ void WorkloadAware::start(const Setup &setup) {
 }
 
 /// Add the rows of this layer to its window.
-void WorkloadAware::used(int, int layer, const Routing &routing) {
-    for (int expert : routing.active) scores[layer][expert] += routing.rows[expert];
+void WorkloadAware::used(const Routing &routing) {
+    for (int expert : routing.active) scores[routing.layer][expert] += routing.rows[expert];
 }
 
 /// Replace the u_size lowest residents by the u_size highest others when a window is over. What is on its way is left out.

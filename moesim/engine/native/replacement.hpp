@@ -10,7 +10,7 @@ struct PresentVisit {
     int step = -1, layer = -1;
     i64 base = 0;  // unit of the layer's expert 0
     std::vector<u64> routed;  // of the layer, as bits
-    void add(const State &state, int step, int layer, const Routing &routing);
+    void add(const State &state, const Routing &routing);
     bool has(i64 unit) const {
         i64 expert = unit - base;
         return layer >= 0 && expert >= 0 && expert < n_experts && routed[expert >> 6] >> (expert & 63) & 1;
@@ -54,7 +54,7 @@ struct Admitting : Replacement {
     bool unrouted_first = true;  // the option `victims`
 
     void start(const Setup &setup) override;
-    void used(int step, int layer, const Routing &routing) override { visit.add(*state, step, layer, routing); }
+    void used(const Routing &routing) override { visit.add(*state, routing); }
     void inserted(int layer, const std::vector<int> &experts) override;
 
 protected:
@@ -97,7 +97,7 @@ struct LRU : FIFO {
     bool by_rank = true;  // the option `use_order`
 
     void start(const Setup &setup) override;
-    void used(int step, int layer, const Routing &routing) override;
+    void used(const Routing &routing) override;
     void inserted(int layer, const std::vector<int> &experts) override;
 
 private:
@@ -122,7 +122,7 @@ private:
 struct Static : Replacement {
     Static() { admits = false; }
     void start(const Setup &) override {}
-    void used(int, int, const Routing &) override {}
+    void used(const Routing &) override {}
     void inserted(int, const std::vector<int> &) override {}
     i64 victim(const Transfer *) override { return -1; }
 };
@@ -133,7 +133,7 @@ struct WorkloadAware : Static {
     bool printed = false, only_if_better = false, blocking = false, relabel = false;  // printed: the option `firing`
 
     void start(const Setup &setup) override;
-    void used(int step, int layer, const Routing &routing) override;
+    void used(const Routing &routing) override;
     i64 victim(const Transfer *fetch) override;
     bool layer_end(int layer, Swap &swap) override;
 

@@ -6,11 +6,24 @@ namespace moesim {
 State::State() = default;
 State::~State() = default;
 
-/// Count the rows of each expert of a layer.
-void Routing::read(const Table &of, int of_layer) {
+static const Table *recorded(const MicroBatch &micro, std::unique_ptr<Table> &table, const char *name) {
+    if (!table) {
+        nb::object array = attr(micro.layers, name);
+        if (array.is_none()) return nullptr;
+        table = std::make_unique<Table>(array.ptr());
+    }
+    return table.get();
+}
+
+const Table *MicroBatch::weights() const { return recorded(*this, kept_weights, "weights"); }
+const Table *MicroBatch::scores() const { return recorded(*this, kept_scores, "scores"); }
+
+/// Count the rows of each expert of the layer.
+void Routing::read(const MicroBatch &from) {
     for (int expert : active) rows[expert] = 0;
     active.clear();
-    layer = of_layer;
+    const Table &of = *from.ids;
+    micro = &from;
     n_rows = int(of.buffer.shape[0]);
     top_k = int(of.buffer.shape[2]);
     ids.clear();

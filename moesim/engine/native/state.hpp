@@ -26,20 +26,28 @@ struct MicroBatch {
     i64 first_row, n_rows, work2;
     nb::object layers;  // routing of each layer, for events
     std::unique_ptr<Table> ids;  // (n_rows, n_layers, top_k)
+    /// What the router said of the chosen experts, (n_rows, n_layers, top_k); read when asked for; null if not recorded.
+    const Table *weights() const;
+    /// And of all, (n_rows, n_layers, n_experts).
+    const Table *scores() const;
+
+    mutable std::unique_ptr<Table> kept_weights, kept_scores;
 };
 
 struct Streams;
 struct Composed;
 struct Answer;
+struct Source;
 
 /// A routed micro-batch as plain numbers: each expert's rows, and those that have any, ascending.
 struct Routing {
     std::vector<i64> rows;
     std::vector<int> active;
     std::vector<int> ids;  // (n_rows, top_k) in rank order
-    int layer = 0, n_rows = 0, top_k = 0;
+    const MicroBatch *micro = nullptr;
+    int step = 0, layer = 0, mb = 0, n_rows = 0, top_k = 0;
 
-    void read(const Table &of, int of_layer);
+    void read(const MicroBatch &micro);
 };
 
 /// Objects that are made and given back all the time. All go with the run.
@@ -99,6 +107,7 @@ struct State {
     struct Prediction {
         int step, layer;
         nb::object source, predictor;
+        Source *asked = nullptr;  // by a composition
     };
     std::vector<Prediction> predicted;
     std::vector<nb::object> sent;

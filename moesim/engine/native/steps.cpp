@@ -63,7 +63,7 @@ static void read_step(State &state, nb::object step) {
         PyObject *one = micro[i];  // first_row, n_rows, work2, n_sequences, layers, experts
         state.micro.push_back({as_int(PyTuple_GET_ITEM(one, 0)), as_int(PyTuple_GET_ITEM(one, 1)),
                                as_int(PyTuple_GET_ITEM(one, 2)), nb::borrow(PyTuple_GET_ITEM(one, 4)),
-                               std::make_unique<Table>(PyTuple_GET_ITEM(one, 5))});
+                               std::make_unique<Table>(PyTuple_GET_ITEM(one, 5)), nullptr, nullptr});
     }
 }
 

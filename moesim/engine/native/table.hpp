@@ -3,11 +3,18 @@
 
 #include "common.hpp"
 
+#include <bit>
 #include <cstring>
 
 namespace moesim {
 
-/// Read-only view of a NumPy array of integers with two or three axes.
+/// The number that a NumPy array of 16-bit floats holds as bits; it is finite.
+inline float from_half(std::uint16_t bits) {
+    float size = bits & 0x7c00 ? std::bit_cast<float>((bits & 0x7fffu) << 13) * 0x1p112f : float(bits & 0x3ff) * 0x1p-24f;
+    return bits >> 15 ? -size : size;
+}
+
+/// Read-only view of a NumPy array with two or three axes.
 struct Table {
     Py_buffer buffer;
     bool is_signed;
@@ -20,8 +27,15 @@ struct Table {
     Table &operator=(const Table &) = delete;
 
     i64 operator()(i64 row, i64 column) const { return number(row * buffer.strides[0] + column * buffer.strides[1]); }
-    i64 operator()(i64 row, i64 layer, i64 column) const {
-        return number(row * buffer.strides[0] + layer * buffer.strides[1] + column * buffer.strides[2]);
+    i64 operator()(i64 row, i64 layer, i64 column) const { return number(offset(row, layer, column)); }
+    /// A float of 16, 32 or 64 bits, as one of 32.
+    float real(i64 row, i64 layer, i64 column) const {
+        const char *at = static_cast<const char *>(buffer.buf) + offset(row, layer, column);
+        switch (buffer.itemsize) {
+        case 2: return from_half(bits<std::uint16_t>(at));
+        case 4: return bits<float>(at);
+        default: return float(bits<double>(at));
+        }
     }
 
     /// Read all columns of all rows of a layer.
@@ -36,6 +50,9 @@ struct Table {
     }
 
 private:
+    i64 offset(i64 row, i64 layer, i64 column) const {
+        return row * buffer.strides[0] + layer * buffer.strides[1] + column * buffer.strides[2];
+    }
     i64 number(i64 offset) const {
         const char *at = static_cast<const char *>(buffer.buf) + offset;
         return with_type([at](auto type) { return read<decltype(type)>(at); });
@@ -49,10 +66,11 @@ private:
         default: return call(i64());
         }
     }
-    template <class T> static i64 read(const char *at) {
+    template <class T> static i64 read(const char *at) { return i64(bits<T>(at)); }
+    template <class T> static T bits(const char *at) {
         T found;
         std::memcpy(&found, at, sizeof found);
-        return i64(found);
+        return found;
     }
 };
 

@@ -42,3 +42,23 @@ def recent_scores(before: Sequence[float], scores: NDArray[Any], p: int, alpha: 
     mean = kept[0] if len(kept) == 1 else kept.mean(axis=0, dtype=np.float64)
     found: list[float] = mrs_update(np.array(before), mean, alpha).tolist()
     return found
+
+
+def recent_weights(
+    before: Sequence[float], ids: NDArray[Any], weights: NDArray[Any], p: int, alpha: float, by_id: bool = False
+) -> list[float]:
+    """Move the scores of a layer on by a visit whose weights of the chosen experts stand in for scores; all others have 0.
+
+    ``ids`` and ``weights`` have a row for each token.
+
+    Examples
+    --------
+    >>> recent_weights([0.5, 0, 0, 0], np.array([[0, 2], [3, 2]]), np.array([[0.75, 0.25], [0.5, 0.5]]), 1, 0.5)
+    [0.4375, 0.0, 0.125, 0.125]
+    """
+    order = np.argsort(ids, axis=-1)
+    ids, weights = (np.take_along_axis(one, order, axis=-1) for one in (ids, weights))
+    kept = (credit_by_id if by_id else keep_top)(weights, p)
+    total = np.bincount(ids.ravel(), kept.ravel(), len(before))
+    found: list[float] = mrs_update(np.array(before), total / len(ids), alpha).tolist()
+    return found

@@ -45,7 +45,7 @@ class MicroBatch(NamedTuple):
     n_rows: int
     work2: int  # attention: sum over its sequences of n * (2 * context + n)
     n_sequences: int  # sequences that produce a token
-    layers: Sequence[LayerRouting]
+    layers: Layers
     experts: NDArray[Any]  # (n_rows, n_layers, top_k) the ids of all layers
 
 
@@ -101,6 +101,19 @@ class Layers(Sequence[LayerRouting]):
     def __iter__(self) -> Iterator[LayerRouting]:
         return iter(self._block.routed[self._number])
 
+    @property
+    def weights(self) -> NDArray[Any] | None:
+        """Gate weights of all layers, (n_rows, n_layers, top_k), if they are recorded."""
+        return self._mine(self._block.weights)
+
+    @property
+    def scores(self) -> NDArray[Any] | None:
+        """Softmax of all layers, (n_rows, n_layers, n_experts), if it is recorded."""
+        return self._mine(self._block.scores)
+
+    def _mine(self, values: NDArray[Any] | None) -> NDArray[Any] | None:
+        return None if values is None else values[self._block.edges[self._number] : self._block.edges[self._number + 1]]
+
 
 class _Block:
     """Micro-batches of neighbouring steps, whose routing is made together."""
@@ -110,6 +123,16 @@ class _Block:
         self._rows, self._sizes = rows, sizes
         self.edges = list(accumulate(sizes, initial=0))  # rows at which the micro-batches begin, and the end
         self.experts = self._of(trace.experts)
+
+    @cached_property
+    def weights(self) -> NDArray[Any] | None:
+        """Gate weights of all rows."""
+        return None if self.trace.weights is None else self._of(self.trace.weights)
+
+    @cached_property
+    def scores(self) -> NDArray[Any] | None:
+        """Softmax of all rows."""
+        return None if self.trace.scores is None else self._of(self.trace.scores)
 
     def _of(self, values: NDArray[Any]) -> NDArray[Any]:
         found: NDArray[Any] = values[self._rows]
@@ -122,8 +145,7 @@ class _Block:
         trace, n_layers = self.trace, self.trace.n_layers
         visit_of = np.repeat(np.arange(len(self._sizes)), self._sizes)
         counts = _count(self.experts, visit_of, len(self._sizes), trace.n_experts)
-        arrays = [self.experts, *(None if values is None else self._of(values) for values in (trace.weights, trace.scores))]
-        views = [_views(values, self.edges, n_layers) for values in arrays]
+        views = [_views(values, self.edges, n_layers) for values in (self.experts, self.weights, self.scores)]
         parts = zip(*views, _tuples(counts), _present(counts), strict=True)
         routed = list(map(partial(tuple.__new__, LayerRouting), parts))
         return [routed[i : i + n_layers] for i in range(0, len(routed), n_layers)]

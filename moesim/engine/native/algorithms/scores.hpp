@@ -49,4 +49,22 @@ inline void recent_scores(std::span<double> scores, std::span<float> rows, size_
     }
 }
 
+/// The same where weights of chosen experts stand in for scores; all others have 0. `ids` and `weights` have rows of `k`.
+inline void recent_weights(std::span<double> scores, std::span<const int> ids, std::span<const float> weights, size_t k, size_t p,
+                           double alpha, bool by_id) {
+    size_t n_rows = ids.size() / k;
+    std::vector<std::pair<int, float>> row(k);  // by id
+    std::vector<float> kept(k), room;
+    std::vector<double> sum(scores.size());
+    for (size_t first = 0; first < ids.size(); first += k) {
+        for (size_t at = 0; at < k; ++at) row[at] = {ids[first + at], weights[first + at]};
+        std::sort(row.begin(), row.end());
+        for (size_t at = 0; at < k; ++at) kept[at] = row[at].second;
+        if (by_id) credit_by_id(kept, p);
+        else keep_top(kept, p, room);
+        for (size_t at = 0; at < k; ++at) sum[row[at].first] += double(kept[at]);
+    }
+    for (size_t e = 0; e < scores.size(); ++e) scores[e] = alpha * (sum[e] / double(n_rows)) + (1 - alpha) * scores[e];
+}
+
 }  // namespace moesim::algorithms

@@ -61,25 +61,52 @@ float score_at(const Matrix &scores, size_t row, size_t column) {
     return std::bit_cast<float>(bits);
 }
 
-constexpr Twin RECENT = {"moesim.policies.algorithms.scores", "recent_scores", 5, [](Arguments of) -> nb::object {
-    std::vector<double> scores;
-    for (PyObject *one : items(of[0])) {
+std::vector<double> floats(PyObject *of) {
+    std::vector<double> found;
+    for (PyObject *one : items(of)) {
         if (!PyFloat_CheckExact(one)) throw Beyond{};
-        scores.push_back(PyFloat_AS_DOUBLE(one));
+        found.push_back(PyFloat_AS_DOUBLE(one));
     }
-    Matrix rows(of[1]);
-    if ((rows.kind() != 'e' && rows.kind() != 'f') || !rows.n_rows || rows.n_columns < 2 || rows.n_columns != scores.size())
-        throw Beyond{};
-    i64 p = small(of[2]);
-    if (!p || !PyFloat_CheckExact(of[3])) throw Beyond{};
-    std::vector<float> flat;
-    flat.reserve(rows.n_rows * rows.n_columns);
-    for (size_t row = 0; row < rows.n_rows; ++row)
-        for (size_t column = 0; column < rows.n_columns; ++column) flat.push_back(score_at(rows, row, column));
-    recent_scores(scores, flat, size_t(p), PyFloat_AS_DOUBLE(of[3]), truth(of[4]));
-    nb::object made = own(PyList_New(Py_ssize_t(scores.size())));
-    for (size_t e = 0; e < scores.size(); ++e) PyList_SET_ITEM(made.ptr(), e, PyFloat_FromDouble(scores[e]));
+    return found;
+}
+
+nb::object list_of_floats(const std::vector<double> &of) {
+    nb::object made = own(PyList_New(Py_ssize_t(of.size())));
+    for (size_t e = 0; e < of.size(); ++e) PyList_SET_ITEM(made.ptr(), e, PyFloat_FromDouble(of[e]));
     return made;
+}
+
+/// All scores of at least one row, row after row.
+std::vector<float> flat(const Matrix &rows) {
+    if ((rows.kind() != 'e' && rows.kind() != 'f') || !rows.n_rows) throw Beyond{};
+    std::vector<float> found;
+    found.reserve(rows.n_rows * rows.n_columns);
+    for (size_t row = 0; row < rows.n_rows; ++row)
+        for (size_t column = 0; column < rows.n_columns; ++column) found.push_back(score_at(rows, row, column));
+    return found;
+}
+
+/// Scores that count, and their weight.
+struct Counting {
+    i64 p;
+    double alpha;
+
+    Counting(PyObject *of_row, PyObject *weight) : p(small(of_row)) {
+        if (!p || !PyFloat_CheckExact(weight)) throw Beyond{};
+        alpha = PyFloat_AS_DOUBLE(weight);
+    }
+};
+
+constexpr const char *SCORES = "moesim.policies.algorithms.scores";
+
+constexpr Twin RECENT = {SCORES, "recent_scores", 5, [](Arguments of) -> nb::object {
+    std::vector<double> scores = floats(of[0]);
+    Matrix rows(of[1]);
+    if (rows.n_columns < 2 || rows.n_columns != scores.size()) throw Beyond{};
+    auto [p, alpha] = Counting(of[2], of[3]);
+    std::vector<float> values = flat(rows);
+    recent_scores(scores, values, size_t(p), alpha, truth(of[4]));
+    return list_of_floats(scores);
 }};
 
 i64 id_at(const Matrix &ids, size_t row, size_t column) {
@@ -92,6 +119,25 @@ i64 id_at(const Matrix &ids, size_t row, size_t column) {
     default: throw Beyond{};
     }
 }
+
+constexpr Twin RECENT_WEIGHTS = {SCORES, "recent_weights", 6, [](Arguments of) -> nb::object {
+    std::vector<double> scores = floats(of[0]);
+    Matrix ids(of[1]), weights(of[2]);
+    size_t k = ids.n_columns;
+    if (!k || k != weights.n_columns || ids.n_rows != weights.n_rows) throw Beyond{};
+    auto [p, alpha] = Counting(of[3], of[4]);
+    std::vector<int> chosen;
+    for (size_t row = 0; row < ids.n_rows; ++row) {
+        for (size_t column = 0; column < k; ++column) {
+            i64 id = id_at(ids, row, column);
+            if (id < 0 || id >= i64(scores.size()) || std::find(chosen.end() - column, chosen.end(), id) != chosen.end()) throw Beyond{};
+            chosen.push_back(int(id));
+        }
+    }
+    std::vector<float> values = flat(weights);
+    recent_weights(scores, chosen, values, k, size_t(p), alpha, truth(of[5]));
+    return list_of_floats(scores);
+}};
 
 constexpr Twin COUNT = {"moesim.policies.algorithms.counting", "add_rows", 3, [](Arguments of) {
     if (!PyDict_CheckExact(of[0])) throw Beyond{};
@@ -134,6 +180,7 @@ constexpr Twin TOP = {"moesim.policies.algorithms.counting", "top_counted", 2, [
 void bind_scoring(nb::module_ &module) {
     add<SWAP>(module);
     add<RECENT>(module);
+    add<RECENT_WEIGHTS>(module);
     add<COUNT>(module);
     add<TOP>(module);
 }
