@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
@@ -211,6 +211,24 @@ def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> N
     _add_height(figure, 1.2 * _LINE * (-(-len(labels) // n_columns) + (0 if for_paper() or not text else 1.5)))
 
 
+# Parts of a font with which text is set, such as ligatures and kerning. A PDF says where each glyph stands, so its readers use
+# none of them; and to cut them down to the glyphs of a figure takes longer than to draw it.
+_FOR_SETTING: Final = ("GDEF", "GPOS", "GSUB", "BASE", "JSTF", "kern", "MATH")
+
+
+@contextmanager
+def _glyphs_alone() -> Iterator[None]:
+    """Embed fonts without `_FOR_SETTING`; Matplotlib has no option for it, and cuts fonts down by the defaults of fontTools."""
+    from fontTools.subset import Options  # takes a sixth of a second to import
+
+    usual = Options._drop_tables_default
+    Options._drop_tables_default = [*usual, *_FOR_SETTING]
+    try:
+        yield
+    finally:
+        Options._drop_tables_default = usual
+
+
 _METADATA: Final[dict[str, dict[str, None]]] = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None}}
 
 
@@ -244,7 +262,8 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
         _lay_out(figure)
         for suffix in suffixes:
             buffer = io.BytesIO()
-            figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
+            with _glyphs_alone() if suffix == "pdf" else nullcontext():
+                figure.savefig(buffer, format=suffix, metadata=_METADATA[suffix])
             found[suffix] = buffer.getvalue()
     figure.set_layout_engine(engine)
     return found

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import zlib
+from io import BytesIO
+
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from fontTools.subset import Options
+from fontTools.ttLib import TTFont
 from matplotlib.figure import Figure
 
 from moesim import plots
@@ -17,7 +23,7 @@ from moesim.metrics.naming import SETTINGS
 from moesim.plots.catalogue import figures_of
 from moesim.plots.chart import chart
 from moesim.plots.looks import look
-from moesim.plots.style import _wrapped, add_corner
+from moesim.plots.style import _wrapped, add_corner, rendered
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 
 MACHINE = Machine({"gpu0": "gpu", "cpu0": "cpu"}, ("cpu0->gpu0", "gpu0->cpu0"))
@@ -277,6 +283,19 @@ def test_saving_is_deterministic_and_embeds_fonts(tmp_path):
     assert b"/FontFile2" in pdf  # TrueType, with the file
     assert b"/CreationDate" not in pdf
     assert b"/Type3" not in pdf
+
+
+def test_embedded_fonts_hold_glyphs_and_nothing_that_sets_text():
+    usual = list(Options().drop_tables)
+    pdf = rendered(plots.hit_rate(results()), ("pdf",))["pdf"]
+    streams = [zlib.decompressobj().decompress(part) for part in re.findall(rb"/Length1 .*?stream\n(.*?)\nendstream", pdf, re.S)]
+    fonts = [TTFont(BytesIO(stream)) for stream in streams]
+    assert fonts
+    for font in fonts:
+        assert {"glyf", "loca", "hmtx", "head", "maxp"} <= set(font.keys())  # what a reader draws from
+        assert not {"GDEF", "GPOS", "GSUB", "kern"} & set(font.keys())
+        assert font["maxp"].numGlyphs < 100
+    assert Options().drop_tables == usual
 
 
 def test_the_users_settings_neither_matter_nor_change(tmp_path):
