@@ -88,7 +88,7 @@ def draw(
 
 
 def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool) -> list[_Drawn]:
-    """Draw figures here and in processes at once: here those of records, which would take long to send."""
+    """Draw figures in processes and here at once: here first those of records, which would take long to send."""
     worth = workers is not None and (workers.pool is not None or len(asked) >= _WORTH_PROCESSES)
     pool = workers.processes(lambda: min(usable_cores(), len(asked) // 2)) if workers is not None and worth else None
     shared = [i for i, one in enumerate(asked) if pool is not None and _source(one.kind) != "records"]
@@ -97,17 +97,18 @@ def _draw_all(asked: Sequence[_Figure], workers: Workers | None, progress: bool)
     found: dict[int, _Drawn] = {}
     with Progress(len(asked), enabled=progress) as bar:
         while len(found) < len(asked):
-            while pool is not None and waiting and len(running) < pool.room():
+            while pool is not None and waiting and len(running) < pool.room() - 1:  # this process draws, too
                 place = waiting.popleft()
                 running[pool.submit(_draw, asked[place])] = place
-            if mine:
-                place = mine.popleft()
+            own = mine or waiting
+            if own:
+                place = own.popleft()
                 bar.describe(f"drawing {asked[place].name}")
                 found[place] = _draw(asked[place])
                 bar.advance(1)
-                continue
-            bar.describe(f"drawing {', '.join(asked[place].name for place in running.values())}")
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+            else:
+                bar.describe(f"drawing {', '.join(asked[place].name for place in running.values())}")
+            for future in wait(running, 0 if own else None, FIRST_COMPLETED).done:
                 place, error = running.pop(future), future.exception()
                 if error is None:
                     found[place] = future.result()

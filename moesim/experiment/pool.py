@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -47,6 +48,21 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_IMPORTED = ["moesim.experiment.work"]  # by the process that all workers are forked from
+
+
+def _context() -> BaseContext:
+    """Say how processes start: where Linux allows it, forked from one that has imported what all need and runs nothing.
+
+    Not from this one, which may have threads. Every process maps the traces itself.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
 class Processes:
     """Processes of this machine, each an executor of its own: one that dies takes no other with it, and names the culprit."""
 
@@ -55,8 +71,7 @@ class Processes:
         self._slots: list[tuple[Executor, Future[Any] | None]] = [(self._executor(), None) for _ in range(n)]
 
     def _executor(self) -> Executor:
-        # Spawned, not forked: this process may have threads, and every process maps the traces itself.
-        return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _end_with, (self._life,))
+        return ProcessPoolExecutor(1, _context(), _begin, (self._life, dict(os.environ)))
 
     def submit(self, call: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> Future[T]:
         """Give a run to a process that has none, of which there must be one; it starts with its first run."""
@@ -110,6 +125,13 @@ def _work(call: Callable[[], T]) -> T:
     finally:
         with _Working.change:
             _Working.busy = False
+
+
+def _begin(life: Connection, environment: dict[str, str]) -> None:
+    """Take over the environment of the process that asks, for what this one is forked from may have an older one."""
+    os.environ.clear()
+    os.environ.update(environment)
+    _end_with(life)
 
 
 def _end_with(life: Connection) -> None:

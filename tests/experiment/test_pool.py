@@ -181,6 +181,19 @@ def test_a_process_reads_a_trace_once(tmp_path: Path):
         pool.close()
 
 
+def test_a_process_has_the_environment_of_the_one_that_asks(monkeypatch: pytest.MonkeyPatch):
+    """What processes are forked from was started with an earlier pool."""
+    seen = []
+    for value in ("first", "second"):
+        monkeypatch.setenv("MOESIM_OF_A_TEST", value)
+        pool = Processes(1)
+        try:
+            seen.append(pool.submit(os.getenv, "MOESIM_OF_A_TEST").result())
+        finally:
+            pool.close()
+    assert seen == ["first", "second"]
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no /proc/self/smaps")
 def test_processes_map_the_same_file(tmp_path: Path, processes: Processes):
     write_trace(tmp_path / "small.safetensors", prompt=200, decode=200)
