@@ -7,6 +7,11 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+import yaml
+
+import moesim
+
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "moesim/engine/native"
 
@@ -31,3 +36,24 @@ def test_wheels_of_cibuildwheel_have_the_native_engine() -> None:
     for place in (settings, settings["macos"], settings["linux"]):
         assert place.get("environment", settings["environment"])["MOESIM_NATIVE"] == "1"
     assert "--engine native" in settings["test-command"]
+
+
+def test_one_version_is_named_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert heading is not None
+    assert {project["version"], str(citation["version"]), heading[1]} == {moesim.__version__}
+    assert citation["license"] == project["license"]
+
+
+def test_the_extra_all_has_what_users_may_want() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    assert set(re.findall(r"\w+", everything.partition("[")[2])) == set(extras) - {"all", "dev", "docs"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem)
+def test_issue_templates_ask_for_something(path: Path) -> None:
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert form["name"] and form["description"] and all(one["attributes"]["label"] for one in form["body"])
