@@ -197,8 +197,8 @@ class Result:
         if drawn.source == "records":
             outcomes = [self._outcome(int(run)) for run in first_setting(frame, kind)["run"]]
             runs = {str(one.row["policy"]): _records(one) for one in outcomes}
-            return {kind: drawn(runs, outcomes[0].machine, **options)}
-        return {name: drawn(part, **options) for name, part in figures_of(kind, frame, options)}
+            return {kind: _showable(drawn(runs, outcomes[0].machine, **options))}
+        return {name: _showable(drawn(part, **options)) for name, part in figures_of(kind, frame, options)}
 
     def _frame(self, kind: str, source: str) -> DataFrame:
         from moesim.plots.catalogue import IN_EXPERIMENTS, SOURCES
@@ -305,6 +305,14 @@ class Result:
         if keep:
             self._outcomes[index] = outcome
         return outcome
+
+
+def _showable(figure: Figure) -> Figure:
+    """Let a notebook show a figure, which it does by itself only for those of pyplot."""
+    from moesim.plots.style import rendered
+
+    figure._repr_png_ = lambda: rendered(figure, ["png"])["png"]  # type: ignore[attr-defined]
+    return figure
 
 
 def _records(outcome: Outcome) -> Records:

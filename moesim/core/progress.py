@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import TracebackType
 
 from rich.console import Console
@@ -101,8 +102,8 @@ class Progress:
 
 
 def _in_a_notebook() -> bool:
-    """Whether this process is a notebook's, where a bar is shown below the cell."""
-    return "ipykernel" in sys.modules and Console(stderr=True).is_jupyter
+    """Whether this process is a notebook's that can show a bar below the cell."""
+    return "ipykernel" in sys.modules and Console(stderr=True).is_jupyter and find_spec("ipywidgets") is not None
 
 
 @contextmanager

@@ -56,6 +56,7 @@ def test_each_thing_is_told_where_that_is_asked_for(clock: list[float], capsys: 
 def test_a_notebook_gets_a_bar(monkeypatch: pytest.MonkeyPatch, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr(progress, "find_spec", lambda name: name == "ipywidgets" or None)
     drawn: list[int] = []
     monkeypatch.setattr(Progress, "_draw", lambda self: drawn.append(self.done))
     with Progress(4) as bar:
