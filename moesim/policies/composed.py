@@ -155,7 +155,8 @@ class Composed(Composition):
         step, layer, gpu = event.step, event.layer, self._gpu
         _, assignment, prefetch, replacement = self.parts
         self._now = (step, layer)
-        actions: list[Action] = list(prefetch.ask(event, view))  # first: computed ahead of the Runs below
+        # Predictions first: they are computed ahead of the Runs below.
+        actions: list[Action] = list(prefetch.ask(event, view)) if self._ahead else []
         replacement.used(event)
         resident = view.residency(layer, gpu)
         if assignment.uses_cpu:
@@ -167,11 +168,13 @@ class Composed(Composition):
         if plan.cpu:
             actions.append(Run(layer, plan.cpu, self._cpu))
         if plan.gpu:
-            misses = [e for e in plan.gpu if not resident[e]]
+            planned: Sequence[int] = plan.gpu
+            misses = [e for e in planned if not resident[e]]
             if misses:
                 misses = self._in_order(misses, plan, event.rows)
                 actions += self._load(layer, misses, view)
-            planned = plan.gpu if self.load_order == "plan" else [*(e for e in plan.gpu if resident[e]), *misses]
+                if self.load_order != "plan":
+                    planned = [e for e in planned if resident[e]] + misses
             actions.append(Run(layer, planned, gpu))
         if self._ahead:
             units = prefetch.ahead(event, plan, view)
@@ -204,8 +207,9 @@ class Composed(Composition):
         """Fetch what the GPU lacks; what is already on its way only becomes more urgent, in the pool it was meant for."""
         early, rest = self._transient.demand(layer, misses, view)
         actions: list[Action] = [*early]
-        if rest and self.parts.replacement.admits:
-            self.parts.replacement.inserted(layer, rest)
+        replacement = self.parts.replacement
+        if rest and replacement.admits:
+            replacement.inserted(layer, rest)
             actions.append(Fetch(layer, rest, self._gpu, DEMAND, CACHE))
         elif rest:
             actions.append(Fetch(layer, rest, self._gpu, DEMAND, STAGING))

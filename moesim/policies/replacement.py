@@ -120,10 +120,11 @@ class LRU(FIFO, fixed=("victims",)):
     def used(self, event: Routed) -> None:
         """Move the cached ones among the active to the recent end."""
         super().used(event)
+        layer = event.layer
         by_rank = self.use_order == "rank" and len(event.experts) == 1
-        units = [(event.layer, expert) for expert in (order_of_use(event) if by_rank else event.active)]
+        units = [(layer, expert) for expert in (order_of_use(event) if by_rank else event.active)]
         self._present = units if by_rank else []
-        self._mark(event.layer, units)
+        self._mark(layer, units)
 
     def inserted(self, layer: int, experts: Sequence[int]) -> None:
         """Put what is fetched at the recent end; what is loaded on demand takes its place in the order of the visit."""

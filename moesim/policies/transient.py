@@ -27,9 +27,11 @@ class Transient:
         self._ahead.setdefault(layer, []).extend(experts)
         return Fetch(layer, experts, self._device, PREFETCH, PREFETCHED)
 
-    def demand(self, layer: int, misses: Sequence[int], view: View) -> tuple[list[Fetch], list[int]]:
+    def demand(self, layer: int, misses: Sequence[int], view: View) -> tuple[list[Fetch], Sequence[int]]:
         """Make what is on its way more urgent, in the pool it was meant for; return that, and what is still to be loaded."""
-        ahead = self._ahead.get(layer, ())
+        if layer not in self._ahead:
+            return [], misses
+        ahead = self._ahead[layer]
         early = [e for e in misses if e in ahead and view.is_pending(layer, e, self._device)]
         rest = [e for e in misses if e not in early]
         return [Fetch(layer, early, self._device, DEMAND, PREFETCHED)] if early else [], rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from moesim.policies.parts import Unit
 from moesim.policy import Routed, View
@@ -17,14 +17,22 @@ class PresentVisit:
 
     def __init__(self) -> None:
         self._at = (-1, -1)  # step and layer
-        self.units: set[Unit] = set()
+        self._routed: list[Sequence[int]] = []  # experts of each micro-batch
+        self._units: set[Unit] | None = None  # all of them, once asked for
 
     def add(self, event: Routed) -> None:
         """Take note of a routed micro-batch; the first of another layer visit begins anew."""
-        layer = event.layer
-        units = {(layer, expert) for expert in event.active}
-        self.units = self.units | units if self._at == (event.step, layer) else units
-        self._at = event.step, layer
+        at = event.step, event.layer
+        self._routed = [*self._routed, event.active] if at == self._at else [event.active]
+        self._at, self._units = at, None
+
+    @property
+    def units(self) -> set[Unit]:
+        """Return these experts with their layer."""
+        if self._units is None:
+            layer = self._at[1]
+            self._units = {(layer, expert) for experts in self._routed for expert in experts}
+        return self._units
 
     def spared(self, victims: Victims) -> set[Unit]:
         """Return what goes only if nothing else is idle."""
@@ -52,5 +60,7 @@ def order_of_use(event: Routed) -> Sequence[int]:
     >>> order_of_use(routed([[3, 1]])), order_of_use(routed([[3, 1], [0, 3]]))
     ([3, 1], [0, 1, 3])
     """
-    ranked: list[int] = event.experts[0].tolist()
-    return ranked if len(event.experts) == 1 else event.active
+    if len(event.experts) > 1:
+        return event.active
+    [ranked] = event.experts.tolist()
+    return cast("list[int]", ranked)
