@@ -142,7 +142,8 @@ class Records:
     """All records of one run, in the order in which they were completed.
 
     ``used_fetches`` holds the numbers of the fetches whose copy some Run read; ``makespan_ns`` is the end of the last step.
-    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool).
+    ``peak_bytes`` maps each device to its peak memory in bytes, ``pool_peak_bytes`` each (device, pool). Of a long run only the
+    records of the first steps may be kept: ``first_steps`` says of how many; None: of all.
     """
 
     tasks: RecordTable[TaskRecord] = field(default_factory=lambda: RecordTable(TaskRecord))
@@ -159,6 +160,7 @@ class Records:
     peak_bytes: dict[str, int] = field(default_factory=dict)
     pool_peak_bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     makespan_ns: int = 0
+    first_steps: int | None = None
 
     def clear(self) -> None:
         """Forget the records; sizes and times of the whole run stay."""

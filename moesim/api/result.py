@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from moesim.experiment.again import outcome_of
 from moesim.experiment.report import result_html, result_table
 from moesim.experiment.result import read_summary
 from moesim.experiment.run import Results, describe_run
-from moesim.experiment.runner import run_one
+from moesim.experiment.runner import Kept, run_one
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -240,9 +241,8 @@ class Result:
         if self.experiment is None:
             raise ConfigError(f"{folder}: expected a result that was run here, got one of {self._folder}; copy that folder")
         output = Output(self.experiment, Path(folder))
-        outcomes = [
-            self._outcome(i) if i in output.kept and not row.get("error") else self._told(i) for i, row in enumerate(self.rows)
-        ]
+        wanted = [output.kept.get(i) if not row.get("error") else None for i, row in enumerate(self.rows)]
+        outcomes = [self._again(i, kept) if kept else self._told(i) for i, kept in enumerate(wanted)]
         store = Store(Path(folder))
         for outcome in outcomes:
             if not outcome.row.get("error"):
@@ -298,13 +298,18 @@ class Result:
             assert self._folder is not None
             outcome = outcome_of(self._folder, index)
         else:
-            found = run_one(self.experiment, self.experiment.specs[index], keep=True)
-            if found.failure is not None:
-                raise found.failure
-            outcome = type(found)(row, found.machine, found.records, found.split)
+            outcome = self._again(index, True)
         if keep:
             self._outcomes[index] = outcome
         return outcome
+
+    def _again(self, index: int, kept: Kept) -> Outcome:
+        """Simulate a run again, which leaves the same records."""
+        assert self.experiment is not None
+        found = run_one(self.experiment, self.experiment.specs[index], keep=kept)
+        if found.failure is not None:
+            raise found.failure
+        return replace(found, row=self.rows[index])
 
 
 def _showable(figure: Figure) -> Figure:

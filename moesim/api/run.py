@@ -232,7 +232,7 @@ def carry_out(
     folder = None if output is None else output.folder
     try:
         return run_experiment(
-            experiment, keep=(output.kept if output else set()).__contains__, progress=progress, folder=folder, workers=workers,
+            experiment, keep=output.kept.get if output else lambda index: None, progress=progress, folder=folder, workers=workers,
             fail_fast=fail_fast,
         )  # fmt: skip
     except KeyboardInterrupt:

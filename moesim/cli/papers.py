@@ -171,7 +171,7 @@ def _run(
         found = run_experiment(experiment, jobs=jobs, progress=True)
         return found.rows, found.failures
     output = Output(experiment, out / name)
-    found = run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept, progress=True, folder=output.folder)
+    found = run_experiment(experiment, jobs=jobs, keep=output.kept.get, progress=True, folder=output.folder)
     output.write(found)
     if found.n_found:
         say(f"{found.n_found} of {len(found.outcomes)} runs were in {out / name} already")

@@ -51,9 +51,7 @@ def replay(
     experiment = Experiment(config, str(file))
     output = Output(experiment, out or Path(f"results/{config.name or file.stem}-replay"))
     with live_machine(experiment, backend, memory, disk) as machine:
-        results = run_experiment(
-            experiment, keep=lambda index: index in output.kept, progress=True, execution=live_execution(machine)
-        )
+        results = run_experiment(experiment, keep=output.kept.get, progress=True, execution=live_execution(machine))
     sys.stdout.write(result_table(results.rows, form))
     output.write(results)
     say(f"wrote {output.folder}")

@@ -62,6 +62,10 @@ class RecordTable(MutableSequence[R], Generic[R]):
             return self._append
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def taken(self) -> RecordTable[R]:
+        """Give the same records as a table that stays when this one is filled anew or forgets them."""
+        return _restored(self.kind, self._rows if self._columns is None else None, self._columns)
+
     def _append(self, record: R) -> None:
         self._own().append(record)
 

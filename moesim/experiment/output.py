@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from moesim.experiment.pool import Workers
     from moesim.experiment.resolve import Experiment
     from moesim.experiment.run import Results
+    from moesim.experiment.runner import Kept
 
 _PACKAGES = ("numpy", "pandas", "pyarrow", "simpy", "scipy", "matplotlib", "pydantic")
 _NAMES = ("config.resolved.yaml", SUMMARY, "runs.parquet", "repeats.parquet", "timeline.json", "frames/steps.parquet",
@@ -54,8 +55,8 @@ class Output:
 
     Attributes
     ----------
-    kept : set of int
-        Runs whose records the files need.
+    kept : dict of int to bool or int
+        Runs whose records the files need: all of them, or those of so many first steps.
     """
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
@@ -77,7 +78,8 @@ class Output:
         self._in_timeline = [s.index for s in self._first if wanted is None or s.policy_name in wanted]
         self._in_gantt = [s.index for s in self._first] if needs_records(config.plots) else []
         every = [s.index for s in experiment.specs] if config.frames else []
-        self.kept = {*self._in_timeline, *self._in_gantt, *every}
+        steps = config.timeline.steps if config.timeline is not None else 0
+        self.kept: dict[int, Kept] = dict.fromkeys(self._in_timeline, steps) | dict.fromkeys([*self._in_gantt, *every], True)
 
     def write(self, results: Results, workers: Workers | None = None, *, progress: bool = False) -> Path:
         """Write all files: they replace earlier ones together, or not at all.

@@ -23,6 +23,7 @@ def records_bytes(records: Records) -> bytes:
         "peak_bytes": records.peak_bytes,
         "pool_peak_bytes": [[*key, n] for key, n in records.pool_peak_bytes.items()],
         "makespan_ns": records.makespan_ns,
+        "first_steps": records.first_steps,
     }
     columns = {name: _column(getattr(records, name)) for name in KINDS}
     table = pa.table(columns).replace_schema_metadata({_REST: json.dumps(rest)})
@@ -63,6 +64,7 @@ def read_records(data: bytes, place: str) -> Records:
             peak_bytes=rest["peak_bytes"],
             pool_peak_bytes={(device, pool): n for device, pool, n in rest["pool_peak_bytes"]},
             makespan_ns=rest["makespan_ns"],
+            first_steps=rest["first_steps"],
         )
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())

@@ -14,7 +14,7 @@ from moesim.experiment.estimate import worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.pool import Pool, Workers, usable_cores
 from moesim.experiment.resolve import Experiment
-from moesim.experiment.runner import SIMULATED, Examine, Execution, run_one
+from moesim.experiment.runner import SIMULATED, Examine, Execution, Kept, run_one
 from moesim.experiment.spec import RunSpec
 from moesim.experiment.store import Store
 from moesim.experiment.submit import outcomes_of
@@ -63,9 +63,9 @@ class Results:
 
 
 def run_experiment(
-    experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], bool] = lambda index: False, progress: bool = False,
-    execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None, fail_fast: bool = False,
-    examine: Examine | None = None, workers: Workers | None = None,
+    experiment: Experiment, *, jobs: int | None = 1, keep: Callable[[int], Kept | None] = lambda index: None,
+    progress: bool = False, execution: Execution = SIMULATED, folder: Path | None = None, scheduler: str | None = None,
+    fail_fast: bool = False, examine: Examine | None = None, workers: Workers | None = None,
 ) -> Results:  # fmt: skip
     """Run all runs of an experiment that have not been run.
 
@@ -76,7 +76,7 @@ def run_experiment(
     jobs : int or None
         Processes, None: all cores if that is worth while; the results do not depend on it.
     keep : callable
-        Whether the records of a run are wanted, by its index.
+        Which records of a run are wanted, by its index: True for all, a number for those of so many first steps.
     progress : bool
         Show a bar on the terminal once it has taken two seconds.
     execution : Execution
@@ -106,7 +106,7 @@ def run_experiment(
         raise ConfigError("replay: expected one run after another on this machine, got several processes; leave them out")
     keys = run_keys(experiment)
     store = Store(folder) if folder is not None and execution is SIMULATED else None
-    kept = {spec.index for spec in experiment.specs if keep(spec.index)}
+    kept = {spec.index: keep(spec.index) or False for spec in experiment.specs}
     found = {} if store is None else _found(experiment, keys, kept, store)
     missing = [spec for spec in experiment.specs if spec.index not in found]
     done = list(found.values())
@@ -139,7 +139,7 @@ def run_experiment(
     return Results(experiment, done, len(found))
 
 
-def _found(experiment: Experiment, keys: Sequence[str], kept: set[int], store: Store) -> dict[int, Outcome]:
+def _found(experiment: Experiment, keys: Sequence[str], kept: Mapping[int, Kept], store: Store) -> dict[int, Outcome]:
     rows = store.read()
     known = _Known(experiment, store, keys, kept)
     found = {}
@@ -156,7 +156,7 @@ class _Known:
     experiment: Experiment
     store: Store | None
     keys: Sequence[str]
-    kept: set[int]
+    kept: Mapping[int, Kept]
 
     def now(self, spec: RunSpec) -> Outcome | None:
         """Look whether another sweep in the same folder has finished a run meanwhile."""
@@ -168,11 +168,15 @@ class _Known:
         machine = Machine.of(spec.hardware)
         # Its place in this experiment, and the names that this experiment has for things.
         row = {**row, **spec.row(), "workload_digest": self.experiment.workload(spec).digest, "group": spec.group}
-        if spec.index not in self.kept:
+        wanted = self.kept[spec.index]
+        if not wanted:
             return Outcome(row, machine)
         assert self.store is not None
-        records = self.store.records(self.keys[spec.index])
-        return None if records is None else Outcome(row, machine, records, breakdown(records, machine.kinds, machine.media))
+        records = self.store.records(self.keys[spec.index], wanted)
+        if records is None:
+            return None
+        split = breakdown(records, machine.kinds, machine.media) if wanted is True else None
+        return Outcome(row, machine, records, split)
 
 
 class _Told:
@@ -193,13 +197,18 @@ class _Told:
 
 
 def _here(
-    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, execution: Execution, examine: Examine | None
+    experiment: Experiment,
+    specs: Sequence[RunSpec],
+    kept: Mapping[int, Kept],
+    told: _Told,
+    execution: Execution,
+    examine: Examine | None,
 ) -> Iterator[tuple[RunSpec, Outcome]]:
     for spec in specs:
         told.doing(spec)
         begun, n_steps = told.bar.done, len(experiment.workload(spec).steps)
         outcome = run_one(
-            experiment, spec, keep=spec.index in kept, progress=told.bar.step, execution=execution,
+            experiment, spec, keep=kept[spec.index], progress=told.bar.step, execution=execution,
             examine=examine,
         )  # fmt: skip
         told.done(spec, outcome, begun + n_steps - told.bar.done)  # a failed run has not told all its steps
@@ -207,11 +216,11 @@ def _here(
 
 
 def _elsewhere(
-    experiment: Experiment, specs: Sequence[RunSpec], kept: set[int], told: _Told, pool: Pool, known: _Known,
+    experiment: Experiment, specs: Sequence[RunSpec], kept: Mapping[int, Kept], told: _Told, pool: Pool, known: _Known,
     folder: Path | None, examine: Examine | None,
 ) -> Iterator[tuple[RunSpec, Outcome]]:  # fmt: skip
     with work_of(experiment, folder) as make:
-        for spec, outcome in outcomes_of(specs, lambda spec: make(spec, spec.index in kept, examine), pool, known.now):
+        for spec, outcome in outcomes_of(specs, lambda spec: make(spec, kept[spec.index], examine), pool, known.now):
             told.done(spec, outcome, len(experiment.workload(spec).steps))
             yield spec, outcome
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moesim.core import collector
 from moesim.engine import chosen, simulate
 from moesim.errors import MoesimError, PolicyError, describe_exception
+from moesim.experiment.beginning import FirstSteps
 from moesim.experiment.budget import granted_slots, initial_placement, slots_used
 from moesim.experiment.intervals import NOT_VARIED, interval_text, vary
 from moesim.experiment.needs import SCORES
@@ -57,6 +58,8 @@ class Execution:
 
 
 SIMULATED = Execution(simulate)
+Kept = bool | int
+"""Records to keep of a run: all, none, or those of so many first steps."""
 Examine = Callable[[Any, "RunSpec", Outcome], Any]
 """What a study looks for in the records of a run; it goes to the process that has them, so it is a function of a module."""
 
@@ -65,7 +68,7 @@ def run_one(
     inputs: Inputs,
     spec: RunSpec,
     *,
-    keep: bool = False,
+    keep: Kept = False,
     progress: Callable[[int], None] | None = None,
     execution: Execution = SIMULATED,
     examine: Examine | None = None,
@@ -77,7 +80,7 @@ def run_one(
         return Outcome({**spec.row(), "error": str(spec.refusal)}, machine, failure=spec.refusal)
     try:
         with collector.paused():
-            outcome = _run(inputs, spec, machine, keep or examine is not None, progress, execution)
+            outcome = _run(inputs, spec, machine, True if examine is not None else keep, progress, execution)
             if examine is None:
                 return outcome
             found = examine(inputs, spec, outcome)
@@ -94,7 +97,7 @@ def _run(
     inputs: Inputs,
     spec: RunSpec,
     machine: Machine,
-    keep: bool,
+    keep: Kept,
     progress: Callable[[int], None] | None,
     execution: Execution,
 ) -> Outcome:
@@ -131,7 +134,7 @@ def _run(
         **{key: value for key, value in varied.items() if key != "varied"},
         **{f"count_{name}": count for name, count in getattr(policy, "counters", {}).items()},
     }
-    return Outcome(row, machine, done.records, done.split if keep else None, None, costs.provenance())
+    return Outcome(row, machine, done.records, done.split if keep is True else None, None, costs.provenance())
 
 
 def _varied(inputs: Inputs, spec: RunSpec, machine: Machine, execution: Execution, done: _Done) -> dict[str, Value]:
@@ -178,7 +181,7 @@ class _Found:
 
 
 def _carry_out(
-    inputs: Inputs, spec: RunSpec, machine: Machine, progress: Callable[[int], None] | None, execution: Execution, keep: bool
+    inputs: Inputs, spec: RunSpec, machine: Machine, progress: Callable[[int], None] | None, execution: Execution, keep: Kept
 ) -> _Done:
     trace, workload = inputs.trace(spec), inputs.workload(spec)
     policy: Any = make_policy(spec.point.policy, inputs.place)
@@ -189,12 +192,18 @@ def _carry_out(
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
     placement = initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables)
     sources, costs = spec.sources(trace, workload), spec.costs(policy)
-    found = _Found(machine)
-    in_pieces = not keep and not execution.measured
+    found, first = _Found(machine), FirstSteps(keep) if keep else None
+    in_pieces = keep is not True and not execution.measured
+
+    def take(records: Records, settled_ns: int) -> None:
+        found.add(records, settled_ns)
+        if first is not None:
+            first.add(records, settled_ns)
+
     records = execution.call(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=sources,
         tables=tables, options=spec.options, policy_name=spec.policy_name, progress=progress,
-        **({"sink": found.add} if in_pieces else {}),
+        **({"sink": take} if in_pieces else {}),
     )  # fmt: skip
     split = None
     if not in_pieces:
@@ -205,7 +214,7 @@ def _carry_out(
         found = _Found(machine, split)
         found.add(records)
     metrics = spec.metrics(found.summary, workload)
-    kept = records if keep else None
+    kept = None if first is None else first.of(records) if in_pieces else records
     return _Done(policy, costs, slots, placement, kept, split, frozenset(found.activities), metrics, sources.labels)
 
 

@@ -84,18 +84,23 @@ class Store:
             self._out.tidy()
         self._n_small = 0
 
-    def records(self, key: str) -> Records | None:
-        """Read a run's records; None if they were not kept. Damaged ones are set aside with a line on stderr."""
+    def records(self, key: str, wanted: bool | int = True) -> Records | None:
+        """Read a run's records, all or those of so many first steps; None if they were not kept.
+
+        Damaged ones are set aside with a line on stderr.
+        """
         self._out.manifest.refresh()
         name = _records_file(key)
         data = self._content(name)
         if data is None:
             return None
         try:
-            return read_records(data, str(self._out.folder / name))
+            found = read_records(data, str(self._out.folder / name))
         except InputError as error:  # what was written can be read; this says that it cannot be, with all reasons
             self._tell(name, f": {error}")
             return None
+        there = found.first_steps
+        return found if there is None or (wanted is not True and wanted <= there) else None
 
     def add_records(self, key: str, records: Records) -> None:
         """Keep a run's records."""

@@ -19,7 +19,7 @@ from moesim.core.output_folder import OutputFolder
 from moesim.errors import InputError, SimulationError, TraceError
 from moesim.experiment.keys import code_digest
 from moesim.experiment.result import DATASET, OWNER
-from moesim.experiment.runner import Examine, run_one
+from moesim.experiment.runner import Examine, Kept, run_one
 from moesim.experiment.traces import GIVEN
 from moesim.metrics.outcome import Outcome
 from moesim.policies.imports import code_names
@@ -51,7 +51,7 @@ class Work:
     trace_name: str | None
     trace_digest: str  # what the file must hold
     required: frozenset[str]  # signals that every request must have
-    keep: bool  # whether records are wanted
+    keep: Kept  # which records are wanted
     examine: Examine | None  # what to look for in them
     code: str  # digest of the code that asks; another one may not answer
     policy_source: str | None  # likewise of the policy's source, if it is not moesim's own
@@ -116,7 +116,7 @@ class WorkMaker:
         self._sources = {names: sources_digest(names) for names in {code_names(spec.point.policy) for spec in experiment.specs}}
         self._paths: dict[str, Path] = {}
 
-    def __call__(self, spec: RunSpec, keep: bool, examine: Examine | None = None) -> Work:
+    def __call__(self, spec: RunSpec, keep: Kept, examine: Examine | None = None) -> Work:
         experiment = self._experiment
         written, digest = spec.point.trace, experiment.trace(spec).digest
         name = written if isinstance(written, str) and not written.startswith(GIVEN) else None

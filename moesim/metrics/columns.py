@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from moesim.core.record_table import Coded, Column, RecordTable
+from moesim.core.record_table import Coded, Column, Lists, RecordTable
 from moesim.records import StepRecord
 
 R = TypeVar("R", bound=tuple[Any, ...])
@@ -40,7 +40,7 @@ def in_decode(steps: RecordTable[StepRecord]) -> NDArray[np.bool_]:
 
 
 def joined(kind: type[R], tables: Sequence[RecordTable[R]]) -> RecordTable[R]:
-    """Put the columns of tables after each other, of records without lists."""
+    """Put the columns of tables after each other."""
     found = RecordTable(kind)
     columns: dict[str, Column] = {}
     for name, hint in get_type_hints(kind).items():
@@ -48,6 +48,10 @@ def joined(kind: type[R], tables: Sequence[RecordTable[R]]) -> RecordTable[R]:
             texts = tuple(dict.fromkeys(text for one in tables for text in one.texts(name)[1]))
             codes = [by_text(one.texts(name), texts.index) for one in tables]
             columns[name] = Coded(np.concatenate([np.zeros(0, np.int64), *codes]), texts)
+        elif hint == tuple[int, ...]:
+            lists = [one.lists(name) for one in tables]
+            lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(offsets) for offsets, _ in lists)])
+            columns[name] = Lists(np.cumsum(lengths), np.concatenate([found.lists(name)[1], *(values for _, values in lists)]))
         else:
             columns[name] = np.concatenate([found.column(name), *(one.column(name) for one in tables)])
     found.fill(columns)

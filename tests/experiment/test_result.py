@@ -23,7 +23,7 @@ EVERYTHING = {"plots": ["decode_speed", "hit_rate", "breakdown", "gantt"], "fram
 def write(folder: Path, out: Path, jobs: int = 1, **changes) -> Path:
     experiment = resolve(folder, **changes)
     output = Output(experiment, out)
-    output.write(run_experiment(experiment, jobs=jobs, keep=lambda index: index in output.kept, folder=out))
+    output.write(run_experiment(experiment, jobs=jobs, keep=output.kept.get, folder=out))
     return out
 
 
