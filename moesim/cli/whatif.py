@@ -15,7 +15,7 @@ from moesim.cli.outputs import write_own
 from moesim.core.output_folder import check_own_folder
 from moesim.core.table import Format, render, render_records
 from moesim.core.text import say
-from moesim.core.units import NS_PER_MS, NS_PER_S, format_bytes
+from moesim.core.units import NS_PER_MS, NS_PER_S, format_size
 from moesim.errors import ConfigError
 from moesim.experiment.config import load_config
 from moesim.experiment.quick import quick
@@ -201,7 +201,7 @@ def _value(line: Line) -> str:
 
 def _as_it_is(row: Mapping[str, Any]) -> str:
     ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
-    memory = f"{ratio:g}" if ratio is not None else format_bytes(budget or 0)
+    memory = f"{ratio:g}" if ratio is not None else format_size(budget or 0)
     told = {
         "batch": row.get("batch_size"),
         "cache": memory,

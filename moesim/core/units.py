@@ -71,11 +71,27 @@ def us_to_ns(us: float) -> int:
 
 
 def format_bytes(n: float) -> str:
-    """Write bytes for people, in decimal units.
+    """Write bytes for people, from a GB on in both units that people mean by it.
 
-    >>> format_bytes(352_321_536)
-    '352 MB'
+    >>> format_bytes(352_321_536), format_bytes(12 * 2**30)
+    ('352 MB', '12.9 GB (12 GiB)')
     """
+    return f"{_decimal(n)} ({n / _GIB:.3g} GiB)" if abs(n) >= _GB else _decimal(n)
+
+
+def format_size(n: float) -> str:
+    """Write bytes in one unit, for labels: eighths of a GiB as such.
+
+    >>> format_size(12.5 * 2**30), format_size(12e9), format_size(352_321_536)
+    ('12.5 GiB', '12 GB', '352 MB')
+    """
+    return f"{n / _GIB:g} GiB" if abs(n) >= _GIB and n % (_GIB // 8) == 0 else _decimal(n)
+
+
+_GB, _GIB = 10**9, 2**30
+
+
+def _decimal(n: float) -> str:
     size = float(n)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(size) < 1000 or unit == "TB":

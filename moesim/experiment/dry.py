@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from moesim.core.units import format_bytes, format_s
+from moesim.core.units import format_s, format_size
 from moesim.experiment.estimate import chunks, seconds, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.resolve import Experiment
@@ -67,7 +67,7 @@ def _varying(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
 def _written(name: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)  # as in the file
-    return format_bytes(value) if name == "cache_budget_bytes" else f"{value:g}" if isinstance(value, float) else str(value)
+    return format_size(value) if name == "cache_budget_bytes" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _counted(n: int, what: str) -> str:

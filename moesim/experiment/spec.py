@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
-from moesim.core.units import ceil_div, format_bytes, us_to_ns
+from moesim.core.units import ceil_div, format_size, us_to_ns
 from moesim.engine import EngineOptions
 from moesim.errors import InputError
 from moesim.experiment.intervals import Ends
@@ -175,7 +175,7 @@ class RunSpec:
         curve, piece = self.transfer(policy)
         if (curve, piece) == (self.point.curve, self.point.chunk_bytes):
             return None
-        return curve + (f" in {format_bytes(piece)}" if piece else "")
+        return curve + (f" in {format_size(piece)}" if piece else "")
 
     def costs(self, policy: Any) -> CostModel:
         """Make a cost model: one for each use, since it remembers the numbers it was asked for."""

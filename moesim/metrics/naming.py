@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_size
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def cache_asked(row: Mapping[str, Any]) -> str:
     ('0.5', '8 GB')
     """
     ratio, budget = row.get("cache_ratio"), row.get("cache_budget_bytes")
-    return f"{ratio:g}" if isinstance(ratio, int | float) else format_bytes(budget or 0)
+    return f"{ratio:g}" if isinstance(ratio, int | float) else format_size(budget or 0)
 
 
 def policy_label(policy: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from moesim.core.units import format_bytes
+from moesim.core.units import format_size
 from moesim.errors import ConfigError
 from moesim.metrics.fresh import fresh_percent
 from moesim.metrics.fresh import is_exact as all_fresh
@@ -249,4 +249,4 @@ def _bytes(value: int) -> str:
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if value >= size and value * 4 % size == 0:
             return f"{value / size:g} {unit}"
-    return format_bytes(value)
+    return format_size(value)

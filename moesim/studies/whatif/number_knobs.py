@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from moesim.core.units import format_bytes, parse_bytes
+from moesim.core.units import format_size, parse_bytes
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError, unknown_name
 from moesim.experiment.config import Config
@@ -115,7 +115,7 @@ def cache(base: Base, setting: Setting) -> Changed:
 
 
 def _cache_value(key: str, value: float) -> str:
-    return f"cache {value:.6g}" if key == "ratio" else f"cache {format_bytes(value)}"
+    return f"cache {value:.6g}" if key == "ratio" else f"cache {format_size(value)}"
 
 
 def cache_scale(base: Base, factor: Fraction) -> Changed:
