@@ -181,10 +181,10 @@ def activities(records: Records) -> frozenset[str]:
     """Say what went on in a run, by the names that pairs of contention have."""
     tasks, found = records.tasks, set()
     (device, devices), (lane, lanes) = tasks.texts("device"), tasks.texts("lane")
-    which = (device.astype(np.int64) * len(lanes) + lane) * 2 + (tasks.column("expert") >= 0)
-    for code in np.unique(which).tolist():
+    which = (device.astype(np.int16) * np.int16(len(lanes)) + lane) * np.int16(2) + (tasks.column("expert") >= 0)
+    for code in np.flatnonzero(np.bincount(which)).tolist():
         place, expert = divmod(code, 2)
         side = lanes[place % len(lanes)] == "side"
         found.add(f"{devices[place // len(lanes)]}.{'side' if side else 'experts' if expert else 'dense'}")
     link, links = records.transfers.texts("link")
-    return frozenset(found | {links[code] for code in np.unique(link).tolist()})
+    return frozenset(found | {links[code] for code in np.flatnonzero(np.bincount(link)).tolist()})

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
+_REMEMBERED = 2**18  # records whose columns are remembered in the form in which they are asked for; of more, each is made anew
+
 
 class Coded(NamedTuple):
     """A column of few values."""
@@ -142,11 +144,18 @@ class RecordTable(MutableSequence[R], Generic[R]):
         """Give a field of all records, shape (n,): int64, bool, or float64, in which None is NaN. Do not change it."""
         hint = _fields(self.kind)[name]
         kind = np.bool_ if hint is bool else np.int64 if hint is int else np.float64
+        found: NDArray[Any]
         if self._columns is None:
-            found: NDArray[Any] = self._once(name, lambda values: np.array(values, kind))
+            found = self._once(name, lambda values: np.array(values, kind))
+            return found
+        if name in self._made:
+            found = self._made[name][1]
             return found
         kept = self._columns[name]
-        return np.array(kept.values, kind)[kept.codes] if isinstance(kept, Coded) else np.asarray(kept, kind)
+        found = np.array(kept.values, kind)[kept.codes] if isinstance(kept, Coded) else np.ascontiguousarray(kept, kind)
+        if len(found) <= _REMEMBERED:
+            self._made[name] = len(found), found
+        return found
 
     def texts(self, name: str) -> tuple[NDArray[Any], tuple[str, ...]]:
         """Give a field of texts as codes, shape (n,), and the texts that they are indices of, used or not."""

@@ -58,8 +58,8 @@ class HostThread:
 
 Sink = Callable[[Records, int], None]
 """Takes the records piece by piece, and with each the time before which no record of a later piece starts."""
-PIECE = 200_000
-"""Tasks of a piece of records at least; some 30 MB."""
+PIECE = 50_000
+"""Tasks of a piece of records at least; some 10 MB, which is little enough for a processor's caches."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from moesim.records import Records
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 _NONE: Final = np.zeros((5, 0), np.int64)
+_SPARSE: Final = 64  # times as many possible pairs as there are: sorting them takes less than marking them
 
 
 def _gpus(kinds: Mapping[str, str]) -> dict[str, int]:
@@ -32,8 +33,14 @@ def _arrivals(records: Records, gpus: Mapping[str, int], cause: str) -> Ints:
 def _numbers(*keys: Ints) -> tuple[NDArray[Any], ...]:
     """Give one number for each column of several arrays, the same for the same columns; a small type sorts fast."""
     sizes = [max(int(key[row].max(initial=0)) for key in keys) + 1 for row in range(len(keys[0]))]
-    small = np.prod(sizes, dtype=float) <= np.iinfo(np.uint16).max
-    return tuple(np.ravel_multi_index(tuple(key), sizes).astype(np.uint16 if small else np.int64) for key in keys)
+    kind = np.uint16 if np.prod(sizes, dtype=float) <= np.iinfo(np.uint16).max else np.int64
+    found = []
+    for key in keys:
+        number = key[0].astype(kind)
+        for row, size in zip(key[1:], sizes[1:], strict=True):
+            number = number * kind(size) + row.astype(kind)
+        found.append(number)
+    return tuple(found)
 
 
 class PrefetchHits:
@@ -68,13 +75,9 @@ class PrefetchHits:
         if not brought.shape[1]:
             return
         of_lookup, of_copy = _numbers(np.stack((layer[:n], expert[:n])), brought[:2])
-        order = np.argsort(of_lookup, kind="stable")
-        keys = of_lookup[order].astype(np.int64) * (n + 1) + order
         # Of this expert, the first lookup that is not before the arrival: arriving at the instant of the lookup is in time.
-        wanted = of_copy.astype(np.int64) * (n + 1) + np.searchsorted(time[:n], brought[2])
-        at = np.append(order, n)[np.searchsorted(keys, wanted)]
-        found = np.append(of_lookup, 0)[at] == of_copy
-        found &= at < n
+        at = _next_of(of_lookup, of_copy, np.searchsorted(time[:n], brought[2]))
+        found = at < n
         credited = np.zeros(n, bool)  # two GPUs may both have received a copy: a lookup counts once
         credited[at[found]] = True
         self._n += int(counts[:n][credited].sum())
@@ -117,24 +120,54 @@ class DemandFree:
         self._runs, later = runs[:, :0], arrived[:, :0]
         if until is not None:
             open_steps = runs[4, runs[3] >= until]
-            goes_on = runs[4] >= open_steps.min() if len(open_steps) else np.zeros(runs.shape[1], bool)
-            self._runs, runs = runs[:, goes_on], runs[:, ~goes_on]
+            if len(open_steps):
+                goes_on = runs[4] >= open_steps.min()
+                self._runs, runs = runs[:, goes_on], runs[:, ~goes_on]
             unknown = arrived[3] >= min(until, self._runs[3].min(initial=until))
-            later, arrived = arrived[:, unknown], arrived[:, ~unknown]
-        n = arrived.shape[1]
-        place = np.concatenate(_numbers(arrived[:3], runs[:3]))
-        order = np.lexsort((np.concatenate((arrived[3], runs[3])), place))  # an arrival is before a Run of the same instant
-        place, is_run = place[order], order >= n
-        by_demand = np.append(arrived[4] != 0, np.zeros(runs.shape[1], bool))[order]
-        same = place[1:] == place[:-1]
-        # The first Run after an arrival uses it.
-        needed = np.append(False, by_demand[:-1] & is_run[1:] & same)[is_run] if len(order) else is_run
-        place_of_run, step = place[is_run], runs[4][order[is_run] - n]
-        new = np.ones(len(step), bool)
-        new[1:] = (place_of_run[1:] != place_of_run[:-1]) | (step[1:] != step[:-1])
-        self._n_visits += int(new.sum())
-        demanded = np.zeros(len(step) + 1, bool)
-        demanded[np.cumsum(new)[needed]] = True
-        self._n_demanded += int(demanded.sum())
-        unused = by_demand & np.append(~same, True) if len(order) else by_demand
-        self._arrived = np.concatenate((arrived[:, order[unused]], later), axis=1)
+            if unknown.any():
+                later, arrived = arrived[:, unknown], arrived[:, ~unknown]
+        runs = _sorted(runs, 3)
+        arrived = _sorted(arrived, 3)
+        since = np.searchsorted(runs[3], arrived[3])  # an arrival is before a Run of the same instant
+        of_arrival, of_run = _numbers(arrived[:3], runs[:3])
+        self._n_visits += _n_different(of_run, runs[4])
+        order = np.argsort(of_arrival, kind="stable")
+        arrived, of_arrival = arrived[:, order], of_arrival[order]
+        at = _next_of(of_run, of_arrival, since[order])
+        # The first Run after an arrival uses it, and of several arrivals the last.
+        last = np.ones(len(at), bool)
+        last[:-1] = (of_arrival[1:] != of_arrival[:-1]) | (at[1:] != at[:-1])
+        demanded = last & (arrived[4] != 0)
+        used = at[demanded & (at < len(of_run))]
+        self._n_demanded += _n_different(of_run[used], runs[4, used])
+        self._arrived = np.concatenate((arrived[:, demanded & (at == len(of_run))], later), axis=1)
+
+
+def _sorted(columns: Ints, row: int) -> Ints:
+    """Put columns in the order of a row, which they mostly are in."""
+    if (columns[row, 1:] < columns[row, :-1]).any():
+        columns = columns[:, np.argsort(columns[row], kind="stable")]
+    return columns
+
+
+def _next_of(numbers: NDArray[Any], wanted: NDArray[Any], since: Ints) -> Ints:
+    """Find where each wanted number next occurs among others, from a place on; their length if it does not."""
+    n = len(numbers)
+    order = np.argsort(numbers, kind="stable")
+    keys = numbers[order].astype(np.int64) * (n + 1) + order
+    at = np.append(order, n)[np.searchsorted(keys, wanted.astype(np.int64) * (n + 1) + since)]
+    found: Ints = np.where(np.append(numbers, 0)[at] == wanted, at, n)
+    return found
+
+
+def _n_different(numbers: NDArray[Any], steps: Ints) -> int:
+    """Count different pairs."""
+    if not len(numbers):
+        return 0
+    first, size = int(steps.min()), int(numbers.max()) + 1
+    keys, n_keys = (steps - first) * size + numbers, (int(steps.max()) - first + 1) * size
+    if n_keys > _SPARSE * len(keys):
+        return len(np.unique(keys))
+    there = np.zeros(n_keys, bool)
+    there[keys] = True
+    return int(np.count_nonzero(there))

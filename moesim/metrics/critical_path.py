@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from moesim.metrics.activities import CROSSING, DECISION, IF_DECIDED, MODEL, Activities
 from moesim.metrics.causes import CAUSES, INDEX
+from moesim.metrics.columns import sums
 from moesim.records import Records
 
 Ints = NDArray[np.int64]
@@ -69,8 +70,8 @@ class Walk:
         path, window = _follow(last, before, ends, begin)
         stop = np.maximum(starts[path], begin[window])
         first = window * len(CAUSES)
-        np.add.at(charged.reshape(-1), first + found.of("cause", path), ends[path] - stop)
-        np.add.at(charged.reshape(-1), first + _IDLE, stop - np.maximum(ends[before[path]], begin[window]))
+        charged += sums(first + found.of("cause", path), ends[path] - stop, charged.size).reshape(charged.shape)
+        charged[:, _IDLE] += sums(window, stop - np.maximum(ends[before[path]], begin[window]), len(charged))
         charged[:, _IDLE] += end - np.maximum(ends[last], begin)
         return charged
 

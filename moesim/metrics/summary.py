@@ -13,7 +13,7 @@ from moesim.core.record_table import RecordTable
 from moesim.hardware import HardwareProfile
 from moesim.metrics.breakdown import Breakdown, TimeByCause
 from moesim.metrics.causes import CAUSES
-from moesim.metrics.columns import append, by_text, in_decode, joined
+from moesim.metrics.columns import append, in_decode, joined
 from moesim.metrics.gate_mass import GateMass
 from moesim.metrics.hits import HitRates
 from moesim.metrics.latency import latency
@@ -69,16 +69,18 @@ class Tasks:
         """Take the next records in."""
         table = records.tasks
         self.slower += int((table.column("end") - table.column("start") - table.column("work")).sum())
-        expert, rows = table.column("expert") >= 0, table.column("rows")
-        for kind in ("gpu", "cpu"):
-            here = expert & by_text(table.texts("device"), lambda name, kind=kind: self._kinds.get(name) == kind)  # type: ignore[misc]
-            self.rows[kind] += int(rows[here].sum())
-            self.runs[kind] += int(here.sum())
+        device, names = table.texts("device")
+        of_expert = np.where(table.column("expert") >= 0, device, len(names))
+        n_runs = np.bincount(of_expert, minlength=len(names))
+        n_rows = np.bincount(of_expert, table.column("rows"), minlength=len(names))  # floats, exact below 2**53
+        for code, name in enumerate(names):
+            self.runs[self._kinds.get(name, "")] += int(n_runs[code])
+            self.rows[self._kinds.get(name, "")] += int(n_rows[code])
         self.n_evictions += len(records.evictions)
 
 
 def _counts(tasks: Tasks, traffic: Traffic) -> dict[str, float | int | None]:
-    n_rows = tasks.rows.total()
+    n_rows = tasks.rows["gpu"] + tasks.rows["cpu"]
     return {
         "n_gpu_runs": tasks.runs["gpu"],
         "n_cpu_runs": tasks.runs["cpu"],

@@ -51,7 +51,8 @@ class Traffic:
         n_bytes = table.column("n_bytes")
         cause = by_text(table.texts("cause"), _CAUSES.index)
         fetched = table.column("last") & (table.column("expert") >= 0)
-        np.add.at(self._n_bytes, cause, n_bytes)
+        for one in np.flatnonzero(np.bincount(cause)).tolist():
+            self._n_bytes[one] += n_bytes[cause == one].sum()
         self._crossed += int(records.activations.column("n_bytes").sum())
         self.n_demand_fetches += int((fetched & (cause == _CAUSES.index("demand"))).sum())
         self._prefetches.add(records, cause == _CAUSES.index("prefetch"), fetched)

@@ -144,10 +144,10 @@ def _add(to: Mapping[str, Covered], table: RecordTable[Any], place: str, settled
     codes, names = table.texts(place)
     intervals = np.stack((table.column("start"), table.column("end")), axis=1)
     found = dict.fromkeys(to, _NONE)
-    for code, name in enumerate(names):
-        of_place = codes == code
-        if of_place.any():
-            found[name] = to[name].add([intervals[of_place]], settled_ns)
+    for code, n in enumerate(np.bincount(codes, minlength=len(names)).tolist()):
+        if n:
+            of_place = intervals if n == len(codes) else intervals[np.flatnonzero(codes == code)]
+            found[names[code]] = to[names[code]].add([of_place], settled_ns)
     for name in to.keys() - {name for name, one in found.items() if len(one)}:
         to[name].add([_NONE], settled_ns)
     return found
