@@ -14,6 +14,8 @@ from moesim.records import StepRecord
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
+_EXACT = 2**53
+
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Turn rows into columns."""
@@ -35,9 +37,12 @@ def by_text(column: tuple[NDArray[Any], tuple[str, ...]], value: Callable[[str],
 
 
 def sums(codes: NDArray[Any], values: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """Add up integers by code, exactly: halves of them, as floats, of which each code has less than two million."""
-    low, high = (np.bincount(codes, half, n).astype(np.int64) for half in (values & 0xFFFFFFFF, values >> 32))
-    return low + (high << 32)
+    """Add up whole numbers by code, exactly: as floats, which is fast, if they hold the sum of all."""
+    if values.sum() < _EXACT:
+        return np.bincount(codes, values, n).astype(np.int64)
+    found = np.zeros(n, np.int64)
+    np.add.at(found, codes, values)
+    return found
 
 
 def in_decode(steps: RecordTable[StepRecord]) -> NDArray[np.bool_]:

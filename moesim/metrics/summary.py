@@ -13,7 +13,7 @@ from moesim.core.record_table import RecordTable
 from moesim.hardware import HardwareProfile
 from moesim.metrics.breakdown import Breakdown, TimeByCause
 from moesim.metrics.causes import CAUSES
-from moesim.metrics.columns import append, in_decode, joined
+from moesim.metrics.columns import append, in_decode, joined, sums
 from moesim.metrics.gate_mass import GateMass
 from moesim.metrics.hits import HitRates
 from moesim.metrics.latency import latency
@@ -72,7 +72,7 @@ class Tasks:
         device, names = table.texts("device")
         of_expert = np.where(table.column("expert") >= 0, device, len(names))
         n_runs = np.bincount(of_expert, minlength=len(names))
-        n_rows = np.bincount(of_expert, table.column("rows"), minlength=len(names))  # floats, exact below 2**53
+        n_rows = sums(of_expert, table.column("rows"), len(names) + 1)
         for code, name in enumerate(names):
             self.runs[self._kinds.get(name, "")] += int(n_runs[code])
             self.rows[self._kinds.get(name, "")] += int(n_rows[code])

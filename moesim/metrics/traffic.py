@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.core.record_table import RecordTable
-from moesim.metrics.columns import by_text, in_decode
+from moesim.metrics.columns import by_text, in_decode, sums
 from moesim.records import Records, StepRecord
 
 Ints = NDArray[np.int64]
@@ -51,8 +51,7 @@ class Traffic:
         n_bytes = table.column("n_bytes")
         cause = by_text(table.texts("cause"), _CAUSES.index)
         fetched = table.column("last") & (table.column("expert") >= 0)
-        for one in np.flatnonzero(np.bincount(cause)).tolist():
-            self._n_bytes[one] += n_bytes[cause == one].sum()
+        self._n_bytes += sums(cause, n_bytes, len(_CAUSES))
         self._crossed += int(records.activations.column("n_bytes").sum())
         self.n_demand_fetches += int((fetched & (cause == _CAUSES.index("demand"))).sum())
         self._prefetches.add(records, cause == _CAUSES.index("prefetch"), fetched)

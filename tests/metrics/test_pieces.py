@@ -17,6 +17,7 @@ from moesim.hardware import load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.metrics import Summary, bytes_moved, counts, fidelity, fidelity_fresh_decode, summarise
 from moesim.metrics.breakdown import TimeByCause, breakdown
+from moesim.metrics.columns import sums
 from moesim.metrics.hits import hit_rates
 from moesim.metrics.latency import latency, token_times
 from moesim.metrics.machine import Machine
@@ -71,6 +72,12 @@ def test_any_records():
     for seed in range(150):
         records = plain_kit.drawn(Random(seed))
         check(records, Machine(plain_kit.DEVICES, plain_kit.LINKS, media if seed % 2 else {}), seed)
+
+
+def test_sums_are_exact_whatever_floats_hold():
+    codes = np.array([0, 2, 0, 2])
+    for large in (1, 2**53, 2**61):
+        assert sums(codes, np.array([large, 3, 1, large]), 4).tolist() == [large + 1, 0, large + 3, 0]
 
 
 def test_any_steps():
