@@ -37,6 +37,9 @@ class ModelError(InputError):
 class HardwareError(InputError):
     """A hardware profile is wrong, or lacks a cost that the run needs."""
 
+    problems: tuple[str, ...] = ()
+    """All that is wrong with the profile, one line each, where the message tells the first and how many more."""
+
 
 class TraceError(InputError):
     """A trace is damaged, inconsistent, or does not fit the model or the policy."""

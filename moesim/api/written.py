@@ -65,12 +65,12 @@ def _model(model: ModelSpec, place: str) -> Any:
 
 def _machine(machine: HardwareProfile, place: str) -> Any:
     """Write a machine as it was loaded."""
-    if machine.written is None or load_hardware(machine.written, place) != machine:
+    if machine.written is None or load_hardware(machine.written, place).figures() != machine.figures():
         raise ConfigError(
             f"{place}: expected a machine as load_hardware or Hardware.from_numbers gives it, got one that was changed since; "
             "give it as {base: NAME, key: value}"
         )
-    return machine.written
+    return written(machine.written, place)  # the short form of a machine may hold a model
 
 
 def _policy(policy: Any, place: str) -> Any:

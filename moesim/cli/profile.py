@@ -1,4 +1,4 @@
-"""``moesim profile``: measure a machine, look at a profile, compare two."""
+"""``moesim profile``: write, measure, show and compare profiles of machines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from moesim.cli.options import Printed
 from moesim.cli.outputs import check_out_folder
+from moesim.cli.profile_new import new
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
 from moesim.core.table import Format
 from moesim.core.text import say, shown
@@ -22,7 +23,10 @@ from moesim.live.profiler.compare import table as comparison_table
 from moesim.live.profiler.show import page
 from moesim.model import builtin_models, load_model
 
-app = typer.Typer(no_args_is_help=True, help="Measure a machine, look at a profile, compare two.", pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, help="Write, measure, show and compare profiles of machines.", pretty_exceptions_enable=False
+)
+app.command("new")(new)
 
 _ALL = "all"
 _WHAT, _HOW = "What to measure", "How"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, DecimalException
+from fractions import Fraction
+from typing import Final
 
-from moesim.core.limits import BYTES
+from moesim.core.limits import BYTES, RATE, TIME_US
 from moesim.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
@@ -17,7 +19,19 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+_NUMBER: Final = r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"
+_QUANTITY = re.compile(rf"{_NUMBER}([A-Za-z]*)\s*")
+_RATE = re.compile(rf"{_NUMBER}([kKMGT]?i?[Bb])/s(?:ec)?\s*")
+_TIME = re.compile(rf"{_NUMBER}(ns|us|µs|μs|ms|s)(/tok(?:en)?)?\s*")
+_IN_US: Final = {
+    "ns": Decimal("0.001"),
+    "us": Decimal(1),
+    "µs": Decimal(1),
+    "μs": Decimal(1),
+    "ms": Decimal(1000),
+    "s": Decimal(10**6),
+}
+_SHORTEST_US: Final = Decimal("1e-6")
 
 
 def parse_bytes(value: int | str, place: str = "size") -> int:
@@ -39,11 +53,69 @@ def parse_bytes(value: int | str, place: str = "size") -> int:
     if unit not in _BYTES:
         known = ", ".join(_BYTES)
         raise ConfigError(f"{place}: expected a size with a unit ({known}), got {value!r}; write for example '8 GiB'")
+    return _checked(_times(match[1], _BYTES[unit]), value, place)
+
+
+def _times(number: str, unit: Decimal | int) -> Decimal:
     try:
-        size = Decimal(match[1].replace("_", "")) * _BYTES[unit]
+        return Decimal(number.replace("_", "")) * unit
     except DecimalException:  # an exponent beyond its range
-        size = Decimal("inf")
-    return _checked(size, value, place)
+        return Decimal("inf")
+
+
+def parse_rate(value: object, place: str = "rate") -> int:
+    """Read a rate in bytes a second.
+
+    >>> parse_rate("25GB/s"), parse_rate("1.5 GiB/s")
+    (25000000000, 1610612736)
+    """
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ConfigError(f"{place}: expected a rate such as 25GB/s, got {value!r}; write a number and GB/s, GiB/s or MB/s")
+    if match[2].endswith("b"):
+        raise ConfigError(f"{place}: expected bytes a second, such as 25GB/s, got bits, {value!r}; divide by 8, and write B")
+    rate = _times(match[1], _BYTES[match[2].lower()])
+    if not RATE.least <= rate <= RATE.most:
+        raise ConfigError(f"{place}: expected a rate {RATE} bytes a second, got {value!r}; correct it")
+    return int(rate.to_integral_value())
+
+
+def parse_time(value: object, place: str = "time") -> Fraction:
+    """Read a time above 0 in microseconds, exactly.
+
+    >>> parse_time("14.2ms"), parse_time("60 us")
+    (Fraction(14200, 1), Fraction(60, 1))
+    """
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[3]:
+        got = "a time a token, " if match else ""
+        raise ConfigError(f"{place}: expected a time such as 60us or 1.2ms, got {got}{value!r}; write a number and us, ms or s")
+    return _us(match, place)
+
+
+def parse_line(value: object, place: str = "time") -> tuple[Fraction, Fraction]:
+    """Read a time that may grow with tokens: microseconds, and microseconds a token, exactly; one of them may be 0.
+
+    >>> parse_line("0.15 ms + 40us/token"), parse_line("60us")
+    ((Fraction(150, 1), Fraction(40, 1)), (Fraction(60, 1), Fraction(0, 1)))
+    """
+    parts = [_TIME.fullmatch(part) for part in value.split("+")] if isinstance(value, str) else [None]
+    kinds = [bool(part[3]) for part in parts if part is not None]
+    if None in parts or len(set(kinds)) != len(parts):
+        raise ConfigError(
+            f"{place}: expected a time such as 150us + 40us/token, or one of the two alone, got {value!r}; write numbers and us, "
+            "ms or s"
+        )
+    found = {kind: _us(part, place) for kind, part in zip(kinds, parts, strict=True) if part is not None}
+    return found.get(False, Fraction(0)), found.get(True, Fraction(0))
+
+
+def _us(match: re.Match[str], place: str) -> Fraction:
+    us = _times(match[1], _IN_US[match[2]])
+    if not _SHORTEST_US <= us <= Decimal(TIME_US.most):
+        got = match[0].strip()
+        raise ConfigError(f"{place}: expected a time above 0 and of at most {TIME_US.most / 1e6:g} s, got {got!r}; correct it")
+    return Fraction(us)
 
 
 def _checked(size: Decimal, written: int | str, place: str) -> int:

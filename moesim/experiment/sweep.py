@@ -21,7 +21,7 @@ from moesim.experiment.forms import listed
 from moesim.experiment.repeats import check_one_seed, repeats_of, reseeded
 from moesim.experiment.spec import KEYS, PLAIN, Point
 from moesim.experiment.zipped import MAX_RUNS, zipped
-from moesim.hardware.load import flatten
+from moesim.hardware.overrides import flatten
 from moesim.hardware.places import is_number
 from moesim.policies.declare import option_hints
 from moesim.policies.imports import would_import

@@ -12,6 +12,7 @@ from moesim.hardware.curve_schema import Curve, ExpertCostFile
 from moesim.hardware.numbers import BytePoints, Flops, Points, Rate, Sourced, Strict, Time
 from moesim.hardware.read import validate
 from moesim.hardware.schema import ProfileFile
+from moesim.hardware.short import whole_form
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,
@@ -33,7 +34,7 @@ def build_profile(
     raw: Mapping[str, Any], place: str, *, path: str | None = None, overrides: tuple[str, ...] = ()
 ) -> HardwareProfile:
     """Build a profile from what the YAML holds; ``place`` is the file or key for messages. Raises `HardwareError`."""
-    checked = validate(raw, place)
+    checked = validate(whole_form(raw, place), place)
     links = tuple(_link(name, checked, place) for name in checked.links)
     profile = HardwareProfile(
         name=checked.name,

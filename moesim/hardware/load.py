@@ -7,7 +7,7 @@ reads it, checks that it makes sense as a machine, and gives plain frozen datacl
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 from moesim.core import data
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.places import is_number, type_at
-from moesim.hardware.read import read_yaml, unknown_key, validate
+from moesim.hardware.overrides import flatten, override, override_one
+from moesim.hardware.read import read_yaml, validate
+from moesim.hardware.sections import with_sources
+from moesim.hardware.short import whole_form
 from moesim.hardware.types import HardwareProfile
 
 
@@ -28,7 +30,7 @@ def load_hardware(source: str | Path | Mapping[str, Any], place: str = "hardware
     source : str, Path or mapping
         A name among the shipped and local profiles; the path of a YAML file; or a mapping ``{base: NAME, ...}`` with
         overrides under dotted keys such as ``"devices.gpu0.memory_bytes"`` (or nested mappings). A mapping without
-        ``base`` is a whole profile.
+        ``base`` is a whole profile, or the short form of one, with ``numbers``.
     place : str
         File and key of the source, for messages.
 
@@ -75,8 +77,9 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     """
     overrides: dict[str, Any] = {}
     if isinstance(source, Mapping):
+        source = with_sources(source)
         if "base" not in source:
-            raw = {key: value for key, value in source.items() if "." not in key}
+            raw = whole_form({key: value for key, value in source.items() if "." not in key}, place)
             more = {key: value for key, value in source.items() if "." in key}
             return (override(raw, more, place) if more else raw), None, list(more)
         if not isinstance(source["base"], (str, Path)):
@@ -88,16 +91,8 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     if overrides:
         validate(raw, str(path))
         for key, value in overrides.items():
-            _override(raw, key, value, place)
+            override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
-
-
-def override(raw: dict[str, Any], values: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Change numbers of what `read_profile` gave, by dotted key, in a copy. Raises `HardwareError` as `load_hardware`."""
-    changed = copy.copy(raw)
-    for key, value in values.items():
-        _override(changed, key, value, place)
-    return changed
 
 
 def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -106,10 +101,10 @@ def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareError(f"{path}: cannot be read: {error}") from None
-    raw = read_yaml(text, str(path))
+    raw = with_sources(read_yaml(text, str(path)))
     raw.setdefault("name", path.stem)
     if "base" not in raw:
-        return raw
+        return whole_form(raw, str(path))
     if not isinstance(raw["base"], str):
         raise HardwareError(f"{path}: base: expected the name of a profile, got {raw['base']!r}")
     base = _find(raw["base"], f"{path}: base")
@@ -124,7 +119,7 @@ def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
             found[key] = value
         elif key not in ("base", "anchors"):
             for dotted, number in flatten({key: value}):
-                _override(found, dotted, number, str(path))
+                override_one(found, dotted, number, str(path))
     return found
 
 
@@ -151,46 +146,3 @@ def _find(source: str | Path, place: str) -> Path:
 def hardware_names() -> list[str]:
     """List the names of all profiles that can be found, sorted."""
     return sorted({p.stem for d in data.data_dirs("hardware_profiles") for p in Path(d).glob("*.yaml")})
-
-
-# ---------------------------------------------------------------------------------------------------------- overrides
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Give the overrides of a profile by dotted key, however they are nested."""
-    for key, value in values.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and "value" not in value:
-            yield from flatten(value, f"{dotted}.")
-        else:
-            yield dotted, value
-
-
-def _override(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
-    steps: list[str | int] = [int(step) if step.isdecimal() else step for step in key.split(".")]
-    for end in range(1, len(steps) + 1):
-        if type_at(steps[:end]) is None:
-            raise HardwareError(f"{place}: {key}: {unknown_key(steps[:end])}")
-    number = is_number(steps)
-    if number and not isinstance(value, Mapping):
-        value = {"value": value, "source": "assumed", "why": "set by the experiment"}
-    here: Any = raw
-    for position, step in enumerate(steps[:-1]):
-        inside = here[step] if (step in here if isinstance(here, dict) else _has(here, step)) else None
-        if inside is None:
-            if not isinstance(here, dict) or position == 1:  # a new device or link is not an override
-                known = list(here) if isinstance(here, dict) else [str(i) for i in range(len(here))]
-                message = unknown_name(str(steps[position - 1]).rstrip("s"), str(step), known)
-                raise HardwareError(f"{place}: {key}: {message}")
-            inside = here[step] = {}
-        else:
-            inside = here[step] = copy.copy(inside)  # YAML anchors share parts
-        here = inside
-    last = steps[-1]
-    if isinstance(here, list) and not _has(here, last):
-        raise HardwareError(f"{place}: {key}: expected an index below {len(here)}, got {last}")
-    here[last] = value
-
-
-def _has(values: list[Any], step: str | int) -> bool:
-    return isinstance(step, int) and step < len(values)

@@ -61,6 +61,8 @@ _LONGEST = 80  # characters of what was got
 def unknown_key(loc: Sequence[str | int]) -> str:
     """Build the message for a key the format does not have."""
     known, key = keys_at(loc[:-1]), str(loc[-1])
+    if key == "source":
+        return "expected a source for the numbers below, such as source: {source: published, ref: '...'}, got something else"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     with_unit = [name for name in known if name.startswith(f"{key}_")]
@@ -117,13 +119,27 @@ def validate(raw: Mapping[str, Any], place: str) -> ProfileFile:
     try:
         return ProfileFile.model_validate(dict(raw))
     except ValidationError as failure:
-        errors = sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-        first = errors[0]
-        loc = tuple(first["loc"])
-        message = " ".join(_expected(loc, first).split())
-        inner, colon, rest = message.partition(": ")
-        if colon and inner in keys_at(loc):  # what a check of a whole mapping says of one of its keys
-            loc, message = (*loc, inner), rest
-        key = ".".join(str(step) for step in loc) or "profile"
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        raise HardwareError(f"{place}: {' '.join(key.split())}: {message}{more}") from None
+        raise refusal(place, [f"{key}: {said}" for key, said in (told(one) for one in failures(failure))]) from None
+
+
+def failures(failure: ValidationError) -> list[Any]:
+    """List what pydantic found, slips of keys first: they explain what is missing."""
+    return sorted(failure.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+
+
+def told(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Say where something is wrong, and what."""
+    loc = tuple(error["loc"])
+    message = " ".join(_expected(loc, error).split())
+    inner, colon, rest = message.partition(": ")
+    if colon and inner in keys_at(loc):  # what a check of a whole mapping says of one of its keys
+        loc, message = (*loc, inner), rest
+    return " ".join((".".join(str(step) for step in loc) or "profile").split()), message
+
+
+def refusal(place: str, problems: Sequence[str]) -> HardwareError:
+    """Make the error for a profile with some problems: its message has the first."""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    error = HardwareError(f"{place}: {problems[0]}{more}")
+    error.problems = tuple(problems)
+    return error

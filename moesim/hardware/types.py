@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from moesim.errors import HardwareError, unknown_name
 
@@ -227,6 +227,7 @@ class HardwareProfile:
     host_expert_us: Fraction = Fraction(0)
     host_shared: bool = False
     written: Any = field(default=None, compare=False, repr=False)
+    from_numbers: ClassVar[Callable[..., HardwareProfile]]  # of `moesim.hardware.from_numbers`, which builds on this module
 
     def figures(self) -> dict[str, Any]:
         """Give all that decides what a run takes, and what stands in results: not where it came from."""

@@ -510,10 +510,11 @@ def test_cluster_has_one_network() -> None:
     assert all(link.share_link for link in network)
 
 
-def test_example_in_the_guide_loads() -> None:
+def test_examples_in_the_guide_load() -> None:
     guide = Path(load_hardware("rtx3090-epyc7532").path).parent / "README.md"
     if not guide.is_file():
         pytest.skip("the guide is not beside the profiles (installed package)")
-    example = guide.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
-    profile = build_profile(read_yaml(example, "README.md"), "README.md")
-    assert list(profile.devices) == ["gpu0", "cpu0"]
+    short, whole, *_ = guide.read_text(encoding="utf-8").split("```yaml\n")[1:]
+    for example in (short, whole):
+        profile = build_profile(read_yaml(example.split("```")[0], "README.md"), "README.md")
+        assert list(profile.devices) == ["gpu0", "cpu0"]
