@@ -10,6 +10,7 @@ import typer
 
 from moesim.cli.options import Printed
 from moesim.cli.outputs import check_out_folder
+from moesim.cli.profile_check import check
 from moesim.cli.profile_new import new
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
 from moesim.core.table import Format
@@ -27,6 +28,7 @@ app = typer.Typer(
     no_args_is_help=True, help="Write, measure, show and compare profiles of machines.", pretty_exceptions_enable=False
 )
 app.command("new")(new)
+app.command("check")(check)
 
 _ALL = "all"
 _WHAT, _HOW = "What to measure", "How"

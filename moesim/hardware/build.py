@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from moesim.errors import HardwareError
 from moesim.hardware.check import check_machine
 from moesim.hardware.curve_schema import Curve, ExpertCostFile
+from moesim.hardware.implied import whole_form
 from moesim.hardware.numbers import BytePoints, Flops, Points, Rate, Sourced, Strict, Time
-from moesim.hardware.read import validate
+from moesim.hardware.read import refusal, validate
 from moesim.hardware.schema import ProfileFile
-from moesim.hardware.short import whole_form
 from moesim.hardware.types import (
     TRANSFERS,
     CostCurve,
@@ -35,7 +34,9 @@ def build_profile(
 ) -> HardwareProfile:
     """Build a profile from what the YAML holds; ``place`` is the file or key for messages. Raises `HardwareError`."""
     checked = validate(whole_form(raw, place), place)
-    links = tuple(_link(name, checked, place) for name in checked.links)
+    if nameless := [name for name in checked.links if len(name.split("->")) != 2 or not all(name.split("->"))]:
+        raise refusal(place, [_misnamed(" ".join(name.split())) for name in nameless])
+    links = tuple(_link(name, checked) for name in checked.links)
     profile = HardwareProfile(
         name=checked.name,
         path=path or place,
@@ -126,12 +127,13 @@ def _device(name: str, profile: ProfileFile) -> Device:
     )
 
 
-def _link(name: str, profile: ProfileFile, place: str) -> Link:
+def _misnamed(link: str) -> str:
+    return f"links.{link}: expected a name such as 'cpu0->gpu0', got '{link}'; rename it"
+
+
+def _link(name: str, profile: ProfileFile) -> Link:
     given = profile.links[name]
     ends = name.split("->")
-    if len(ends) != 2 or not all(ends):
-        shown = " ".join(name.split())
-        raise HardwareError(f"{place}: links.{shown}: expected a name such as 'cpu0->gpu0', got '{shown}'; rename it")
     curves = {}
     for kind in TRANSFERS:
         which = kind if getattr(given, kind) else "any"

@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from moesim.errors import HardwareError, unknown_name
+from moesim.hardware.read import refusal
 from moesim.hardware.types import CostCurve, Device, HardwareProfile
 
 _AGREE = Fraction(1, 10)
@@ -15,12 +16,13 @@ _AGREE = Fraction(1, 10)
 
 def check_machine(profile: HardwareProfile, place: str) -> None:
     """Refuse a profile that is no machine."""
-    for problem in _problems(profile):
-        raise HardwareError(f"{place}: {' '.join(problem.split())}")  # a name may hold anything, and the message is one line
+    problems = [" ".join(problem.split()) for problem in _problems(profile)]  # a name may hold anything; a message is one line
+    if problems:
+        raise refusal(place, problems)
 
 
 def _problems(profile: HardwareProfile) -> Iterator[str]:
-    """Find what is wrong, from the outside in: what comes later may rely on what was checked before."""
+    """Find what is wrong, from the outside in; what rests on a wrong name is passed over."""
     yield from _compute(profile)
     yield from _links(profile)
     yield from _backing(profile)
@@ -37,7 +39,7 @@ def _unknown(profile: HardwareProfile, key: str, name: str) -> Iterator[str]:
 
 def _compute(profile: HardwareProfile) -> Iterator[str]:
     yield from _unknown(profile, "compute", profile.compute)
-    if profile.devices[profile.compute].role == "storage":
+    if profile.compute in profile.devices and profile.devices[profile.compute].role == "storage":
         yield f"compute: expected a device that computes, got '{profile.compute}', which is a disk; name a GPU or CPU"
 
 
@@ -48,13 +50,15 @@ def _links(profile: HardwareProfile) -> Iterator[str]:
             yield from _unknown(profile, key, end)
         if link.src == link.dst:
             yield f"{key}: expected two devices, got the same twice"
-        if {profile.devices[end].role for end in (link.src, link.dst)} == {"storage"}:
+        if {profile.devices[end].role for end in (link.src, link.dst) if end in profile.devices} == {"storage"}:
             yield f"{key}: expected a disk at one end at most, got two; copy by way of a device with memory"
 
 
 def _backing(profile: HardwareProfile) -> Iterator[str]:
     for name in profile.backing:
         yield from _unknown(profile, "backing", name)
+        if not {name, profile.compute} <= profile.devices.keys():
+            continue
         if profile.devices[name].role == "accelerator":
             yield f"backing: expected a host or a disk, got '{name}', which is an accelerator"
         try:

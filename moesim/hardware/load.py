@@ -15,10 +15,10 @@ from typing import Any
 from moesim.core import data
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
+from moesim.hardware.implied import whole_form
 from moesim.hardware.overrides import flatten, override, override_one
 from moesim.hardware.read import read_yaml, validate
 from moesim.hardware.sections import with_sources
-from moesim.hardware.short import whole_form
 from moesim.hardware.types import HardwareProfile
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.places import is_number, type_at
-from moesim.hardware.read import unknown_key
+from moesim.hardware.read import refusal, unknown_key
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -23,9 +23,14 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def override(raw: dict[str, Any], values: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Change numbers of what `read_profile` gave, by dotted key, in a copy. Raises `HardwareError` as `load_hardware`."""
-    changed = copy.copy(raw)
+    changed, problems = copy.copy(raw), []
     for key, value in values.items():
-        override_one(changed, key, value, place)
+        try:
+            override_one(changed, key, value, place)
+        except HardwareError as error:
+            problems.append(str(error).removeprefix(f"{place}: "))
+    if problems:
+        raise refusal(place, problems)
     return changed
 
 

@@ -51,6 +51,12 @@ def keys_at(loc: Sequence[str | int], root: Any = ProfileFile) -> list[str]:
     return []
 
 
+def optional(loc: Sequence[str | int]) -> bool:
+    """Tell whether the format knows a key at this place that may be left out."""
+    owners = [one for one in _models_in(type_at(loc[:-1])) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return any(not one.model_fields[str(loc[-1])].is_required() for one in owners if str(loc[-1]) in one.model_fields)
+
+
 def is_number(loc: Sequence[str | int]) -> bool:
     """Tell whether the format has a sourced number at this place."""
     found = _models_in(type_at(loc))

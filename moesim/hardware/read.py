@@ -60,7 +60,7 @@ _LONGEST = 80  # characters of what was got
 
 def unknown_key(loc: Sequence[str | int]) -> str:
     """Build the message for a key the format does not have."""
-    known, key = keys_at(loc[:-1]), str(loc[-1])
+    known, key = [*keys_at(loc[:-1]), *(("numbers", "for") if len(loc) == 1 else ())], str(loc[-1])
     if key == "source":
         return "expected a source for the numbers below, such as source: {source: published, ref: '...'}, got something else"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)

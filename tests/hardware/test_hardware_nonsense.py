@@ -215,7 +215,7 @@ NONSENSE: list[tuple[str, dict[str, Any], str]] = [
     ("a link to nowhere", {"links/core1->gpu9": good()["links"]["core1->gpu0"]},
      "links.core1->gpu9: unknown device 'gpu9'; did you mean 'gpu0'? known: core0, core1, disk0, gpu0"),
     ("no way back", {"links/gpu0->core1": ...},
-     "links: expected a path gpu0 -> core1, got none; add a link"),
+     "links: expected a path gpu0 -> core1, got none; add a link (and 1 more)"),
     ("a name of two lines", {"backing": ["core\n1"]},
      "backing: unknown device 'core 1'; did you mean 'core1'? known: core0, core1, disk0, gpu0"),
     ("an arrow that is none", {"links/core1=>gpu0": good()["links"]["core1->gpu0"]},

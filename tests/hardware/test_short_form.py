@@ -13,7 +13,7 @@ from moesim.errors import HardwareError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.from_numbers import short_form, short_text
-from moesim.hardware.short import RATIO
+from moesim.hardware.implied import RATIO
 from moesim.model import load_model
 
 MIXTRAL = {"base": "mixtral-8x7b", "expert_bits": 4}

@@ -71,7 +71,8 @@ def _measured(number: Number) -> str:
     return ", ".join([*([date[0]] if date else []), repeats, spread])
 
 
-def _unit(key: str) -> str:
+def unit_of(key: str) -> str:
+    """Tell the unit of a number by its key."""
     return next((unit for end, unit in _UNITS if key.endswith(end)), "")
 
 
@@ -84,7 +85,7 @@ def _device(profile: HardwareProfile, device: Device) -> dict[str, Any]:
     scalar = {key.removeprefix(prefix): number for key, number in profile.numbers.items() if key.startswith(prefix)}
     shown = {name: name for name in scalar if "." not in name}
     shown |= {name: name.replace("expert_cost.", "expert ") for name in scalar if name.startswith("expert_cost.")}
-    rows = [_row(profile, words, scalar[name].value, _unit(name), [prefix + name]) for name, words in shown.items()]
+    rows = [_row(profile, words, scalar[name].value, unit_of(name), [prefix + name]) for name, words in shown.items()]
     if device.operations:
         counted = f"counted from the model, {device.operations}"
         rows.append(_row(profile, "operations", counted, "", [f"{prefix}operation_us"]))
@@ -156,9 +157,9 @@ def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
     for names, device in _alike(found["devices"], "device"):
         cores = [f"cores {', '.join(map(str, device['cores']))}"] if device["cores"] else []
         heads = [f"{names} ({', '.join([device['kind'], device['role'], *cores])})", "value", "source"]
-        rows = [[row["quantity"], _value(row["value"], row["unit"]), _source(row, row["unit"])] for row in device["numbers"]]
+        rows = [[row["quantity"], value_text(row["value"], row["unit"]), _source(row, row["unit"])] for row in device["numbers"]]
         lines.append(render(heads, rows, Format.TABLE, ["value"]))
-    lines += [f"{row['quantity']}: {_value(row['value'], row['unit'])}, {_source(row, row['unit'])}" for row in found["host"]]
+    lines += [f"{row['quantity']}: {value_text(row['value'], row['unit'])}, {_source(row, row['unit'])}" for row in found["host"]]
     if found["platform_w"] is not None:
         lines += [f"the rest of the machine: {found['platform_w']:g} W, {_source(_told(profile, ['platform_w']))}", ""]
     if found["curves"]:
@@ -207,12 +208,13 @@ def _alike(rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[str, 
 
 
 def _source(row: Mapping[str, Any], unit: str = "") -> str:
-    interval = " to ".join(_value(end, unit) for end in row["interval"]) if row["interval"] else ""
+    interval = " to ".join(value_text(end, unit) for end in row["interval"]) if row["interval"] else ""
     words = ", ".join(filter(None, (interval, row["measured"])))
     return f"{row['source']} ({words})" if words else str(row["source"])
 
 
-def _value(value: Any, unit: str) -> str:
+def value_text(value: Any, unit: str) -> str:
+    """Write a number for people."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if unit == "bytes":

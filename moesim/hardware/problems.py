@@ -1,0 +1,112 @@
+"""All that is wrong with a profile at once, for whoever writes one.
+
+Checks of the format hide others: a device is not looked at as a whole while one of its numbers is wrong, nor the machine while a
+device is. So what was found is mended with a stand-in, in a copy, and the copy is looked at again until nothing new is found.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from moesim.core.limits import BYTES, TOKENS
+from moesim.errors import HardwareError
+from moesim.hardware.build import build_profile
+from moesim.hardware.load import read_profile
+from moesim.hardware.places import is_number, optional
+from moesim.hardware.read import failures, told
+from moesim.hardware.schema import ProfileFile
+from moesim.hardware.types import TRANSFERS
+
+_ROUNDS: Final = 20  # each mends all that it finds, so that a few are enough
+
+_STAND_INS: Final[Sequence[tuple[str, Any]]] = (
+    ("memory_bytes", int(BYTES.most)), ("_bytes", 0), ("bytes_per_s", 1e9), ("flops", 1e9), ("_rate", 1.0), ("_us", 0.0),
+    ("idle_w", 0.0), ("_w", 1e9), ("_tokens", 1), ("_rows", 1), ("host_shared", False),
+    ("points", [[1, 1.0], [int(TOKENS.most), 1.0]]), ("", 0),
+)  # fmt: skip
+"""By the end of its key, a value that no check of the whole objects to."""
+
+
+def find_problems(source: str | Path | Mapping[str, Any], place: str) -> list[str]:
+    """Tell all that is wrong with a profile: the short form's numbers, the format, then the machine; none if it is complete.
+
+    What is no profile at all, such as a file that is not there, raises `HardwareError`.
+    """
+    try:
+        raw, path, _ = read_profile(source, place)
+    except HardwareError as error:
+        if not error.problems:
+            raise
+        return list(error.problems)
+    found: list[str] = []
+    mended = copy.deepcopy(raw)
+    doubtful: set[str] = set()  # places of which nothing more is said
+    for _ in range(_ROUNDS):
+        try:
+            ProfileFile.model_validate(mended)
+            break
+        except ValidationError as failure:
+            errors, before = failures(failure), copy.deepcopy(mended)
+            found += [one for one in map(": ".join, map(told, errors)) if one not in found]
+            for one in errors:
+                _mend(mended, one, doubtful)
+            if mended == before:
+                return [*found, "profile: there may be more, which shows once these are mended"]
+    try:
+        build_profile(mended, path or place)
+    except HardwareError as error:
+        more = list(error.problems) or [str(error)]
+        found += [one for one in more if not any(one.startswith(at) or ("." in at and at in one) for at in doubtful)]
+    return found
+
+
+def _mend(raw: dict[str, Any], error: Mapping[str, Any], doubtful: set[str]) -> None:
+    """Put a stand-in in the place of a wrong number or curve, or take away what may be left out; else do nothing."""
+    loc = tuple(error["loc"])
+    if error["type"] == "extra_forbidden":
+        _change(raw, loc, None)
+        return
+    key, _ = told(error)
+    inside = key.removeprefix(".".join(map(str, loc))).removeprefix(".")  # of a mapping that was checked as a whole
+    if inside and inside != "profile":
+        loc = (*loc, *inside.split("."))
+    heads = [loc[:end] for end in range(1, len(loc) + 1)]
+    number = next((head for head in heads if is_number(head)), None)
+    copies = next((head for head in heads if head[0] == "links" and head[-1] in (*TRANSFERS, "any", "activation")), None)
+    left_out = next((head for head in reversed(heads) if optional(head)), None)
+    if number is not None:
+        value = next(value for end, value in _STAND_INS if str(number[-1]).endswith(end))
+        doubtful |= {".".join(map(str, number[:-1]))} if len(number) > 3 else set()
+        if loc[len(number) :] == ("value",):  # it may lack its proof as well
+            _change(raw, loc, value)
+        else:
+            _change(raw, number, _stand_in(value))
+    elif copies is not None:
+        _change(raw, copies, {"latency_us": _stand_in(0.0), "bytes_per_s": _stand_in(1e9)})
+    elif loc in (("name",), ("description",)):
+        _change(raw, loc, "a stand-in")
+    elif left_out is not None:
+        doubtful.add(".".join(map(str, left_out)))
+        _change(raw, left_out, None)
+
+
+def _stand_in(value: Any) -> dict[str, Any]:
+    return {"value": value, "source": "assumed", "why": "a stand-in"}
+
+
+def _change(raw: Any, loc: Sequence[str | int], value: Any) -> None:
+    here = raw
+    for step in loc[:-1]:
+        try:
+            here = here[step]
+        except (KeyError, IndexError, TypeError):  # it has been taken away
+            return
+    if isinstance(here, dict) and value is None:
+        here.pop(loc[-1], None)
+    elif isinstance(here, dict):
+        here[loc[-1]] = value
