@@ -20,8 +20,8 @@ from moesim.studies.bench_sweeps import measure_sweep
 
 SWEEP_RUNS = 64
 PEER = (
-    "documented by its authors, not measured here: libCacheSim (0.3.5, description) replays over 20,000,000 requests/s; a request "
-    "is one look into a cache, without time, links or devices"
+    "documented by its authors, not measured here: libCacheSim (0.3.5, description) replays over 20,000,000 requests/s; a "
+    "request is one look into a cache, without time, links or devices"
 )
 
 
