@@ -56,10 +56,24 @@ static void skip(State &state, PyObject *action) {
     }
 }
 
-/// Submit the task of a prediction, which waits for the state that it needs (the gate input of a layer; -1: none).
-static void submit_prediction(State &state, const State::Prediction &prediction, DeviceState *device, bool side, i64 work, int needed) {
-    Task *task = new_task(state, Kind::predict, prediction.layer, -1, state.step_rows, work);
+/// Submit a prediction, which waits for the state that it needs.
+static void predict(State &state, Source &source, int layer, DeviceState *device, bool side) {
+    if (side && device->side.plain)
+        fail(state, "Predict(L" + std::to_string(layer) + ", " + text(device->name) + "): the profile has no rate for the side lane",
+             "measure a contention pair with '" + text(device->name) + ".side', or use lane='main'");
+    auto work = source.work.find({device->index, state.step_rows});
+    if (work == source.work.end()) {
+        nb::object ns = ask(state, attr(state.costs, "predict_ns"), {ref(device->name), num(state.step_rows), ref(source.name)});
+        work = source.work.emplace(std::pair(device->index, state.step_rows), as_int(ns)).first;
+    }
+    int &needed = source.needed[layer];
+    if (needed == -2) {
+        nb::object of_layer = ask(state, attr(source.predictor, "needs_layer"), {num(layer)});
+        needed = of_layer.is_none() ? -1 : int(as_int(of_layer));
+    }
+    Task *task = new_task(state, Kind::predict, layer, -1, state.step_rows, work->second);
     if (!side) task->key += AHEAD;
+    State::Prediction prediction{state.step_index, layer, &source};
     task->then = [&state, prediction] { state.predicted.push_back(prediction); };
     if (needed >= 0 && !gate_input_exists(state, needed)) {
         task->waits = 1;
@@ -69,63 +83,24 @@ static void submit_prediction(State &state, const State::Prediction &prediction,
 }
 
 /// Find what answers for a source of predictions.
-static nb::object predictor_of(State &state, nb::handle source) {
-    nb::object found = ask(state, attr(state.predictors, "get"), {ref(source)});
-    if (found.is_none())
-        fail(state, "Predict: " + unknown_name(state, "source", source, state.predictors), "list it in Policy.needs");
-    return found;
-}
-
-static void check_side_lane(State &state, DeviceState *device, i64 layer) {
-    if (device->side.plain)
-        fail(state, "Predict(L" + std::to_string(layer) + ", " + text(device->name) + "): the profile has no rate for the side lane",
-             "measure a contention pair with '" + text(device->name) + ".side', or use lane='main'");
-}
-
-static i64 predict_ns(State &state, DeviceState *device, nb::handle source) {
-    return as_int(ask(state, attr(state.costs, "predict_ns"), {ref(device->name), num(state.step_rows), ref(source)}));
-}
-
-/// The layer whose gate input a prediction needs; -1: none.
-static int needed_by(State &state, nb::handle predictor, i64 layer) {
-    nb::object needed = ask(state, attr(predictor, "needs_layer"), {num(layer)});
-    return needed.is_none() ? -1 : int(as_int(needed));
-}
-
-/// Submit a prediction of a source that a composition asks.
-static void predict(State &state, Source &source, int layer, DeviceState *device) {
-    if (source.predictor.is_none()) {
-        source.predictor = predictor_of(state, source.name);
-        source.needed.assign(state.n_layers, -2);
-    }
-    if (source.side) check_side_lane(state, device, layer);
-    auto work = source.work.find({device->index, state.step_rows});
-    if (work == source.work.end())
-        work = source.work.emplace(std::pair(device->index, state.step_rows), predict_ns(state, device, source.name)).first;
-    if (source.needed[layer] == -2) source.needed[layer] = needed_by(state, source.predictor, layer);
-    submit_prediction(state, {state.step_index, layer, source.name, source.predictor, &source}, device, source.side, work->second,
-                      source.needed[layer]);
+static Source &predictor_of(State &state, nb::handle name) {
+    if (Source *found = source_of(state, name)) return *found;
+    fail(state, "Predict: " + unknown_name(state, "source", name, state.predictors), "list it in Policy.needs");
 }
 
 /// Check and submit a prediction.
 static void predict(State &state, PyObject *action) {
     i64 step = as_int(PyTuple_GET_ITEM(action, 0)), layer = as_int(PyTuple_GET_ITEM(action, 1));
-    PyObject *source = PyTuple_GET_ITEM(action, 2), *name = PyTuple_GET_ITEM(action, 3);
-    std::string lane_name = text(PyTuple_GET_ITEM(action, 4));
-    DeviceState *device = device_of(state, name, "Predict");
-    std::string of_layer = "L" + std::to_string(layer);
+    std::string lane = text(PyTuple_GET_ITEM(action, 4));
+    DeviceState *device = device_of(state, PyTuple_GET_ITEM(action, 3), "Predict");
+    auto of_layer = [&] { return "L" + std::to_string(layer); };
     if (step != state.step_index)
-        fail(state, "Predict(step " + std::to_string(step) + ", " + of_layer + "): this is step " + std::to_string(state.step_index),
+        fail(state, "Predict(step " + std::to_string(step) + ", " + of_layer() + "): this is step " + std::to_string(state.step_index),
              "predict within the present step");
     unit_of(state, layer, 0, "Predict");
-    nb::object predictor = predictor_of(state, source);
-    bool side = lane_name == "side";
-    if (!side && lane_name != "main")
-        fail(state, "Predict(" + of_layer + "): lane '" + lane_name + "'", "lanes are 'main' and 'side'");
-    if (side) check_side_lane(state, device, layer);
-    i64 work = predict_ns(state, device, source);
-    submit_prediction(state, {int(step), int(layer), nb::borrow(source), predictor}, device, side, work,
-                      needed_by(state, predictor, layer));
+    Source &source = predictor_of(state, PyTuple_GET_ITEM(action, 2));
+    if (lane != "side" && lane != "main") fail(state, "Predict(" + of_layer() + "): lane '" + lane + "'", "lanes are 'main' and 'side'");
+    predict(state, source, int(layer), device, lane == "side");
 }
 
 /// Apply one action; an action that names no expert, or no row, is ignored.
@@ -192,7 +167,7 @@ void apply(State &state, const Answer &answer) {
         case DROP:
             for (int i = 0; i < action.n; ++i) drop_expert(state, layer, experts[i], base + experts[i], action.device);
             break;
-        case PREDICT: predict(state, *action.source, layer, action.device); break;
+        case PREDICT: predict(state, predictor_of(state, action.source), layer, action.device, action.side); break;
         case MOVE:
             for (int i = 0; i < action.n; ++i)
                 move_expert(state, layer, experts[i], base + experts[i], action.device, action.pool);

@@ -13,7 +13,8 @@ struct Answer {
         DeviceState *device;
         i64 urgency = DEMAND;
         PoolState *pool = nullptr;
-        Source *source = nullptr;
+        nb::handle source = {};
+        bool side = false;
     };
     std::vector<Action> actions;
     std::vector<int> experts;
@@ -28,7 +29,7 @@ struct Answer {
         experts.insert(experts.end(), of.begin(), of.end());
     }
     void predict(const Question &of, DeviceState *device) {
-        actions.push_back({PREDICT, of.layer, 0, 0, device, DEMAND, nullptr, of.source});
+        actions.push_back({PREDICT, of.layer, 0, 0, device, DEMAND, nullptr, of.source, of.side});
     }
 };
 

@@ -154,7 +154,7 @@ static void tell_prediction(State &state, Source &source, int layer, int mb) {
         apply(state, composed.predicted({state.step_index, layer, mb, ids}));
         return;
     }
-    nb::object answer = ask(state, attr(source.predictor, "predict"), {ref(state.step), num(mb), num(layer)});
+    nb::object answer = ask(state, source.predict, {ref(state.step), num(mb), num(layer)});
     if (answer.is_none() || composed.is_late(state.step_index, layer)) return;
     Table table(nb::borrow(own(PySequence_GetItem(answer.ptr(), 0))));
     apply(state, composed.predicted({state.step_index, layer, mb, {&table, 0, table.buffer.shape[0], -1}}));
@@ -163,17 +163,17 @@ static void tell_prediction(State &state, Source &source, int layer, int mb) {
 /// A prediction has been paid for; one that comes after its step is of no use and is not told.
 void predicted(State &state, const State::Prediction &prediction) {
     if (prediction.step != state.step_index || !state.listens[PREDICTED]) return;
+    Source &source = *prediction.source;
     for (int mb = 0; mb < state.n_mbs(); ++mb) {
         if (state.composed) {
-            tell_prediction(state, *prediction.asked, prediction.layer, mb);
+            tell_prediction(state, source, prediction.layer, mb);
             continue;
         }
-        nb::object answer =
-            ask(state, attr(prediction.predictor, "predict"), {ref(state.step), num(mb), num(prediction.layer)});
+        nb::object answer = ask(state, source.predict, {ref(state.step), num(mb), num(prediction.layer)});
         if (answer.is_none()) continue;
         nb::object ids = own(PySequence_GetItem(answer.ptr(), 0)), scores = own(PySequence_GetItem(answer.ptr(), 1));
         tell(state, PREDICTED, named(state.py.event[PREDICTED], num(prediction.step), num(prediction.layer), num(mb), ref(ids),
-                                     ref(scores), ref(prediction.source)));
+                                     ref(scores), ref(source.name)));
     }
 }
 

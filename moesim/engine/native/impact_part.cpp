@@ -20,7 +20,7 @@ void ImpactDriven::ask(const Routing &routing, std::vector<Question> &questions)
     if (routing.mb) return;
     end_ns = link_ns = 0;
     for (int n = std::min(int(sources.size()), state->n_layers - 1 - layer); n > 0; --n)
-        questions.push_back({layer + n, &sources[n - 1]});
+        questions.push_back({layer + n, sources[n - 1], side});
 }
 
 /// Note when this layer and its transfers will have ended, and choose nothing before the prediction.

@@ -8,7 +8,8 @@ namespace moesim {
 
 /// What would shorten the plans of the next layers most, while the link is idle.
 struct ImpactDriven : Prefetch {
-    std::deque<Source> sources;  // of predictions of the next layer, of the one behind it, and so on
+    std::vector<nb::object> sources;  // of predictions of the next layer, of the one behind it, and so on
+    bool side = false;  // the option `lane`
     algorithms::Budget budget = algorithms::Budget::ENDS;
     i64 candidates = 8;
     algorithms::Reading reading;

@@ -128,8 +128,8 @@ std::unique_ptr<Prefetch> make_prefetch(const PartOptions &options) {
     if (name == "predicted") {
         auto part = pooled(std::make_unique<TopPredicted>());
         part->over_all = is(options, "over", "all");
-        part->source.name = options["source"];
-        part->source.side = is(options, "lane", "side");
+        part->source = options["source"];
+        part->side = is(options, "lane", "side");
         return part;
     }
     if (name == "mrs-score") {
@@ -144,11 +144,8 @@ std::unique_ptr<Prefetch> make_prefetch(const PartOptions &options) {
         auto part = std::make_unique<ImpactDriven>();
         nb::object listed(options["sources"]);
         Items sources(listed.ptr());
-        for (Py_ssize_t i = 0; i < sources.size(); ++i) {
-            Source &source = part->sources.emplace_back();
-            source.name = nb::borrow(sources[i]);
-            source.side = is(options, "lane", "side");
-        }
+        for (Py_ssize_t i = 0; i < sources.size(); ++i) part->sources.push_back(nb::borrow(sources[i]));
+        part->side = is(options, "lane", "side");
         part->budget = is(options, "budget", "ends") ? Budget::ENDS : is(options, "budget", "begins") ? Budget::BEGINS : Budget::NONE;
         part->candidates = number(options, "candidates");
         part->reading = reading_of(options);

@@ -26,19 +26,6 @@ struct Swap {
     bool relabel = false;  // keep a newcomer that happens to be on the GPU instead of copying it again
 };
 
-/// A source of predictions, and what it has answered.
-struct Source {
-    nb::object name;
-    bool side = false;  // computed on the side lane
-    nb::object predictor = nb::none();  // once it is asked for
-    std::vector<int> needed;  // of each layer: that whose gate input must exist, -1: none, -2: not asked
-    std::map<std::pair<int, int>, i64> work;  // of a device and rows
-    nb::object step;  // of which it was asked last
-    bool at_once = false;  // whether it tells the ids of all layers of a step at once
-    std::unique_ptr<Table> table;  // these; none: it tells nothing of this step
-    int first_layer = 0;  // of which it tells
-};
-
 /// Predicted ids of a layer, (n_rows, k).
 struct PredictedIds {
     const Table *ids;
@@ -59,7 +46,8 @@ struct Assignment {
 /// A layer to predict.
 struct Question {
     int layer;
-    Source *source;
+    nb::handle source;  // its name
+    bool side;  // computed on the side lane
 };
 
 /// What a source has answered for a micro-batch.

@@ -41,7 +41,7 @@ void TopPredicted::start(const Setup &setup) {
 /// Ask about the layer ahead, once per layer visit.
 void TopPredicted::ask(const Routing &routing, std::vector<Question> &questions) {
     i64 layer = routing.layer + lookahead;
-    if (!routing.mb && layer < state->n_layers) questions.push_back({int(layer), &source});
+    if (!routing.mb && layer < state->n_layers) questions.push_back({int(layer), source, side});
 }
 
 /// Count predicted rows over the micro-batches so far; choose the top, at most `size` in all.

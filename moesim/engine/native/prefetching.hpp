@@ -22,7 +22,8 @@ private:
 struct TopPredicted : Prefetch {
     i64 size = 1, lookahead = 1;
     bool over_all = true;  // the option `over`
-    Source source;
+    nb::object source;
+    bool side = false;  // the option `lane`
 
     void start(const Setup &setup) override;
     void ask(const Routing &routing, std::vector<Question> &questions) override;

@@ -66,4 +66,15 @@ nb::object ask(State &, nb::handle callable, std::initializer_list<PyObject *> a
     return own(found);
 }
 
+/// Find what answers for a source of predictions; null: nothing.
+Source *source_of(State &state, nb::handle name) {
+    if (PyObject *known = PyDict_GetItemWithError(state.predicting_by_name.ptr(), name.ptr())) return &state.predicting[as_int(known)];
+    if (PyErr_Occurred()) throw nb::python_error();
+    nb::object found = ask(state, attr(state.predictors, "get"), {ref(name)});
+    if (found.is_none()) return nullptr;
+    state.predicting_by_name[name] = state.predicting.size();
+    state.predicting.push_back({nb::borrow(name), found, attr(found, "predict"), std::vector<int>(state.n_layers, -2)});
+    return &state.predicting.back();
+}
+
 }  // namespace moesim

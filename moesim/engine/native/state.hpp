@@ -3,6 +3,7 @@
 
 #include "clock.hpp"
 #include "python.hpp"
+#include "source.hpp"
 
 #include <deque>
 #include <map>
@@ -37,7 +38,6 @@ struct MicroBatch {
 struct Streams;
 struct Composed;
 struct Answer;
-struct Source;
 
 /// A routed micro-batch as plain numbers: each expert's rows, and those that have any, ascending.
 struct Routing {
@@ -68,6 +68,8 @@ struct State {
     Contract py;
     nb::object twin;  // the run as Python's setup knows it; released with the run
     nb::object policy, view, costs, steps, progress, predictors, model;
+    std::deque<Source> predicting;  // sources of predictions that were asked for
+    nb::dict predicting_by_name;  // their places
     std::string policy_name;
     bool listens[N_EVENTS] = {};
     i64 decision_ns = 0;
@@ -106,8 +108,7 @@ struct State {
     std::vector<int> routed, routing_now;
     struct Prediction {
         int step, layer;
-        nb::object source, predictor;
-        Source *asked = nullptr;  // by a composition
+        Source *source;
     };
     std::vector<Prediction> predicted;
     std::vector<nb::object> sent;
@@ -166,6 +167,7 @@ void when_gate_input(State &state, int layer, Call call);
 Task *new_task(State &state, Kind kind, int layer, int mb, int rows, i64 work, Call then = nullptr);
 Visit *new_visit(State &state, int layer);
 nb::object ask(State &state, nb::handle callable, std::initializer_list<PyObject *> arguments);
+Source *source_of(State &state, nb::handle name);
 
 // loop
 void run(State &state);

@@ -112,11 +112,11 @@ struct View {
     }
     bool foresees(nb::handle source, i64 layer) const {
         State &s = *state;
-        nb::object predictor = ask(s, attr(s.predictors, "get"), {ref(source)});
-        if (predictor.is_none())
+        Source *found = source_of(s, source);
+        if (!found)
             fail(s, "foresees: " + unknown_name(s, "source", source, s.predictors), "name a prediction source");
         for (int mb = 0; mb < s.n_mbs(); ++mb)
-            if (ask(s, attr(predictor, "predict"), {ref(s.step), num(mb), num(layer)}).is_none()) return false;
+            if (ask(s, found->predict, {ref(s.step), num(mb), num(layer)}).is_none()) return false;
         return true;
     }
 };

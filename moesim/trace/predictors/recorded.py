@@ -54,6 +54,7 @@ class RecordedSignal:
             raise ConfigError(unknown_name("signal", name, trace.signals))
         self.name = name
         self._signal = trace.signals[name]
+        self.first_layer = self._signal.first_layer  # that is covered
         self._width = trace.top_k if width is None else width
         self._place = np.full(len(trace.request), -1, np.int64)  # trace row -> row of the signal
         self._place[self._signal.rows] = np.arange(len(self._signal.rows))
@@ -74,11 +75,6 @@ class RecordedSignal:
         if step is not self._step:  # all layers of a step at once
             self._step, self._found = step, self._split(step)
         return None if self._found is None else self._found[mb][layer]
-
-    @property
-    def first_layer(self) -> int:
-        """The first layer that is covered."""
-        return self._signal.first_layer
 
     def all_layers(self, step: Step) -> NDArray[Any] | None:
         """Look up the ids that `predict` gives, of all rows and layers, (n_rows, n_layers, k); None if a row is not covered."""
