@@ -49,18 +49,20 @@ class Foresight:
     def routed(self, event: Routed) -> bool:
         """Take a micro-batch in; say whether it was the layer's last, and if so compare with what was said."""
         if not event.mb:
-            self._active = set()
+            self._active.clear()
             self._routed_rows = 0
         self._active.update(event.active)
         self._routed_rows += len(event.experts)
         if self._routed_rows < self._n_rows:
             return False
-        ranks = self._hits.setdefault(event.layer, [])
-        for rank, expert in enumerate(self._said.pop(event.layer, ())):
-            if rank == len(ranks):
+        said = self._said.pop(event.layer, None)
+        if said:
+            ranks = self._hits.setdefault(event.layer, [])
+            while len(ranks) < len(said):
                 ranks.append([self._prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT])
-            ranks[rank][0] += expert in self._active
-            ranks[rank][1] += 1
+            for rank, expert in zip(ranks, said, strict=False):
+                rank[0] += expert in self._active
+                rank[1] += 1
         return True
 
     def predicted(self, event: Predicted) -> dict[int, int] | None:
@@ -93,6 +95,20 @@ def absent(counts: Mapping[int, int], layer: int, gpu: str, view: View) -> list[
     found = sorted([e for e in counts if not resident[e] and not view.is_pending(layer, e, gpu)])
     found.sort(key=lambda e: -counts[e])
     return found
+
+
+def where(layer: int, experts: Sequence[int], gpu: str, view: View) -> tuple[list[int], list[int], list[int]]:
+    """Split experts of a layer into those that are on a GPU, those on their way to it, and the others, each in the order given."""
+    resident = view.residency(layer, gpu)
+    here, coming, neither = [], [], []
+    for expert in experts:
+        if resident[expert]:
+            here.append(expert)
+        elif view.is_pending(layer, expert, gpu):
+            coming.append(expert)
+        else:
+            neither.append(expert)
+    return here, coming, neither
 
 
 def most_absent(view: View, residents: Sequence[Sequence[int]] = ()) -> int:

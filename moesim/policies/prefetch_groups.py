@@ -47,7 +47,7 @@ class PrefetchGroups:
 
     def under_way(self, view: View) -> dict[Unit, int]:
         """Return the transfers that have begun, with the time that is left; what is only queued has all of it left."""
-        found = {}
+        found: dict[Unit, int] = {}
         for layer, expert in self._ahead:
             if view.is_pending(layer, expert, self._gpu):
                 left = view.remaining_ns(layer, expert, self._gpu)
@@ -57,12 +57,13 @@ class PrefetchGroups:
 
     def busy_ns(self, view: View) -> int:
         """Return how long the link goes on with what it has begun."""
-        return max(self.under_way(view).values(), default=0)
+        return max(self.under_way(view).values(), default=0) if self._ahead else 0
 
     def finish_first(self, view: View) -> list[Action]:
         """Let nothing cut in between the chunks of what has begun: as urgent as a load, and before it."""
         actions: list[Action] = []
-        for (layer, expert), left in self.under_way(view).items():
+        begun = self.under_way(view) if self._ahead else {}
+        for (layer, expert), left in begun.items():
             if left <= self._last_ns[layer]:
                 continue  # there is nothing between
             actions.append(Fetch(layer, (expert,), self._gpu, DEMAND, GROUPS[layer % 2]))
@@ -72,15 +73,20 @@ class PrefetchGroups:
 
     def layer_end(self, layer: int, view: View) -> list[Action]:
         """Empty the group of a layer that has ended."""
-        begun = self.under_way(view)
         gone = layer_residents(view, self._gpu, GROUPS[layer % 2], layer)
-        gone += [e for at, e in self._ahead if at == layer and view.is_pending(at, e, self._gpu)]
-        self._ahead = [unit for unit in self._ahead if unit in begun or unit[0] != layer]
-        self._over = {unit for unit in begun if unit[0] == layer or unit in self._over}
+        if self._ahead:
+            begun = self.under_way(view)
+            gone += [e for at, e in self._ahead if at == layer and view.is_pending(at, e, self._gpu)]
+            self._ahead = [unit for unit in self._ahead if unit in begun or unit[0] != layer]
+            self._over = {unit for unit in begun if unit[0] == layer or unit in self._over}
+        else:
+            self._over.clear()
         return [Drop(layer, gone, self._gpu)] if gone else []
 
     def cancel_queued(self, view: View) -> list[Drop]:
         """Cancel what the link has not begun."""
+        if not self._ahead:
+            return []
         begun = self.under_way(view)
         queued: dict[int, list[int]] = {}
         for layer, expert in self._ahead:

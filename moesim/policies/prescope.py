@@ -193,12 +193,13 @@ class PreScope(PolicyBase):
         self._gpu = gpu
         setup = Setup(view, gpu, cpu, [min(view.cache_slots(gpu), model.n_layers * model.n_experts)], per_layer=False)
         residents = placement.choose(setup)
+        self._scheduler, self._looks_further = scheduler, self.looks_further
         if scheduler is not None:
             scheduler.start(setup)
         slots = min(self.prefetch_slots or most_absent(view, residents), model.n_experts)
         self._groups = PrefetchGroups(gpu, slots, view)
         self._foresight, self._foresight2 = (Foresight(model, self.prior_hit, twin(add_rows, view)) for _ in range(2))
-        further = self.next2_predictor if self.looks_further else None
+        further = self.next2_predictor if self._looks_further else None
         rule = PlanRule(
             self.none_better, self.limit_to_queue, self.prefetch_size, self.prefetch_order == "printed", further, self.lane
         )
@@ -252,9 +253,8 @@ class PreScope(PolicyBase):
         self._planner.begin_step(len(event.requests))
         self._foresight.step_begin(event)
         self._foresight2.step_begin(event)
-        scheduler = self.parts.scheduler
-        if scheduler is not None and hasattr(scheduler, "step_begin"):
-            scheduler.step_begin(event)
+        if self._scheduler is not None and hasattr(self._scheduler, "step_begin"):
+            self._scheduler.step_begin(event)
         return ()
 
     def _routed(self, event: Routed, view: View) -> list[Action]:
@@ -270,14 +270,17 @@ class PreScope(PolicyBase):
                 visit.cancelled.update(e for drop in cancelled if drop.layer == event.layer for e in drop.experts)
                 actions += cancelled
         visit.complete = self._foresight.routed(event)
-        if self.looks_further:
+        if self._looks_further:
             self._foresight2.routed(event)
-        if self.parts.scheduler is not None:
-            return actions + self._planner.by_layer(self.parts.scheduler, event, visit, view)
+        if self._scheduler is not None:
+            return actions + self._planner.by_layer(self._scheduler, event, visit, view)
         actions += self._planner.residents(event, visit, view)
-        if visit.complete and not visit.awaits:
+        if not visit.complete:
+            return actions
+        visit.sort()
+        if not visit.awaits:
             actions += self._planner.plan(visit, view)
-        elif visit.complete and self.head_start and self.async_io:
+        elif self.head_start and self.async_io:
             actions += self._planner.begin_cpu(visit, view)
         return actions
 
@@ -291,7 +294,7 @@ class PreScope(PolicyBase):
             if counts is None:
                 return []
             visit.awaits = False
-            if self.parts.scheduler is not None:
+            if self._scheduler is not None:
                 return self._planner.fill_gap(event.layer, counts, self._foresight, visit, view)
             return self._planner.plan(visit, view) if visit.complete else []
         if visit.looks_further and event.layer == visit.layer + 2:

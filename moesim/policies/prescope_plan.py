@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan, prefetch_count
 from moesim.policies.base import STAGING, CostTable
-from moesim.policies.cross_layer import Foresight, absent
+from moesim.policies.cross_layer import Foresight, absent, where
 from moesim.policies.parts import AssignmentPart
 from moesim.policies.prefetch_groups import PrefetchGroups
 from moesim.policies.twins import twin
@@ -27,26 +26,30 @@ class PlanRule(NamedTuple):
     lane: Literal["main", "side"]
 
 
-@dataclass(slots=True, eq=False)
 class Visit:
     """The present visit of a layer."""
 
-    step: int
-    layer: int
-    rows: dict[int, int] = field(default_factory=dict)  # of the experts that are neither on the GPU nor on their way
+    current: Sequence[int] = ()  # the experts of `rows`, once all micro-batches are routed: fewest rows first
+    tokens: Sequence[int] = ()  # their rows
     counts: Mapping[int, int] | None = None  # rows predicted in the next layer, of experts that have any
-    cancelled: set[int] = field(default_factory=set)  # of its experts, prefetches that are given up as it is routed
-    awaits: bool = False  # a prediction of the next layer has been asked for and is not in
-    complete: bool = False  # all micro-batches are routed
-    shared: int = 0  # micro-batches whose shared experts are still to be run
-    looks_further: bool = False  # a prediction of the layer after the next has been asked for
+    awaits = False  # a prediction of the next layer has been asked for and is not in
+    complete = False  # all micro-batches are routed
+    shared = 0  # micro-batches whose shared experts are still to be run
+    looks_further = False  # a prediction of the layer after the next has been asked for
     gap: float = 0  # T_gap of the plan
-    n_certain: int = 0  # experts that the CPU has begun with before the plan
-    routed_ns: int = 0  # when it did
+    n_certain = 0  # experts that the CPU has begun with before the plan
+    routed_ns = 0  # when it did
 
-    def current(self) -> list[int]:
-        """Return the experts to be planned, fewest rows first."""
-        return sorted(self.rows, key=lambda e: (self.rows[e], e))
+    def __init__(self, step: int, layer: int) -> None:
+        self.step, self.layer = step, layer
+        self.rows: dict[int, int] = {}  # of the experts that are neither on the GPU nor on their way
+        self.cancelled: set[int] = set()  # of its experts, prefetches that are given up as it is routed
+
+    def sort(self) -> None:
+        """List the experts to be planned."""
+        rows_of = self.rows.__getitem__
+        self.current = sorted(sorted(self.rows), key=rows_of)
+        self.tokens = [*map(rows_of, self.current)]
 
 
 class Planner:
@@ -59,8 +62,9 @@ class Planner:
         self._groups, self._slots, self._foresight = groups, slots, foresight
         self._gpu_ns, self._cpu_ns = CostTable(view, gpu), CostTable(view, cpu)
         self._load_ns = [view.costs.fetch_ns(view.host, gpu, None, layer) for layer in range(view.model.n_layers)]
+        self._load_next_ns = [*self._load_ns[1:], self._load_ns[-1]]
         self._certain, self._cross_layer = twin(certain_for_cpu, view), twin(cross_layer_plan, view)
-        self._absent = twin(absent, view)
+        self._absent, self._where = twin(absent, view), twin(where, view)
         self.begin_step(0)
 
     def begin_step(self, n_rows: int) -> None:
@@ -77,46 +81,35 @@ class Planner:
     def residents(self, event: Routed, visit: Visit, view: View) -> list[Action]:
         """Run on the GPU what is there or on its way; leave the rest to the plan."""
         layer, gpu = event.layer, self._gpu
-        resident = view.residency(layer, gpu)
-        here, coming = [], []
-        for expert in event.active:
-            if resident[expert]:
-                here.append(expert)
-            elif expert not in visit.cancelled and view.is_pending(layer, expert, gpu):
-                coming.append(expert)
-            else:
-                visit.rows[expert] = visit.rows.get(expert, 0) + event.rows[expert]
+        here, coming, neither = self._where(layer, event.active, gpu, view)
+        if visit.cancelled:
+            neither += [e for e in coming if e in visit.cancelled]
+            coming = [e for e in coming if e not in visit.cancelled]
+        loads, rows = event.rows, visit.rows
+        for expert in neither:
+            rows[expert] = rows.get(expert, 0) + loads[expert]
         return self._on_gpu(layer, here, coming, [], view)
 
-    def _timing(self, visit: Visit, busiest: int, in_flight: int, view: View) -> Timing:
-        layer = visit.layer
-        following = min(layer + 1, len(self._load_ns) - 1)
-        return Timing(
-            self._cpu_ns,
-            self._load_ns[layer],
-            self._load_ns[following],
-            self._gpu_ns[busiest],
-            self._dense_part(layer, view),
-            in_flight,
-        )
+    def _timing(self, layer: int, busiest: int, in_flight: int, view: View) -> Timing:
+        dense = self._dense_part(layer, view)
+        return Timing(self._cpu_ns, self._load_ns[layer], self._load_next_ns[layer], self._gpu_ns[busiest], dense, in_flight)
 
     def begin_cpu(self, visit: Visit, view: View) -> list[Action]:
         """Let the CPU begin with what every plan gives it, while the prediction is made."""
-        current = visit.current()
-        tokens = [visit.rows[e] for e in current]
-        visit.n_certain = self._certain(tokens, self._timing(visit, (tokens or [0])[-1], 0, view), self._rule.none_better)
+        tokens = visit.tokens
+        if len(tokens) < 2:
+            return []  # the busiest may always be loaded
+        n = visit.n_certain = self._certain(tokens, self._timing(visit.layer, tokens[-1], 0, view), self._rule.none_better)
         visit.routed_ns = view.now_ns
-        return [Run(visit.layer, current[: visit.n_certain], self._cpu)] if visit.n_certain else []
+        return [Run(visit.layer, visit.current[:n], self._cpu)] if n else []
 
     def plan(self, visit: Visit, view: View) -> list[Action]:
         """Decide with PreSched what to load, what to leave to the CPU, and what to prefetch."""
-        layer, rows, counts = visit.layer, visit.rows, visit.counts or {}
-        current = visit.current()
+        layer, current, tokens, counts = visit.layer, visit.current, visit.tokens, visit.counts or {}
         wanted = self._absent(counts, layer + 1, self._gpu, view) if counts else []
-        tokens = [rows[e] for e in current]
-        predicted = [counts[e] for e in reversed(wanted)]
+        predicted = [*map(counts.__getitem__, reversed(wanted))]
         busy = self._groups.busy_ns(view) + (view.now_ns - visit.routed_ns if visit.n_certain else 0)
-        timing = self._timing(visit, (tokens or predicted or [0])[-1], busy, view)
+        timing = self._timing(layer, (tokens or predicted or [0])[-1], busy, view)
         plan = self._cross_layer(tokens, predicted, timing, self._foresight.say(layer + 1, wanted), self._rule.none_better)
         visit.gap = plan.gap
         actions = self._on_gpu(layer, [], [], current[plan.first :], view)

@@ -20,7 +20,7 @@ from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driv
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
 from moesim.policies.algorithms.scores import recent_scores, recent_weights
-from moesim.policies.cross_layer import absent
+from moesim.policies.cross_layer import absent, where
 from moesim.policies.impact_part import ahead_of
 from moesim.policies.visit import first_idle
 
@@ -265,7 +265,7 @@ def compare(reference: Callable[..., Any], n: int, seed: int) -> dict[str, int]:
     return {"answers": n - n_errors, "errors": n_errors, "own": n_own}
 
 
-OF_A_VIEW = (first_idle, absent, ahead_of)
+OF_A_VIEW = (first_idle, absent, ahead_of, where)
 
 
 def compare_on(view: Any, rng: Rng) -> tuple[bool, bool]:
@@ -282,7 +282,7 @@ def compare_on(view: Any, rng: Rng) -> tuple[bool, bool]:
         counts[int(rng.choice([-1, experts, 10**6]))] = 1
     compiled, found = import_module("moesim.engine.native._native").algorithms, []
     layer = int(rng.integers(layers))
-    asked = (of, spared, gpu, view), (counts, layer, gpu, view), (layer, counts, gpu, view)
+    asked = (of, spared, gpu, view), (counts, layer, gpu, view), (layer, counts, gpu, view), (layer, tuple(counts), gpu, view)
     for reference, given in zip(OF_A_VIEW, asked, strict=True):
         wanted = answer(reference, given)
         assert answer(getattr(compiled, reference.__name__), given) == wanted, f"{reference.__name__}{given[:-1]}"

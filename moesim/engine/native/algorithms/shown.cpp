@@ -76,6 +76,18 @@ constexpr Twin ABSENT = {"moesim.policies.cross_layer", "absent", 4, [](Argument
     return list_of(ids);
 }};
 
+constexpr Twin WHERE = {"moesim.policies.cross_layer", "where", 4, [](Arguments of) {
+    i64 layer = small(of[0]);
+    Shown shown(of[3], of[2]);
+    nb::object here = own(PyList_New(0)), coming = own(PyList_New(0)), neither = own(PyList_New(0));
+    for (PyObject *expert : items(of[1])) {
+        i64 unit = shown.unit(layer, small(expert));
+        nb::object &to = shown.device->memory.resident(unit) ? here : shown.device->pending[unit] ? coming : neither;
+        if (PyList_Append(to.ptr(), expert)) throw nb::python_error();
+    }
+    return nb::object(nb::make_tuple(here, coming, neither));
+}};
+
 constexpr Twin AHEAD = {"moesim.policies.impact_part", "ahead_of", 4, [](Arguments of) {
     static PyTypeObject *type = imported_type("moesim.policies.algorithms.impact", "Ahead");
     i64 layer = small(of[0]);
@@ -97,6 +109,7 @@ constexpr Twin AHEAD = {"moesim.policies.impact_part", "ahead_of", 4, [](Argumen
 void bind_shown(nb::module_ &module) {
     add<IDLE>(module);
     add<ABSENT>(module);
+    add<WHERE>(module);
     add<AHEAD>(module);
 }
 
