@@ -207,5 +207,10 @@ def idle_resident(view: View, fetch: Fetch) -> tuple[int, int] | None:
 
 def micro_batch_runs(event: Routed, experts: Iterable[int], device: str) -> list[Run]:
     """Return a Run for each expert that takes the rows of one micro-batch only, whatever others wait for it."""
-    rows = ((expert, np.flatnonzero((event.experts == expert).any(axis=1)) + event.first_row) for expert in experts)
-    return [Run(event.layer, (expert,), device, found.tolist()) for expert, found in rows if len(found)]
+    top_k, chosen = event.experts.shape[1], event.experts.ravel()
+    runs = []
+    for expert in experts:
+        if event.rows[expert]:
+            rows = np.flatnonzero(chosen == expert) // top_k + event.first_row  # a row's experts are distinct
+            runs.append(Run(event.layer, (expert,), device, rows.tolist()))
+    return runs

@@ -152,14 +152,12 @@ class Klotski(PolicyBase):
 
     def _learn(self, layer: int, experts: Any) -> None:
         """Count the rows of a layer, and their pairs with the layer before."""
-        chosen = np.zeros((len(experts), self._counts.shape[1]))
-        np.put_along_axis(chosen, experts.astype(np.int64), 1.0, axis=1)
-        self._counts[layer] += chosen.sum(axis=0)
+        experts, n_experts = experts.astype(np.int64), self._counts.shape[1]
+        self._counts[layer] += np.bincount(experts.ravel(), minlength=n_experts)
         if layer:
-            before = np.zeros_like(chosen)
-            np.put_along_axis(before, self._before, 1.0, axis=1)
-            self._table[layer - 1] += before.T @ chosen
-        self._before = experts.astype(np.int64)
+            pairs = self._before[:, :, None] * n_experts + experts[:, None, :]
+            self._table[layer - 1] += np.bincount(pairs.ravel(), minlength=n_experts**2).reshape(n_experts, n_experts)
+        self._before = experts
 
     def _on_end(self, layer: int, view: View) -> list[Action]:
         """Give up the layer; a hot copy that nobody wanted goes on, and is dropped as it arrives."""
