@@ -6,6 +6,7 @@ the released code of Fate, an offloading system.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Container
 from typing import Generic, TypeVar
 
@@ -42,10 +43,11 @@ class Arc(Generic[Key]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.target = 0.0
-        self._once: dict[Key, None] = {}  # T1; dictionaries keep the order of insertion
-        self._often: dict[Key, None] = {}  # T2
-        self._once_gone: dict[Key, None] = {}  # B1
-        self._often_gone: dict[Key, None] = {}  # B2
+        # OrderedDict finds its oldest key at once; a dict walks past all that has left since it last grew.
+        self._once: OrderedDict[Key, None] = OrderedDict()  # T1
+        self._often: OrderedDict[Key, None] = OrderedDict()  # T2
+        self._once_gone: OrderedDict[Key, None] = OrderedDict()  # B1
+        self._often_gone: OrderedDict[Key, None] = OrderedDict()  # B2
 
     def __contains__(self, key: object) -> bool:
         """Whether it is in the cache."""
@@ -72,8 +74,7 @@ class Arc(Generic[Key]):
             self._often[key] = None
             return None
         if key in self._often:
-            del self._often[key]
-            self._often[key] = None
+            self._often.move_to_end(key)
             return None
         if key in self._once_gone:
             self.target = min(self.capacity, self.target + self._growth())
@@ -131,7 +132,10 @@ class Arc(Generic[Key]):
         """Let the oldest of T1 or T2 leave, and remember it."""
         once, twice = (self._once, self._once_gone), (self._often, self._often_gone)
         lists = (once, twice) if self._from_once(often) else (twice, once)
-        held, gone = next((pair for pair in lists if any(key not in spared for key in pair[0])), lists[0])
+        if spared:
+            held, gone = next((pair for pair in lists if any(key not in spared for key in pair[0])), lists[0])
+        else:
+            held, gone = lists[0] if lists[0][0] else lists[1]
         victim = _pop_oldest(held, spared)
         gone[victim] = None
         return victim
@@ -168,7 +172,9 @@ class FateArc(Arc[Key]):
         return len(self._once) > self.target or not self._often
 
 
-def _pop_oldest(keys: dict[Key, None], spared: Container[Key] = ()) -> Key:
+def _pop_oldest(keys: OrderedDict[Key, None], spared: Container[Key] = ()) -> Key:
+    if not spared:
+        return keys.popitem(last=False)[0]
     found = next((key for key in keys if key not in spared), None)
     key = next(iter(keys)) if found is None else found
     del keys[key]
