@@ -37,9 +37,9 @@ class FetchThread(PolicyBase):
         if not self._slots:
             raise CapacityError(f"policy {name} on {self._gpu}: expected at least 1 cache slot, got 0; raise cache.ratio")
         shape = (model.n_layers, model.n_experts)
-        self._visits = np.zeros(shape, np.int64)  # since the start, cached or not
-        self._cached = np.zeros(shape, np.bool_)
-        self._locked = np.zeros(shape, np.bool_)  # what the present layer visit uses
+        self._visits = np.zeros(shape, np.int64, order="F")  # since the start, cached or not
+        self._cached = np.zeros(shape, np.bool_, order="F")
+        self._locked = np.zeros(shape, np.bool_, order="F")  # what the present layer visit uses
         self._at = (-1, -1)  # step and layer routed last
         self._turns: deque[Unit] = deque()  # active experts that the thread has not come to
         self._loading: Unit | None = None
