@@ -82,13 +82,15 @@ class Synthetic:
         draws = uniform(self._seed, step.index, np.array(layers), rows, top_k + self._n_experts)
         nth_layer = np.clip(np.array(layers) - self._lookahead, 0, len(self._recalls) - 1)
         wrong = draws[..., :top_k] >= self._recalls[nth_layer][:, None, None]
-        order = draws[..., top_k:]
-        np.put_along_axis(order, routed, 2.0, axis=2)  # the routed ones come last
-        others = np.argsort(order, axis=2, kind="stable")
+        spoilt = np.nonzero(wrong.any(axis=2))  # most rows have no wrong slot, and need no order of the others
+        kept, wrong, order = routed[spoilt], wrong[spoilt], draws[..., top_k:][spoilt]
+        np.put_along_axis(order, kept, 2.0, axis=1)  # the routed ones come last
+        others = np.argsort(order, axis=1, kind="stable")
         # The i-th wrong slot of a row takes the i-th of the others, as far as there are any.
-        nth = np.cumsum(wrong, axis=2) - 1
+        nth = np.cumsum(wrong, axis=1) - 1
         wrong &= nth < self._n_experts - top_k
-        return np.where(wrong, np.take_along_axis(others, np.clip(nth, 0, None), axis=2), routed)
+        routed[spoilt] = np.where(wrong, np.take_along_axis(others, np.clip(nth, 0, None), axis=1), kept)
+        return routed
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64: Steele, Lea, Flood, OOPSLA 2014
