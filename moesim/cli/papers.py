@@ -20,6 +20,7 @@ from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config, load_config
 from moesim.experiment.output import Output
+from moesim.experiment.pool import Workers
 from moesim.experiment.quick import quick
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.sweep import expand
@@ -82,13 +83,14 @@ def papers(
     results: dict[str, list[dict[str, Any]]] = {}
     traces: dict[str, Trace] = {}
     failures: list[str] = []
-    for name, config in configs.items():
-        if name in clocked:
-            results[name] = run_clocked(Experiment(config, f"{name}.yaml", known=traces))
-            failures += [f"{name}: {row['policy']}: {row['error']}" for row in results[name] if row["error"] is not None]
-        else:
-            results[name], failed = _run(config, name, jobs, out, traces)
-            failures += [f"{name}: {line}" for line in failed]
+    with Workers(jobs) as workers:
+        for name, config in configs.items():
+            if name in clocked:
+                results[name] = run_clocked(Experiment(config, f"{name}.yaml", known=traces))
+                failures += [f"{name}: {row['policy']}: {row['error']}" for row in results[name] if row["error"] is not None]
+            else:
+                results[name], failed = _run(config, name, workers, out, traces)
+                failures += [f"{name}: {line}" for line in failed]
     compared = [compare(row, results, str(folder / PUBLISHED)) for one in chosen for row in one.rows]
     beside = [one for name, rows in results.items() for one in variants(name, rows)]
     ranks = agreements(compared)
@@ -132,7 +134,7 @@ def _identify(
         OutputFolder(out, "papers").mark()
     found = {}
     traces: dict[str, Trace] = {}
-    with TemporaryDirectory() as temporary:
+    with TemporaryDirectory() as temporary, Workers(jobs) as workers:
         for name, plan in asked.items():
             rows = [row for one in chosen if one.paper == plan.paper for row in one.rows]
             if len({plan.block_of(row) for row in rows} - {None}) < len(plan.blocks):
@@ -140,7 +142,7 @@ def _identify(
             raw, path, _ = read_profile(plan.hardware, f"{NAME}: {name}: hardware")
             place = path or plan.hardware
             machine = Machine(override(raw, plan.start, place), place, plan.free, plan.more)
-            evaluate = Evaluator(plan, machine, rows, configs, jobs, (out or Path(temporary)) / "identify" / name, traces)
+            evaluate = Evaluator(plan, machine, rows, configs, workers, (out or Path(temporary)) / "identify" / name, traces)
             say(f"{name}: constants from {len(plan.blocks)} blocks of rows")
             found[name] = identify_paper(plan, machine.constants, rows, evaluate.whole(out), evaluate)
     if out is not None:
@@ -164,15 +166,15 @@ def _answered(out: Path, found: dict[str, Identified]) -> dict[str, bytes]:
 
 
 def _run(
-    config: Config, name: str, jobs: int | None, out: Path | None, traces: dict[str, Trace]
+    config: Config, name: str, workers: Workers, out: Path | None, traces: dict[str, Trace]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     experiment = Experiment(config, f"{name}.yaml", known=traces)
     if out is None:
-        found = run_experiment(experiment, jobs=jobs, progress=True)
+        found = run_experiment(experiment, workers=workers, progress=True)
         return found.rows, found.failures
     output = Output(experiment, out / name)
-    found = run_experiment(experiment, jobs=jobs, keep=output.kept.get, progress=True, folder=output.folder)
-    output.write(found)
+    found = run_experiment(experiment, keep=output.kept.get, progress=True, folder=output.folder, workers=workers)
+    output.write(found, workers)
     if found.n_found:
         say(f"{found.n_found} of {len(found.outcomes)} runs were in {out / name} already")
     return found.rows, found.failures

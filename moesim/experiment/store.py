@@ -184,7 +184,7 @@ def _parquet(rows: list[dict[str, Any]], *, merged: bool) -> bytes:
     columns = columns_of(rows)
     for name in [name for name, column in columns.items() if pa.types.is_null(column.type)]:
         if name in _TYPES:
-            columns[name] = columns[name].cast(_TYPES[name])
+            columns[name] = pa.nulls(len(rows), _TYPES[name])
         else:
             del columns[name]
     sink = pa.BufferOutputStream()

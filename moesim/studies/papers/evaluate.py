@@ -10,6 +10,7 @@ from typing import Any
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
 from moesim.experiment.config import Config
+from moesim.experiment.pool import Workers
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.spec import RunSpec
 from moesim.hardware import HardwareProfile
@@ -31,7 +32,7 @@ class Evaluator:
     machine: Machine  # with its free constants
     rows: Sequence[Published]  # that take part
     configs: Mapping[str, Config]  # their experiments, whole
-    jobs: int | None
+    workers: Workers
     folder: Path  # what has been run there is not run again
     traces: dict[str, Trace] = field(default_factory=dict)
     _experiments: dict[str, Experiment] = field(default_factory=dict, init=False)
@@ -52,7 +53,7 @@ class Evaluator:
             if any(name in (row.experiment, row.baseline_experiment) for row in self.rows if row.source == "runs"):
                 experiment = Experiment(config, f"{name}.yaml", known=self.traces)
                 folder = None if kept is None else kept / name
-                results[name] = run_experiment(experiment, jobs=self.jobs, progress=True, folder=folder).rows
+                results[name] = run_experiment(experiment, workers=self.workers, progress=True, folder=folder).rows
         return [compare(row, results) if row.source == "runs" else Compared(row) for row in self.rows]
 
     def _run(self, name: str, rows: Sequence[Published], points: Sequence[Point | None]) -> list[list[Row]]:
@@ -60,7 +61,7 @@ class Evaluator:
         experiment = self._experiment(name)
         wanted = self._wanted(name, rows)
         specs = [self._at(spec, point) for point in points for spec in wanted]
-        found = run_experiment(experiment.of(specs), jobs=self.jobs, progress=True, folder=self.folder)
+        found = run_experiment(experiment.of(specs), workers=self.workers, progress=True, folder=self.folder)
         if found.failures:
             raise ConfigError(f"{name}.yaml: {found.failures[0]}")
         whole = self.configs[name].workload
