@@ -11,6 +11,7 @@ import typer
 from moesim.cli.options import Printed
 from moesim.cli.outputs import check_out_folder
 from moesim.cli.profile_check import check
+from moesim.cli.profile_detect import detect
 from moesim.cli.profile_new import new
 from moesim.core.limits import BITS, COUNT, PROCESSES, REPEATS
 from moesim.core.table import Format
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command("new")(new)
 app.command("check")(check)
+app.command("detect")(detect)
 
 _ALL = "all"
 _WHAT, _HOW = "What to measure", "How"

@@ -9,11 +9,11 @@ from typing import Final
 
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import HardwareProfile
+from moesim.hardware.pcie import LANE
 from moesim.studies.whatif.settings import Setting
 
-_CODED = Fraction(128, 130)  # of the bits on the wire, from generation 3 on
-PCIE: Final = {gen: gigatransfers * _CODED * 10**9 / 8 for gen, gigatransfers in ((3, 8), (4, 16), (5, 32))}
-"""Bytes a second of one lane and direction by generation (PCI-SIG base specifications: 8, 16, 32 GT/s, 128b/130b)."""
+PCIE: Final = {gen: LANE[gen] for gen in (3, 4, 5)}
+"""Bytes a second of one lane and direction by generation."""
 
 _LANES = (1, 2, 4, 8, 16)
 _PCIE = re.compile(r"PCIe (\d)(?:\.0)? x(\d+)")
