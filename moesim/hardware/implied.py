@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any, Final
 
 from moesim.core.limits import TOKENS
+from moesim.errors import HardwareError
 from moesim.hardware.overrides import flatten, override
 from moesim.hardware.read import refusal
 from moesim.hardware.sections import with_sources
@@ -19,6 +20,8 @@ from moesim.model import ModelSpec
 
 LATENCY_US: Final = 28
 RATIO: Final = 80  # operations a byte read
+
+_COPIES: Final = {"pcie", "transfer"}
 
 _ALL: Final = [1, int(TOKENS.most)]
 """Rows for which a typed time holds."""
@@ -35,6 +38,17 @@ def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     made = _Implied(short.model, short.numbers).profile()
     made |= {key: whole[key] for key in ("name", "description", "corrections", "machine") if key in whole}
     return override(made, dict(flatten({key: value for key, value in whole.items() if key not in OWN})), place)
+
+
+def retyped(raw: dict[str, Any], typed: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Replace numbers of a short form; one way to say how fast copies are replaces the other."""
+    if not isinstance(raw.get("numbers"), Mapping):
+        raise HardwareError(
+            f"{place}: numbers: expected a profile that has numbers, got {raw['name']}, which is written whole; "
+            "override keys such as devices.gpu0.flops"
+        )
+    kept = {key: value for key, value in raw["numbers"].items() if not (key in _COPIES and _COPIES & typed.keys())}
+    return {**raw, "numbers": {**kept, **typed}}
 
 
 class _Implied:

@@ -15,8 +15,8 @@ from typing import Any
 from moesim.core import data
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.implied import whole_form
-from moesim.hardware.overrides import flatten, override, override_one
+from moesim.hardware.implied import retyped, whole_form
+from moesim.hardware.overrides import flatten, override, override_one, sourced
 from moesim.hardware.read import read_yaml, validate
 from moesim.hardware.sections import with_sources
 from moesim.hardware.types import HardwareProfile
@@ -87,16 +87,25 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
     path = _find(source, place)
-    raw = _read(path)
-    if overrides:
+    typed = {key: value for key, value in overrides.items() if key.startswith(_TYPED)}
+    raw = _read(path, {key.removeprefix(_TYPED): sourced(value) for key, value in typed.items()}, place)
+    if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
-            override_one(raw, key, value, place)
+            if key not in typed:
+                override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
 
 
-def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a profile; one with ``base`` is that profile with other numbers, which keep the labels that they have here."""
+_TYPED = "numbers."
+"""How the keys of numbers of a short form begin: what follows from them follows anew."""
+
+
+def _read(path: Path, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a profile; one with ``base`` is that profile with other numbers, which keep the labels that they have here.
+
+    Numbers that were typed for a short form, at ``place``, replace those of the file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -104,13 +113,16 @@ def _read(path: Path, kin: tuple[Path, ...] = ()) -> dict[str, Any]:
     raw = with_sources(read_yaml(text, str(path)))
     raw.setdefault("name", path.stem)
     if "base" not in raw:
-        return whole_form(raw, str(path))
+        return whole_form(retyped(raw, typed, place), place) if typed else whole_form(raw, str(path))
     if not isinstance(raw["base"], str):
         raise HardwareError(f"{path}: base: expected the name of a profile, got {raw['base']!r}")
     base = _find(raw["base"], f"{path}: base")
     if base in (*kin, path):
         raise HardwareError(f"{path}: base: expected another profile, got '{raw['base']}', which rests on this one; name another")
-    found = copy.deepcopy(_read(base, (*kin, path)))
+    own = raw.pop("numbers", {})
+    if not isinstance(own, Mapping):
+        raise HardwareError(f"{path}: numbers: expected a mapping with numbers to replace, got {own!r}")
+    found = copy.deepcopy(_read(base, {**own, **typed}, place if typed else str(path), (*kin, path)))
     validate(found, str(base))
     for key in _TOLD:  # said of the other machine, and not of this one
         found.pop(key, None)

@@ -40,9 +40,8 @@ def override_one(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
     for end in range(1, len(steps) + 1):
         if type_at(steps[:end]) is None:
             raise HardwareError(f"{place}: {key}: {unknown_key(steps[:end])}")
-    number = is_number(steps)
-    if number and not isinstance(value, Mapping):
-        value = {"value": value, "source": "assumed", "why": "set by the experiment"}
+    if is_number(steps):
+        value = sourced(value)
     here: Any = raw
     for position, step in enumerate(steps[:-1]):
         inside = here[step] if (step in here if isinstance(here, dict) else _has(here, step)) else None
@@ -59,6 +58,11 @@ def override_one(raw: dict[str, Any], key: str, value: Any, place: str) -> None:
     if isinstance(here, list) and not _has(here, last):
         raise HardwareError(f"{place}: {key}: expected an index below {len(here)}, got {last}")
     here[last] = value
+
+
+def sourced(number: Any) -> Any:
+    """Give a number that states no source the one that it has then."""
+    return number if isinstance(number, Mapping) else {"value": number, "source": "assumed", "why": "set by the experiment"}
 
 
 def _has(values: list[Any], step: str | int) -> bool:

@@ -58,6 +58,8 @@ def optional(loc: Sequence[str | int]) -> bool:
 
 
 def is_number(loc: Sequence[str | int]) -> bool:
-    """Tell whether the format has a sourced number at this place."""
+    """Tell whether the format has a sourced number at this place, in its short form or the whole one."""
+    if loc[:1] in (("numbers",), ["numbers"]):
+        return len(loc) == 2
     found = _models_in(type_at(loc))
     return any(isinstance(kind, type) and issubclass(kind, Sourced) for kind in found)

@@ -31,12 +31,8 @@ def _has_section(value: Any) -> bool:
     return isinstance(value, list) and any(map(_has_section, value))
 
 
-def _holds_number(place: _Place) -> bool:
-    return is_number(place) or (place[:1] == ("numbers",) and len(place) == 2)
-
-
 def _spread(value: Any, place: _Place, section: Mapping[str, Any] | None) -> Any:
-    if _holds_number(place):
+    if is_number(place):
         return value if section is None or value is None else _sourced(value, section)
     if isinstance(value, Mapping):
         if _is_section(value.get("source")):

@@ -9,6 +9,7 @@ from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moesim.core.units import format_size
+from moesim.hardware.overrides import flatten
 from moesim.trace.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -89,8 +90,11 @@ def model_label(model: ModelSpec) -> str:
 
 def hardware_label(hardware: HardwareProfile) -> str:
     """Name a machine with what was changed in it."""
-    numbers = hardware.numbers
-    changed = ", ".join(f"{key}={numbers[key].value if key in numbers else 'changed'}" for key in hardware.overrides)
+    values = {key: number.value for key, number in hardware.numbers.items()}
+    if isinstance(hardware.written, Mapping):  # it may have typed numbers of a short form, from which others follow
+        typed = {key: one for key, one in flatten(hardware.written) if key.startswith("numbers.")}
+        values |= {key: one["value"] if isinstance(one, Mapping) else one for key, one in typed.items()}
+    changed = ", ".join(f"{key}={values.get(key, 'changed')}" for key in hardware.overrides)
     return hardware.name + (f" ({changed})" if changed else "")
 
 

@@ -14,6 +14,7 @@ from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.from_numbers import short_form, short_text
 from moesim.hardware.implied import RATIO
+from moesim.metrics.naming import hardware_label
 from moesim.model import load_model
 
 MIXTRAL = {"base": "mixtral-8x7b", "expert_bits": 4}
@@ -179,6 +180,48 @@ def test_file_mapping_and_python_give_the_same_machine(tmp_path: Path):
     assert python.figures() == load_hardware(python.written).figures()
     changed = load_hardware({"base": str(path), "devices.gpu0.flops": 5e13})
     assert changed.devices["gpu0"].flops == 5 * 10**13 and changed.overrides == ("devices.gpu0.flops",)
+
+
+def test_a_typed_number_may_be_overridden_and_all_follows_anew(tmp_path: Path):
+    path = tmp_path / "mybox.yaml"
+    path.write_text(short_text(short_form("mybox", NUMBERS, None, "published", "Paper, Table 3")))
+    found = load_hardware({"base": str(path), "numbers": {"gpu": "120us"}})
+    assert found.devices["gpu0"].memory_bytes_per_s == N_BYTES * 10**6 // 120
+    number = found.numbers["devices.gpu0.experts.0.flat_us"]
+    assert (number.value, number.source, number.ref) == (120, "assumed", "set by the experiment")
+    assert found.numbers["devices.cpu0.experts.0.base_us"].source == "published"
+    assert hardware_label(found) == "mybox (numbers.gpu=120us)"
+    copied = load_hardware({"base": str(path), "numbers.transfer": "14.2ms", "devices.gpu0.flops": 9e13})
+    assert costs(copied).fetch_ns("cpu0", "gpu0") == 14_200_000, "a time of a copy replaces its rate"
+    assert copied.devices["gpu0"].flops == 9 * 10**13
+    own = tmp_path / "own.yaml"
+    raw = {"base": str(path), "description": "Slower.", "source": PAPER | {"ref": "Table 4"}, "numbers": {"gpu": "120us"}}
+    own.write_text(yaml.safe_dump(raw))
+    assert load_hardware(own).numbers["devices.gpu0.experts.0.flat_us"].ref == "Table 4"
+    assert load_hardware(own).devices == found.devices
+    for source, said in (
+        ({"base": str(path), "numbers.gpu": "120"}, "x: numbers.gpu: expected a time such as"),
+        (
+            {"base": "rtx3090-epyc7532", "numbers.gpu": "120us"},
+            "x: numbers: expected a profile that has numbers, got rtx3090",
+        ),
+    ):
+        with pytest.raises(HardwareError) as caught:
+            load_hardware(source, "x")
+        assert str(caught.value).startswith(said)
+    own.write_text(yaml.safe_dump({"base": str(path), "numbers": 5}))
+    with pytest.raises(HardwareError, match=r"own.yaml: numbers: expected a mapping with numbers to replace, got 5"):
+        load_hardware(own)
+
+
+def test_an_experiment_sweeps_a_typed_number(tmp_path: Path):
+    path = tmp_path / "mybox.yaml"
+    path.write_text(short_text(short_form("mybox", NUMBERS | {"vram": "24GiB"}, None, "assumed", None)))
+    setting: dict[str, Any] = {"trace": "mini-mixtral", "cache": 0.25, "prompt": 4, "decode": 2, "jobs": 1, "progress": False}
+    found = moesim.compare(["lru"], hardware={"base": str(path), "numbers": {"pcie": ["12GB/s", "24GB/s"]}}, **setting)
+    assert [row["hardware"] for row in found.rows] == ["mybox (numbers.pcie=12GB/s)", "mybox (numbers.pcie=24GB/s)"]
+    slow, fast = (row["decode_tokens_per_s"] for row in found.rows)
+    assert 1.5 < fast / slow < 2
 
 
 def test_a_model_as_an_object():
