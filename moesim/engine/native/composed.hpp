@@ -72,7 +72,7 @@ private:
     i64 unit(int layer, int expert) const { return i64(layer) * state.n_experts + expert; }
     bool resident(int layer, int expert) const { return gpu->memory.resident(unit(layer, expert)); }
     bool pending(int layer, int expert) const { return gpu->pending[unit(layer, expert)]; }
-    bool cached(int layer, int expert) const { return gpu->memory.copies[unit(layer, expert)].pool == cache; }
+    bool cached(int layer, int expert) const { return gpu->memory.origins[unit(layer, expert)].pool == cache; }
     void wait(const Routing &routing);
     void in_order(const Routing &routing);
     void load(int layer);

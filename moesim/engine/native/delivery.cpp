@@ -43,7 +43,7 @@ static void charge(State &state, Visit *visit, Call effect) {
                 i64 unit = visit->base + i64(width) * state.weights.block + expert;
                 if (CopyState *copy = device.memory.get(unit)) {
                     ++copy->in_use;
-                    held.push_back({&device, unit, copy->fetch});
+                    held.push_back({&device, unit, device.memory.origins[unit].fetch});
                 } else if (Transfer *coming = device.pending[unit]) {
                     ++coming->in_use;
                     held.push_back({&device, unit, coming->fetch});
@@ -56,7 +56,7 @@ static void charge(State &state, Visit *visit, Call effect) {
         for (const Held &one : held) {
             CopyState *copy = one.device->memory.get(one.unit);
             Transfer *coming = one.device->pending[one.unit];
-            if (copy && copy->fetch == one.fetch) {
+            if (copy && one.device->memory.origins[one.unit].fetch == one.fetch) {
                 one.device->memory.release(one.unit, state.now);
             } else if (coming && coming->fetch == one.fetch) {  // else it was given up
                 --coming->in_use;
@@ -92,7 +92,7 @@ void routed(State &state, int mb) {
         return;
     }
     Visit *visit = state.visit;
-    const MicroBatch &micro = state.micro[mb];
+    MicroBatch &micro = state.micro[mb];
     int layer = visit->layer;
     state.routing.step = visit->step, state.routing.layer = layer, state.routing.mb = mb;
     state.routing.read(micro);
@@ -118,7 +118,7 @@ void routed(State &state, int mb) {
         }
         return;
     }
-    nb::object routing = own(PySequence_GetItem(micro.layers.ptr(), layer));  // experts, weights, scores, rows, active
+    nb::handle routing = micro.routing(layer);  // experts, weights, scores, rows, active
     PyObject *experts = PyTuple_GET_ITEM(routing.ptr(), 0), *weights = PyTuple_GET_ITEM(routing.ptr(), 1);
     PyObject *scores = PyTuple_GET_ITEM(routing.ptr(), 2), *rows = PyTuple_GET_ITEM(routing.ptr(), 3);
     PyObject *active = PyTuple_GET_ITEM(routing.ptr(), 4);

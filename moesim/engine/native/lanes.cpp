@@ -24,10 +24,12 @@ void wake(State &state, Task *task) {
 
 /// Note that a Run reads its copy, and charge the extra of a group's first expert.
 static void read_copy(State &state, Task *task) {
-    CopyState &copy = task->lane->device->memory.copies[task->unit];
-    if (!copy.used) {
-        copy.used = true;
-        if (copy.fetch >= 0) state.records.used_fetches.push_back(copy.fetch);
+    DeviceMemory &memory = task->lane->device->memory;
+    bool &used = memory.copies[task->unit].used;
+    if (!used) {
+        used = true;
+        i64 fetch = memory.origins[task->unit].fetch;
+        if (fetch >= 0) state.records.used_fetches.push_back(fetch);
     }
     if (task->group && task->group->first_extra) {
         task->work += task->group->first_extra;

@@ -96,7 +96,7 @@ static void evict(State &state, const Transfer *transfer, const Victim &victim) 
     i64 unit = there ? first + layer * state.n_experts + expert : -1;
     CopyState *copy = transfer->dst->memory.get(unit);
     std::string wrong, remedy;
-    if (!copy || copy->pool != pool) {
+    if (!copy || transfer->dst->memory.origins[unit].pool != pool) {
         wrong = "not resident in pool '" + text(pool->name) + "'", remedy = "name a resident of the pool that is full";
     } else if (copy->in_use) {
         wrong = "it is in use", remedy = "check view.is_in_use, or return None to wait";

@@ -35,23 +35,23 @@ void DeviceMemory::reserve(PoolState *pool, i64 layer, i64 n_bytes, i64 now) {
 }
 
 CopyState *DeviceMemory::arrive(i64 unit, PoolState *pool, i64 fetch) {
-    CopyState &copy = copies[unit];
-    copy = {pool, fetch};
+    copies[unit] = {};
+    origins[unit] = {pool, fetch};
     there[unit] = true;
     put(pool, unit);
-    return &copy;
+    return &copies[unit];
 }
 
 /// Forget an idle copy and free its memory.
 void DeviceMemory::remove(i64 unit, bool dropped, i64 now) {
-    CopyState &copy = copies[unit];
+    auto [pool, fetch] = origins[unit];
     there[unit] = false;
     i64 shelf = unit / weights->n_experts, layer = shelf % weights->n_layers, n_bytes = weights->n_bytes[shelf];
-    take_out(copy.pool, unit);
-    copy.pool->take(layer, -n_bytes);
+    take_out(pool, unit);
+    pool->take(layer, -n_bytes);
     add(-n_bytes, now);
-    records->evictions.push_back({now, copy.fetch, int(layer), int(unit % weights->n_experts), copy.pool->number,
-                                  std::int16_t(device), std::int16_t(weights->width(unit)), dropped, copy.used});
+    records->evictions.push_back({now, fetch, int(layer), int(unit % weights->n_experts), pool->number, std::int16_t(device),
+                                  std::int16_t(weights->width(unit)), dropped, copies[unit].used});
 }
 
 /// Remove a copy now if it is idle, else as soon as it is.
@@ -72,13 +72,13 @@ void DeviceMemory::release(i64 unit, i64 now) {
 
 /// Move a resident copy to another pool; the device's bytes do not change.
 void DeviceMemory::relabel(i64 unit, PoolState *pool, i64 layer) {
-    CopyState &copy = copies[unit];
+    PoolState *&from = origins[unit].pool;
     i64 n_bytes = weights->bytes_of(unit);
-    copy.pool->take(layer, -n_bytes);
-    take_out(copy.pool, unit);
+    from->take(layer, -n_bytes);
+    take_out(from, unit);
     pool->take(layer, n_bytes);
     put(pool, unit);
-    copy.pool = pool;
+    from = pool;
 }
 
 void DeviceMemory::put(PoolState *pool, i64 unit) {

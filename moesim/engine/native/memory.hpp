@@ -40,11 +40,15 @@ struct PoolState {
 
 /// One resident copy of an expert.
 struct CopyState {
-    PoolState *pool = nullptr;  // none on a backing device
-    i64 fetch = -1;  // the fetch that brought it; -1: placed at the start
     int in_use = 0;  // queued or running Runs and copies that read it here
     bool used = false;
     bool doomed = false;  // dropped while in use: goes when idle
+};
+
+/// Where a copy is and whence it came; apart from its state, which is looked at far more often.
+struct Origin {
+    PoolState *pool = nullptr;  // none on a backing device
+    i64 fetch = -1;  // the fetch that brought it; -1: placed at the start
 };
 
 /// Copies and bytes of one device.
@@ -56,6 +60,7 @@ struct DeviceMemory {
     i64 capacity = 0, used = 0, kv = 0, spare = 0, peak = 0;
     std::vector<std::uint8_t> there;  // of each unit: 1 if a usable copy is here
     std::vector<CopyState> copies;  // of each unit
+    std::vector<Origin> origins;
     std::vector<std::unique_ptr<PoolState>> pools;
 
     CopyState *get(i64 unit) {

@@ -81,7 +81,7 @@ void move_expert(State &state, i64 layer, i64 expert, i64 unit, DeviceState *dev
     CopyState *copy = device->memory.get(unit);
     auto what = [&] { return "Move(" + unit_text(layer, expert) + ", " + text(device->name) + ")"; };
     if (!copy) fail(state, what() + ": not resident", "move only resident copies");
-    if (copy->pool != pool && pool->free(layer) < state.weights.bytes_of(unit))
+    if (device->memory.origins[unit].pool != pool && pool->free(layer) < state.weights.bytes_of(unit))
         fail(state, what() + ": pool '" + text(pool->name) + "' is full", "Drop or Move something out of it first");
     device->memory.relabel(unit, pool, layer);
 }

@@ -26,6 +26,7 @@ static void read_model(State &state) {
         state.visits.emplace_back(layer, i64(layer) * state.n_experts, state.top_k, state.n_experts);
     state.hidden = int(int_attr(model, "hidden"));
     state.n_shared = int(int_attr(model, "n_shared"));
+    state.n_leading = int(int_attr(model, "n_dense_layers"));
     state.kv_bytes = int_attr(model, "kv_bytes_per_token_per_layer");
     Items core(attr(model, "core_widths").ptr());
     for (int i = 0; i < 2; ++i) state.core_widths[i] = as_int(core[i]);
@@ -84,6 +85,7 @@ static void read_devices(State &state) {
         memory.backing = device.backing;
         memory.there.assign(state.weights.size(), device.backing);
         memory.copies.resize(state.weights.size());
+        memory.origins.resize(state.weights.size());
         if (device.is_gpu) state.gpus.push_back(&device);
     }
     state.sources.resize(state.devices.size());

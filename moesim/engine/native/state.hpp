@@ -25,14 +25,21 @@ struct HostThread {
 /// A contiguous run of a step's rows that holds whole requests.
 struct MicroBatch {
     i64 first_row, n_rows, work2;
-    nb::object layers;  // routing of each layer, for events
+    nb::object layers;  // routing of each layer, prepared when it is first asked for
     std::unique_ptr<Table> ids;  // (n_rows, n_layers, top_k)
     /// What the router said of the chosen experts, (n_rows, n_layers, top_k); read when asked for; null if not recorded.
     const Table *weights() const;
     /// And of all, (n_rows, n_layers, n_experts).
     const Table *scores() const;
 
+    /// The routing of a layer, for events: ids, weights, scores, rows, active.
+    nb::handle routing(int layer) {
+        if (!listed) listed = own(PySequence_List(layers.ptr()));
+        return PyList_GET_ITEM(listed.ptr(), layer);
+    }
+
     mutable std::unique_ptr<Table> kept_weights, kept_scores;
+    nb::object listed;
 };
 
 struct Streams;
@@ -74,7 +81,7 @@ struct State {
     bool listens[N_EVENTS] = {};
     i64 decision_ns = 0;
     // The model.
-    int n_layers = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0;
+    int n_layers = 0, n_leading = 0, n_experts = 0, top_k = 0, hidden = 0, n_shared = 0;
     i64 kv_bytes = 0;  // per token and layer
     i64 core_widths[2] = {0, 0};
     Weights weights;

@@ -63,7 +63,7 @@ static void read_step(State &state, nb::object step) {
         PyObject *one = micro[i];  // first_row, n_rows, work2, n_sequences, layers, experts
         state.micro.push_back({as_int(PyTuple_GET_ITEM(one, 0)), as_int(PyTuple_GET_ITEM(one, 1)),
                                as_int(PyTuple_GET_ITEM(one, 2)), nb::borrow(PyTuple_GET_ITEM(one, 4)),
-                               std::make_unique<Table>(PyTuple_GET_ITEM(one, 5)), nullptr, nullptr});
+                               std::make_unique<Table>(PyTuple_GET_ITEM(one, 5)), nullptr, nullptr, {}});
     }
 }
 
@@ -75,6 +75,7 @@ static i64 n_requests(State &state, i64 first_row, i64 n_rows) {
 
 static i64 leading_ns(State &state, DeviceState *device) {
     i64 rows = state.step_rows;
+    if (!state.n_leading) return 0;
     return as_int(ask(state, attr(state.costs, "leading_ns"),
                       {ref(device->name), num(rows), num(int_attr(state.step, "work2")), num(n_requests(state, 0, rows))}));
 }
@@ -231,16 +232,14 @@ i64 dense_ns(State &state, int layer) {
 }
 
 static bool is_exact(State &state) {
-    return state.composed ? state.composed->exact : truth(own(PyObject_GetAttr(state.policy.ptr(), state.py.exact.ptr())).ptr());
+    if (state.composed) return state.composed->exact;
+    return truth(own(PyObject_GetAttr(state.policy.ptr(), state.py.exact.ptr())).ptr());
 }
 
 /// List a field of the layer's routing (0: ids, 1: weights), of each micro-batch.
 static nb::list routing_of(State &state, const Visit *visit, int field) {
     nb::list found;
-    for (const MicroBatch &micro : state.micro) {
-        nb::object routing = own(PySequence_GetItem(micro.layers.ptr(), visit->layer));
-        found.append(nb::handle(PyTuple_GET_ITEM(routing.ptr(), field)));
-    }
+    for (MicroBatch &micro : state.micro) found.append(nb::handle(PyTuple_GET_ITEM(micro.routing(visit->layer).ptr(), field)));
     return found;
 }
 
