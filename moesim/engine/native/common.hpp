@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace nb = nanobind;
@@ -42,7 +43,15 @@ inline bool truth(PyObject *p) {
     return found;
 }
 
-inline nb::object attr(nb::handle of, const char *name) { return own(PyObject_GetAttrString(of.ptr(), name)); }
+/// The Python string of a name, which is a literal: made once, and found by where the literal lies.
+inline PyObject *interned(const char *name) {
+    static std::unordered_map<const char *, PyObject *> known;
+    PyObject *&found = known[name];
+    if (!found) found = PyUnicode_InternFromString(name);
+    return found;
+}
+
+inline nb::object attr(nb::handle of, const char *name) { return own(PyObject_GetAttr(of.ptr(), interned(name))); }
 inline i64 int_attr(nb::handle of, const char *name) { return as_int(attr(of, name)); }
 
 /// Write a value as an f-string does.

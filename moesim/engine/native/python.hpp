@@ -12,7 +12,7 @@ struct Contract {
     PyTypeObject *event[N_EVENTS];
     PyTypeObject *action[N_ACTIONS];
     nb::object keep[int(N_EVENTS) + int(N_ACTIONS)];
-    nb::object decide, evict, exact;  // names of methods, and of an attribute
+    nb::object decide, evict;  // names of methods
     nb::object texts;  // moesim.engine.native.texts: messages and rare computations
     nb::object fail;
 
@@ -31,7 +31,6 @@ struct Contract {
         }
         decide = nb::steal(PyUnicode_InternFromString("decide"));
         evict = nb::steal(PyUnicode_InternFromString("evict"));
-        exact = nb::steal(PyUnicode_InternFromString("exact"));
         texts = nb::module_::import_("moesim.engine.native.texts");
         fail = attr(texts, "fail");
     }

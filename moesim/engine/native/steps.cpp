@@ -232,8 +232,7 @@ i64 dense_ns(State &state, int layer) {
 }
 
 static bool is_exact(State &state) {
-    if (state.composed) return state.composed->exact;
-    return truth(own(PyObject_GetAttr(state.policy.ptr(), state.py.exact.ptr())).ptr());
+    return state.composed ? state.composed->exact : truth(attr(state.policy, "exact").ptr());
 }
 
 /// List a field of the layer's routing (0: ids, 1: weights), of each micro-batch.
