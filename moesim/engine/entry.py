@@ -15,7 +15,7 @@ from moesim.engine.simulated import Simulated
 from moesim.engine.state import PIECE, EngineOptions, Sink, State
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
-from moesim.policy import Policy, View
+from moesim.policy import Placement, Policy, View
 from moesim.records import Records
 from moesim.trace.workload import Workload
 
@@ -29,7 +29,7 @@ def simulate(
     *, model: ModelSpec, costs: CostModel, workload: Workload, policy: Policy, cache_slots: Mapping[str, int],
     predictors: Mapping[str, Predictor] | None = None, tables: Mapping[str, NDArray[Any]] | None = None,
     options: EngineOptions | None = None, policy_name: str = "", progress: Callable[[int], None] | None = None,
-    engine: str | None = None, sink: Sink | None = None, piece: int = PIECE,
+    engine: str | None = None, sink: Sink | None = None, piece: int = PIECE, placed: Callable[[Placement], None] | None = None,
 ) -> Records:  # fmt: skip
     """Run one policy over one workload on one machine.
 
@@ -60,6 +60,8 @@ def simulate(
         sizes, too.
     piece : int
         Tasks of a piece at least.
+    placed : callable, optional
+        Takes the policy's placement, once it is checked.
 
     Returns
     -------
@@ -90,7 +92,7 @@ def simulate(
         )  # fmt: skip
         return _ENGINES[by](state)
 
-    records = play(name, policy, progress, None if verified else sink, piece)
+    records = play(name, policy, progress, None if verified else sink, piece, placed)
     if again is not None:
         other = play("simpy" if name == "native" else "native", again)
         check_equal(*((records, other) if name == "simpy" else (other, records)))

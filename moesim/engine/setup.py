@@ -56,6 +56,8 @@ def place(state: State) -> list[Placed]:
     placement = state.policy.place(state.view)
     model, costs = state.model, state.costs
     check_placement(model, costs.hardware, placement, state.policy_name)
+    if state.placed is not None:
+        state.placed(placement)
 
     def at(part: str, layer: int) -> DeviceState:
         return state.by_name[placement.parts.get((part, layer), costs.hardware.compute)]

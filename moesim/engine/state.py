@@ -12,7 +12,7 @@ from moesim.engine.visit import Visit
 from moesim.engine.weights import Weights
 from moesim.hardware.costs import CostModel
 from moesim.model import ModelSpec
-from moesim.policy import Policy, View
+from moesim.policy import Placement, Policy, View
 from moesim.records import Records
 from moesim.trace.workload import MicroBatch, Step, Workload
 
@@ -91,6 +91,7 @@ class State:
     progress: Callable[[int], None] | None = None
     sink: Sink | None = None
     piece: int = PIECE
+    placed: Callable[[Placement], None] | None = None
     view: View = None  # type: ignore[assignment]  # made with the machine
     carrier: Carrier = None  # type: ignore[assignment]  # set before the run begins
     thread: HostThread | None = None

@@ -190,7 +190,9 @@ def _carry_out(
         policy.bind_oracle(FutureUse(workload))
     slots = granted_slots(spec, workload, policy, tables)
     per_device = {name: slots for name, kind in machine.kinds.items() if kind == "gpu"}
-    placement = initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables)
+    placed: list[Placement] = []
+    if execution.measured:
+        placed.append(initial_placement(spec.model, spec.costs(policy), workload, policy, per_device, tables))
     sources, costs = spec.sources(trace, workload), spec.costs(policy)
     found, first = _Found(machine), FirstSteps(keep) if keep else None
     in_pieces = keep is not True and not execution.measured
@@ -203,7 +205,7 @@ def _carry_out(
     records = execution.call(
         model=spec.model, costs=costs, workload=workload, policy=policy, cache_slots=per_device, predictors=sources,
         tables=tables, options=spec.options, policy_name=spec.policy_name, progress=progress,
-        **({"sink": take} if in_pieces else {}),
+        **({"sink": take} if in_pieces else {}), **({} if execution.measured else {"placed": placed.append}),
     )  # fmt: skip
     split = None
     if not in_pieces:
@@ -215,7 +217,7 @@ def _carry_out(
         found.add(records)
     metrics = spec.metrics(found.summary, workload)
     kept = None if first is None else first.of(records) if in_pieces else records
-    return _Done(policy, costs, slots, placement, kept, split, frozenset(found.activities), metrics, sources.labels)
+    return _Done(policy, costs, slots, placed[0], kept, split, frozenset(found.activities), metrics, sources.labels)
 
 
 def notes_of(spec: RunSpec, trace: Trace, workload: Workload, *, assumes_memory: bool, signals: frozenset[str]) -> list[str]:

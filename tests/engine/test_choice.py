@@ -11,6 +11,9 @@ import pytest
 from moesim.cli.main import main
 from moesim.engine import agreement, choice, chosen, entry, native
 from moesim.errors import ConfigError, SimulationError
+from moesim.policies.registry import make_policy
+from moesim.testing.runs import run_inputs, tiny_workload
+from moesim.trace.workload import routing
 from tests.engine.engine_kit import Script, play
 from tests.engine.rules_kit import ALL, ONE, on_gpu
 
@@ -120,6 +123,19 @@ def test_the_view_that_a_policy_keeps_outlives_its_run():
     records = play(script, ONE, engine="native")
     (view,) = kept
     assert view.now_ns == records.makespan_ns and view.is_resident(0, 1, "gpu0") and not view.is_pending(0, 1, "gpu0")
+
+
+@built
+def test_only_who_reads_the_routing_by_layer_has_it_prepared(monkeypatch: pytest.MonkeyPatch):
+    prepared: list[int] = []
+    count = routing._count
+    monkeypatch.setattr(routing, "_count", lambda *args: prepared.append(1) or count(*args))
+    for engine, policy, read in (("native", "lru", False), ("native", "fiddler", True), ("simpy", "lru", True)):
+        deciding = make_policy(policy)
+        inputs = run_inputs(deciding, tiny_workload(deciding), 16, None, {})
+        prepared.clear()
+        entry.simulate(**inputs, engine=engine)
+        assert bool(prepared) == read, (engine, policy)
 
 
 def test_every_python_file_of_the_rules_has_its_namesake():

@@ -12,9 +12,10 @@ from moesim.capacity import required_bytes
 from moesim.core.table import Format
 from moesim.errors import CapacityError, ConfigError, InputError, MoesimError, TraceError, WorkloadError
 from moesim.experiment import run_experiment
-from moesim.experiment.budget import initial_placement, slots_within
+from moesim.experiment.budget import initial_placement, slots_used, slots_within
 from moesim.experiment.report import result_table
 from moesim.experiment.runner import notes_of, run_one
+from moesim.policies.composed import Composed
 from moesim.policies.registry import make_policy
 from moesim.trace.predictors.future import NEVER, FutureUse
 from tests.experiment.experiment_kit import resolve, write_trace
@@ -66,6 +67,17 @@ def test_a_budget_gives_the_largest_cache_that_fits(tmp_path: Path):
     assert needed(slots - 1) < needed(slots), "no slot is counted that the policy cannot use"
     assert row["peak_memory_bytes.gpu0"] <= budget
     assert 0 < row["peak_pool_bytes.gpu0.cache"] < row["peak_memory_bytes.gpu0"]
+
+
+def test_a_run_asks_its_policy_for_one_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    place = Composed.place
+    monkeypatch.setattr(Composed, "place", lambda policy, view: asked.append(place(policy, view)) or asked[-1])
+    experiment = resolve(tmp_path, cache={"ratio": 0.5}, policies=["lru"])
+    row = run_one(experiment, experiment.specs[0]).row
+    assert row["error"] is None
+    assert len(asked) == 1
+    assert row["cache_slots_used"] == slots_used(asked[0], experiment.specs[0].model)
 
 
 def _costs(spec):
