@@ -39,7 +39,7 @@ def describe_grid(experiment: Experiment, folder: Path | None, jobs: int | None,
     if missing:
         estimate = seconds(experiment, missing)
         lines += [f"a short run failed: {why}" for why in estimate.failures]
-        n = jobs or worth_processes(experiment, missing, cores)
+        n = jobs or worth_processes(estimate.seconds, len(missing), cores)
         n = min(n, cores, len(missing))
         if estimate.n_tried:
             basis = f"from short runs of {_counted(estimate.n_tried, 'policy')}"

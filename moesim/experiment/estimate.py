@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from moesim.engine import chosen
 from moesim.errors import MoesimError, WorkloadError
 from moesim.experiment.runner import run_one
 from moesim.hardware.costs.links import most_chunks
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from moesim.experiment.resolve import Experiment
     from moesim.experiment.spec import RunSpec
 
-_S_PER_LOOKUP = 50e-6  # as measured with lru on Mixtral's shape; only to decide whether processes are worth starting
+_S_PER_LOOKUP = {"simpy": 50e-6, "native": 5e-6}  # as measured on Mixtral's shape; only to decide whether trying is worth while
 _CHUNK = 0.17  # of a lookup's time: 17.5 us against 101 us, lru on Mixtral's shape with 16, 64 and 256 chunks a transfer
-_TRIED_TOKENS, _TRIED_CHUNKS = 8, 64
+_TRIED_TOKENS, _TRIED_CHUNKS = (4, 16), 64
+_TRYING_S = 2.0  # at most, before the runs
 _START_S = 2.0  # of a process: interpreter, imports, traces
 
 
@@ -30,6 +32,13 @@ class Estimate(NamedTuple):
     seconds: float  # s: one after another; 0 if no policy could be tried
     n_tried: int  # policies of which a short run succeeded
     failures: tuple[str, ...] = ()  # why other short runs failed, beginning with the policy
+
+
+class _Pace(NamedTuple):
+    """How long the runs of a policy take: s each, and s a lookup."""
+
+    start: float
+    each: float
 
 
 def lookups(experiment: Experiment, spec: RunSpec) -> int:
@@ -51,10 +60,17 @@ def _work(experiment: Experiment, spec: RunSpec) -> float:
     return lookups(experiment, spec) + _CHUNK * (total - total // each)
 
 
-def worth_processes(experiment: Experiment, specs: Sequence[RunSpec], cores: int) -> int:
-    """Say how many processes are worth starting for some runs."""
-    took = _S_PER_LOOKUP * sum(_work(experiment, spec) for spec in specs)
-    return min(cores, len(specs)) if took > _START_S else 1
+def before(experiment: Experiment, specs: Sequence[RunSpec]) -> float:
+    """Estimate how many seconds some runs take one after another, in no time if they are few, else by trying."""
+    took = _S_PER_LOOKUP[chosen()] * sum(_work(experiment, spec) for spec in specs)
+    if took <= _START_S:
+        return took
+    return seconds(experiment, specs, limit_s=_TRYING_S).seconds or took
+
+
+def worth_processes(took_s: float, n_runs: int, cores: int) -> int:
+    """Say how many processes are worth starting for runs that take so long one after another."""
+    return min(cores, n_runs) if took_s > _START_S else 1
 
 
 def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float = 10.0) -> Estimate:
@@ -64,7 +80,7 @@ def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float 
         if spec.policy_name not in experiment.not_imported and spec.refusal is None:
             firsts.setdefault(spec.policy_name, spec)
     began = time.perf_counter()
-    paces: dict[str, float] = {}  # s a lookup
+    paces: dict[str, _Pace] = {}
     failures = []
     for name, spec in firsts.items():
         if time.perf_counter() - began > limit_s:
@@ -77,19 +93,31 @@ def seconds(experiment: Experiment, specs: Sequence[RunSpec], *, limit_s: float 
     return Estimate(_scaled(experiment, specs, paces) if paces else 0.0, len(paces), tuple(failures))
 
 
-def _pace(experiment: Experiment, spec: RunSpec) -> float | MoesimError:
-    short = WorkloadSpec(**shortened(vars(spec.workload), _TRIED_TOKENS))
-    spec = spec.in_pieces(_TRIED_CHUNKS)
-    try:
-        tried = replace(spec, workload=short)
-        work = _work(experiment, tried)
-    except WorkloadError:  # requests that short are not in the trace: try the whole
-        tried, work = spec, _work(experiment, spec)
-    began = time.perf_counter()
-    outcome = run_one(experiment, tried)
-    return outcome.failure or (time.perf_counter() - began) / work
+def _pace(experiment: Experiment, spec: RunSpec) -> _Pace | MoesimError:
+    """Time two short runs, of which the longer one has more to do; one if they are the same."""
+    times: dict[float, float] = {}
+    for tokens in _TRIED_TOKENS:
+        tried = spec.in_pieces(_TRIED_CHUNKS)
+        short = replace(tried, workload=WorkloadSpec(**shortened(vars(spec.workload), tokens)))
+        try:
+            tried, work = short, _work(experiment, short)
+        except WorkloadError:  # requests that short are not in the trace: try the whole
+            work = _work(experiment, tried)
+        if work in times:
+            continue
+        began = time.perf_counter()
+        outcome = run_one(experiment, tried)
+        times[work] = time.perf_counter() - began
+        if outcome.failure is not None:
+            return outcome.failure
+    (least, first), *more = sorted(times.items())
+    if not more:
+        return _Pace(0.0, first / least)
+    each = max(0.0, (more[0][1] - first) / (more[0][0] - least))
+    return _Pace(max(0.0, first - each * least), each)
 
 
-def _scaled(experiment: Experiment, specs: Sequence[RunSpec], paces: Mapping[str, float]) -> float:
-    mean = sum(paces.values()) / len(paces)
-    return sum(paces.get(spec.policy_name, mean) * _work(experiment, spec) for spec in specs)
+def _scaled(experiment: Experiment, specs: Sequence[RunSpec], paces: Mapping[str, _Pace]) -> float:
+    mean = _Pace(*(sum(values) / len(paces) for values in zip(*paces.values(), strict=True)))
+    found = [(paces.get(spec.policy_name, mean), _work(experiment, spec)) for spec in specs]
+    return sum(pace.start + pace.each * work for pace, work in found)

@@ -58,15 +58,12 @@ def _speed(row: Row) -> str:
     return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s") + mark
 
 
-def _cache(row: Row) -> str:
-    """Write the size asked for, and its slots where they do not follow from it: of a budget, and where not all are used."""
-    asked = cache_asked(row)
+def _slots(row: Row) -> str:
+    """Write the slots of the cache, and how many of them are used where not all are."""
     granted, used = number(row, "cache_slots"), number(row, "cache_slots_used")
     if granted is None:
-        return asked
-    if used is not None and used != granted:
-        return f"{asked} ({used:g} of {granted:g} slots)"
-    return asked if row.get("cache_ratio") is not None else f"{asked} ({granted:g} slots)"
+        return "-"
+    return f"{used:g} of {granted:g}" if used is not None and used != granted else f"{granted:g}"
 
 
 def not_exact(row: Row) -> bool:
@@ -130,7 +127,8 @@ def _waited(row: Row) -> str:
 
 SHOWN = (
     Column("policy", lambda row: str(row["policy"]), right=False),
-    Column("cache", _cache),
+    Column("cache", cache_asked),
+    Column("slots", _slots, wide=True),
     Column("batch", lambda row: str(row["batch_size"])),
     Column("tok/s", _speed),
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),

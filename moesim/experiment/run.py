@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moesim.core.progress import Progress
+from moesim.core.text import say
+from moesim.core.units import format_s
 from moesim.errors import ConfigError, InputError
-from moesim.experiment.estimate import worth_processes
+from moesim.experiment.estimate import before, worth_processes
 from moesim.experiment.keys import run_keys
 from moesim.experiment.pool import Pool, Workers, usable_cores
 from moesim.experiment.resolve import Experiment
@@ -26,6 +28,9 @@ from moesim.metrics.outcome import Outcome
 
 if TYPE_CHECKING:
     from moesim.metrics import Value
+
+
+_LONG_S = 10.0  # of runs whose time is told before they begin
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,10 @@ def run_experiment(
     n_steps = sum(len(experiment.workload(spec).steps) for spec in missing)
     with ExitStack() as stack:
         crew = workers or stack.enter_context(Workers(jobs, scheduler))
-        pool = crew.needed(lambda: worth_processes(experiment, missing, usable_cores())) if missing else None
+        took = before(experiment, missing) if execution is SIMULATED else 0.0
+        pool = crew.needed(lambda: worth_processes(took, len(missing), usable_cores())) if missing else None
+        if progress and took > _LONG_S:
+            say(f"{len(missing)} runs, about {format_s(took / (pool.room() if pool is not None else 1))}")
         bar = stack.enter_context(Progress(n_steps, enabled=progress))
         told = _Told(bar, len(missing))
         if pool is None:

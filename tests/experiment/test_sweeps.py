@@ -441,7 +441,7 @@ def test_a_dry_run_tells_grid_size_and_what_is_done(
     more = ["--set", "cache.ratio=[0.25, 0.5]", "--set", "workload.batch_size=[1, 2]"]
     assert main(["run", str(file), "--out", "out", "--dry-run", *more]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[:4] == ["policy: on-demand, lru", "batch_size: 1, 2", "cache_ratio: 0.25, 0.5", "cache_budget_bytes: 12.9 GB"]
+    assert told[:4] == ["policy: on-demand, lru", "batch_size: 1, 2", "cache_ratio: 0.25, 0.5", "cache_budget_bytes: 12 GiB"]
     assert told[4] == "12 runs (2 policies at 6 settings), 4 of them done, 8 to do"
     assert re.fullmatch(r"estimated time: (less than 1|\d+) s on \d process(es)? \(from short runs of 2 policies\)", told[5])
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
@@ -520,8 +520,11 @@ def test_a_dry_run_finds_out_that_a_module_is_not_there(name: str, tmp_path: Pat
     assert f"expected a module '{name.removesuffix(':Mine')}', got none, neither installed" in capsys.readouterr().err
 
 
+START = 1_000_000  # ns
+
+
 def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """On a machine on which each policy takes so many nanoseconds a lookup."""
+    """On a machine on which each policy takes so many nanoseconds a lookup, and a run begins in a millisecond."""
     write_trace(tmp_path / "small.safetensors", decode=20)
     workload = {"batch_size": [1, 4], "prompt_tokens": 6, "decode_tokens": 20}
     experiment = resolve(tmp_path, workload=workload, policies=["on-demand", "lru", "fiddler"])
@@ -530,20 +533,21 @@ def test_the_estimated_time_is_the_pace_of_short_runs_times_what_there_is_to_do(
 
     def run(experiment: Experiment, spec: RunSpec) -> Any:
         tried.append(spec)
-        clock.advance(pace[spec.policy_name] * lookups(experiment, spec))
+        clock.advance(START + pace[spec.policy_name] * lookups(experiment, spec))
         return SimpleNamespace(failure=None)
 
     monkeypatch.setattr(estimate, "time", clock)
     monkeypatch.setattr(estimate, "run_one", run)
     estimated, n_tried, failures = seconds(experiment, experiment.specs)
     assert estimated == pytest.approx(
-        sum(pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
+        sum(START + pace[spec.policy_name] * lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5
     )
-    assert [spec.policy_name for spec in tried] == ["on-demand", "lru", "fiddler"]
-    assert (n_tried, failures) == (3, ()) and {spec.workload.decode_tokens for spec in tried} == {8}
+    assert [spec.policy_name for spec in tried] == ["on-demand", "on-demand", "lru", "lru", "fiddler", "fiddler"]
+    assert (n_tried, failures) == (3, ()) and [spec.workload.decode_tokens for spec in tried] == [4, 16] * 3
     estimated, n_tried, failures = seconds(experiment, experiment.specs, limit_s=1e-6)  # over as soon as one has been tried
     assert (n_tried, failures) == (1, ())
-    assert estimated == pytest.approx(1_000 * sum(lookups(experiment, spec) for spec in experiment.specs) / 1e9, rel=1e-5)
+    whole = len(experiment.specs) * START + 1_000 * sum(lookups(experiment, spec) for spec in experiment.specs)
+    assert estimated == pytest.approx(whole / 1e9, rel=1e-5)
 
 
 # ---- keys
