@@ -79,8 +79,8 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     if isinstance(source, Mapping):
         source = with_sources(source)
         if "base" not in source:
-            raw = whole_form({key: value for key, value in source.items() if "." not in key}, place)
-            more = {key: value for key, value in source.items() if "." in key}
+            raw = whole_form({key: value for key, value in source.items() if "." not in str(key)}, place)
+            more = {key: value for key, value in source.items() if "." in str(key)}
             return (override(raw, more, place) if more else raw), None, list(more)
         if not isinstance(source["base"], (str, Path)):
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")

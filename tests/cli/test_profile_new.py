@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,18 @@ def test_a_file_that_moesim_did_not_write_stays(capsys: pytest.CaptureFixture[st
     assert main([*words(gpu="70us"), "--out", "own.yaml"]) == 2
     assert main([*words(gpu="70us"), "--out", "own.yaml", "--overwrite"]) == 0
     assert "gpu: 70us" in Path("own.yaml").read_text()
+
+
+def test_the_commands_of_the_guide_run(capsys: pytest.CaptureFixture[str]):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "profiling.md").read_text(encoding="utf-8")
+    block = page.partition("## From a few numbers")[2].partition("```sh\n")[2].partition("```")[0].replace("\\\n", "")
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert [command[:2] for command in commands] == [
+        ["profile", "new"],
+        ["profile", "check"],
+        ["compare", "--hardware"],
+        ["profile", "detect"],
+    ]
+    for command in commands:
+        assert main([*command, "--decode", "2", "--jobs", "1"] if command[0] == "compare" else command) == 0
+    assert "fiddler" in capsys.readouterr().out

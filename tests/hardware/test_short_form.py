@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 import moesim
-from moesim.errors import HardwareError
+from moesim.errors import HardwareError, InputError
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.costs import CostModel
 from moesim.hardware.from_numbers import short_form, short_text
 from moesim.hardware.implied import RATIO
+from moesim.hardware.problems import find_problems
 from moesim.metrics.naming import hardware_label
 from moesim.model import load_model
 
@@ -296,3 +297,45 @@ def test_other_slips(raw: dict[str, Any], said: str):
     with pytest.raises(HardwareError) as caught:
         load_hardware(raw)
     assert str(caught.value).startswith(f"hardware: {said}")
+
+
+GARBAGE: list[Any] = [
+    None, 0, -1, 10**400, float("nan"), "", "x", "60us", "25GB/s", "1e400us", "1e-9GB/s", "9" * 5000 + "us", "1e300us",
+    "1e-5us", "999s/token", [], {}, {"value": 1}, {"value": {"value": "60us"}}, {"value": "60us", "source": ["a"]},
+    {"source": PAPER}, PAPER, True, [1, 2], {"base": "mixtral-8x7b"}, {"a": {"b": 1}},
+]  # fmt: skip
+PLACES = (
+    "name",
+    "source",
+    "for",
+    "numbers",
+    "devices",
+    "numbers/gpu",
+    "numbers/transfer",
+    "numbers/vram",
+    "for/expert_bits",
+    "x",
+    5,
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_garbage_is_read_or_refused_in_one_line(place: str | int):
+    for value in GARBAGE:
+        raw = short() | {"for": dict(MIXTRAL), "devices": {"gpu0": {"flops": 1e13}}}
+        *path, last = place.split("/") if isinstance(place, str) else [place]
+        here: Any = raw
+        for step in path:
+            here = here[step]
+        here[last] = value
+        said = refused(raw)
+        assert said is None or (said.startswith("hardware") and "\n" not in said)
+        assert said is not None or find_problems(raw, "x") == []
+
+
+def refused(raw: dict[str, Any]) -> str | None:
+    try:
+        load_hardware(raw)
+    except InputError as error:
+        return str(error)
+    return None
