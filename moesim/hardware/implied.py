@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from moesim.core.limits import TOKENS
 from moesim.errors import HardwareError
-from moesim.hardware.overrides import flatten, override
+from moesim.hardware.overrides import flatten, override, sourced
 from moesim.hardware.read import refusal
 from moesim.hardware.sections import with_sources
 from moesim.hardware.short import OWN, WORKSPACE, Short, Typed, expert_words
@@ -21,6 +21,8 @@ from moesim.model import ModelSpec
 LATENCY_US: Final = 28
 RATIO: Final = 80  # operations a byte read
 
+TYPED: Final = "numbers."
+"""How the dotted keys of typed numbers begin."""
 _COPIES: Final = {"pcie", "transfer"}
 
 _ALL: Final = [1, int(TOKENS.most)]
@@ -30,6 +32,9 @@ _ALL: Final = [1, int(TOKENS.most)]
 def whole_form(raw: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Give a profile with all that it may leave out: what follows from typed numbers, and the sources of sections."""
     whole = with_sources(raw)
+    typed = {str(key): whole.pop(key) for key in list(whole) if str(key).startswith(TYPED)}
+    if typed:
+        whole = retyped(whole, {key.removeprefix(TYPED): sourced(value) for key, value in typed.items()}, place)
     if "numbers" not in whole:
         return whole
     short = Short(whole)
@@ -44,7 +49,7 @@ def retyped(raw: dict[str, Any], typed: Mapping[str, Any], place: str) -> dict[s
     """Replace numbers of a short form; one way to say how fast copies are replaces the other."""
     if not isinstance(raw.get("numbers"), Mapping):
         raise HardwareError(
-            f"{place}: numbers: expected a profile that has numbers, got {raw['name']}, which is written whole; "
+            f"{place}: numbers: expected a profile that has numbers, got {raw.get('name')}, which is written whole; "
             "override keys such as devices.gpu0.flops"
         )
     kept = {key: value for key, value in raw["numbers"].items() if not (key in _COPIES and _COPIES & typed.keys())}

@@ -15,7 +15,7 @@ from typing import Any
 from moesim.core import data
 from moesim.errors import HardwareError, unknown_name
 from moesim.hardware.build import build_profile
-from moesim.hardware.implied import retyped, whole_form
+from moesim.hardware.implied import TYPED, retyped, whole_form
 from moesim.hardware.overrides import flatten, override, override_one, sourced
 from moesim.hardware.read import read_yaml, validate
 from moesim.hardware.sections import with_sources
@@ -79,26 +79,24 @@ def read_profile(source: str | Path | Mapping[str, Any], place: str = "hardware"
     if isinstance(source, Mapping):
         source = with_sources(source)
         if "base" not in source:
-            raw = whole_form({key: value for key, value in source.items() if "." not in str(key)}, place)
-            more = {key: value for key, value in source.items() if "." in str(key)}
-            return (override(raw, more, place) if more else raw), None, list(more)
+            source = {str(key): value for key, value in source.items()}
+            dotted = [key for key in source if "." in key]
+            more = {key: source[key] for key in dotted if not key.startswith(TYPED)}
+            raw = whole_form({key: value for key, value in source.items() if key not in more}, place)
+            return (override(raw, more, place) if more else raw), None, dotted
         if not isinstance(source["base"], (str, Path)):
             raise HardwareError(f"{place}.base: expected the name or path of a profile, got {source['base']!r}")
         overrides = dict(flatten({key: value for key, value in source.items() if key != "base"}))
         source = source["base"]
     path = _find(source, place)
-    typed = {key: value for key, value in overrides.items() if key.startswith(_TYPED)}
-    raw = _read(path, {key.removeprefix(_TYPED): sourced(value) for key, value in typed.items()}, place)
+    typed = {key: value for key, value in overrides.items() if key.startswith(TYPED)}
+    raw = _read(path, {key.removeprefix(TYPED): sourced(value) for key, value in typed.items()}, place)
     if len(overrides) > len(typed):
         validate(raw, str(path))
         for key, value in overrides.items():
             if key not in typed:
                 override_one(raw, key, value, place)
     return raw, str(path), list(overrides)
-
-
-_TYPED = "numbers."
-"""How the keys of numbers of a short form begin: what follows from them follows anew."""
 
 
 def _read(path: Path, typed: Mapping[str, Any], place: str, kin: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -45,6 +45,7 @@ COMMANDS = {
     "trace import no/x.csv --out new.safetensors": "no/x.csv: ",
     "trace export ./no/t.safetensors --format csv --out new.csv": "no/t.safetensors: ",
     "profile show no/h.yaml": "no/h.yaml: ",
+    "profile check no/h.yaml": "no/h.yaml: ",
     "profile compare no/h.yaml no/h.yaml": "no/h.yaml: ",
     "recommend --gguf no/x.gguf --hardware rtx3090-epyc7532": "no/x.gguf: ",
 }

@@ -195,6 +195,8 @@ def test_a_typed_number_may_be_overridden_and_all_follows_anew(tmp_path: Path):
     copied = load_hardware({"base": str(path), "numbers.transfer": "14.2ms", "devices.gpu0.flops": 9e13})
     assert costs(copied).fetch_ns("cpu0", "gpu0") == 14_200_000, "a time of a copy replaces its rate"
     assert copied.devices["gpu0"].flops == 9 * 10**13
+    dotted = load_hardware(short() | {"numbers.gpu": "120us"})
+    assert dotted.devices == found.devices and hardware_label(dotted) == "mybox (numbers.gpu=120us)"
     own = tmp_path / "own.yaml"
     raw = {"base": str(path), "description": "Slower.", "source": PAPER | {"ref": "Table 4"}, "numbers": {"gpu": "120us"}}
     own.write_text(yaml.safe_dump(raw))
