@@ -15,7 +15,7 @@ JOBS ?= 2
 # bring in a build with several gigabytes of CUDA.
 TORCH ?= torch==2.13.0
 # The native engine is compiled at installation, where there is a C++ compiler. MOESIM_NATIVE=1: a failure is an error.
-NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp moesim/engine/native/algorithms/*.[ch]pp)
+NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp moesim/engine/native/algorithms/*.[ch]pp moesim/engine/native/metrics/*.[ch]pp)
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from moesim.core.record_table import RecordTable
 from moesim.metrics.causes import INDEX, exposed
 from moesim.metrics.columns import by_text
+from moesim.metrics.twins import twin
 from moesim.records import ActivationRecord, DecisionRecord, Records, TaskRecord, TransferRecord
 
 Ints = NDArray[np.int64]
@@ -55,14 +56,14 @@ class Activities:
         long = whole["end"] > whole["start"]
         self._parts.append(whole if long.all() else {name: values[long] for name, values in whole.items()})
 
-    def take(self, until: int) -> Ended:
-        """Take out what ended until then, by end, rank and place; a lane is serial, so the places of a tie differ."""
+    def take(self, until: int) -> tuple[Columns, Ints, Ints]:
+        """Take out what ended until then: columns, the numbers of those that did in the order of their ends, and all places."""
         first, *more = self._parts
         columns = {name: np.concatenate([first[name], *(part[name] for part in more)]) for name in first} if more else first
-        order = np.lexsort((columns["rank"] * np.int16(len(self._places)) + self._places.order[columns["place"]], columns["end"]))
+        order = twin(by_end)(columns["end"], columns["rank"], columns["place"], self._places.order)
         n = int(np.searchsorted(columns["end"][order], until, side="right"))
         self._parts = [{name: values[order[n:]] for name, values in columns.items()}]
-        return Ended(columns, order[:n], self._places)
+        return columns, order[:n], self._places.rows
 
     def _tasks(self, tasks: RecordTable[TaskRecord]) -> Columns:
         start, expert = tasks.column("start"), tasks.column("expert")
@@ -133,6 +134,11 @@ class Activities:
         }
 
 
+def by_end(end: Ints, rank: NDArray[np.int8], place: NDArray[np.int16], order: NDArray[np.int16]) -> Ints:
+    """Sort by end, rank and order of the places; a lane is serial, so the places of a tie differ."""
+    return np.lexsort((rank * np.int16(len(order)) + order[place], end))
+
+
 def _either(flags: Flags, one: int | NDArray[np.int16], other: int | NDArray[np.int16]) -> NDArray[np.int16]:
     return np.where(flags, np.asarray(one, np.int16), np.asarray(other, np.int16))
 
@@ -140,8 +146,9 @@ def _either(flags: Flags, one: int | NDArray[np.int16], other: int | NDArray[np.
 class Ended:
     """Activities in the order of their ends, by whose numbers they are asked for."""
 
-    def __init__(self, columns: Columns, order: Ints, places: _Places) -> None:
-        self._columns, self._order, self._places = columns, order, places
+    def __init__(self, columns: Columns, order: Ints, places: Ints) -> None:
+        self._columns, self._order = columns, order
+        self._device, self._source, self._target, self._medium = places
 
     def sorted(self, name: str) -> NDArray[Any]:
         """Give a column of all."""
@@ -158,15 +165,14 @@ class Ended:
         of, a, b = self._columns, self._order[a], self._order[b]
         at, there = of["place"][a], of["place"][b]
         traits = of["traits"][b]
-        places = self._places
         own = (of["layer"][a] == of["layer"][b]) & (of["expert"][a] == of["expert"][b]) & (traits & COMPLETE != 0)
-        brought = (places.target[there] == places.device[at]) & (own | (traits & CROSSING != 0))
+        brought = (self._target[there] == self._device[at]) & (own | (traits & CROSSING != 0))
         found = (
             (at == there) * SAME_PLACE
-            | (places.medium[at] == places.medium[there]) * SAME_MEDIUM
+            | (self._medium[at] == self._medium[there]) * SAME_MEDIUM
             | (of["fetch"][a] == of["fetch"][b]) * SAME_FETCH
             | brought * BROUGHT
-            | (places.device[there] == places.source[at]) * AT_SOURCE
+            | (self._device[there] == self._source[at]) * AT_SOURCE
             | traits
         )
         wanted: Flags = found & of["wants"][a] & (IF_DECIDED - 1) != 0
@@ -176,8 +182,8 @@ class Ended:
 class _Places:
     """Lanes and links by number, and what their names say; number 0 is where decisions are made.
 
-    ``device``, ``source`` and ``target`` are numbers of devices, negative where a place has none; links of one medium share its
-    number.
+    ``rows`` are device, source, target and medium of each: numbers of devices, negative where a place has none; links of one
+    medium share its number. ``order`` is that of their names.
     """
 
     def __init__(self, media: Mapping[str, str]) -> None:
@@ -186,9 +192,6 @@ class _Places:
         self._codes: dict[Any, int] = {}
         self._rows: list[tuple[int, int, int, int]] = []
         self._number("", "")
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def lanes(self, devices: tuple[str, ...], lanes: tuple[str, ...]) -> Ints:
         """Give the numbers of all lanes of devices."""
@@ -209,7 +212,7 @@ class _Places:
                 source, _, target = name.partition("->")
                 row = -1, self._code(source), self._code(target), medium
             self._rows.append(row)
-            self.device, self.source, self.target, self.medium = np.array(self._rows, np.int64).T
+            self.rows = np.ascontiguousarray(np.array(self._rows, np.int64).T)
             names = [f"{device}.{name}" if device else name for device, name in self._numbers]
             ranks = {name: rank for rank, name in enumerate(sorted(set(names)))}
             self.order = np.array([ranks[name] for name in names], np.int16)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moesim.metrics.columns import by_text
+from moesim.metrics.twins import twin
 from moesim.records import Records
 
 Ints = NDArray[np.int64]
@@ -115,32 +116,39 @@ class DemandFree:
         return 1 - self._n_demanded / self._n_visits if self._n_visits else None
 
     def _settle(self, until: int | None) -> None:
-        """Count the visits of all steps whose Runs are known: a step ends with its Runs, and its piece has all of them."""
-        runs, arrived = self._runs, self._arrived
-        self._runs, later = runs[:, :0], arrived[:, :0]
-        if until is not None:
-            open_steps = runs[4, runs[3] >= until]
-            if len(open_steps):
-                goes_on = runs[4] >= open_steps.min()
-                self._runs, runs = runs[:, goes_on], runs[:, ~goes_on]
-            unknown = arrived[3] >= min(until, self._runs[3].min(initial=until))
-            if unknown.any():
-                later, arrived = arrived[:, unknown], arrived[:, ~unknown]
-        runs = _sorted(runs, 3)
-        arrived = _sorted(arrived, 3)
-        since = np.searchsorted(runs[3], arrived[3])  # an arrival is before a Run of the same instant
-        of_arrival, of_run = _numbers(arrived[:3], runs[:3])
-        self._n_visits += _n_different(of_run, runs[4])
-        order = np.argsort(of_arrival, kind="stable")
-        arrived, of_arrival = arrived[:, order], of_arrival[order]
-        at = _next_of(of_run, of_arrival, since[order])
-        # The first Run after an arrival uses it, and of several arrivals the last.
-        last = np.ones(len(at), bool)
-        last[:-1] = (of_arrival[1:] != of_arrival[:-1]) | (at[1:] != at[:-1])
-        demanded = last & (arrived[4] != 0)
-        used = at[demanded & (at < len(of_run))]
-        self._n_demanded += _n_different(of_run[used], runs[4, used])
-        self._arrived = np.concatenate((arrived[:, demanded & (at == len(of_run))], later), axis=1)
+        n_visits, n_demanded, self._arrived, self._runs = twin(settle)(self._arrived, self._runs, until)
+        self._n_visits += n_visits
+        self._n_demanded += n_demanded
+
+
+def settle(arrived: Ints, runs: Ints, until: int | None) -> tuple[int, int, Ints, Ints]:
+    """Count the visits of all steps whose Runs are known, and those that were on demand; give arrivals and Runs to be kept.
+
+    A step ends with its Runs, and its piece has all of them: so no Run begins before ``until`` that is not there.
+    """
+    kept, later = runs[:, :0], arrived[:, :0]
+    if until is not None:
+        open_steps = runs[4, runs[3] >= until]
+        if len(open_steps):
+            goes_on = runs[4] >= open_steps.min()
+            kept, runs = runs[:, goes_on], runs[:, ~goes_on]
+        unknown = arrived[3] >= min(until, kept[3].min(initial=until))
+        if unknown.any():
+            later, arrived = arrived[:, unknown], arrived[:, ~unknown]
+    runs = _sorted(runs, 3)
+    arrived = _sorted(arrived, 3)
+    since = np.searchsorted(runs[3], arrived[3])  # an arrival is before a Run of the same instant
+    of_arrival, of_run = _numbers(arrived[:3], runs[:3])
+    order = np.argsort(of_arrival, kind="stable")
+    arrived, of_arrival = arrived[:, order], of_arrival[order]
+    at = _next_of(of_run, of_arrival, since[order])
+    # The first Run after an arrival uses it, and of several arrivals the last.
+    last = np.ones(len(at), bool)
+    last[:-1] = (of_arrival[1:] != of_arrival[:-1]) | (at[1:] != at[:-1])
+    demanded = last & (arrived[4] != 0)
+    used = at[demanded & (at < len(of_run))]
+    waiting = np.concatenate((arrived[:, demanded & (at == len(of_run))], later), axis=1)
+    return _n_different(of_run, runs[4]), _n_different(of_run[used], runs[4, used]), waiting, kept
 
 
 def _sorted(columns: Ints, row: int) -> Ints:

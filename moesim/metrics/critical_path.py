@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from moesim.metrics.activities import CROSSING, DECISION, IF_DECIDED, MODEL, Activities
+from moesim.metrics.activities import CROSSING, DECISION, IF_DECIDED, MODEL, Activities, Columns, Ended
 from moesim.metrics.causes import CAUSES, INDEX
 from moesim.metrics.columns import sums
+from moesim.metrics.twins import twin
 from moesim.records import Records
 
 Ints = NDArray[np.int64]
@@ -41,39 +42,43 @@ class Walk:
 
     def explain(self, windows: Ints) -> Ints:
         """Charge every nanosecond of the next windows, a row each, to the causes; and forget what ended in them."""
-        begin, end, step, layer = windows
-        charged = np.zeros((len(end), len(CAUSES)), np.int64)
-        if not len(end):
-            return charged
-        found = self._activities.take(int(end[-1]))
-        index = _Ends(found.sorted("end"))
+        if not windows.shape[1]:
+            return np.zeros((0, len(CAUSES)), np.int64)
+        return twin(charged)(*self._activities.take(int(windows[1, -1])), windows)
 
-        def ends_window(i: Ints, b: Ints) -> Flags:
-            """A layer ends with its own runs and outputs, whatever else happens to end then."""
-            traits = found.of("traits", b)
-            own = (traits & CROSSING != 0) | ((traits & MODEL != 0) & (found.of("step", b) == step[i]))
-            flags: Flags = own & (found.of("layer", b) == layer[i])
-            return flags
 
-        def wants(a: Ints, instant: Ints) -> Flags:
-            """Whether something particular was waited for."""
-            wanted = found.of("wants", a)
-            flags: Flags = wanted != 0
-            if (wanted & IF_DECIDED).any():
-                flags &= (wanted & IF_DECIDED == 0) | index.any_of(found.sorted("traits") & DECISION != 0)[instant]
-            return flags
+def charged(columns: Columns, order: Ints, places: Ints, windows: Ints) -> Ints:
+    """Charge every nanosecond of windows to the causes, from what ended in them and before, in the order of the ends."""
+    begin, end, step, layer = windows
+    found = Ended(columns, order, places)
+    index = _Ends(found.sorted("end"))
 
-        starts = found.sorted("start")
-        last = index.before(end, ends_window)
-        before = index.before(starts, found.related, wants)
-        ends = np.append(index.ends, _BEFORE)
-        path, window = _follow(last, before, ends, begin)
-        stop = np.maximum(starts[path], begin[window])
-        first = window * len(CAUSES)
-        charged += sums(first + found.of("cause", path), ends[path] - stop, charged.size).reshape(charged.shape)
-        charged[:, _IDLE] += sums(window, stop - np.maximum(ends[before[path]], begin[window]), len(charged))
-        charged[:, _IDLE] += end - np.maximum(ends[last], begin)
-        return charged
+    def ends_window(i: Ints, b: Ints) -> Flags:
+        """A layer ends with its own runs and outputs, whatever else happens to end then."""
+        traits = found.of("traits", b)
+        own = (traits & CROSSING != 0) | ((traits & MODEL != 0) & (found.of("step", b) == step[i]))
+        flags: Flags = own & (found.of("layer", b) == layer[i])
+        return flags
+
+    def wants(a: Ints, instant: Ints) -> Flags:
+        """Whether something particular was waited for."""
+        wanted = found.of("wants", a)
+        flags: Flags = wanted != 0
+        if (wanted & IF_DECIDED).any():
+            flags &= (wanted & IF_DECIDED == 0) | index.any_of(found.sorted("traits") & DECISION != 0)[instant]
+        return flags
+
+    starts = found.sorted("start")
+    last = index.before(end, ends_window)
+    before = index.before(starts, found.related, wants)
+    ends = np.append(index.ends, _BEFORE)
+    path, window = _follow(last, before, ends, begin)
+    stop = np.maximum(starts[path], begin[window])
+    shape = len(end), len(CAUSES)
+    ns = sums(window * len(CAUSES) + found.of("cause", path), ends[path] - stop, len(end) * len(CAUSES)).reshape(shape)
+    ns[:, _IDLE] += sums(window, stop - np.maximum(ends[before[path]], begin[window]), len(end))
+    ns[:, _IDLE] += end - np.maximum(ends[last], begin)
+    return ns
 
 
 def _follow(last: Ints, before: Ints, ended: Ints, begin: Ints) -> tuple[Ints, Ints]:

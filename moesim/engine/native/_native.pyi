@@ -1,9 +1,12 @@
+from types import ModuleType
 from typing import Any
 
 from moesim.engine.setup import Placed
 from moesim.engine.state import State
 from moesim.policy import View
 from moesim.records import Records
+
+metrics: ModuleType
 
 class Engine:
     def connect(self, twin: State) -> View: ...

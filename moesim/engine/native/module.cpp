@@ -15,6 +15,10 @@ void bind_plans(nb::module_ &module);
 void bind_scoring(nb::module_ &module);
 void bind_shown(nb::module_ &module);
 }  // namespace algorithms
+namespace metrics {
+void bind_walk(nb::module_ &module);
+void bind_demand(nb::module_ &module);
+}  // namespace metrics
 nb::object make_view(std::shared_ptr<State> state, nb::handle twin);
 
 /// One run.
@@ -60,6 +64,9 @@ NB_MODULE(_native, module) {
     moesim::algorithms::bind_scoring(algorithms);
     moesim::algorithms::bind_shown(algorithms);
     module.attr("View").attr("algorithms") = algorithms;  // for `moesim.policies.twins`
+    nb::module_ metrics = module.def_submodule("metrics", "Twins of functions of moesim.metrics, by their names.");
+    moesim::metrics::bind_walk(metrics);
+    moesim::metrics::bind_demand(metrics);
     nb::class_<Engine>(module, "Engine", "One run, taken over from Python's setup.")
         .def(nb::init<>())
         .def("connect", &Engine::connect, "Read the machine; return the view that policies see.")
