@@ -92,6 +92,17 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
     alone = ", requests with a shadow one at a time" if options.shadows and options.batch_size > 1 else ""
     rule = recorder.gates[0].rule
     in_groups = f", in the best {rule.groups[1]} of {rule.groups[0]} groups" if rule.groups[0] > rule.groups[1] else ""
+    how = {
+        "sampling": "greedy" if greedy else f"temperature {options.temperature:g}{nucleus}, seeded per request",
+        "batching": f"{options.batch_size} at a time{alone}, padded on the left; no row of padding is recorded",
+        "ends": f"after {options.max_new_tokens} tokens" + ("" if options.ignore_eos else " or at the end of text"),
+    }
+    if options.load.stream_layers:
+        how = {
+            "sampling": f"none: the texts are given; the last {options.max_new_tokens} tokens of each count as generated",
+            "batching": "one text at a time through one layer after another, all its tokens at once",
+            "ends": "with the text",
+        }
     return {
         **facts,
         "model": options.name or Path(options.load.model).name,
@@ -100,9 +111,7 @@ def trace_header(options: RecordOptions, facts: dict[str, Any], recorder: Record
         "ranked_by": f"score{f' + {rule.correction}' if rule.correction else ''}{in_groups}",
         "weight_formula": weights_formula(recorder.model),
         "seed": options.seed,
-        "sampling": "greedy" if greedy else f"temperature {options.temperature:g}{nucleus}, seeded per request",
-        "batching": f"{options.batch_size} at a time{alone}, padded on the left; no row of padding is recorded",
-        "ends": f"after {options.max_new_tokens} tokens" + ("" if options.ignore_eos else " or at the end of text"),
+        **how,
         **{name: {"file": path.name, "sha256": file_sha256(path)} for name, path in files.items() if path is not None},
     }
 
@@ -111,7 +120,8 @@ def resolved_options(
     options: RecordOptions, facts: dict[str, Any], prompts: Sequence[Prompt], calibration: Sequence[Prompt]
 ) -> dict[str, Any]:
     """List everything that the bytes of the trace depend on, by the name of its option."""
-    newer = {"--keep-embeddings": True} if options.embeddings else {}  # older recordings, begun without a word of it, go on
+    newer = {"--keep-embeddings": options.embeddings, "--stream-layers": options.load.stream_layers}
+    newer = {name: value for name, value in newer.items() if value}  # older recordings, begun without a word of it, go on
     return {
         "model": options.name or Path(options.load.model).name,
         **{f"model's {name}": value for name, value in facts.items()},

@@ -7,7 +7,7 @@ computed and everything is moved to the host. So the memory used on the device d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -51,20 +51,17 @@ class RoutingHooks:
     """Context manager that keeps the routing of every forward pass inside it."""
 
     def __init__(self, routers: Sequence[Router], gates: Sequence[Gate], wanted: Wanted) -> None:
-        self._layers = [_Layer(number, router, gates, wanted) for number, router in enumerate(routers)]
-        self._facts = {} if wanted.signals is None else wanted.signals.facts(len(routers))
-        self._handles: list[Any] = []
+        self._layers = [LayerHooks(number, router, gates, wanted) for number, router in enumerate(routers)]
+        self._signals = wanted.signals
 
     def __enter__(self) -> RoutingHooks:
         for layer in self._layers:
-            self._handles.append(layer.router.module.register_forward_hook(layer.after_router, with_kwargs=True))
-            self._handles.append(layer.router.experts.register_forward_pre_hook(layer.before_experts, with_kwargs=True))
+            layer.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for layer in self._layers:
+            layer.__exit__(kind, error, trace)
 
     def expect(self, rows: Tensor) -> None:
         """Say which rows of the next forward pass to keep, as places among (sequence, token) in C order."""
@@ -74,18 +71,21 @@ class RoutingHooks:
     def take(self) -> Captured:
         """Hand over all rows since the last call."""
         parts = [layer.take() for layer in self._layers]
-        for layer, (arrays, _) in zip(self._layers, parts, strict=True):
-            if not arrays:
-                raise RecordError(f"{layer.router.name}: expected a choice of experts in every forward pass, got none")
-        names = sorted(set().union(*(arrays for arrays, _ in parts)))
-        stacked = {name: _stack([arrays.get(name) for arrays, _ in parts], self._ahead(name)) for name in names}
         sums = [layer_sum for _, layer_sum in parts if layer_sum is not None]
-        return Captured(stacked, np.stack(sums) if sums else None)
+        return Captured(side_by_side([arrays for arrays, _ in parts], self._signals), np.stack(sums) if sums else None)
 
-    def _ahead(self, name: str) -> int:
+
+def side_by_side(layers: Sequence[Mapping[str, NDArray[Any]]], signals: SignalPlan | None) -> dict[str, NDArray[Any]]:
+    """Put what was kept of each layer together as the arrays of `Captured`."""
+    facts = {} if signals is None else signals.facts(len(layers))
+
+    def ahead(name: str) -> int:
         """Layers between the one where an array was computed and the one it is about."""
         kind, _, signal = name.partition("/")
-        return self._facts[signal].lookahead if kind in ("signals", "signal_ids") else 0
+        return facts[signal].lookahead if kind in ("signals", "signal_ids") else 0
+
+    names = sorted(set().union(*layers))
+    return {name: _stack([arrays.get(name) for arrays in layers], ahead(name)) for name in names}
 
 
 def _stack(layers: Sequence[NDArray[Any] | None], ahead: int) -> NDArray[Any]:
@@ -98,8 +98,8 @@ def _stack(layers: Sequence[NDArray[Any] | None], ahead: int) -> NDArray[Any]:
     return out
 
 
-class _Layer:
-    """What is kept of one layer."""
+class LayerHooks:
+    """Context manager that keeps the routing of one layer."""
 
     def __init__(self, number: int, router: Router, gates: Sequence[Gate], wanted: Wanted) -> None:
         self.router = router
@@ -113,6 +113,19 @@ class _Layer:
         self._chosen: list[tuple[Tensor, Tensor]] = []  # and those of the passes that wait
         self._done: list[dict[str, NDArray[Any]]] = []
         self._sum: Tensor | None = None
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> LayerHooks:
+        self._handles = [
+            self.router.module.register_forward_hook(self.after_router, with_kwargs=True),
+            self.router.experts.register_forward_pre_hook(self.before_experts, with_kwargs=True),
+        ]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def after_router(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._commit()
@@ -170,11 +183,14 @@ class _Layer:
         self._done.append({name: tensor.cpu().numpy() for name, tensor in kept.items()})
 
     def take(self) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64] | None]:
+        """Hand over the rows since the last call, and the sum of the router's inputs if it is wanted."""
         self._commit()
         self._work()
         done, self._done = self._done, []
+        if not done:
+            raise RecordError(f"{self.router.name}: expected a choice of experts in every forward pass, got none")
         total, self._sum = self._sum, None
-        arrays = {name: np.concatenate([part[name] for part in done]) for name in (done[0] if done else {})}
+        arrays = {name: np.concatenate([part[name] for part in done]) for name in done[0]}
         return arrays, None if total is None else np.asarray(total.cpu().numpy(), np.float64)
 
 

@@ -41,6 +41,10 @@ class LoadOptions:
         Most of each GPU's and of the host's memory that ``auto`` may fill with weights, such as ``22GiB``.
     bits : int or None
         4 or 8: quantise linear layers with bitsandbytes while loading.
+    stream_layers : bool
+        Have one decoder layer in memory at a time.
+    memory : str or None
+        Most of the host's memory that such a recording may take, such as ``6GB``.
     """
 
     model: str
@@ -50,6 +54,8 @@ class LoadOptions:
     gpu_memory: str | None = None
     cpu_memory: str | None = None
     bits: int | None = None
+    stream_layers: bool = False
+    memory: str | None = None
 
     def check(self) -> None:
         """Check what can be checked before anything is loaded.
@@ -72,6 +78,12 @@ class LoadOptions:
             raise RecordError("--gpu-memory: expected a CUDA device, got none; leave the option out")
         if self.device_map and not _installed("accelerate"):
             raise RecordError("--device-map: expected the package accelerate, got none; install moesim[record]")
+        if self.memory is not None and not self.stream_layers:
+            raise RecordError(
+                "--memory: expected --stream-layers with it, got none; --cpu-memory bounds what --device-map auto takes"
+            )
+        if self.stream_layers and self.device_map == "auto":
+            raise RecordError("--device-map: expected a device such as cuda with --stream-layers, got auto")
         if self.bits is not None:
             option = f"--load-in-{self.bits}bit"
             if not torch.cuda.is_available():
@@ -96,7 +108,7 @@ def load_tokenizer(options: LoadOptions) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(options.model, revision=_revision(options), trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
-        raise RecordError(f"{options.model}: expected a tokenizer of transformers, got: {_short(error)}") from None
+        raise RecordError(f"{options.model}: expected a tokenizer of transformers, got: {short(error)}") from None
 
 
 def load_model(options: LoadOptions) -> Any:
@@ -126,7 +138,7 @@ def load_model(options: LoadOptions) -> Any:
             options.model, config=config, dtype=options.dtype, use_safetensors=True, output_loading_info=True, **where, **more
         )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError, torch.OutOfMemoryError) as error:
-        raise RecordError(f"{options.model}: expected a causal language model of transformers, got: {_short(error)}") from None
+        raise RecordError(f"{options.model}: expected a causal language model of transformers, got: {short(error)}") from None
     missing = sorted([*loaded["missing_keys"], *loaded["mismatched_keys"]], key=str)
     if missing:
         raise RecordError(
@@ -149,7 +161,8 @@ def _revision(options: LoadOptions) -> str:
     return options.revision or "main"
 
 
-def _short(error: BaseException) -> str:
+def short(error: BaseException) -> str:
+    """Put an error into one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

@@ -77,10 +77,27 @@ class RecordOptions:
             raise RecordError(f"--top-p: expected a share above 0, at most 1, got {self.top_p}")
         if self.top_p < 1 and self.temperature == 0:
             raise RecordError("--top-p: expected a --temperature above 0 with it, got greedy decoding")
+        self._check_streaming()
         if self.out.suffix != ".safetensors":
             raise RecordError(f"{self.out}: expected a name that ends in .safetensors")
         if self.out.is_dir():
             raise RecordError(f"{self.out}: expected a file to write, got a folder")
+
+    def _check_streaming(self) -> None:
+        """With --stream-layers nothing is generated, and texts go through a layer one at a time."""
+        others = {
+            "--load-in-4bit": self.load.bits == 4,
+            "--load-in-8bit": self.load.bits == 8,
+            "--temperature": self.temperature != 0,
+            "--seed": self.seed != 0,
+            "--ignore-eos": self.ignore_eos,
+            "--batch-size": self.batch_size != 1,
+            "--shadow": bool(self.shadows),
+            "--calibrate": self.calibrate is not None,
+        }
+        given = next((option for option, is_given in others.items() if is_given), None)
+        if self.load.stream_layers and given is not None:
+            raise RecordError(f"{given}: expected none with --stream-layers, which generates nothing; leave one of them out")
 
 
 def read_shadow(text: str) -> tuple[str, Alignment]:

@@ -244,11 +244,12 @@ class Recorder:
         recordings = []
         for request, tokens in enumerate(done.tokens):
             arrays = {name: array[owner == request] for name, array in captured.arrays.items()}
-            recordings.append(_recording(arrays, tokens, len(prompts[request]), done.ended[request], self.n_experts))
+            recordings.append(to_recording(arrays, tokens, len(prompts[request]), done.ended[request], self.n_experts))
         return recordings, captured, done.cache
 
 
-def _recording(arrays: dict[str, NDArray[Any]], tokens: list[int], n_prompt: int, ended: str, n_experts: int) -> Recording:
+def to_recording(arrays: dict[str, NDArray[Any]], tokens: Sequence[int], n_prompt: int, ended: str, n_experts: int) -> Recording:
+    """Make a recording of the rows of one request among the arrays of `Captured`."""
     id_type = np.uint8 if n_experts <= 256 else np.uint16
     signals = {}
     for name, scores in arrays.items():

@@ -14,13 +14,15 @@ from moesim.errors import InputError, MoesimError
 from moesim.recorder import loading
 from moesim.recorder.assemble import model_facts, request_entry, resolved_options, to_trace, trace_header
 from moesim.recorder.calibration import CalibrationFile, calibrate_batch, counts_of
+from moesim.recorder.checkpoint import LayeredModel
 from moesim.recorder.errors import RecordError
 from moesim.recorder.generation import Sampling
 from moesim.recorder.options import RecordOptions, read_shadow, request_seed
 from moesim.recorder.predictors.shadow import ShadowObserver
 from moesim.recorder.prompts import Prompt, check_apart, read_prompts, tokenise
-from moesim.recorder.recording import Finished, Plan, Recorder, SignalRows, record_batch
-from moesim.recorder.signals import DENSE_EXPERTS, SignalPlan
+from moesim.recorder.recording import Finished, Plan, Recorder, Recording, SignalRows, record_batch
+from moesim.recorder.signals import DENSE_EXPERTS, SignalFacts, SignalPlan
+from moesim.recorder.streaming import Layerwise
 from moesim.trace import shards
 from moesim.trace.shards import MANIFEST
 from moesim.trace.stats.calibration import RESIDUAL
@@ -59,12 +61,15 @@ def record_trace(options: RecordOptions) -> Path:
         session.calibrate(folder)
         session.record(folder)
     except torch.OutOfMemoryError:
+        go_on, anew = "with less --gpu-memory", "with a smaller --batch-size"
+        if options.load.stream_layers:
+            go_on, anew = "when more is free", "with --device-map cpu"
         raise MoesimError(
-            f"{options.load.model}: out of device memory; what was finished is in {folder}: to go on, run the same command with "
-            "less --gpu-memory, or delete the folder and start with a smaller --batch-size"
+            f"{options.load.model}: out of device memory; what was finished is in {folder}: to go on, run the same command "
+            f"{go_on}, or delete the folder and start {anew}"
         ) from None
     except InputError:
-        if not shards.finished_shards(folder):
+        if not shards.is_begun(folder):
             shards.remove(folder)
         raise
     return shards.join(folder, options.out)
@@ -98,6 +103,7 @@ class _Session:
 
     options: RecordOptions
     recorder: Recorder
+    layered: LayeredModel | None  # whose layers are loaded one at a time
     prompts: list[Prompt]
     calibration: list[Prompt]
     given: CalibrationFile | None
@@ -119,8 +125,9 @@ class _Session:
             for some in (texts, others)
         )
         check_apart(prompts, calibration, given.requests if given else [], str(options.calibration))
-        model = loading.load_model(options.load)
-        _check_lengths([*prompts, *calibration], options.max_new_tokens, model.config)
+        layered = LayeredModel.open(options.load) if options.load.stream_layers else None
+        model = loading.load_model(options.load) if layered is None else layered.model
+        _check_lengths([*prompts, *calibration], options.max_new_tokens if layered is None else 0, model.config)
         recorder = Recorder(model)
         quantised = loading.quantisation(model, options.load.bits)
         if quantised is not None:
@@ -133,6 +140,7 @@ class _Session:
         return cls(
             options=options,
             recorder=recorder,
+            layered=layered,
             prompts=prompts,
             calibration=calibration,
             given=given,
@@ -183,6 +191,9 @@ class _Session:
         signals = SignalPlan(self.recorder.top_k, self.options.lookahead, residual)
         plan = replace(self.plan, signals=signals)
         facts = signals.facts(len(self.recorder.gates), self.recorder.gates[0].rule.score) | plan.observer_facts
+        if self.layered is not None:
+            self._record_by_layers(self.layered, folder, plan, facts)
+            return
         done = shards.finished_shards(folder)
         first = done[-1].stop if done else 0
         tokens, n_decode, seeds = self._requests(self.prompts, _TRACE)
@@ -192,12 +203,30 @@ class _Session:
                     continue
                 recordings = record_batch(self.recorder, batch, tokens, n_decode, seeds, self.sampling, plan, progress.advance)
                 progress.leave_out(sum(n_decode[r] for r in batch) - sum(r.n_decode for r in recordings))
-                entries = [
-                    {**request_entry(self.prompts[r], recording.n_decode), "ended": recording.ended}
-                    for r, recording in zip(batch, recordings, strict=True)
-                ]
-                trace = to_trace(recordings, self.recorder.n_experts, facts, {**self.header, "trace_requests": entries})
-                trace.write(shards.shard_path(folder, batch.start, batch.stop))
+                self._write(folder, batch, recordings, facts)
+
+    def _record_by_layers(self, layered: LayeredModel, folder: Path, plan: Plan, facts: dict[str, SignalFacts]) -> None:
+        """Record with one layer in memory at a time what is not there yet."""
+        texts = [prompt.tokens for prompt in self.prompts]
+        n_decode = [min(self.options.max_new_tokens, len(text) - 1) for text in texts]
+        layerwise = Layerwise(layered, self.recorder, texts, n_decode, plan, folder)
+        if self.options.load.memory is not None:
+            layerwise.check_memory(self.options.load.memory)
+        n = layered.n_layers
+        total = n * sum(map(len, texts))
+        with Progress(total, done=layerwise.steps_done(), unit="tokens", enabled=self.options.progress) as progress:
+            layerwise.compute(lambda layer: progress.describe(f"layer {layer + 1} of {n}"), progress.advance)
+        for chunk, recordings in layerwise.recordings():
+            self._write(folder, chunk, recordings, facts)
+            layerwise.clear(chunk)
+
+    def _write(self, folder: Path, batch: range, recordings: Sequence[Recording], facts: dict[str, SignalFacts]) -> None:
+        entries = [
+            {**request_entry(self.prompts[r], recording.n_decode), "ended": recording.ended}
+            for r, recording in zip(batch, recordings, strict=True)
+        ]
+        trace = to_trace(recordings, self.recorder.n_experts, facts, {**self.header, "trace_requests": entries})
+        trace.write(shards.shard_path(folder, batch.start, batch.stop))
 
     def _requests(self, prompts: Sequence[Prompt], stream: int) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
         seeds = [request_seed(self.options.seed, stream, number) for number in range(len(prompts))]

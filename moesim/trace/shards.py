@@ -4,6 +4,8 @@
 ``manifest.json``                       ``options`` that made it, ``header`` of the trace to be, ``n_requests`` in all
 ``FIRST-STOP.safetensors``              trace of the requests from FIRST up to STOP; there completely or not at all
 ``calibration.safetensors``             calibration tables, once they are complete (before that, counts)
+``KIND.LAYER.FIRST-STOP.safetensors``   of requests that are recorded layer by layer: KIND is ``states``, those behind so
+                                        many layers, or ``routing``, that of a layer
 ======================================  ==============================================================================
 
 Whatever stops the recording, what the folder holds can be read, and the recording can go on where it was.
@@ -41,7 +43,9 @@ CALIBRATION = "calibration.safetensors"
 _JOINED = "joined.safetensors"
 _REMOVING = "manifest.removing.json"  # the manifest's name while the folder is removed
 _DIGITS = 8
-_OURS = re.compile(rf"calibration\.safetensors|joined\.safetensors|\d{{{_DIGITS}}}-\d{{{_DIGITS}}}\.safetensors")
+_OURS = re.compile(
+    rf"calibration\.safetensors|joined\.safetensors|((states|routing)\.\d{{4}}\.)?\d{{{_DIGITS}}}-\d{{{_DIGITS}}}\.safetensors"
+)
 _HALF_WRITTEN = re.compile(rf"\.(manifest\.json|{_OURS.pattern})\.\w{{8}}")  # as of `moesim.core.atomic.writing`
 
 
@@ -113,6 +117,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def shard_path(folder: Path, first: int, stop: int) -> Path:
     """File of the requests from `first` up to `stop`."""
     return folder / f"{first:0{_DIGITS}}-{stop:0{_DIGITS}}.safetensors"
+
+
+def layer_path(folder: Path, kind: str, layer: int, first: int, stop: int) -> Path:
+    """File of what is kept of a layer, for the requests from `first` up to `stop`."""
+    return folder / f"{kind}.{layer:04}.{shard_path(folder, first, stop).name}"
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether something of the trace, or of a layer, is recorded."""
+    return bool(finished_shards(folder)) or any(folder.glob("states.*.safetensors"))
 
 
 def finished_shards(folder: Path) -> list[Shard]:
