@@ -12,7 +12,7 @@ from moesim.metrics.fresh import fresh_percent
 from moesim.metrics.naming import COLUMNS, LIVE
 from moesim.plots.ends import OVER
 from moesim.plots.means import DRAW, over_draws
-from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, lossy, named, policies_of, settings_in, varying
+from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, levels, lossy, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
@@ -72,7 +72,7 @@ def averaged(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
 def _swept(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:
     found = []
     for column in varying(frame, shown):
-        values = ", ".join(group_name(value, column) for value in sorted(frame[column].dropna().unique()))
+        values = ", ".join(group_name(value, column) for value in levels(frame, column))
         found.append(f"mean over {named('', column).strip() or column} {values}")
     return found
 
@@ -130,7 +130,7 @@ def repeats_sentence(frame: pd.DataFrame, what: str = "Means", how: str | None =
 
 
 def _listed(frame: pd.DataFrame, column: str) -> str:
-    return ", ".join(sorted({str(v) for v in frame[column].dropna()}))
+    return ", ".join(dict.fromkeys(str(v) for v in levels(frame, column)))
 
 
 def _settings(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:

@@ -88,7 +88,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     rows, across, up = asked(frame, x, y, metric)
     names = across.removeprefix(OPTION), up.removeprefix(OPTION)
     data = summarised(rows, [up, across], metric).rename(columns={across: names[0], up: names[1]})
-    columns, lines = levels(data, names[0]), levels(data, names[1])
+    columns, lines = ([v for v in levels(rows, of) if v in set(data[name])] for of, name in zip((across, up), names, strict=True))
     marks = [fresh_mark(fresh) for fresh in data["fresh"]]
     texts = [short(value) + ("*" if mark else "") for value, mark in zip(data[metric], marks, strict=True)]
     longest = max(max(text_width(text) for text in texts), max(text_width(group_name(v, names[0]), 7.0) for v in columns)) + 0.08

@@ -85,10 +85,9 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
 
 
 def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:
-    """Give the lines of a legend: the optimum first, then the other policies, and chance."""
+    """Give the lines of a legend: the policies in their order, and chance."""
     handles = {str(handle.get_label()): handle for handle in axes.get_lines()}
-    first = [names[OPTIMUM]] if OPTIMUM in names else []
-    return [handles[name] for name in (*first, *(name for name in names.values() if name not in first), CHANCE)]
+    return [handles[name] for name in (*names.values(), CHANCE)]
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:

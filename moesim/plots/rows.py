@@ -28,6 +28,7 @@ WARM_UP: Final = "warm_up"
 RUNS_OF: Final = "policy_and_options"
 """Column made for heat maps: the policy, and its options but the two that are shown."""
 _GROUP: Final = "group"  # equal in rows that repeat one setting, and in no others
+_ORDER: Final = "order"  # attribute of frames that had failed runs: values by column, in the order of the experiment
 FRESH: Final = "fidelity_fresh_decode"
 """Column of the share of decoding's gate mass that was computed as routed, on fresh inputs."""
 WORDS: Final = {name: column.word for name, column in COLUMNS.items()}
@@ -44,10 +45,9 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, fai
     budget, a column ``cache`` has either in words. With `failed`, failed runs stay, unless another row repeats them.
     """
     need(frame, ("policy", *columns), what)
-    frame = without_retried(frame) if failed else frame[~failing(frame)]
-    if frame.empty:
+    frame = without_retried(frame.reset_index(drop=True)).reset_index(drop=True)
+    if failing(frame).all() and not failed:
         raise ConfigError(f"plot {what}: expected at least one run that succeeded, got none; `error` in runs.parquet says why")
-    frame = frame.reset_index(drop=True)
     if "cache_budget_bytes" in frame and "cache_ratio" in frame:
         budgets = frame["cache_budget_bytes"].notna()
         if CACHE not in frame and budgets.any() and not budgets.all():
@@ -62,7 +62,14 @@ def prepared(frame: pd.DataFrame, what: str, columns: Sequence[str] = (), *, fai
     if "repeat" in frame and "trace" in frame:
         frame = frame.assign(trace=[_first(str(name), n) for name, n in zip(frame["trace"], frame["repeat"], strict=True)])
     done = _unambiguous(frame[~failing(frame)], what)
-    return frame.assign(**{WARM_UP: done[WARM_UP]}) if WARM_UP in done and WARM_UP not in frame else frame
+    frame = frame.assign(**{WARM_UP: done[WARM_UP]}) if WARM_UP in done and WARM_UP not in frame else frame
+    if failing(frame).any():
+        frame.attrs = {_ORDER: {name: _appearing(frame[name]) for name in ("policy", *settings_in(frame))}, **frame.attrs}
+    return frame if failed else frame[~failing(frame)].reset_index(drop=True)
+
+
+def _appearing(column: pd.Series) -> list[Any]:
+    return list(dict.fromkeys(column.dropna().tolist()))
 
 
 def _first(trace: str, repeat: Any) -> str:
@@ -158,9 +165,12 @@ def _missing(value: Any) -> bool:
 
 
 def levels(frame: pd.DataFrame, column: str) -> list[Any]:
-    """List the values of a column: numbers by size, names in the order in which they first appear."""
-    values = list(dict.fromkeys(frame[column].dropna()))
-    return sorted(values) if all(isinstance(v, int | float | np.number) for v in values) else values
+    """List the values of a column: numbers by size, names in the order of the experiment, also where its first runs failed."""
+    values = _appearing(frame[column])
+    if all(isinstance(v, int | float | np.number) for v in values):
+        return sorted(values)
+    known = frame.attrs.get(_ORDER, {}).get(column, [])
+    return [value for value in known if value in values] + [value for value in values if value not in known]
 
 
 def summarised(frame: pd.DataFrame, by: Sequence[str], metric: str) -> pd.DataFrame:
@@ -221,8 +231,8 @@ def lossy(frame: pd.DataFrame) -> list[str]:
 
 
 def policies_of(frame: pd.DataFrame) -> list[str]:
-    """List the policies in the order in which they first appear."""
-    return [str(name) for name in frame["policy"].unique()]
+    """List the policies in the order of the experiment."""
+    return [str(name) for name in levels(frame, "policy")]
 
 
 def group_name(value: Any, column: str = "") -> str:

@@ -17,7 +17,7 @@ from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Bar, Words, grouped_bars
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.means import interval, over_draws
-from moesim.plots.rows import REPEATS, group_name, named, policies_of, prepared, qualified, settings_in, varying
+from moesim.plots.rows import REPEATS, group_name, levels, named, policies_of, prepared, qualified, settings_in, varying
 from moesim.plots.style import CONDITIONED, add_corner
 
 MEAN: Final = "geo. mean"
@@ -47,6 +47,11 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
         labels = [label if isinstance(label, str) else None for label in rows["source_label"]]
         ratios["source_label"] = [_weaker(labels[i], labels[j]) for i, j in both]
     panels, groups = _arranged(found, ratios)
+    orders = [levels(ratios, name) for name in (*panels, *groups)]
+    places = [[order.index(v) if v in order else -1 for v in ratios[name].tolist()]
+              for name, order in zip((*panels, *groups), orders, strict=True)]  # fmt: skip
+    if places:
+        ratios = ratios.iloc[[i for _, i in sorted(zip(zip(*places, strict=True), range(len(ratios)), strict=True))]]
     ratios = ratios.assign(panel=_worded(ratios, panels), group=_worded(ratios, groups))
     settings = [_geometric(part, {"panel": p, "group": g, "policy": name})
                 for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip

@@ -18,6 +18,7 @@ from moesim.plots.bars import decode_speed, energy
 from moesim.plots.catalogue import KINDS, figures_of
 from moesim.plots.grouped import ENDS
 from moesim.plots.ladder import ladder
+from moesim.plots.sources import chosen
 from moesim.plots.speedup import speedup
 from moesim.plots.style import drawn_for
 from tests.plots.plots_kit import rows
@@ -220,3 +221,41 @@ def test_the_speed_up_of_one_setting_is_drawn_once():
 def test_one_batch_is_a_batch():
     assert "; 1 batch." in decode_speed.drawing(rows(("lru", 10.0, {"n_batches": 1}))).caption.replace("; 1 batch;", "; 1 batch.")
     assert "2 batches" in decode_speed.drawing(rows(("lru", 10.0, {"n_batches": 2}))).caption
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "values"),
+    [("decode_speed", "model", "za"), ("breakdown", "model", "za"), ("ladder", "model", "za"),
+     ("hit_rate", "cache_ratio", (0.25, 0.5)), ("vram", "cache_ratio", (0.25, 0.5))],
+)  # fmt: skip
+def test_the_order_is_that_of_the_experiment_where_the_first_runs_failed(kind, column, values):
+    """At two settings policies c, b and a; c fails at the first of them, b at the second."""
+    table = rows(*((p, 10.0 + i, {**WHOLE, column: v}) for v in values for i, p in enumerate("cba")))
+    table["error"] = ["x" if i in (0, 4) else None for i in range(6)]
+    made = [KINDS[kind].drawing(part) for _, part in figures_of(kind, table, {})]
+    (data, figure, _) = made[0]
+    assert len(made) == 1
+    if kind == "breakdown":
+        assert list(dict.fromkeys(data["bar"])) == ["b, z", "a, z", "c, a", "a, a"]
+        return
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert [name for name in legend if name in "cba"] == ["c", "b", "a"]
+    groups = [value for value in data[column] if value in values]
+    assert kind in ("hit_rate", "vram") or list(dict.fromkeys(groups)) == list(values)
+
+
+def test_groups_of_speed_ups_are_in_the_order_of_the_experiment():
+    """The first policy that is compared failed at the first model; rows go policy by policy, as `--policies` leaves them."""
+    table = rows(*((p, 10.0 + i, {"model": m}) for m in "za" for i, p in enumerate("cba")))
+    table["error"] = ["x" if i == 1 else None for i in range(6)]
+    data = speedup.drawing(pd.concat([table[table["policy"] == p] for p in "cba"])).data
+    assert list(dict.fromkeys(data["panel"]))[:2] == ["z", "a"]
+
+
+def test_policies_of_a_command_go_in_the_order_that_it_names():
+    """`--policies` orders the policies alone: the groups stay in the order of the experiment."""
+    table = rows(*((p, 10.0, {"trace": t}) for t in ("z", "a") for p in ("c", "b", "a")))
+    table.loc[0, "error"] = "x"
+    data = decode_speed.drawing(chosen(table, ["a", "c"], [], "x")).data
+    assert data["policy"].tolist() == ["a", "c", "a", "c"]
+    assert list(dict.fromkeys(data["trace"])) == ["z", "a"]
