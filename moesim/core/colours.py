@@ -19,8 +19,17 @@ PURPLE: Final = "#CC79A7"
 GREY: Final = "#999999"
 WHITE: Final = "#FFFFFF"
 
-SERIES: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
-"""Colours of policies, in the order in which they appear."""
+SERIES: Final = (
+    BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY,
+    "#9900FF", "#AAEE88", "#DD0044", "#7755DD", "#00EEAA", "#775577", "#BBAA55", "#CCCCEE",
+    "#8899FF", "#556633", "#CC00AA", "#77BB77", "#88DDCC", "#AA4411", "#667777", "#FF77DD",
+    "#DD11FF", "#AA6655", "#BB55CC", "#BB5599", "#22CC99", "#BB1155", "#EE8833", "#EEBB55",
+)  # fmt: skip
+"""Colours of policies, in the order in which they appear.
+
+Each after the palette's is the one that is farthest from all before it, to the eye and to colour-blind eyes, among those on which
+black hatches are seen. Two that are 20 places apart differ in lightness.
+"""
 
 FILL: Final = {
     "dense": BLUE,

@@ -1,4 +1,4 @@
-"""What each policy looks like: no two share colour and hatch, or colour and marker; what is alike in grey differs in hatch."""
+"""What each policy looks like: no two share a colour, or marker and dash; of 20, no two share a hatch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from moesim.plots.style import OPTIMUM
 _MARKERS: Final = "osD^vPX<>"
 _DASHES: Final = ("-", "--", "-.", ":")
 _HATCHES: Final = (
-    "", "////", "\\\\\\\\", "....", "----", "xxxx", "oo", "||||",
-    "++", "**", "//..", "\\\\..", "--..", "//oo", "\\\\oo", "||..",
+    "", "////", "\\\\\\\\", "....", "----", "xxxx", "oo", "||||", "++", "**",
+    "///...", "\\\\\\...", "---...", "///oo", "\\\\\\oo", "|||...", "///---", "\\\\\\|||", "OO", "xxx...",
 )  # fmt: skip
-_SHIFT: Final = 4  # two colours this far apart in their order differ in lightness by 9 of 100 at least
 
 
 class Look(NamedTuple):
@@ -34,7 +33,7 @@ def looks_of(policies: Sequence[str]) -> dict[str, Look]:
     Look(colour='#000000', hatch='', marker='*', dash='-')
     """
     others = [policy for policy in policies if policy != OPTIMUM]
-    most = 2 * len(_HATCHES)
+    most = len(SERIES)
     if len(others) > most:
         raise ConfigError(f"plot: expected at most {most} policies in one figure, got {len(others)}; choose some with --policies")
     looks = {policy: look(i) for i, policy in enumerate(others)}
@@ -43,7 +42,5 @@ def looks_of(policies: Sequence[str]) -> dict[str, Look]:
 
 def look(number: int) -> Look:
     """Give the look of the n-th series, from 0."""
-    cycle, place = divmod(number, len(SERIES))
-    hatch = (place + _SHIFT * (cycle % 2)) % len(SERIES) + len(SERIES) * (cycle // 2)
-    dash = _DASHES[(number + cycle) % len(_DASHES)]
-    return Look(SERIES[place], _HATCHES[hatch], _MARKERS[number % len(_MARKERS)], dash)
+    marker, dash = number % len(_MARKERS), number % len(_DASHES)  # lengths without common factor: 36 pairs
+    return Look(SERIES[number], _HATCHES[number % len(_HATCHES)], _MARKERS[marker], _DASHES[dash])

@@ -6,6 +6,7 @@ import json
 import math
 from itertools import combinations
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
@@ -289,10 +290,40 @@ def lightness(colour: str) -> float:
     return 116 * (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]) ** (1 / 3) - 16
 
 
+BLIND = {  # what is left of linear red, green and blue: Machado, Oliveira and Fernandes, 2009, table 1
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "none": np.eye(3).tolist(),
+}
+
+
+def lab(colour: str, blind: str) -> np.ndarray:
+    """CIE L*a*b* as somebody sees it."""
+    linear = np.array([v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour)])
+    seen = np.clip(np.array(BLIND[blind]) @ linear, 0, 1)
+    white = np.array([0.95047, 1, 1.08883])
+    x, y, z = np.cbrt(
+        np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]])
+        @ seen
+        / white
+    )
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_twenty_policies_have_colours_and_hatches_of_their_own():
+    looks = [look(i) for i in range(20)]
+    assert len({one.hatch for one in looks}) == 20, "in grey, hatches tell bars apart"
+    assert len({(one.marker, one.dash) for one in looks}) == 20, "and markers with dashes lines"
+    for a, b in combinations(looks, 2):
+        for blind in BLIND:
+            assert np.linalg.norm(lab(a.colour, blind) - lab(b.colour, blind)) > 7, (a, b, blind)
+
+
 def test_policies_can_be_told_apart_in_colour_and_in_grey():
     for a, b in combinations([look(i) for i in range(32)], 2):
-        assert (a.colour, a.hatch) != (b.colour, b.hatch)
-        assert (a.colour, a.marker) != (b.colour, b.marker)
+        assert a.colour != b.colour
+        assert (a.marker, a.dash) != (b.marker, b.dash)
         assert a.hatch != b.hatch or abs(lightness(a.colour) - lightness(b.colour)) > 8
     with pytest.raises(ConfigError, match="at most 32 policies in one figure, got 33; choose some with --policies"):
         looks_of([str(i) for i in range(33)])
