@@ -86,7 +86,8 @@ def test_the_table_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = write_yaml(tmp_path, trace=str(bare_trace(tmp_path)), policies=["lru", "fiddler"])
     assert main(["run", str(path), "--out", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[2].rstrip().endswith("policy fiddler needs table:activation_frequency")
+    assert printed.out.splitlines()[2].split() == ["fiddler", "failed"]
+    assert printed.out.splitlines()[-1] == "failed: fiddler: policy fiddler needs table:activation_frequency"
     assert re.search(r"^moesim: run 1 \(fiddler, .*\): policy fiddler needs .*; count it from tokens", printed.err, re.MULTILINE)
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert [run["error"] is None for run in summary["runs"]] == [True, False]
