@@ -13,6 +13,7 @@ from moesim.cli.outputs import check_out, note_written
 from moesim.core.limits import EXPERTS, LAYERS
 from moesim.core.text import say
 from moesim.errors import InputError
+from moesim.experiment.needs import served
 from moesim.trace import SUFFIX
 from moesim.trace.formats.contract import Options
 from moesim.trace.formats.importing import LABELS, import_trace
@@ -97,6 +98,8 @@ def trace_import(
     say(f"absent: {', '.join(trace.header['absent'])}")
     for note in imported.notes:
         say(note)
+    for line in served(trace, str(out)):
+        say(line)
     written = write_model_file(imported)
     if written is not None:
         note_written([written], "trace import")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from moesim.errors import ConfigError, unknown_name
 from moesim.policies.parts import source_needs
-from moesim.policies.registry import make_policy
+from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Predicted
 from moesim.trace import SUFFIX
 from moesim.trace.predictors.chosen import ALWAYS, stand_in
@@ -59,6 +59,19 @@ def lacking(trace: Trace, needs: Iterable[str]) -> list[str]:
     has |= SCORES if trace.scores is not None else set()
     has |= {"scores-or-weights"} if trace.weights is not None else set()
     return sorted(set(needs) - has)
+
+
+def served(trace: Trace, label: str) -> list[str]:
+    """Say how many policies, with their own options, can run on a trace, and what would serve the others."""
+    short = {name: missing for name in POLICIES if (missing := lacking(trace, make_policy(name).needs))}
+    lines = [f"serves {len(POLICIES) - len(short)} of {len(POLICIES)} policies"]
+    for of_signals in (False, True):  # tables and scores by a command, signals by another source
+        needs = {name: [one for one in missing if one.startswith("signal:") == of_signals] for name, missing in short.items()}
+        names = [name for name, missing in needs.items() if missing]
+        if names:
+            every = sorted({one for missing in needs.values() for one in missing})
+            lines.append(f"{', '.join(names)}: {explain(trace, label, every)}")
+    return lines
 
 
 def explain(trace: Trace, label: str, missing: Collection[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,14 @@ def test_import_says_what_it_did(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["trace", "import", str(path), "--out", str(out), *mapping, *known]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines() == [
+    told = printed.err.splitlines()
+    assert told[:2] == [
         f"wrote {out} from npz: 3 layers x 7 experts, top-2, measured, 7 tokens of 1 request",
         "absent: calibration tables, gate inputs, model, scores, signals",
     ]
+    assert re.fullmatch(r"serves \d+ of \d+ policies", told[2])
+    assert "fiddler" in told[3] and f"moesim trace calibrate {out}" in told[3]
+    assert "dali" in told[4] and "predictors: {'*': coactivation}" in told[4]
     found = Trace.read(out)
     np.testing.assert_array_equal(found.experts, IDS)
     assert found.requests.n_decode.tolist() == [DECODE]
