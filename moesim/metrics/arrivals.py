@@ -22,13 +22,20 @@ def _gpus(kinds: Mapping[str, str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(name for name, kind in kinds.items() if kind == "gpu")}
 
 
-def _arrivals(records: Records, gpus: Mapping[str, int], cause: str) -> Ints:
-    """Give device, layer, expert and time of the copies of experts that arrive on GPUs, and whether they are of a cause."""
+def _arrivals(records: Records, gpus: Mapping[str, int], cause: str, before: Ints) -> Ints:
+    """Add to arrivals of copies of experts on GPUs: device, layer, expert and time of each, and whether it is of a cause."""
     table = records.transfers
     device = by_text(table.texts("link"), lambda link: gpus.get(link.partition("->")[2], -1))
-    here = np.flatnonzero(table.column("last") & (table.column("expert") >= 0) & (device >= 0))
-    of_cause = by_text(table.texts("cause"), lambda name: name == cause)
-    return np.stack((device[here], *(table.column(name)[here] for name in ("layer", "expert", "end")), of_cause[here]))
+    of_cause = by_text(table.texts("cause"), lambda name: int(name == cause))
+    expert = table.column("expert")
+    here = table.column("last") & (expert >= 0) & (device >= 0)
+    return twin(longer)(before, here, device, table.column("layer"), expert, table.column("end"), of_cause)
+
+
+def longer(rows: Ints, flags: Flags, *columns: Ints) -> Ints:
+    """Put the flagged part of a column at the end of each row."""
+    here = np.flatnonzero(flags)
+    return np.concatenate((rows, np.stack([column[here] for column in columns])), axis=1)
 
 
 def _numbers(*keys: Ints) -> tuple[NDArray[Any], ...]:
@@ -55,7 +62,7 @@ class PrefetchHits:
 
     def add(self, records: Records, looked: tuple[Ints, ...], settled_ns: int) -> None:
         """Take the next arrivals and lookups in; no record of a later piece starts before ``settled_ns``."""
-        arrived = _arrivals(records, self._gpus, "prefetch")
+        arrived = _arrivals(records, self._gpus, "prefetch", _NONE)
         arrived = arrived[1:4, arrived[4] != 0]
         self._brought = np.concatenate((self._brought, arrived), axis=1)
         self._looked.append(looked)
@@ -103,10 +110,9 @@ class DemandFree:
         """Take the next arrivals and Runs in; no record of a later piece starts before ``settled_ns``."""
         tasks = records.tasks
         device = by_text(tasks.texts("device"), lambda name: self._gpus.get(name, -1))
-        here = np.flatnonzero((tasks.column("expert") >= 0) & (device >= 0))
-        runs = np.stack((device[here], *(tasks.column(name)[here] for name in ("layer", "expert", "start", "step"))))
-        self._runs = np.concatenate((self._runs, runs), axis=1)
-        self._arrived = np.concatenate((self._arrived, _arrivals(records, self._gpus, "demand")), axis=1)
+        columns = [tasks.column(name) for name in ("layer", "expert", "start", "step")]
+        self._runs = twin(longer)(self._runs, (columns[1] >= 0) & (device >= 0), device, *columns)
+        self._arrived = _arrivals(records, self._gpus, "demand", self._arrived)
         if settled_ns:
             self._settle(settled_ns)
 

@@ -60,8 +60,15 @@ def demand_drawn(rng: Rng) -> tuple[Any, ...]:
     return arrived, runs, int(rng.integers(0, latest + 2)) if rng.random() < 0.7 else None
 
 
+def rows_drawn(rng: Rng) -> tuple[Any, ...]:
+    n_rows, n, n_more = (int(rng.integers(low, 20)) for low in (1, 0, 0))
+    columns = [whole(rng, -5, 2**60, n_more) for _ in range(n_rows)]
+    return whole(rng, -5, 2**60, n_rows * n).reshape(n_rows, n), rng.random(n_more) < rng.random(), *columns
+
+
 CASES: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     activities.by_end: ends_drawn, critical_path.charged: walk_drawn, arrivals.settle: demand_drawn,
+    arrivals.longer: rows_drawn,
 }  # fmt: skip
 
 

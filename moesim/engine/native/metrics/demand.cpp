@@ -47,19 +47,18 @@ struct Known {
     i64 visit = INT64_MIN, demanded = INT64_MIN;  // steps of the last that were counted
 };
 
-/// Counts different pairs of an expert and a step, which mostly come in the order of steps.
+/// Counts different pairs of an expert and a step: one by one where steps ascend, which they mostly do.
 struct Pairs {
+    bool ascend;
     i64 n = 0;
-    bool in_order = true;
-    std::vector<std::pair<i64, i64>> all;
+    std::vector<std::pair<i64, i64>> all = {};
     void add(i64 &newest, i64 number, i64 step) {
-        in_order &= step >= newest;
+        if (!ascend) all.emplace_back(number, step);
         n += step != newest;
         newest = step;
-        all.emplace_back(number, step);
     }
     i64 count() {
-        if (in_order) return n;
+        if (ascend) return n;
         std::sort(all.begin(), all.end());
         return std::unique(all.begin(), all.end()) - all.begin();
     }
@@ -71,7 +70,8 @@ struct Settled {
 
     template <class Table> void count(const Five &arrived_, std::vector<i64> arriving, const Five &runs_, std::vector<i64> running,
                                       const Numbers &numbers, Table &table) {
-        Pairs visits, demanded;
+        const bool ascend = std::is_sorted(running.begin(), running.end(), [&](i64 a, i64 b) { return runs_.last(a) < runs_.last(b); });
+        Pairs visits{ascend}, demanded{ascend};
         size_t next = 0;
         for (i64 run : running) {
             for (; next < arriving.size() && arrived_.time(arriving[next]) <= runs_.time(run); ++next)
@@ -99,6 +99,24 @@ std::vector<i64> chosen_of(const Rows &from, const std::vector<i64> &chosen) {
     return found;
 }
 
+/// Twin of `moesim.metrics.arrivals.longer`.
+nb::object longer(Rows rows, nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu> flags, nb::args columns) {
+    std::vector<Column<i64>> more;
+    for (nb::handle one : columns) more.push_back(nb::cast<Column<i64>>(one));
+    const size_t n = rows.shape(1), n_more = std::count(flags.data(), flags.data() + flags.shape(0), true), length = n + n_more;
+    std::vector<i64> found(more.size() * length);
+    {
+        nb::gil_scoped_release released;
+        i64 *to = found.data();
+        for (size_t row = 0; row < more.size(); ++row) {
+            to = std::copy_n(rows.data() + row * n, n, to);
+            for (size_t i = 0; i < flags.shape(0); ++i)
+                if (flags.data()[i]) *to++ = more[row].data()[i];
+        }
+    }
+    return array(std::move(found), {more.size(), length});
+}
+
 /// Twin of `moesim.metrics.arrivals.settle`.
 nb::object settle(Rows arrived, Rows runs, std::optional<i64> until) {
     Settled settled;
@@ -108,6 +126,7 @@ nb::object settle(Rows arrived, Rows runs, std::optional<i64> until) {
         const Five a(arrived), r(runs);
         const i64 n_arrived = arrived.shape(1), n_runs = runs.shape(1);
         std::vector<i64> arriving, running, later;
+        arriving.reserve(n_arrived), running.reserve(n_runs);
         i64 open_step = INT64_MAX, known = until ? *until : INT64_MAX;  // a step goes on from the first; arrivals are known up to then
         if (until)
             for (i64 i = 0; i < n_runs; ++i)
@@ -141,6 +160,9 @@ nb::object settle(Rows arrived, Rows runs, std::optional<i64> until) {
 
 }  // namespace
 
-void bind_demand(nb::module_ &module) { module.def("settle", &settle, nb::arg(), nb::arg(), nb::arg().none()); }
+void bind_demand(nb::module_ &module) {
+    module.def("settle", &settle, nb::arg(), nb::arg(), nb::arg().none());
+    module.def("longer", &longer);
+}
 
 }  // namespace moesim::metrics
