@@ -16,12 +16,21 @@ import torch
 import transformers as _transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from transformers import conversion_mapping as _conversion_mapping
+from transformers import core_model_loading as _core_model_loading
+from transformers import modeling_utils as _modeling_utils
+from transformers.utils import hub as _hub
 
 from moesim.recorder.architectures import ARCHITECTURES, find_routers
 from moesim.recorder.errors import RecordError
 from moesim.recorder.loading import LoadOptions, short
 
-transformers: Any = _transformers  # its types do not fit together
+# Their types do not fit together.
+transformers: Any = _transformers
+conversion_mapping: Any = _conversion_mapping
+core_model_loading: Any = _core_model_loading
+modeling_utils: Any = _modeling_utils
+hub: Any = _hub
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,8 @@ class _Source:
 
     keys: dict[str, Path]  # names in the shards, and in which shard each is
     n_bytes: int  # in memory, once loaded
+    parts: list[dict[str, str]]  # of a stack of experts: for each, its names in the shards by the converter's patterns
+    converter: Any = None  # of transformers, that puts one expert together
 
 
 class LayeredModel:
@@ -48,7 +59,7 @@ class LayeredModel:
         self.device = device
         self._name = name
         self._plan = model._get_dtype_plan(model.dtype)
-        self._mapping = transformers.conversion_mapping.get_model_conversion_mapping(model)
+        self._mapping = conversion_mapping.get_model_conversion_mapping(model)
         self._sources = self._find(files)
         self._own_forwards()
         self._make_buffers()
@@ -110,19 +121,16 @@ class LayeredModel:
         """Give the memory of a module back."""
         self.model.get_submodule(part).to("meta")
 
-    def bytes_of(self, part: str) -> int:
-        """Memory that a module takes once it is loaded."""
-        return sum(self._sources[name].n_bytes for name in self._largest_first(part))
-
     def bytes_to_load(self, part: str) -> int:
         """Most memory that loading a module takes, with the sources of the parameter that is being loaded.
 
-        A parameter that is put together of several is there twice for a moment, and the pages of the shard once more.
+        A parameter, or one expert of a stack, is there twice for a moment, and the pages of the shard once more.
         """
         there, most = 0, 0
         for name in self._largest_first(part):
             source = self._sources[name]
-            most = max(most, there + 3 * source.n_bytes)
+            twice = source.n_bytes // max(1, len(source.parts))
+            most = max(most, there + source.n_bytes + 2 * twice)
             there += source.n_bytes
         return most
 
@@ -159,15 +167,27 @@ class LayeredModel:
 
     def _find(self, files: dict[str, Path]) -> dict[str, _Source]:
         """Find out which weights of the shards make each parameter."""
-        loading = transformers.core_model_loading
+        loading = core_model_loading
         renamings = [entry for entry in self._mapping if isinstance(entry, loading.WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, loading.WeightConverter)]
         expected = self.model.state_dict()
+        converter_of = {pattern: entry for entry in converters for pattern in entry.source_patterns}
         keys: dict[str, dict[str, Path]] = {}
-        for key, path in files.items():
-            name, _ = loading.rename_source_key(key, renamings, converters, self.model.base_model_prefix, expected)
-            keys.setdefault(name if name in expected else key, {})[key] = path
-        return {name: _Source(keys[name], tensor.nbytes) for name, tensor in expected.items() if name in keys}
+        stacks: dict[str, dict[str, list[str]]] = {}
+        for key in sorted(files, key=loading.dot_natural_key):
+            name, pattern = loading.rename_source_key(key, renamings, converters, self.model.base_model_prefix, expected)
+            if name not in expected:
+                name, pattern = key, None
+            keys.setdefault(name, {})[key] = files[key]
+            if pattern is not None and _stacks_experts(converter_of[pattern]):
+                stacks.setdefault(name, {}).setdefault(pattern, []).append(key)
+        found = {}
+        for name in expected.keys() & keys.keys():
+            by_pattern = stacks.get(name, {})
+            parts = [dict(zip(by_pattern, part, strict=True)) for part in zip(*by_pattern.values(), strict=True)]
+            converter = converter_of[next(iter(by_pattern))] if by_pattern else None
+            found[name] = _Source(keys[name], expected[name].nbytes, parts, converter)
+        return found
 
     def _largest_first(self, part: str) -> Sequence[str]:
         names = [f"{part}.{name}" for name in self.model.get_submodule(part).state_dict()]
@@ -177,25 +197,55 @@ class LayeredModel:
         return sorted(names, key=lambda name: (-self._sources[name].n_bytes, name))
 
     def _load(self, name: str) -> None:
-        by_file: dict[Path, list[str]] = {}
-        for key, path in self._sources[name].keys.items():
-            by_file.setdefault(path, []).append(key)
-        opened: dict[Path, Any] = {
-            path: safe_open(path, framework="pt") for path in by_file
-        }  # closed with the last slice: no page stays mapped
-        slices = {key: opened[path].get_slice(key) for path, keys in by_file.items() for key in keys}
-        how = transformers.modeling_utils.LoadStateDictConfig(
+        source = self._sources[name]
+        if source.parts:
+            self._load_stack(name, source)
+            return
+        how = modeling_utils.LoadStateDictConfig(
             device_map={"": self.device}, dtype=self.model.dtype, dtype_plan=self._plan, weight_mapping=self._mapping
         )
-        info, _ = transformers.core_model_loading.convert_and_load_state_dict_in_model(self.model, slices, how)
+        slices = _slices(source.keys)
+        info, _ = core_model_loading.convert_and_load_state_dict_in_model(self.model, slices, how)
         if name in info.missing_keys or info.mismatched_keys or info.conversion_errors:
             raise self._missing([name])
+
+    def _load_stack(self, name: str, source: _Source) -> None:
+        """Fill a stack of experts one by one; the operations of transformers put each together as a stack of one."""
+        module, _, key = name.rpartition(".")
+        empty = self.model.get_parameter(name)
+        if len(source.parts) != len(empty):
+            raise self._missing([name])
+        filled = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
+        for expert, part in enumerate(source.parts):
+            slices = _slices({key: source.keys[key] for key in part.values()})
+            made: dict[str, Any] = {pattern: [slices[key][...].to(empty.dtype)] for pattern, key in part.items()}
+            for operation in source.converter.operations:
+                patterns = source.converter.source_patterns, source.converter.target_patterns
+                made = operation.convert(made, *patterns, config=self.model.config)
+            (one,) = made.values()
+            if one.shape[1:] != filled.shape[1:]:
+                raise self._missing([name])
+            filled[expert] = one[0]
+        setattr(self.model.get_submodule(module), key, nn.Parameter(filled, requires_grad=False))
 
     def _missing(self, names: list[str]) -> RecordError:
         return RecordError(
             f"{self._name}: expected all weights of a {type(self.model).__name__}, got none that fits for {names[0]} and "
             f"{len(names) - 1} more; fetch the model again"
         )
+
+
+def _slices(keys: dict[str, Path]) -> dict[str, Any]:
+    """Weights in the shards that are read when they are indexed; no page stays mapped once they are gone."""
+    opened: dict[Path, Any] = {path: safe_open(path, framework="pt") for path in set(keys.values())}
+    return {key: opened[path].get_slice(key) for key, path in keys.items()}
+
+
+def _stacks_experts(converter: Any) -> bool:
+    """Whether a parameter is a stack of experts that can be put together one by one."""
+    first, *others = converter.operations
+    joins = all(isinstance(other, core_model_loading.Concatenate) and other.dim > 0 for other in others)
+    return isinstance(first, core_model_loading.MergeModulelist) and first.dim == 0 and joins
 
 
 def _pass_on(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -224,7 +274,6 @@ def _check_config(config: Any, name: str) -> None:
 
 def _shards(options: LoadOptions) -> dict[str, Path]:
     """Find the shard of every weight; on the hub they are fetched first."""
-    hub = transformers.utils.hub
 
     def fetched(file: str, *, optional: bool = False) -> str | None:
         found: str | None = hub.cached_file(

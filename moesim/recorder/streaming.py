@@ -30,6 +30,8 @@ from moesim.trace import shards
 
 #: Tokens of a chunk, unless a single text has more.
 CHUNK_ROWS = 2048
+#: Bytes for what libraries load when they are first used, and for freed blocks that the allocator keeps; an assumption.
+MARGIN = 2**27
 _STATES, _ROUTING = "states", "routing"
 
 
@@ -136,22 +138,22 @@ class Layerwise:
             )
 
     def memory_needed(self) -> int:
-        """Bytes of memory at the peak: what the process has now, and the largest of the three phases."""
+        """Bytes of memory at the peak.
+
+        That is what the process has now, a margin, the states, what a layer works with, which the allocator may keep, and the
+        larger of a part that is being loaded and the routing of all layers that is put together.
+        """
         layered, config = self.layered, self.layered.model.config.get_text_config()
-        size: int = layered.model.dtype.itemsize
-        hidden: int = config.hidden_size
         longest, rows = max(len(text) for text in self.texts), max(self._rows(chunk) for chunk in self.chunks())
-        states = 3 * rows * hidden * size
-        # Attention scores of all heads, as a mask and in float32, and what the experts of a token make.
+        states = 3 * rows * config.hidden_size * layered.model.dtype.itemsize
+        # Attention scores of all heads, twice, and a mask; what the experts of a token make; all in float32.
         inner = max(getattr(config, name, 0) or 0 for name in ("intermediate_size", "moe_intermediate_size"))
-        working = longest * (
-            4 * longest * (config.num_attention_heads * 2 + 1) + 4 * self.recorder.top_k * (3 * inner + 2 * hidden)
-        )
-        layers = [layered.layer_name(number) for number in range(layered.n_layers)]
-        loading = max(layered.bytes_to_load(part) for part in [*layers, layered.embedding_name])
-        running = max(layered.bytes_of(part) for part in layers) + working + rows * self._kept_bytes()
-        joining = 3 * rows * self._kept_bytes() * len(self.recorder.gates)
-        needed: int = _resident_bytes() + states + max(loading, running, joining)
+        attention = longest * (2 * config.num_attention_heads + 1)
+        working = 4 * longest * (attention + self.recorder.top_k * (3 * inner + 2 * config.hidden_size))
+        parts = [layered.embedding_name, *(layered.layer_name(number) for number in range(layered.n_layers))]
+        loading = max(layered.bytes_to_load(part) for part in parts)
+        kept = rows * self._kept_bytes()
+        needed: int = _resident_bytes() + MARGIN + states + working + kept + max(loading, 3 * kept * len(self.recorder.gates))
         return needed
 
     def _kept_bytes(self) -> int:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +15,12 @@ pytest.importorskip("torch", reason="recorder tests need torch: install moesim[r
 pytest.importorskip("transformers", reason="recorder tests need transformers: install moesim[record]")
 pytest.importorskip("tokenizers", reason="recorder tests need tokenizers: install moesim[record]")
 
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from moesim.errors import InputError
 from moesim.recorder import streaming
-from moesim.trace import Trace
+from moesim.recorder.checkpoint import LayeredModel
+from moesim.trace import Trace, shards
 from tests.recorder.record_kit import CONFIGS, PROMPTS, make_home, run, save_tiny
 
 #: One is longer than the sliding window of the tiny gpt-oss.
@@ -55,3 +63,119 @@ def test_every_architecture(name: str, home: Path, tmp_path: Path, monkeypatch: 
     assert streamed.header["sampling"].startswith("none: the texts are given; the last 2 tokens")
     assert streamed.header["routers_sha256"] == whole.header["routers_sha256"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["streamed.safetensors", "whole.safetensors"]
+
+
+class Stopped(Exception):
+    """What stops a recording in a test."""
+
+
+def test_a_stopped_recording_goes_on_at_its_layer(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped after every file that it writes, and no text goes through a layer twice."""
+    monkeypatch.setattr(streaming, "CHUNK_ROWS", 10)
+    of: dict[str, Any] = {"model": "qwen3", "prompts": "texts.txt"}
+    run(home, tmp_path / "whole.safetensors", "--stream-layers", *KEEP, **of)
+    out, steps, write = tmp_path / "stopped.safetensors", [0], shards.write_tables
+    real = LayeredModel.run_layer
+
+    def counted(self: LayeredModel, *arguments: Any) -> Any:
+        steps[0] += 1
+        return real(self, *arguments)
+
+    def write_and_stop(path: Path, *arguments: Any) -> None:
+        write(path, *arguments)
+        if path.name.startswith("states"):
+            raise Stopped
+
+    monkeypatch.setattr(LayeredModel, "run_layer", counted)
+    monkeypatch.setattr(shards, "write_tables", write_and_stop)
+    n_stops = 0
+    while not out.exists():
+        try:
+            run(home, out, "--stream-layers", *KEEP, **of)
+        except Stopped:
+            n_stops += 1
+            assert shards.is_begun(shards.parts_folder(out))
+    n_chunks = 4  # of 4 + 6, 2 + 5 and 3 + 21 tokens, and the fifth text alone, which has no signals
+    assert (n_stops, steps[0]) == (n_chunks * (3 + 1), len(TEXTS) * 3)
+    assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped.safetensors", "whole.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--temperature", "1"), "--temperature: expected none with --stream-layers"),
+        (("--seed", "1"), "--seed: expected none"),
+        (("--ignore-eos",), "--ignore-eos: expected none"),
+        (("--batch-size", "2"), "--batch-size: expected none"),
+        (("--shadow", "int8"), "--shadow: expected none"),
+        (("--device-map", "auto"), "--device-map: expected a device such as cuda"),
+        (("--memory", "1MB"), "--memory: expected at least"),
+        (("--memory", "much"), "--memory: expected"),
+    ],
+)
+def test_what_does_not_go_together(home: Path, tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
+    with pytest.raises(InputError, match=named) as error:
+        run(home, tmp_path / "x.safetensors", "--stream-layers", *arguments)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_needs_layers(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--memory: expected --stream-layers with it"):
+        run(home, tmp_path / "x.safetensors", "--memory", "6GB")
+
+
+def test_models_that_cannot_be_streamed(home: Path, tmp_path: Path) -> None:
+    save_tiny(home / "quantised", "mixtral")
+    config = json.loads((home / "quantised" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (home / "quantised" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="expected weights that are not quantised, got gptq"):
+        run(home, tmp_path / "x.safetensors", "--stream-layers", model="quantised")
+    save_tiny(home / "dense", "mixtral")
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(home / "dense")
+    with pytest.raises(InputError, match=r"--stream-layers: expected one of deepseek_v2, .* got 'llama'"):
+        run(home, tmp_path / "x.safetensors", "--stream-layers", model="dense")
+
+
+MEASURED = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, MixtralConfig
+from moesim.recorder import streaming
+from moesim.recorder.loading import LoadOptions, quiet
+from moesim.recorder.options import RecordOptions
+from moesim.recorder.session import record_trace
+
+torch.set_num_threads(1)
+quiet()
+home, folder = Path(sys.argv[1]), Path(sys.argv[2])
+needed = streaming.Layerwise.memory_needed
+said = []
+streaming.Layerwise.memory_needed = lambda self: said.append((streaming._resident_bytes(), needed(self))) or said[-1][1]
+load = LoadOptions(str(folder / "model"), stream_layers=True, memory="9GB")
+record_trace(RecordOptions(load, home / "texts.txt", folder / "out.safetensors", progress=False))
+print(json.dumps([*said[0], streaming._resident_bytes()]))
+"""
+
+MADE = """
+import sys
+from transformers import AutoModelForCausalLM, MixtralConfig
+sizes = dict(hidden_size=512, intermediate_size=1792, num_hidden_layers=5, num_attention_heads=8, num_key_value_heads=2)
+model = AutoModelForCausalLM.from_config(MixtralConfig(vocab_size=64, num_local_experts=8, num_experts_per_tok=2, **sizes))
+model.save_pretrained(sys.argv[1])
+print(sum(parameter.nbytes for parameter in model.parameters()))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell the peak of memory this way")
+def test_memory_stays_below_what_is_said_to_be_needed(home: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model", "mixtral")  # for its tokenizer
+    made = subprocess.run([sys.executable, "-c", MADE, str(tmp_path / "model")], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", MEASURED, str(home), str(tmp_path)]
+    before, needed, most = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert most < needed < before + int(made.stdout)
