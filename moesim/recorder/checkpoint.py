@@ -267,7 +267,7 @@ def _check_config(config: Any, name: str) -> None:
         stated = quantised.to_dict() if hasattr(quantised, "to_dict") else dict(quantised)
         method = stated.get("quant_method", "quantised ones")
         raise RecordError(
-            f"{name}: --stream-layers: expected weights that are not quantised, got {method}; "
+            f"{name}: --stream-layers: expected weights that are not quantised (none are dequantised yet), got {method}; "
             "leave the option out, or use a checkpoint in bfloat16"
         )
 

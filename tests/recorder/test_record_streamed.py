@@ -131,7 +131,7 @@ def test_models_that_cannot_be_streamed(home: Path, tmp_path: Path) -> None:
     config = json.loads((home / "quantised" / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     (home / "quantised" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match="expected weights that are not quantised, got gptq"):
+    with pytest.raises(InputError, match=r"expected weights that are not quantised .*, got gptq"):
         run(home, tmp_path / "x.safetensors", "--stream-layers", model="quantised")
     save_tiny(home / "dense", "mixtral")
     LlamaForCausalLM(
