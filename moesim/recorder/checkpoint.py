@@ -44,15 +44,7 @@ class _Source:
 
 
 class LayeredModel:
-    """A causal language model on the meta device, of which parts can be loaded.
-
-    Attributes
-    ----------
-    model : transformers causal language model
-        With its rotary embedding and its routers loaded.
-    device : torch.device
-        Where parts are loaded to.
-    """
+    """A causal language model on the meta device, of which parts can be loaded; rotary embedding and routers are."""
 
     def __init__(self, model: Any, files: dict[str, Path], device: torch.device, name: str) -> None:
         self.model = model
@@ -68,13 +60,7 @@ class LayeredModel:
 
     @classmethod
     def open(cls, options: LoadOptions) -> LayeredModel:
-        """Open a checkpoint.
-
-        Raises
-        ------
-        RecordError
-            If it is quantised, of an architecture that is not in the table, or not a checkpoint in safetensors.
-        """
+        """Open a checkpoint in safetensors of an architecture in the table; a quantised one is refused."""
         options.check()
         where = {"revision": options.revision or "main", "trust_remote_code": False}
         try:

@@ -37,29 +37,14 @@ _STATES, _ROUTING = "states", "routing"
 
 @dataclass(frozen=True)
 class Layerwise:
-    """A recording layer by layer.
-
-    Attributes
-    ----------
-    layered : LayeredModel
-    recorder : Recorder
-        Of its model.
-    texts : sequence of sequence of int
-        Token ids.
-    n_decode : sequence of int
-        How many tokens at the end of each text count as generated.
-    plan : Plan
-        Without an observer; its batch size does not matter.
-    folder : Path
-        Of the recording, see `moesim.trace.shards`.
-    """
+    """A recording layer by layer."""
 
     layered: LayeredModel
-    recorder: Recorder
-    texts: Sequence[Sequence[int]]
-    n_decode: Sequence[int]
-    plan: Plan
-    folder: Path
+    recorder: Recorder  # of its model
+    texts: Sequence[Sequence[int]]  # token ids
+    n_decode: Sequence[int]  # how many tokens at the end of each text count as generated
+    plan: Plan  # without an observer; its batch size does not matter
+    folder: Path  # of the recording, see `moesim.trace.shards`
 
     def chunks(self) -> list[range]:
         """Divide the texts into chunks, in order, of which the same is kept."""
@@ -123,13 +108,7 @@ class Layerwise:
                 self._path(chunk, kind, number).unlink(missing_ok=True)
 
     def check_memory(self, memory: str) -> None:
-        """Check that a bound of memory suffices, by what is to be loaded and computed.
-
-        Raises
-        ------
-        RecordError
-            If one layer cannot fit.
-        """
+        """Check that a bound of memory suffices, by what is to be loaded and computed."""
         bound, needed = parse_bytes(memory, "--memory"), self.memory_needed()
         if needed > bound:
             raise RecordError(
