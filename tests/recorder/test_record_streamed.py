@@ -179,3 +179,16 @@ def test_memory_stays_below_what_is_said_to_be_needed(home: Path, tmp_path: Path
     command = [sys.executable, "-c", MEASURED, str(home), str(tmp_path)]
     before, needed, most = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert most < needed < before + int(made.stdout)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss"])
+def test_half_precision_and_a_calibration_made_before(name: str, home: Path, tmp_path: Path) -> None:
+    """What transformers keeps in float32 stays so; the mean steps of a calibration give the signal residual."""
+    save_tiny(home / "half", name)
+    of: dict[str, Any] = {"model": "half", "prompts": "texts.txt"}
+    how = ("--dtype", "bfloat16", "--max-new-tokens", "0", *KEEP)
+    whole = run(home, tmp_path / "whole.safetensors", "--calibrate", str(home / "others.txt"), *how, **of)
+    before = ("--calibration", str(tmp_path / "whole.safetensors"))
+    streamed = run(home, tmp_path / "streamed.safetensors", "--stream-layers", *before, *how, **of)
+    assert "residual" in streamed.signals
+    check_same(streamed, whole)
