@@ -12,10 +12,11 @@ from moesim.core.colours import BLACK
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label
+from moesim.plots.exactness import inexact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
-from moesim.plots.rows import lossy, policies_of, prepared, qualified
-from moesim.plots.style import CONDITIONED, TEXT, add_corner, legend_above
+from moesim.plots.rows import policies_of, prepared, qualified
+from moesim.plots.style import TEXT, add_corner, legend_above
 
 MEASURES: Final = {"done": "experts done", "longest": "experts' busy time"}
 """Which times are compared -> title of the panel; ``cpu_<measure>_ns`` and ``gpu_<measure>_ns`` are their columns."""
@@ -87,7 +88,7 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
     panels[0].set_ylabel("layer visits (%)")
     legend_above(figure, panels[0].get_legend_handles_labels()[0], "Balance of CPU and GPU")
     said = f" · all experts on one side: {', '.join(aside)}" if aside else ""
-    notes = [*averaged(rows, []), f"marks: quartiles{said}", CONDITIONED if lossy(rows) else ""]
+    notes = [*averaged(rows, []), f"marks: quartiles{said}", meaning(inexact(rows))]
     add_corner(figure, corner_label(rows), notes)
     phases = " and ".join(rows["phase"].unique())
     low, high = int(data["visits"].min()), int(data["visits"].max())

@@ -13,13 +13,13 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.ends import varied_numbers, with_ends
+from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import codes_of, failing, mark, reasons, with_failed
 from moesim.plots.grouped import Bar, Words, grouped_bars
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import (
     WORDS,
     cache_column,
-    fresh_mark,
     group_name,
     levels,
     named,
@@ -29,7 +29,7 @@ from moesim.plots.rows import (
     summarised,
     varying,
 )
-from moesim.plots.style import CONDITIONED, add_corner, need, short
+from moesim.plots.style import add_corner, need, short
 
 AXES: Final = {
     "decode_tokens_per_s": "decode speed\n(tokens/s, whole batch)",
@@ -98,17 +98,17 @@ def legend_names(data: pd.DataFrame, policies: Sequence[str]) -> dict[str, str]:
     for policy in policies:
         rows = data[data["policy"] == policy]
         oracle = " (oracle)" if (rows["source_label"] == "oracle").any() else ""
-        names[policy] = f"{policy}{oracle}" + ("*" if any(fresh_mark(fresh) for fresh in rows["fresh"]) else "")
+        names[policy] = f"{policy}{oracle}" + ("*" if any(star(fresh) for fresh in rows["fresh"]) else "")
     return {policy: name for policy, name in names.items() if (data["policy"] == policy).any()}
 
 
 def value_texts(data: pd.DataFrame, metric: str) -> list[tuple[str, ...]]:
-    """Write above each bar its value, the share computed as routed where that is not all, and what failed."""
+    """Write above each bar its value, and what failed."""
     codes = codes_of(data)
     found = []
     for _, row in data.iterrows():
         value = "" if math.isnan(row[metric]) else short(row[metric])
-        found.append(tuple(text for text in (value, fresh_mark(row["fresh"]), mark(row, codes)) if text))
+        found.append(tuple(text for text in (value, mark(row, codes)) if text))
     return found
 
 
@@ -126,9 +126,8 @@ def draw_means(means: Means, texts: Sequence[tuple[str, ...]], title: str, notes
     words = Words(title, WORDS.get(means.x, means.x) if means.x != "policy" else "", AXES.get(means.metric, means.metric))
     looks = [*policies_of(means.rows), *means.policies]  # as in figures that leave out what failed
     figure = grouped_bars(bars, words, legend_names(means.data, means.policies), order=list(dict.fromkeys(looks)))
-    marked = [CONDITIONED] if any(fresh_mark(fresh) for fresh in means.data["fresh"]) else []
-    failed = reasons(means.data)
-    add_corner(figure, corner_label(means.rows, means.x), [*averaged(means.rows, means.shown), *notes, *failed, *marked])
+    notes = [*averaged(means.rows, means.shown), *notes, *reasons(means.data), meaning(inexact(means.rows))]
+    add_corner(figure, corner_label(means.rows, means.x), notes)
     return figure
 
 

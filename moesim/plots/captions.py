@@ -8,11 +8,11 @@ from typing import Final
 import pandas as pd
 
 from moesim.hardware import weakest
-from moesim.metrics.fresh import fresh_percent
 from moesim.metrics.naming import COLUMNS, LIVE
 from moesim.plots.ends import OVER
+from moesim.plots.exactness import inexact, meaning
 from moesim.plots.means import DRAW, over_draws
-from moesim.plots.rows import FRESH, REPEATS, cache_column, group_name, levels, lossy, named, policies_of, settings_in, varying
+from moesim.plots.rows import REPEATS, cache_column, group_name, levels, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
@@ -87,7 +87,7 @@ def caption(what: str, frame: pd.DataFrame, shown: Sequence[str] = (), *sentence
     """Write the caption of a figure of result rows."""
     parts = [what, *sentences, *_settings(frame, shown)]
     parts += [f"{text[0].upper()}{text[1:]}." for text in _swept(frame, shown)]
-    return " ".join(part for part in [*parts, *_slots(frame), *_labels(frame), *_exactness(frame)] if part)
+    return " ".join(part for part in [*parts, *_slots(frame), *_labels(frame), _sentence(meaning(inexact(frame)))] if part)
 
 
 def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
@@ -191,15 +191,5 @@ def _slots(frame: pd.DataFrame) -> list[str]:
     return [f"Cache slots used, where these are not the granted ones: {', '.join(told)}."] if told else []
 
 
-def _exactness(frame: pd.DataFrame) -> list[str]:
-    """Say which policies are not exact, and what they compute; never left out."""
-    names = lossy(frame)
-    if not names:
-        return []
-    shares = frame.loc[frame["policy"].isin(names), FRESH].astype(float)
-    low, high = (f"{fresh_percent(share):g}" for share in (shares.min(), shares.max()))
-    between = f"{low} %" if low == high else f"{low} to {high} %"
-    return [
-        f"* {', '.join(names)}: not exact, {between} of decoding's gate weight is computed as routed. The rest is approximated, "
-        "and the replayed routing ignores it."
-    ]
+def _sentence(text: str) -> str:
+    return f"{text}." if text else ""

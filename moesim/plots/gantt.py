@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,9 +21,9 @@ from moesim.metrics.causes import CAUSES
 from moesim.metrics.gate_mass import fidelity_fresh_decode
 from moesim.metrics.machine import Machine, machine_of
 from moesim.plots.chart import Chart, chart
+from moesim.plots.exactness import is_exact, meaning
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import fresh_mark
-from moesim.plots.style import CONDITIONED, SMALL, TEXT, add_corner, legend_above, text_width
+from moesim.plots.style import SMALL, TEXT, add_corner, legend_above, text_width
 from moesim.records import Records
 
 # On a lane, a transfer is not yet known to be exposed or late.
@@ -71,7 +72,7 @@ def gantt(
     step, (first, last) = gantt_window(runs, step, layers)
     machine = machine_of(hardware)
     charts = {policy: chart(records, machine, step, (first, last)) for policy, records in runs.items()}
-    marks = _marks(runs)
+    starred = _not_exact(runs)
     heights = [len(c.lanes) for c in charts.values()]
     figure = Figure(figsize=(TEXT, 0.45 + _LANE * sum(heights) + 0.24 * len(heights)), layout="constrained")
     grid = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
@@ -80,7 +81,7 @@ def gantt(
     for axes, (policy, drawn) in zip(grid[:, 0], charts.items(), strict=True):
         axes.set_xlim(0, longest)
         _draw_chart(axes, drawn, longest / inches)
-        axes.set_title(_name(policy, drawn, marks[policy]), fontsize=7.5, fontweight="normal", pad=2.5)
+        axes.set_title(_name(policy, drawn, policy in starred), fontsize=7.5, fontweight="normal", pad=2.5)
     grid[-1, 0].set_xlabel(f"time since layer {first} of step {step} started (ms)")
     shown = {box.cause for c in charts.values() for box in c.boxes}
     handles: list[Artist] = [
@@ -95,15 +96,15 @@ def gantt(
     legend_above(figure, handles, "What each device and link did")
     on_links = any("/" in box.text for c in charts.values() for box in c.boxes)
     numbers = "numbers: expert; layer/expert on links" if on_links else "numbers: expert"
-    add_corner(figure, label, [numbers, CONDITIONED if any(marks.values()) else ""])
+    add_corner(figure, label, [numbers, meaning(starred)])
     where = f"layer {first}" if first == last else f"layers {first} to {last}"
     phase = next(s.phase for s in next(iter(runs.values())).steps if s.step == step)
-    lengths = ", ".join(_name(policy, drawn, marks[policy]).replace(":", "", 1) for policy, drawn in charts.items())
+    lengths = ", ".join(_name(policy, drawn, policy in starred).replace(":", "", 1) for policy, drawn in charts.items())
     sentences = [
         f"What CPU, GPU and links did in {where} of step {step} ({phase}): {lengths}.",
         f"{numbers.capitalize()}. Dashed: end of a layer. Lanes without work are left out; a box that reaches out of "
         "the window is cut off.",
-        f"{CONDITIONED}." if any(marks.values()) else "",
+        f"{meaning(starred)}." if starred else "",
         f"{label[0].upper()}{label[1:]}." if label else "",
     ]
     return Drawing(_data(charts, step), figure, " ".join(sentence for sentence in sentences if sentence))
@@ -117,16 +118,15 @@ def _data(charts: Mapping[str, Chart], step: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["policy", "step", "lane", "start_ns", "end_ns", "cause", "text"])
 
 
-def _marks(runs: Runs) -> dict[str, str]:
-    """Say of each run which share of its decoding was computed as routed; empty if all of it was."""
-    shares = {policy: fidelity_fresh_decode(records) for policy, records in runs.items()}
-    return {
-        policy: ("*" if share is None else fresh_mark(share)) if runs[policy].inexact else "" for policy, share in shares.items()
-    }
+def _not_exact(runs: Runs) -> dict[str, tuple[float, float]]:
+    """Say of each run that is not exact which share of its decoding was computed as routed; nan if it decoded nothing."""
+    shares = {policy: fidelity_fresh_decode(records) for policy, records in runs.items() if records.inexact}
+    known = {policy: math.nan if share is None else share for policy, share in shares.items()}
+    return {policy: (share, share) for policy, share in known.items() if math.isnan(share) or not is_exact(share)}
 
 
-def _name(policy: str, drawn: Chart, mark: str) -> str:
-    return f"{policy}: {drawn.length / NS_PER_MS:.3g} ms" + (f" ({mark})" if mark else "")
+def _name(policy: str, drawn: Chart, starred: bool) -> str:
+    return f"{policy}{'*' if starred else ''}: {drawn.length / NS_PER_MS:.3g} ms"
 
 
 def _hatch(cause: str) -> str:

@@ -16,10 +16,11 @@ from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import AXES
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import fresh_mark, group_name, levels, policies_of, prepared, settings_in, summarised
-from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, need, new_figure, short, text_width, title
+from moesim.plots.rows import group_name, levels, policies_of, prepared, settings_in, summarised
+from moesim.plots.style import COLUMN, SMALL, TEXT, add_corner, need, new_figure, short, text_width, title
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import policy_class
 
@@ -89,8 +90,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     names = across.removeprefix(OPTION), up.removeprefix(OPTION)
     data = summarised(rows, [up, across], metric).rename(columns={across: names[0], up: names[1]})
     columns, lines = ([v for v in levels(rows, of) if v in set(data[name])] for of, name in zip((across, up), names, strict=True))
-    marks = [fresh_mark(fresh) for fresh in data["fresh"]]
-    texts = [short(value) + ("*" if mark else "") for value, mark in zip(data[metric], marks, strict=True)]
+    texts = [short(value) + star(fresh) for value, fresh in zip(data[metric], data["fresh"], strict=True)]
     longest = max(max(text_width(text) for text in texts), max(text_width(group_name(v, names[0]), 7.0) for v in columns)) + 0.08
     wide = 1.2 + longest * len(columns)
     figure, axes = new_figure(COLUMN if wide <= COLUMN else TEXT, 0.6 + max(_CELL * len(lines), 1.25))
@@ -119,10 +119,9 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     title(axes, f"{_policy(rows)}: {names[0]} and {names[1]}")
     missing = [f"not shown: {name}, which chooses them itself" for name in left_out(frame, rows)]
     missing += not_shown(_same(frame, rows))
-    shares = ", ".join(dict.fromkeys(mark for mark in marks if mark))
-    marked = [f"share computed as routed: {shares}", CONDITIONED] if shares else []
+    marked = meaning(inexact(rows.assign(policy=rows["policy_name"])))
     add_corner(
-        figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), *marked]
+        figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), marked]
     )
     words = AXES.get(metric, metric).replace("\n", " ")
     sentences = [

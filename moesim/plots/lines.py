@@ -12,11 +12,12 @@ from matplotlib.axes import Axes
 from moesim.core.colours import BLACK
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.exactness import inexact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
 from moesim.plots.rows import cache_column, policies_of, prepared, summarised
-from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.style import COLUMN, OPTIMUM, add_corner, legend_above, new_figure
 
 CHANCE: Final = "chance (cached share)"
 """Legend of what a cache with random content hits."""
@@ -72,8 +73,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
     notes += [_BOUND] if OPTIMUM in names else []
     notes += not_shown(frame)
-    notes += [CONDITIONED] if any(name.endswith("*") for name in names.values()) else []
-    add_corner(figure, corner_label(rows, "cache_ratio"), notes)
+    add_corner(figure, corner_label(rows, "cache_ratio"), [*notes, meaning(inexact(rows))])
     sentences = [
         "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
         _OPTIMUM if OPTIMUM in policies_of(rows) else "",

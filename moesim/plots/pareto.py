@@ -13,11 +13,12 @@ from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.exactness import inexact, is_exact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
-from moesim.plots.rows import cache_column, fresh_mark, is_exact, policies_of, prepared, qualified, summarised
-from moesim.plots.style import COLUMN, CONDITIONED, SMALL, add_corner, legend_above, new_figure
+from moesim.plots.rows import cache_column, policies_of, prepared, qualified, summarised
+from moesim.plots.style import COLUMN, add_corner, legend_above, new_figure
 
 MEMORY: Final = "peak_memory_bytes.gpu"
 """Beginning of the columns of memory in use on each GPU."""
@@ -81,19 +82,14 @@ def vram(frame: pd.DataFrame) -> Drawing:
         }  # fmt: skip
         axes.plot(part["gpu_memory_gib"], part[_SPEED], zorder=3, **style)
         handles.append(Line2D([], [], label=names[policy], **style))
-        for _, row in part.iterrows():
-            if mark := fresh_mark(row["fresh"]):
-                axes.annotate(mark, (row["gpu_memory_gib"], row[_SPEED]), (0, 4), textcoords="offset points", ha="center",
-                              fontsize=SMALL)  # fmt: skip
     handles.append(Line2D([], [], color=GREY, linewidth=3, alpha=0.6, label="Pareto front"))
     axes.set_ylim(0, 1.12 * float(data[_SPEED].max()))
     axes.margins(x=0.08)
     axes.set_xlabel("peak GPU memory (GiB)")
     axes.set_ylabel(AXES[_SPEED])
     legend_above(figure, handles, "GPU memory and decode speed")
-    marked = [CONDITIONED] if any(fresh_mark(fresh) for fresh in data["fresh"]) else []
     hollow = "hollow: not exact, or an oracle's, and so not on the front"
-    notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), *marked]
+    notes = [*averaged(rows, [cache_column(rows)]), hollow, *not_shown(frame), meaning(inexact(rows))]
     add_corner(figure, corner_label(rows, cache_column(rows)), notes)
     told = "Grey: the Pareto front of the policies that are exact and need no oracle; the others are hollow."
     what = "Peak GPU memory, all GPUs together and everything counted, against decode speed of the whole batch."

@@ -12,9 +12,8 @@ import pandas as pd
 
 from moesim.core.units import format_size
 from moesim.errors import ConfigError
-from moesim.metrics.fresh import fresh_percent
-from moesim.metrics.fresh import is_exact as all_fresh
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, SETTINGS
+from moesim.plots.exactness import FRESH
 from moesim.plots.failures import failing, without_retried
 from moesim.plots.means import interval, over_draws, with_draws
 from moesim.plots.style import need
@@ -29,8 +28,6 @@ RUNS_OF: Final = "policy_and_options"
 """Column made for heat maps: the policy, and its options but the two that are shown."""
 _GROUP: Final = "group"  # equal in rows that repeat one setting, and in no others
 _ORDER: Final = "order"  # attribute of frames that had failed runs: values by column, in the order of the experiment
-FRESH: Final = "fidelity_fresh_decode"
-"""Column of the share of decoding's gate mass that was computed as routed, on fresh inputs."""
 WORDS: Final = {name: column.word for name, column in COLUMNS.items()}
 """Words for the columns of settings."""
 
@@ -207,27 +204,6 @@ def mean(frame: pd.DataFrame, column: str) -> float | None:
     """Average a column, without the rows where it has no value; None if none has."""
     values = pd.to_numeric(frame[column], errors="coerce").dropna()
     return float(values.mean()) if len(values) else None
-
-
-def is_exact(fresh: float) -> bool:
-    """Whether all of the decoding was computed as routed, as far as is known."""
-    return math.isnan(fresh) or all_fresh(fresh)
-
-
-def fresh_mark(fresh: float) -> str:
-    """Write the share of the decoding that was computed as the model asked for; empty if all of it was.
-
-    >>> fresh_mark(0.99999), fresh_mark(1.0)
-    ('99.9%*', '')
-    """
-    return "" if is_exact(fresh) else f"{fresh_percent(fresh):g}%*"
-
-
-def lossy(frame: pd.DataFrame) -> list[str]:
-    """List the policies that do not compute all that the model asked for."""
-    if FRESH not in frame:
-        return []
-    return [str(name) for name, rows in frame.groupby("policy", sort=False) if not is_exact(float(qualified(rows)["fresh"]))]
 
 
 def policies_of(frame: pd.DataFrame) -> list[str]:

@@ -13,12 +13,13 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.bars import AXES, legend_names, value_texts
 from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
+from moesim.plots.exactness import inexact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Bar, Words, grouped_bars
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.means import interval, over_draws
 from moesim.plots.rows import REPEATS, group_name, levels, named, policies_of, prepared, qualified, settings_in, varying
-from moesim.plots.style import CONDITIONED, add_corner
+from moesim.plots.style import add_corner
 
 MEAN: Final = "geo. mean"
 """Group at the end: the geometric mean over all settings."""
@@ -134,12 +135,11 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
         if group == MEAN:
             group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof {row['n']}", "")
         bars.append(Bar(row["panel"], group, row["policy"], row["speedup"], row["low"], row["high"], (*text, of) if of else text))
-    words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}")
+    words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}{'*' if baseline in inexact(rows) else ''}")
     names = policies_of(rows)
     figure = grouped_bars(bars, words, legend_names(data, names), level=1.0, order=names)
-    marked = [CONDITIONED] if any("*" in line for bar in bars for line in bar.text) else []
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
-    add_corner(figure, corner_label(rows), [*repeats, *not_shown(frame), *marked])
+    add_corner(figure, corner_label(rows), [*repeats, *not_shown(frame), meaning(inexact(rows))])
     if len(counts) < 2:
         settings = f"{counts[0]} settings in which both ran" if counts else ""
     else:

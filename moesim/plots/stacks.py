@@ -15,12 +15,12 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
 from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import fresh_mark, levels, mean, named, policies_of, prepared, qualified
+from moesim.plots.rows import levels, mean, named, policies_of, prepared, qualified
 from moesim.plots.style import (
     COLUMN,
-    CONDITIONED,
     SMALL,
     TEXT,
     add_corner,
@@ -50,9 +50,8 @@ def _times(rows: pd.DataFrame, metric: str, x: str) -> pd.DataFrame:
             tokens = (mean(part, "n_decode_tokens") or 1.0) if metric == "decode_time" else 1.0
             times = [(mean(part, column) or 0.0) / tokens / NS_PER_MS for column in columns]
             told, whole = qualified(part), max(sum(times), 1e-12)
-            name = policy + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
-            mark = fresh_mark(told["fresh"])
-            head = {"bar": name + (f" ({mark})" if mark else ""), "policy": policy, **({x: value} if by else {})}
+            name = policy + star(told["fresh"]) + (f", {named(value, x)}" if by and rows[x].nunique() > 1 else "")
+            head = {"bar": name, "policy": policy, **({x: value} if by else {})}
             found += [{**head, "cause": c, "ms": t, "share": t / whole, **told} for c, t in zip(CAUSES, times, strict=True)]
     return pd.DataFrame(found)
 
@@ -101,8 +100,7 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
         Patch(facecolor=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4, label=LABEL[cause]) for cause in seen
     ]
     legend_above(figure, handles, "Time by what was waited for")
-    marked = [CONDITIONED] if data["bar"].str.contains("*", regex=False).any() else []
-    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), *marked])
+    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
     repeats = n_repeats(rows)
     told = caption(

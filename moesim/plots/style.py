@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 
 from moesim.core.atomic import write_bytes
 from moesim.errors import ConfigError
+from moesim.plots.exactness import NOT_EXACT
 
 STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
@@ -65,13 +66,6 @@ _LINE: Final = 0.115  # inches that a line of the smallest text is high
 
 Medium = Literal["screen", "paper"]
 _medium: ContextVar[Medium] = ContextVar("medium", default="screen")
-
-CONDITIONED: Final = (
-    "* share of decoding's gate weight computed as routed; the policy approximates the rest, and the replayed routing ignores it"
-)
-"""What must stand beside the speed of a policy that is not exact."""
-
-_CONDITIONED_BRIEFLY: Final = "* not exact: share of gate weight computed as routed"
 
 OPTIMUM: Final = "belady"
 """The policy that is drawn in black."""
@@ -138,7 +132,7 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 def add_corner(figure: Figure, text: str, notes: Sequence[str] = ()) -> None:
     """Write the corner label, and notes above it, under a figure; on paper only what marks mean that no reader may miss."""
     width = int(figure.get_figwidth() / text_width("n"))
-    said = [_CONDITIONED_BRIEFLY] if CONDITIONED in notes else []
+    said = [note.partition("; ")[0] for note in notes if note.startswith(NOT_EXACT)]
     lines = [line for part in (said if for_paper() else (*notes, text)) if part for line in _wrapped(part, width)]
     if lines:
         figure.supxlabel("\n".join(lines), x=0.99, ha="right", fontsize=SMALL, color="#555555")

@@ -13,11 +13,12 @@ from moesim.core.colours import BLACK, GREY
 from moesim.errors import ConfigError
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label
+from moesim.plots.exactness import inexact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.lines import CHANCE, in_order
 from moesim.plots.looks import Look, looks_of
-from moesim.plots.rows import lossy, policies_of, prepared, qualified
-from moesim.plots.style import COLUMN, CONDITIONED, OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.rows import policies_of, prepared, qualified
+from moesim.plots.style import COLUMN, OPTIMUM, add_corner, legend_above, new_figure
 
 _MARKS: Final = 8  # on a line
 _COLUMNS: Final = ("phase", "token", "lookups", "hits", "cache_share")
@@ -74,7 +75,7 @@ def hit_rate_by_token(frame: pd.DataFrame, smooth: int = 1) -> Drawing:
     axes.set_xlabel("decode token")
     axes.set_ylabel("hit rate (%)")
     legend_above(figure, in_order(axes, names), "Hit rate by token")
-    notes = [*averaged(rows, []), f"moving mean of {smooth} tokens" if smooth > 1 else "", CONDITIONED if lossy(rows) else ""]
+    notes = [*averaged(rows, []), f"moving mean of {smooth} tokens" if smooth > 1 else "", meaning(inexact(rows))]
     add_corner(figure, corner_label(rows), notes)
     per_token = rows.groupby(["policy", "token"])["lookups"].sum()
     low, high = int(per_token.min()), int(per_token.max())

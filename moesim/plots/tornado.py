@@ -14,9 +14,10 @@ from matplotlib.ticker import MaxNLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE
 from moesim.hardware import weakest
+from moesim.plots.exactness import is_exact, meaning
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.rows import fresh_mark, policies_of, qualified
-from moesim.plots.style import COLUMN, CONDITIONED, SMALL, TEXT, add_corner, legend_above, need, text_width
+from moesim.plots.rows import policies_of, qualified
+from moesim.plots.style import COLUMN, SMALL, TEXT, add_corner, legend_above, need, text_width
 
 _COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
 _SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
@@ -59,7 +60,7 @@ def tornado(frame: pd.DataFrame) -> Drawing:
     heights = [0.25 + 0.24 * len(knobs[policy]) for policy in policies]
     figure = Figure(figsize=(width, 0.35 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
-    marks = _marks(frame)
+    starred = _not_exact(frame)
     for axes, policy in zip(grid[:, 0], policies, strict=True):
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
@@ -78,8 +79,9 @@ def tornado(frame: pd.DataFrame) -> Drawing:
         axes.set_ylim(len(knobs[policy]) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         base = float(frame.loc[frame["policy"] == policy, "base_decode_tokens_per_s"].iloc[0])
-        mark = marks[policy] and f" ({marks[policy]})"
-        axes.set_title(f"{policy}{mark}: {base:.3g} tokens/s as it is", fontsize=7.5, fontweight="normal")
+        axes.set_title(
+            f"{policy}{'*' if policy in starred else ''}: {base:.3g} tokens/s as it is", fontsize=7.5, fontweight="normal"
+        )
     grid[-1, 0].set_xlim(*_limits(found, width - names - _BESIDE))
     low, high = _reach(found)
     grid[-1, 0].set_xticks(
@@ -92,11 +94,10 @@ def tornado(frame: pd.DataFrame) -> Drawing:
         if (data["side"] == side).any()
     ]
     legend_above(figure, handles, "What a change of the machine would do")
-    add_corner(figure, _about(frame), [CONDITIONED] if any(marks.values()) else [])
+    add_corner(figure, _about(frame), [meaning(starred)])
     n_failed = int(frame["decode_tokens_per_s"].isna().sum())
     missing = f" Not shown: {n_failed} setting{'s' if n_failed > 1 else ''} that failed." if n_failed else ""
-    marked = [f"{name} {mark}" for name, mark in marks.items() if mark]
-    exact = f" Not exact: {', '.join(marked)}; {CONDITIONED.removeprefix('* ')}." if marked else ""
+    exact = f" {meaning(starred)}." if starred else ""
     largest = [f"{policy}: {rows['knob'].iloc[0]}" for policy, rows in data.groupby("policy", sort=False)]
     told = (
         "Change of decode speed when one thing changes and all else stays, sorted by swing (largest change less smallest); the "
@@ -162,9 +163,10 @@ def _percent(change: float) -> str:
     return "±0%" if text == "+0" else f"{text}%"
 
 
-def _marks(frame: pd.DataFrame) -> dict[str, str]:
+def _not_exact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """Shares computed as routed of the policies that are not exact."""
-    return {str(name): fresh_mark(float(qualified(rows)["fresh"])) for name, rows in frame.groupby("policy", sort=False)}
+    means = {str(name): float(qualified(rows)["fresh"]) for name, rows in frame.groupby("policy", sort=False)}
+    return {name: (share, share) for name, share in means.items() if not is_exact(share)}
 
 
 def _about(frame: pd.DataFrame) -> str:

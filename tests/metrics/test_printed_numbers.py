@@ -17,8 +17,7 @@ from moesim.core.table import Format
 from moesim.core.units import format_ns
 from moesim.experiment.report import result_table
 from moesim.metrics.fresh import fresh_cell, fresh_percent, is_exact
-from moesim.plots.captions import _exactness
-from moesim.plots.rows import fresh_mark
+from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.tornado import _percent
 from moesim.report.tables import _fresh
 from moesim.studies.regret import Step
@@ -33,14 +32,13 @@ def test_tables_figures_captions_and_pages_round_the_share_as_routed_down(share:
     assert fresh_percent(share) == _fresh(row) == percent
     assert f"| {percent:.1f}* |" in table[1]
     assert fresh_cell(share) == f"{percent:.1f}*"
-    assert fresh_mark(share) == f"{percent:g}%*"
-    assert f"not exact, {percent:g} % of decoding's" in _exactness(pd.DataFrame([row]))[0]
+    assert f"computed as routed: daop {percent:g} %;" in meaning(inexact(pd.DataFrame([row])))
     assert f"{share}" in table[0]  # programs get it unrounded
 
 
 def test_what_is_exact_but_for_the_rounding_of_sums_is_100() -> None:
     assert is_exact(1 - 1e-12) and not is_exact(1 - 1e-6)
-    assert fresh_cell(1 - 1e-12) == "100" and fresh_mark(1 - 1e-12) == ""
+    assert fresh_cell(1 - 1e-12) == "100" and star(1 - 1e-12) == ""
 
 
 class _Run:

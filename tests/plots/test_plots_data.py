@@ -14,13 +14,14 @@ from matplotlib.colors import to_rgb
 from moesim.errors import ConfigError
 from moesim.plots.bars import decode_speed, energy
 from moesim.plots.catalogue import figures_of
+from moesim.plots.exactness import meaning, star
 from moesim.plots.heatmap import heatmap
 from moesim.plots.ladder import ladder
 from moesim.plots.lines import CHANCE, hit_rate
 from moesim.plots.looks import look, looks_of
 from moesim.plots.pareto import vram
 from moesim.plots.regret import regret
-from moesim.plots.rows import cache_column, fresh_mark, prepared, varying
+from moesim.plots.rows import cache_column, prepared, varying
 from moesim.plots.speedup import MEAN, speedup
 from moesim.plots.stacks import breakdown
 from moesim.plots.tornado import tornado
@@ -122,9 +123,9 @@ def test_speedups_are_like_with_like_and_end_with_the_geometric_mean():
     assert "base" not in set(data["policy"])
     shown = [text.get_text() for axes in speedup(sweep(), "base").axes for text in axes.texts]
     assert any("n=4" in text for text in shown)
-    assert any("n=2" in text and "50%*" in text for text in shown)
+    assert any("n=2" in text for text in shown) and not any("%" in text for text in shown)
     assert "fast 4, half 2" in speedup.drawing(sweep(), "base").caption
-    assert "half: not exact, 50 % of decoding's gate weight" in speedup.drawing(sweep(), "base").caption
+    assert "not exact, share of decoding's gate weight computed as routed: half 50 %" in speedup.drawing(sweep(), "base").caption
 
 
 def test_times_are_sped_up_by_being_short():
@@ -166,7 +167,7 @@ def test_steps_of_a_ladder_compare_with_the_one_before_in_their_group():
     data = ladder.drawing(rows(*((name, speed, {"batch_size": b}) for b, name, speed in variants))).data
     assert data["gain"].fillna(0).tolist() == pytest.approx([0, 0.5, -0.2, 0, 0])
     figure = ladder(rows(("a", 10.0, {}), ("b", 15.0, {"fidelity_fresh_decode": 0.9})))
-    assert [text.get_text().replace(" · ", "\n") for text in figure.axes[0].texts] == ["10", "15\n+50%\n90%*"]
+    assert [text.get_text().replace(" · ", "\n") for text in figure.axes[0].texts] == ["10", "15\n+50%"]
 
 
 def test_energy_is_tokens_per_kilojoule_with_the_label_of_the_power():
@@ -191,7 +192,7 @@ def test_breakdown_is_per_token_and_adds_up():
     data = breakdown.drawing(rows(("lru", 1.0, times | {"fidelity_fresh_decode": 0.5}))).data
     assert data["ms"].sum() == pytest.approx(4)  # 16 ms for 4 tokens
     assert dict(zip(data["cause"], data["share"], strict=True))["exposed_demand"] == pytest.approx(0.75)
-    assert set(data["bar"]) == {"lru (50%*)"}
+    assert set(data["bar"]) == {"lru*"}
 
 
 # ----------------------------------------------------------------------------------------------------------- heat map and Pareto
@@ -246,7 +247,8 @@ def test_the_front_has_what_no_other_beats_and_only_what_can_be_had():
     assert data.index[data["on_front"]].tolist() == ["a", "b"]
     assert data["gpu_memory_gib"].tolist() == [1, 2, 2, 3, 1, 1]
     assert data.index[~data["comparable"]].tolist() == ["loose", "belady"]
-    assert "40%*" in [text.get_text() for text in vram(frame).axes[0].texts]
+    assert "40%*" not in [text.get_text() for text in vram(frame).axes[0].texts]
+    assert "computed as routed: loose 40 %" in vram.drawing(frame).caption
     with pytest.raises(ConfigError, match=r"expected columns peak_memory_bytes.gpu0"):
         vram(rows(("a", 1.0, {})))
 
@@ -264,7 +266,7 @@ def test_a_tornado_is_sorted_by_swing():
     assert data["side"].tolist() == ["more", "less", "more", "other"]
     axes = tornado(frame.assign(fidelity_fresh_decode=0.7)).axes[0]
     assert [t.get_text() for t in axes.texts] == ["x2 (+50%)", "x0.5 (-20%)", "x2 (+10%)", "h100 (±0%)"]
-    assert axes.get_title(loc="left") == "p (70%*): 10 tokens/s as it is"
+    assert axes.get_title(loc="left") == "p*: 10 tokens/s as it is"
 
 
 def test_regret_in_seconds():
@@ -330,5 +332,5 @@ def test_policies_can_be_told_apart_in_colour_and_in_grey():
 
 
 def test_what_is_not_exact_is_never_rounded_to_all():
-    assert fresh_mark(0.99999) == "99.9%*"
-    assert fresh_mark(1.0) == fresh_mark(math.nan) == ""
+    assert star(0.99999) == "*" and "a 99.9 %;" in meaning({"a": (0.99999, 0.99999)})
+    assert star(1.0) == star(math.nan) == "" == meaning({})
