@@ -18,12 +18,14 @@ _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
 _USUAL: Final = {name: column.usual for name, column in COLUMNS.items() if column.usual}
 """Values of settings that go without saying; others are said."""
+ORACLE: Final = "oracle"
+"""Label of numbers that need knowledge of the future."""
 _FEW: Final = 3
 """Cache sizes of a policy that are told one by one."""
 
 
 def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
-    """Say what a figure is about: model, hardware, trace and the weakest source label of all its numbers.
+    """Say what a figure is about: model, hardware, trace and the weakest source label of what needs no oracle.
 
     Parameters
     ----------
@@ -48,11 +50,21 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
     for column in ("batch_size", cache_column(frame)):
         if column != group and column in frame and frame[column].nunique() == 1:
             parts.append(named(frame[column].dropna().iloc[0], column))
-    if "source_label" in frame:
-        labels = [str(v) for v in frame["source_label"].dropna()]
-        if labels:
-            parts.append(f"{how(frame)}, weakest source: {weakest(labels)}")
+    parts.append(weakest_source(frame, how(frame)))
     return " · ".join(part for part in parts if part)
+
+
+def weakest_source(frame: pd.DataFrame, how: str) -> str:
+    """Say the weakest label of what needs no oracle, and name the oracles apart; nothing without labels."""
+    if "source_label" not in frame or frame["source_label"].isna().all():
+        return ""
+    oracle = frame["source_label"] == ORACLE
+    labels = [str(v) for v in frame.loc[~oracle, "source_label"].dropna()]
+    if not labels:
+        return f"{how}, weakest source: {ORACLE}"
+    known = policies_of(frame[~oracle & frame["source_label"].notna()])
+    told = [name if name not in known else f"{name} at some settings" for name in policies_of(frame[oracle])]
+    return f"{how}, weakest source: {weakest(labels)}" + (f" · oracle: {', '.join(told)}" if told else "")
 
 
 def how(frame: pd.DataFrame) -> str:

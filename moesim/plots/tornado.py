@@ -13,7 +13,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE
-from moesim.hardware import weakest
+from moesim.plots.captions import weakest_source
 from moesim.plots.exactness import is_exact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import policies_of, qualified
@@ -171,6 +171,5 @@ def _not_exact(frame: pd.DataFrame) -> dict[str, tuple[float, float]]:
 
 def _about(frame: pd.DataFrame) -> str:
     parts = [", ".join(dict.fromkeys(str(v) for v in frame[name].dropna())) for name in _ABOUT if name in frame]
-    if "source_label" in frame and frame["source_label"].notna().any():
-        parts.append(f"simulated, weakest source: {weakest(str(v) for v in frame['source_label'].dropna())}")
+    parts.append(weakest_source(frame, "simulated"))
     return " · ".join(part for part in parts if part)

@@ -13,6 +13,7 @@ from matplotlib.colors import to_rgb
 
 from moesim.errors import ConfigError
 from moesim.plots.bars import decode_speed, energy
+from moesim.plots.captions import corner_label
 from moesim.plots.catalogue import figures_of
 from moesim.plots.exactness import meaning, star
 from moesim.plots.heatmap import heatmap
@@ -334,3 +335,13 @@ def test_policies_can_be_told_apart_in_colour_and_in_grey():
 def test_what_is_not_exact_is_never_rounded_to_all():
     assert star(0.99999) == "*" and "a 99.9 %;" in meaning({"a": (0.99999, 0.99999)})
     assert star(1.0) == star(math.nan) == "" == meaning({})
+
+
+def test_an_oracle_among_the_policies_is_named_apart_from_the_weakest_source():
+    frame = rows(("lru", 1.0, {}), ("dali", 2.0, {"source_label": "derived"}), ("belady", 3.0, {"source_label": "oracle"}))
+    assert corner_label(frame).endswith("simulated, weakest source: derived · oracle: belady")
+    assert corner_label(frame[:2]).endswith("simulated, weakest source: derived")
+    assert corner_label(frame[2:]).endswith("simulated, weakest source: oracle")
+    both = rows(("lru", 1.0, {}), ("lru", 2.0, {"source_label": "oracle"}))
+    assert corner_label(both).endswith("weakest source: measured · oracle: lru at some settings")
+    assert "derived (dali), oracle (belady)" in decode_speed.drawing(frame).caption
