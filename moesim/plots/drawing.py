@@ -33,7 +33,9 @@ class Request:
 
     kinds: Sequence[str]  # names of the catalogue
     paths: Sequence[str]  # folders, files, or names of traces, as the kinds need them
-    options: Mapping[str, str] = field(default_factory=dict)  # of the kinds, as they are typed; every kind must take all of them
+    options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # as typed; each goes to the kinds that take it
     policies: Sequence[str] = ()  # names in their order; empty: all
     where: Sequence[tuple[str, str]] = ()  # columns and the values that they must have
     medium: Medium = "screen"  # what it is for
@@ -62,11 +64,12 @@ def files_of(
 
 
 def _checked(request: Request, name: str) -> dict[str, Any]:
-    """Read the options of a kind, and refuse what it has no use for."""
+    """Read the options that a kind takes, and refuse those that no kind of the request takes."""
     kind = kind_of(name)
     known = options_of(kind)
+    taken = {option for other in request.kinds for option in options_of(kind_of(other))}
     for option in request.options:
-        if option not in known:
+        if option not in taken:
             uses = ", ".join(known) or "none"
             raise ConfigError(f"plot {name}: expected no option {option}, which changes nothing in it; its options: {uses}")
     if kind.source == "trace" and (request.policies or request.where):
@@ -75,7 +78,7 @@ def _checked(request: Request, name: str) -> dict[str, Any]:
         raise ConfigError(f"plot {name}: expected {SOURCES[kind.source]}, got nothing; name one after the kind")
     if kind.source in ("trace", "records") and len(request.paths) > 1:
         raise ConfigError(f"plot {name}: expected one result, {SOURCES[kind.source]}, got {len(request.paths)}")
-    return {option: parse_option(kind, option, text) for option, text in request.options.items()}
+    return {option: parse_option(kind, option, text) for option, text in request.options.items() if option in known}
 
 
 def _arguments(

@@ -197,7 +197,7 @@ def test_the_list_names_every_kind_and_what_it_needs(run: Callable[..., Any], ca
             "decode_speed RESULT --baseline lru",
             "decode_speed: expected no option baseline, which changes nothing in it; its options: x",
         ),
-        ("speedup hit_rate RESULT --baseline lru", "hit_rate: expected no option baseline"),
+        ("hit_rate vram RESULT --baseline lru", "hit_rate: expected no option baseline"),
         ("vram RESULT --option layers=2", "vram: expected no option layers, which changes nothing in it; its options: none"),
         ("reuse_map mini-mixtral --option phase", "--option: expected KEY=VALUE, got 'phase'"),
         ("reuse_map mini-mixtral --where a=b", "expected no --policies and no --where"),
@@ -218,6 +218,13 @@ def test_what_is_refused_and_why(words: str, expected: str, folder: Path, run: C
     assert expected in str(failure.value)
     assert "\n" not in str(failure.value)
     assert not out.exists()
+
+
+def test_an_option_goes_to_the_kinds_that_take_it(folder: Path, run: Callable[..., Any], tmp_path: Path):
+    run("speedup", "vram", folder, "--baseline", "fiddler", "--out", tmp_path / "both")
+    run("speedup", folder, "--baseline", "fiddler", "--out", tmp_path / "one")
+    assert {"speedup.csv", "vram.batch_size=1.csv"} <= names(tmp_path / "both")
+    assert (tmp_path / "both" / "speedup.csv").read_bytes() == (tmp_path / "one" / "speedup.csv").read_bytes()
 
 
 def test_frames_that_were_not_kept_are_asked_for(folder: Path, run: Callable[..., Any], tmp_path: Path):
