@@ -33,9 +33,7 @@ class Request:
 
     kinds: Sequence[str]  # names of the catalogue
     paths: Sequence[str]  # folders, files, or names of traces, as the kinds need them
-    options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # as typed; each goes to the kinds that take it
+    options: Mapping[str, str] = field(default_factory=dict)  # as typed; each goes to the kinds that take it
     policies: Sequence[str] = ()  # names in their order; empty: all
     where: Sequence[tuple[str, str]] = ()  # columns and the values that they must have
     medium: Medium = "screen"  # what it is for

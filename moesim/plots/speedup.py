@@ -23,7 +23,6 @@ from moesim.plots.style import add_corner
 
 MEAN: Final = "geo. mean"
 """Group at the end: the geometric mean over all settings."""
-_ALL: Final = "all settings"
 _ROW: Final = 34  # bars that stand side by side
 _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
@@ -57,7 +56,7 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     settings = [_geometric(part, {"panel": p, "group": g, "policy": name})
                 for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip
     table = pd.DataFrame(settings)
-    last = _ALL if panels else ""
+    last = str(table["panel"].iloc[-1])  # beside the last settings: a panel of its own would be mostly empty
     several = len(table[["panel", "group"]].drop_duplicates()) > 1  # the mean of one setting is that setting once more
     for name, part in table.groupby("policy", sort=False) if several else ():
         whole = _geometric(part, {"panel": last, "group": MEAN, "policy": name})
@@ -133,7 +132,7 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     for (_, row), text in zip(data.iterrows(), texts, strict=True):
         group, of = str(row["group"]).replace(", ", "\n"), ""
         if group == MEAN:
-            group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof {row['n']}", "")
+            group, of = (MEAN, f"n={row['n']}") if differ else (f"{MEAN}\nof all {row['n']}", "")
         bars.append(Bar(row["panel"], group, row["policy"], row["speedup"], row["low"], row["high"], (*text, of) if of else text))
     words = Words(f"Speed-up over {baseline}", "", f"speed-up over\n{baseline}{'*' if baseline in inexact(rows) else ''}")
     names = policies_of(rows)

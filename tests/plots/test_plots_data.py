@@ -158,7 +158,8 @@ def test_many_settings_are_divided_into_panels():
     names = [("base", 1.0), ("fast", 2.0)]
     frame = rows(*((name, v, {"batch_size": b, "cache_ratio": c}) for b, c in settings for name, v in names))
     data = speedup.drawing(frame, "base").data
-    assert data["panel"].nunique() == 9
+    assert data["panel"].nunique() == 8
+    assert data[["panel", "group"]].iloc[-1].tolist() == ["batch 8", MEAN], "the last group, in no panel of its own"
     assert data["n"].max() == 40
 
 
