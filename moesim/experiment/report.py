@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.repeats import aggregate, count_repeats
-from moesim.experiment.report_columns import SHOWN, Column, Row, number
+from moesim.experiment.report_columns import SHOWN, Column, Row, batch, number
 from moesim.experiment.report_notes import footer
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, HOW, WORKLOAD, cache_asked
 
@@ -123,7 +123,7 @@ def _of_setting(key: str) -> Callable[[Row], str]:
 _ASKED = ("policy", "cache", "batch")  # what a run that failed has, too
 _SAID_ONCE: dict[str, Callable[[Row], Any]] = {
     "cache": cache_asked,
-    "batch": lambda row: row.get("batch_size"),
+    "batch": batch,
     "label": lambda row: row.get("source_label"),
 }
 """Columns that stand once below the table where all rows have the same."""
@@ -158,7 +158,7 @@ def _bars(rows: Sequence[Row]) -> list[str]:
 
 def _best(rows: Sequence[Row]) -> list[int]:
     """Find the fastest row of each setting that has more than one policy."""
-    names = (*_SETTINGS, *CACHE_SETTINGS, "batch_size")
+    names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         if number(row, "decode_tokens_per_s") is not None:

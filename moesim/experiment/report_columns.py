@@ -66,6 +66,11 @@ def _slots(row: Row) -> str:
     return f"{used:g} of {granted:g}" if used is not None and used != granted else f"{granted:g}"
 
 
+def batch(row: Row) -> Value:
+    """Give the requests at once."""
+    return row.get("batch_size")
+
+
 def not_exact(row: Row) -> bool:
     """Whether a run computed anything else than the model asks for."""
     shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
@@ -129,7 +134,7 @@ SHOWN = (
     Column("policy", lambda row: str(row["policy"]), right=False),
     Column("cache", cache_asked),
     Column("slots", _slots, wide=True),
-    Column("batch", lambda row: str(row["batch_size"])),
+    Column("batch", lambda row: str(batch(row))),
     Column("tok/s", _speed),
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),

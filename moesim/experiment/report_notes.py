@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moesim.experiment.intervals import NOT_VARIED
-from moesim.experiment.report_columns import Row, fresh, not_exact
+from moesim.experiment.report_columns import Row, batch, fresh, not_exact
 from moesim.hardware.costs import NO_CURVE
 from moesim.metrics.naming import LIVE, cache_asked
 
@@ -57,7 +57,7 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     """Write the lines below a table."""
     said = {"model": "model", "hardware": "on", "trace": "routing", "prompt_tokens": "prompt", "decode_tokens": "decode"}
     values: dict[str, list[Any]] = {word: [row.get(key) for row in rows] for key, word in said.items()}
-    values |= {"cache": [cache_asked(row) for row in rows], "batch": [row["batch_size"] for row in rows]}
+    values |= {"cache": [cache_asked(row) for row in rows], "batch": [batch(row) for row in rows]}
     shared = [f"{word} {found[0]}" for word, found in values.items() if len(set(found)) == 1]
     sources = {row.get("source_label") for row in done}
     labels = [f"weakest source of its numbers: {next(iter(sources))}"] if len(sources) == 1 and any(sources) else []

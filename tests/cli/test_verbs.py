@@ -17,7 +17,7 @@ from moesim.cli import demo, main
     [
         (["foo"], "moesim: unknown command 'foo'; known: assignments, bench, calibrate, "),
         (["profil"], "moesim: unknown command 'profil'; did you mean 'profile'? known: assignments"),
-        (["profile", "foo"], "moesim: profile: unknown command 'foo'; known: compare, "),
+        (["profile", "foo"], "moesim: profile: unknown command 'foo'; known: check, compare, "),
         (["trace", "recrd"], "moesim: trace: unknown command 'recrd'; did you mean 'record'? known: "),
     ],
 )

@@ -89,7 +89,9 @@ def _costs(spec):
 def test_a_budget_too_small_says_what_would_do(tmp_path: Path):
     experiment = resolve(tmp_path, cache={"budget": "1 GiB"}, policies=["lru"])
     (spec,) = experiment.specs
-    with pytest.raises(CapacityError, match=r"cache.budget: expected at least .* GB, which gpu0 of rtx3090-epyc7532 needs"):
+    with pytest.raises(
+        CapacityError, match=r"cache.budget: expected at least .* GB \(.* GiB\), which gpu0 of rtx3090-epyc7532 needs"
+    ):
         slots_within(2**30, spec.model, _costs(spec), experiment.workload(spec), make_policy("lru"), {}, "lru")
 
 

@@ -393,7 +393,7 @@ def test_the_page_tells_everything() -> None:
         "processor: a test",
         "dense parts on near; all experts on far",
         "near (cpu, accelerator, cores 0) value source",
-        "memory_bytes 8 GB assumed",
+        "memory_bytes 8 GB (7.45 GiB) assumed",
         "memory_bytes_per_s 10 GB/s measured (2025-11-21, 9 repeats, 2 %, quartiles)",
         "busy_w 9 W measured",
         "launches expert 3 assumed",

@@ -391,7 +391,7 @@ def test_random_prefetch_skips_what_is_there_and_asks_for_no_prediction() -> Non
     view = start(policy, slots=8)
     actions = list(policy.decide(routed([[0, 1]], step=3), view))
     drawn = sample(8, 8, 0, 3 * 4 + 1)
-    assert actions == [Run(0, [0, 1], "gpu0"), Fetch(1, [e for e in drawn if e > 1], "gpu0", PREFETCH, "prefetch")]
+    assert actions == [Run(0, (0, 1), "gpu0"), Fetch(1, [e for e in drawn if e > 1], "gpu0", PREFETCH, "prefetch")]
     assert not any(isinstance(a, Fetch) for a in policy.decide(routed([[0, 1]], layer=3, step=3), view))
     assert not any(isinstance(a, Fetch) for a in policy.decide(routed([[0, 1]], step=3, mb=1), view))
 
