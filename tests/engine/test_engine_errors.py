@@ -300,7 +300,7 @@ def test_what_does_not_fit() -> None:
     play(Script(copies=ALL, enforce_capacity=False, routed=lambda e, v: [Run(e.layer, e.active, "gpu0")]), ONE, toy)
     host = machine({"gpu0": gpu(), "cpu0": cpu(memory=7_999)})
     message = refused(CapacityError, lambda: play(Script(), ONE, host, name="wild"))
-    assert message.startswith("cpu0 of toy: needs 8 kB (experts 8 kB), has 8 kB")
+    assert message.startswith("cpu0 of toy: needs 8 kB, has 8 kB: experts 8 kB; ")
 
 
 def test_tied_embeddings_are_held_once() -> None:
