@@ -80,9 +80,9 @@ class Progress:
         self._drawn = now = time.monotonic()
         done = self.done - self._begun_at
         left = (now - self._began) * (self._total - self.done) / done if done else 0.0
-        share = f"{100 * min(1.0, self.done / self._total):.0f} %" if self._total else "0 %"
+        share = f"{min(100, 100 * self.done // self._total)} %" if self._total else "0 %"
         text = f"{self._text}: " if self._text else ""
-        say(f"{text}{share} done" + (f", about {format_s(left)} left" if left > 0 else ""))
+        say(f"{text}{share} done" + (f", {'about ' * (left >= 1)}{format_s(left)} left" if left > 0 else ""))
 
     def _draw(self) -> None:
         if self._bar is None:

@@ -51,12 +51,11 @@ class _Shown(NamedTuple):
 
 def result_table(rows: Sequence[Row], form: Format, *, wide: bool = False, by: By | None = None) -> str:
     """Write the results of an experiment; a table that is not wide leaves columns out until its lines fit the terminal."""
-    rows = _sorted(rows, by)
     if form.for_programs:
-        return render_records(rows, form)
+        return render_records(_sorted(rows, by), form)
     terminal = sys.stdout.isatty()
     width = None if wide or form is Format.MD else get_terminal_size().columns if terminal else LINE
-    shown = _shown(rows, wide=wide, width=width, bar=terminal and form is Format.TABLE)
+    shown = _shown(rows, by, wide=wide, width=width, bar=terminal and form is Format.TABLE)
     separator = "\n\n" if form is Format.MD else "\n"
     below = (
         [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.below]
@@ -68,7 +67,7 @@ def result_table(rows: Sequence[Row], form: Format, *, wide: bool = False, by: B
 
 def result_html(rows: Sequence[Row]) -> str:
     """Write the results of an experiment as a piece of HTML, for notebooks."""
-    shown = _shown(rows, wide=False, width=None, bar=False)
+    shown = _shown(rows, None, wide=False, width=None, bar=False)
     head = "".join(f"<th>{escape(name)}</th>" for name in shown.names)
     right = [' style="text-align: right"' if name in shown.right else ' style="text-align: left"' for name in shown.names]
     body = ""
@@ -89,10 +88,9 @@ def _sorted(rows: Sequence[Row], by: By | None) -> Sequence[Row]:
     return [rows[i] for i in order]
 
 
-def _shown(rows: Sequence[Row], *, wide: bool, width: int | None, bar: bool) -> _Shown:
+def _shown(rows: Sequence[Row], by: By | None, *, wide: bool, width: int | None, bar: bool) -> _Shown:
     n_repeats = count_repeats(rows)
-    if n_repeats > 1:
-        rows = aggregate(rows)
+    rows = _sorted(aggregate(rows) if n_repeats > 1 else rows, by)
     done = [row for row in rows if not row.get("error")]
     settings = {key: name for key, name in _SETTINGS.items() if len({str(row.get(key)) for row in rows}) > 1}
     columns = [Column(name, _of_setting(key), right=False) for key, name in settings.items()]

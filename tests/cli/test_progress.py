@@ -25,7 +25,14 @@ def test_a_line_comes_every_ten_seconds(clock: list[float], capsys: pytest.Captu
             bar.advance(1)
     lines = capsys.readouterr().err.splitlines()
     # after 10.5 and 21 s: 7 and 14 of 40 steps
-    assert lines == ["3/60 runs: lru: 18 % done, about 50 s left", "3/60 runs: lru: 35 % done, about 39 s left"]
+    assert lines == ["3/60 runs: lru: 17 % done, about 50 s left", "3/60 runs: lru: 35 % done, about 39 s left"]
+
+
+def test_the_last_second(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(1000) as bar:
+        clock[0] += 20
+        bar.advance(999)
+    assert capsys.readouterr().err == "99 % done, less than 1 s left\n"
 
 
 def test_quick_things_say_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

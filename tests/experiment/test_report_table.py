@@ -70,6 +70,17 @@ def test_rows_are_sorted_as_asked() -> None:
     assert [line.split()[0] for line in lines([row("a", 1.0, ttft_mean_ns=9e8), row("b", 1.0)], by=By.TTFT)[1:3]] == ["b", "a"]
 
 
+def test_means_over_seeds_are_what_is_sorted() -> None:
+    """The fastest single run is lru's; the higher mean is dali's."""
+    speeds = {"lru": (9.0, 1.0), "dali": (6.0, 6.5)}
+    rows = [
+        row(policy, speed, repeat=i, seed=i, group=policy, run=i)
+        for policy, both in speeds.items()
+        for i, speed in enumerate(both)
+    ]
+    assert [line.split()[0] for line in lines(rows, by=By.SPEED)[1:3]] == ["dali", "lru"]
+
+
 def test_failed_runs_are_in_the_table_and_why_is_below() -> None:
     found = lines([*TWO, row("all-gpu", None, error="too large; buy more")])
     assert found[5].split() == ["all-gpu", "0.25", "failed"]
