@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from moesim.core.colours import LABEL
 from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.experiment.repeats import CI
 from moesim.metrics import Value
@@ -114,20 +115,12 @@ def _link(row: Row) -> str:
     return "-" if share is None else f"{100 * share:.0f}"
 
 
-_WAITED = {
-    "dense": "dense parts", "gpu_experts": "GPU experts", "cpu_experts": "CPU experts", "exposed_demand": "demand copies",
-    "exposed_prefetch": "prefetches", "exposed_other_transfer": "other copies", "decision": "decisions",
-    "activation": "activations", "predict": "predictions", "idle": "idle",
-}  # fmt: skip
-"""Causes in words."""
-
-
 def _waited(row: Row) -> str:
     """Name what took most of the time, of decoding if something was decoded, with its share."""
     decode = bool(number(row, "n_decode_tokens"))
     found = {cause: number(row, f"{'decode_' * decode}time_{cause}_ns") or 0 for cause in CAUSES}
     most = max(found, key=lambda cause: found[cause])
-    return f"{_WAITED[most]} {100 * found[most] / total:.0f}%" if (total := sum(found.values())) else "-"
+    return f"{LABEL[most]} {100 * found[most] / total:.0f}%" if (total := sum(found.values())) else "-"
 
 
 SHOWN = (

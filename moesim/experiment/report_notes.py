@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moesim.experiment.intervals import NOT_VARIED
@@ -32,15 +32,25 @@ def _common_notes(done: Sequence[Row]) -> list[str]:
 
 
 def _other_notes(done: Sequence[Row], common: Sequence[str]) -> list[str]:
-    """Write the notes of some runs, each once, with the policies whose runs have it."""
-    found: dict[str, list[str]] = {}
-    for row in done:
-        for note in split_notes(row)[0]:
-            if note not in common:
-                found.setdefault(note, []).append(str(row["policy"]))
-    n = len({row["policy"] for row in done})
-    names = {note: list(dict.fromkeys(policies)) for note, policies in found.items()}
-    return [f"{note}: {'some runs' if len(few) == n else ', '.join(few)}" for note, few in names.items()]
+    """Write the notes of some runs, each once, with the policies or the settings whose runs have it."""
+    notes = [split_notes(row)[0] for row in done]
+    found = dict.fromkeys(note for one in notes for note in one if note not in common)
+    return [f"{note}: {_whose([row for row, one in zip(done, notes, strict=True) if note in one], done)}" for note in found]
+
+
+_TOLD_BY: Mapping[str, Callable[[Row], Any]] = {"": lambda row: row["policy"], "batch ": batch, "cache ": cache_asked}
+
+
+def _whose(rows: Sequence[Row], done: Sequence[Row]) -> str:
+    """Name the policies or the setting that tells some runs from all others, if one does."""
+    ours = {id(row) for row in rows}
+    others = [row for row in done if id(row) not in ours]
+    for word, value in _TOLD_BY.items():
+        values = dict.fromkeys(str(value(row)) for row in rows)
+        if not any(str(value(row)) in values for row in others):
+            return word + ", ".join(values)
+    policies = {str(row["policy"]): None for row in rows}
+    return "some runs" + (f" of {', '.join(policies)}" if any(row["policy"] not in policies for row in done) else "")
 
 
 def _freshness(rows: Sequence[Row]) -> str:

@@ -169,7 +169,7 @@ def test_a_table_shows_the_notes_that_all_runs_share_below(tmp_path: Path):
     rows = run_experiment(resolve(tmp_path, policies=["lru"], workload=workload)).rows
     lines = result_table(rows, Format.TABLE).splitlines()
     assert lines[-3].endswith("; notes: synthetic routing of synthetic-32x8, model expert_bits=4")
-    assert lines[-2:] == ["1 request of 8: some runs", "2 requests of 8: some runs"]
+    assert lines[-2:] == ["1 request of 8: batch 1", "2 requests of 8: batch 2"]
 
 
 def test_a_stand_in_takes_the_place_of_a_recorded_signal(tmp_path: Path):

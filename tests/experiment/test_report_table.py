@@ -37,7 +37,7 @@ def lines(rows: list[dict[str, Any]], **how: Any) -> list[str]:
 def test_columns_that_tell_nothing_stand_below() -> None:
     found = lines(TWO[:2])
     assert found[0].split() == ["policy", "tok/s", "TTFT", "TPOT", "hit", "%", "waited", "for"]
-    assert found[1].split() == ["lru", "4.00", "500", "ms", "100", "ms", "50.0", "demand", "copies", "40%"]
+    assert found[1].split() == ["lru", "4.00", "500", "ms", "100", "ms", "50.0", "demand", "fetch", "40%"]
     assert found[4] == "model m, on h, routing t, prompt 4, decode 4, cache 0.25, batch 1"
     assert found[5] == "simulated; weakest source of its numbers: derived"
     assert lines(TWO)[0].split()[:2] == ["policy", "cache"] and lines(TWO)[0].split()[-1] == "label"
@@ -55,7 +55,7 @@ def test_lines_fit_and_what_does_not_is_named() -> None:
     table = found[: found.index("")]
     assert max(map(len, table)) <= report.LINE
     assert "TTFT" not in table[0]
-    assert found[-1] == "left out for want of room: TTFT, TPOT, hit %; --wide shows all"
+    assert found[-1] == "left out for want of room: TTFT, TPOT; --wide shows all"
     assert "TTFT" in lines(rows, wide=True)[0]
 
 
@@ -90,7 +90,11 @@ def test_failed_runs_are_in_the_table_and_why_is_below() -> None:
 def test_notes_stand_once() -> None:
     rows = [row("lru", 1.0, notes="all, one"), row("dali", 2.0, notes="all"), row("dali", 2.0, 0.5, notes="all, x"),
             row("lru", 2.0, 0.5, notes="all, x")]  # fmt: skip
-    assert lines(rows)[-3:] == ["simulated; weakest source of its numbers: derived; notes: all", "one: lru", "x: some runs"]
+    assert lines(rows)[-3:] == [
+        "simulated; weakest source of its numbers: derived; notes: all",
+        "one: some runs of lru",
+        "x: cache 0.5",
+    ]
 
 
 class Terminal(io.StringIO):
