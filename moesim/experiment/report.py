@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from moesim.core.table import Format, render, render_records
 from moesim.experiment.repeats import aggregate, count_repeats
-from moesim.experiment.report_columns import SHOWN, Column, Row, batch, number
+from moesim.experiment.report_columns import SHOWN, Column, batch
 from moesim.experiment.report_notes import footer
+from moesim.experiment.row_values import Row, number
 from moesim.metrics.naming import CACHE_SETTINGS, COLUMNS, HOW, WORKLOAD, cache_asked
 
 _ORDER = ("model", "hardware", "trace", *WORKLOAD[1:], *sorted(HOW, key=lambda name: COLUMNS[name].missing is str))  # texts last

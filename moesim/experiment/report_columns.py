@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from moesim.core.colours import LABEL
 from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.experiment.repeats import CI
+from moesim.experiment.row_values import Row, busy_percent, fresh_share, is_lossy, moved_mb, number
 from moesim.metrics import Value
 from moesim.metrics.causes import CAUSES
-from moesim.metrics.fresh import fresh_cell, is_exact
+from moesim.metrics.fresh import fresh_cell
 from moesim.metrics.naming import cache_asked
-
-Row = Mapping[str, Value]
-
-
-def number(row: Row, key: str) -> float | None:
-    """Give a number of a row; None if it has none."""
-    value = row.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _time(row: Row, key: str) -> str:
@@ -43,19 +36,15 @@ def _percent(row: Row, key: str) -> str:
 
 def fresh(row: Row) -> str:
     """Write the share of gate weight that was computed as routed, in percent."""
-    share = number(row, "fidelity_fresh_decode")
-    if share is None:  # nothing was decoded
-        share = number(row, "fidelity_fresh")
-    if share is None:
-        return "-"
-    return fresh_cell(share)
+    share = fresh_share(row)
+    return "-" if share is None else fresh_cell(share)
 
 
 def _speed(row: Row) -> str:
     value = number(row, "decode_tokens_per_s")
     if value is None:
-        return "-*" if not_exact(row) else "-"
-    mark = "*" if not_exact(row) else ""
+        return "-*" if is_lossy(row) else "-"
+    mark = "*" if is_lossy(row) else ""
     return (f"{value:.2f}" if value < 100 else f"{value:.0f}") + _interval(row, "decode_tokens_per_s") + mark
 
 
@@ -72,12 +61,6 @@ def batch(row: Row) -> Value:
     return row.get("batch_size")
 
 
-def not_exact(row: Row) -> bool:
-    """Whether a run computed anything else than the model asks for."""
-    shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
-    return any(share is not None and not is_exact(share) for share in shares)
-
-
 @dataclass(frozen=True)
 class Column:
     """A column of the table."""
@@ -89,30 +72,8 @@ class Column:
     spare: int = 0  # which columns are left out first where the lines would be too long; 0: none is
 
 
-def _moved(*causes: str) -> Callable[[Row], str]:
-    """Write MB over the links for each generated token, by cause."""
-
-    def text(row: Row) -> str:
-        tokens, found = number(row, "n_generated_tokens"), [number(row, f"bytes_{cause}") for cause in causes]
-        return f"{sum(n or 0 for n in found) / tokens / 1e6:.0f}" if tokens and None not in found else "-"
-
-    return text
-
-
-def _busy(kind: str) -> Callable[[Row], str]:
-    """Write the mean busy share of the devices of a kind in percent."""
-
-    def text(row: Row) -> str:
-        names = [key for key in row if key.startswith(f"utilisation.{kind}") and "->" not in key]
-        shares = [share for name in names if (share := number(row, name)) is not None]
-        return f"{100 * sum(shares) / len(shares):.0f}" if shares else "-"
-
-    return text
-
-
-def _link(row: Row) -> str:
-    share = number(row, "pcie_share")
-    return "-" if share is None else f"{100 * share:.0f}"
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
 
 
 def _waited(row: Row) -> str:
@@ -133,13 +94,13 @@ SHOWN = (
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
     Column("hit %", lambda row: _percent(row, "hit_rate"), spare=4),
     Column("waited for", _waited, right=False),
-    Column("MB/token demand", _moved("demand"), wide=True),
-    Column("prefetched", _moved("prefetch_used"), wide=True),
-    Column("wasted", _moved("prefetch_wasted"), wide=True),
-    Column("other", _moved("update", "write_back", "message"), wide=True),
-    Column("busy % GPU", _busy("gpu"), wide=True),
-    Column("CPU", _busy("cpu"), wide=True),
-    Column("link", _link, wide=True),
+    Column("MB/token demand", lambda row: _whole(moved_mb(row, "demand")), wide=True),
+    Column("prefetched", lambda row: _whole(moved_mb(row, "prefetch_used")), wide=True),
+    Column("wasted", lambda row: _whole(moved_mb(row, "prefetch_wasted")), wide=True),
+    Column("other", lambda row: _whole(moved_mb(row, "update", "write_back", "message")), wide=True),
+    Column("busy % GPU", lambda row: _whole(busy_percent(row, "gpu")), wide=True),
+    Column("CPU", lambda row: _whole(busy_percent(row, "cpu")), wide=True),
+    Column("link", lambda row: _whole(number(row, "pcie_share", 100)), wide=True),
     Column("fresh %", fresh, wide=True),
     Column("label", lambda row: str(row.get("source_label") or "-"), right=False),
 )

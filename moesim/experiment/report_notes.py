@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from moesim.experiment.intervals import NOT_VARIED
-from moesim.experiment.report_columns import Row, batch, fresh, not_exact
+from moesim.experiment.report_columns import batch, fresh
+from moesim.experiment.row_values import Row, is_lossy
 from moesim.hardware.costs import NO_CURVE
 from moesim.metrics.naming import LIVE, cache_asked
 
@@ -78,7 +79,7 @@ def footer(rows: Sequence[Row], done: Sequence[Row], seeds: str) -> list[str]:
     lines += [seeds] if seeds else []
     lines += _other_notes(done, common)
     lines += cost_notes(done)
-    if inexact := [row for row in done if not_exact(row)]:
+    if inexact := [row for row in done if is_lossy(row)]:
         lines.append(f"* not exact: {_freshness(inexact)}; routing is replayed as recorded, whatever the policy computed")
     # the rest of an error is its remedy, which stands in the line on standard error
     return lines + [f"failed: {row['policy']}: {str(row['error']).split('; ')[0]}" for row in rows if row.get("error")]

@@ -13,12 +13,13 @@ from markupsafe import Markup
 
 from moesim.core.table import Format, render_records
 from moesim.experiment.repeats import repeated
+from moesim.experiment.row_values import Row, is_lossy
 from moesim.hardware.types import LABELS
 from moesim.metrics.naming import LIVE
 from moesim.report.data_uris import csv_uri, data_uri
 from moesim.report.figures import page_figures
 from moesim.report.folder import TIMELINE, ResultFolder
-from moesim.report.tables import Row, is_lossy, notes_of, result_table, settings_of
+from moesim.report.tables import notes_of, result_table, settings_of
 from moesim.report.timeline import Timeline, page_timeline
 
 _HERE: Final = Path(__file__).parent

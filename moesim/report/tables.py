@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from moesim.core.units import NS_PER_MS
 from moesim.experiment.repeats import CI, aggregate, repeated
-from moesim.metrics.fresh import fresh_percent, is_exact
+from moesim.experiment.row_values import Row, busy_percent, fresh_share, is_lossy, moved_mb, number
+from moesim.metrics.fresh import fresh_percent
 from moesim.metrics.naming import CACHE_SETTINGS, SETTINGS
-
-Row = Mapping[str, Any]
 
 NOTHING: Final = "–"
 _MOVED_OTHER: Final = ("update", "write_back", "message", "activation")
@@ -58,51 +57,8 @@ class ResultTable:
     n_settings: int
 
 
-def number(row: Row, key: str, scale: float = 1.0) -> float | None:
-    """Give a value of a row times a scale; None if it is no finite number."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return value * scale
-
-
-def fresh_share(row: Row) -> float | None:
-    """Give the share of gate weight served as routed while decoding (of the whole run if nothing was decoded)."""
-    share = number(row, "fidelity_fresh_decode")
-    return number(row, "fidelity_fresh") if share is None else share
-
-
-def is_lossy(row: Row) -> bool:
-    """Tell whether a run computed anything else than the model asked for, in prefill or decoding."""
-    shares = (number(row, "fidelity_fresh"), number(row, "fidelity_fresh_decode"))
-    return any(share is not None and not is_exact(share) for share in shares) or bool(number(row, "n_inexact_slots"))
-
-
 def _scaled(key: str, scale: float) -> Callable[[Row], float | None]:
     return lambda row: number(row, key, scale)
-
-
-def _moved(*causes: str) -> Callable[[Row], float | None]:
-    """MB over the links for each generated token, by cause."""
-
-    def value(row: Row) -> float | None:
-        tokens = number(row, "n_generated_tokens")
-        parts = [number(row, f"bytes_{cause}") for cause in causes]
-        known = [part for part in parts if part is not None]
-        return sum(known) / tokens / 1e6 if tokens and known else None
-
-    return value
-
-
-def _busy(kind: str) -> Callable[[Row], float | None]:
-    """Mean busy share of the devices of a kind in percent."""
-
-    def value(row: Row) -> float | None:
-        names = [key for key in row if key.startswith(f"utilisation.{kind}") and "->" not in key]
-        shares = [share for name in names if (share := number(row, name, 100)) is not None]
-        return sum(shares) / len(shares) if shares else None
-
-    return value
 
 
 def _fresh(row: Row) -> float | None:
@@ -132,12 +88,17 @@ METRICS: Final = (
     ),
     _metric("hit %", "hit_rate", "lookups whose expert was on a GPU when the router's result was known", 100, 1),
     _metric("decode hit %", "hit_rate_decode", "the same, of decode steps only", 100, 1),
-    Column("MB/token demand", _CAUSES + "demand fetches", _moved("demand"), 1),
-    Column("MB/token prefetch", _CAUSES + "prefetches that were used", _moved("prefetch_used"), 1),
-    Column("MB/token wasted", _CAUSES + "prefetches that were not", _moved("prefetch_wasted"), 1),
-    Column("MB/token other", _CAUSES + "cache updates, write-backs, messages, activations", _moved(*_MOVED_OTHER), 1),
-    Column("GPU busy %", "utilisation.gpu*: mean over GPUs", _busy("gpu"), 1),
-    Column("CPU busy %", "utilisation.cpu*: mean over CPUs", _busy("cpu"), 1),
+    Column("MB/token demand", _CAUSES + "demand fetches", lambda row: moved_mb(row, "demand"), 1),
+    Column("MB/token prefetch", _CAUSES + "prefetches that were used", lambda row: moved_mb(row, "prefetch_used"), 1),
+    Column("MB/token wasted", _CAUSES + "prefetches that were not", lambda row: moved_mb(row, "prefetch_wasted"), 1),
+    Column(
+        "MB/token other",
+        _CAUSES + "cache updates, write-backs, messages, activations",
+        lambda row: moved_mb(row, *_MOVED_OTHER),
+        1,
+    ),
+    Column("GPU busy %", "utilisation.gpu*: mean over GPUs", lambda row: busy_percent(row, "gpu"), 1),
+    Column("CPU busy %", "utilisation.cpu*: mean over CPUs", lambda row: busy_percent(row, "cpu"), 1),
     _metric("link busy %", "pcie_share", "busy share of the links to and from GPUs", 100, 1),
     _metric("J/token", "energy_j_per_token", "energy for each generated token"),
 )
