@@ -55,6 +55,8 @@ CASES = (
     Case("Qwen3, dali", "qwen3-30b-a3b", "dali"),
     Case("Qwen3, dali in Python", "qwen3-30b-a3b", "dali", python=True),
     Case("Qwen3, dali, batch 8", "qwen3-30b-a3b", "dali", batch=8),
+    Case("Mixtral, hybrimoe-paper, batch 8", "mixtral-8x7b", "hybrimoe-paper", batch=8),
+    Case("Mixtral, prescope, batch 8", "mixtral-8x7b", "prescope", batch=8),
     Case("Mixtral, dali, CPU and link contend", "mixtral-8x7b", "dali", contention=True),
 )
 """Shapes and policies. DALI computes on the CPU too, so that activations cross; in the last case memory is shared as well."""
