@@ -156,15 +156,18 @@ def inexact_records(
     """Count what was not fresh in a visit whose slots are all served: kind, expert and rows of each such service."""
     if not inexact:
         return []
-    table = np.concatenate(experts)
-    mass_of = None if weights[0] is None else np.concatenate(weights).astype(np.float64)
+    ids = np.concatenate(experts).tolist()
+    top_k = len(ids[0])
+    mass_of = None if weights[0] is None else np.concatenate(weights).astype(np.float64).ravel()
     found = []
     for kind, name in INEXACT.items():
-        slots = np.zeros(table.shape, dtype=bool)
-        for of_kind, expert, rows in inexact:
-            if of_kind == kind:
-                slots[rows] |= table[rows] == expert
-        if slots.any():
+        slots = sorted({
+            row * top_k + rank
+            for of_kind, expert, rows in inexact if of_kind == kind
+            for row in rows
+            for rank, routed in enumerate(ids[row]) if routed == expert
+        })  # fmt: skip
+        if slots:
             mass = None if mass_of is None else float(mass_of[slots].sum())
-            found.append(InexactRecord(step, layer, name, int(slots.sum()), mass))
+            found.append(InexactRecord(step, layer, name, len(slots), mass))
     return found

@@ -205,7 +205,7 @@ class Composed(Composition):
 
     def _load(self, layer: int, misses: Sequence[int], view: View) -> list[Action]:
         """Fetch what the GPU lacks; what is already on its way only becomes more urgent, in the pool it was meant for."""
-        early, rest = self._transient.demand(layer, misses, view)
+        early, rest = self._transient.demand(layer, misses, view) if self._ahead else ((), misses)
         actions: list[Action] = [*early]
         replacement = self.parts.replacement
         if rest and replacement.admits:

@@ -87,7 +87,7 @@ class Admitting(Part):
         (int, int) or None
             The first that is there and idle, and that the option ``victims`` does not protect; None if there is none.
         """
-        return self._find(ranked, self._visit.spared(self.victims), self._gpu, view)
+        return self._find(ranked, self._visit.units if self.victims == UNROUTED_FIRST else (), self._gpu, view)
 
 
 class FIFO(Admitting):

@@ -17,26 +17,18 @@ class PresentVisit:
 
     def __init__(self) -> None:
         self._at = (-1, -1)  # step and layer
-        self._routed: list[Sequence[int]] = []  # experts of each micro-batch
-        self._units: set[Unit] | None = None  # all of them, once asked for
+        self.units: set[Unit] = set()  # these experts with their layer
 
     def add(self, event: Routed) -> None:
         """Take note of a routed micro-batch; the first of another layer visit begins anew."""
-        at = event.step, event.layer
-        self._routed = [*self._routed, event.active] if at == self._at else [event.active]
-        self._at, self._units = at, None
+        layer = event.layer
+        at, units = (event.step, layer), {(layer, expert) for expert in event.active}
+        self.units = self.units | units if at == self._at else units
+        self._at = at
 
-    @property
-    def units(self) -> set[Unit]:
-        """Return these experts with their layer."""
-        if self._units is None:
-            layer = self._at[1]
-            self._units = {(layer, expert) for experts in self._routed for expert in experts}
-        return self._units
-
-    def spared(self, victims: Victims) -> set[Unit]:
+    def spared(self, victims: Victims) -> Container[Unit]:
         """Return what goes only if nothing else is idle."""
-        return self.units if victims == UNROUTED_FIRST else set()
+        return self.units if victims == UNROUTED_FIRST else ()
 
 
 def first_idle(ranked: Iterable[Unit], spared: Container[Unit], gpu: str, view: View) -> Unit | None:

@@ -134,8 +134,8 @@ void routed(State &state, int mb) {
     }
 }
 
-/// Ask a predictor about a layer for the rows of a micro-batch, and tell the composition what it says.
-static void tell_prediction(State &state, Source &source, int layer, int mb) {
+/// Ask a predictor that knows all layers of a step at once for the ids of the present one; say whether it is such a predictor.
+bool knows_step(State &state, Source &source) {
     if (source.step.ptr() != state.step.ptr()) {
         source.step = state.step;
         source.table.reset();
@@ -146,8 +146,13 @@ static void tell_prediction(State &state, Source &source, int layer, int mb) {
             source.first_layer = int(int_attr(source.predictor, "first_layer"));
         }
     }
+    return source.at_once;
+}
+
+/// Ask a predictor about a layer for the rows of a micro-batch, and tell the composition what it says.
+static void tell_prediction(State &state, Source &source, int layer, int mb) {
     Composed &composed = *state.composed;
-    if (source.at_once) {
+    if (knows_step(state, source)) {
         if (!source.table || layer < source.first_layer) return;
         if (composed.is_late(state.step_index, layer)) return;
         PredictedIds ids{source.table.get(), state.micro[mb].first_row, state.micro[mb].n_rows, layer};

@@ -187,6 +187,7 @@ i64 dense_ns(State &state, int layer);
 i64 part_ns(State &state, const char *cost, DeviceState *device, i64 rows);
 
 // delivery
+bool knows_step(State &state, Source &source);
 void routed(State &state, int mb);
 void predicted(State &state, const State::Prediction &prediction);
 

@@ -115,6 +115,7 @@ struct View {
         Source *found = source_of(s, source);
         if (!found)
             fail(s, "foresees: " + unknown_name(s, "source", source, s.predictors), "name a prediction source");
+        if (knows_step(s, *found) && layer < s.n_layers) return found->table && layer >= found->first_layer;
         for (int mb = 0; mb < s.n_mbs(); ++mb)
             if (ask(s, found->predict, {ref(s.step), num(mb), num(layer)}).is_none()) return false;
         return true;

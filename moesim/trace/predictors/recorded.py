@@ -58,8 +58,9 @@ class RecordedSignal:
         self._width = trace.top_k if width is None else width
         self._place = np.full(len(trace.request), -1, np.int64)  # trace row -> row of the signal
         self._place[self._signal.rows] = np.arange(len(self._signal.rows))
-        self._step: Step | None = None
-        self._found: list[list[Prediction]] | None = None  # of each micro-batch and layer
+        self._step: Step | None = None  # asked about last
+        self._gathered: tuple[NDArray[Any], NDArray[Any]] | None = None  # ids and scores of its rows
+        self._found: list[list[Prediction]] | None = None  # of its micro-batches and layers, once one is asked for
 
     def needs_layer(self, layer: int) -> int | None:
         """Tell the layer whose state was read; None where none was, or where the signal says nothing."""
@@ -70,28 +71,23 @@ class RecordedSignal:
 
     def predict(self, step: Step, mb: int, layer: int) -> Prediction | None:
         """Look the recorded prediction up; None if a row or the layer is not covered."""
-        if layer < self.first_layer:
+        if layer < self.first_layer or (gathered := self._gather(step)) is None:
             return None
-        if step is not self._step:  # all layers of a step at once
-            self._step, self._found = step, self._split(step)
-        return None if self._found is None else self._found[mb][layer]
+        if self._found is None:  # all layers of a step at once
+            self._found = _split(step, *gathered)
+        return self._found[mb][layer]
 
     def all_layers(self, step: Step) -> NDArray[Any] | None:
         """Look up the ids that `predict` gives, of all rows and layers, (n_rows, n_layers, k); None if a row is not covered."""
         found = self._gather(step)
         return None if found is None else found[0]
 
-    def _split(self, step: Step) -> list[list[Prediction]] | None:
-        if (gathered := self._gather(step)) is None:
-            return None
-        ids, scores = gathered
-        found = []
-        for micro in step.micro:
-            rows = slice(micro.first_row, micro.first_row + micro.n_rows)
-            found.append(list(zip(ids[rows].swapaxes(0, 1), scores[rows].swapaxes(0, 1), strict=True)))
-        return found
-
     def _gather(self, step: Step) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        if step is not self._step:
+            self._step, self._gathered, self._found = step, self._read(step), None
+        return self._gathered
+
+    def _read(self, step: Step) -> tuple[NDArray[Any], NDArray[Any]] | None:
         places = self._place[step.rows]
         if (places < 0).any():
             return None
@@ -99,6 +95,14 @@ class RecordedSignal:
         if self._signal.ids is not None:
             scores = scores[..., : self._width]
         return top_ids(self._signal, places, self._width), scores
+
+
+def _split(step: Step, ids: NDArray[Any], scores: NDArray[Any]) -> list[list[Prediction]]:
+    found = []
+    for micro in step.micro:
+        rows = slice(micro.first_row, micro.first_row + micro.n_rows)
+        found.append(list(zip(ids[rows].swapaxes(0, 1), scores[rows].swapaxes(0, 1), strict=True)))
+    return found
 
 
 class Oracle:
