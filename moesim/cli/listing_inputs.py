@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from moesim.core.units import format_bytes
-
 Rows = list[dict[str, Any]]
 
 
@@ -16,73 +14,21 @@ def models() -> Rows:
     """List models."""
     from moesim.model import builtin_models
 
-    return [
-        {
-            "name": name,
-            "layers": model.n_layers + model.n_dense_layers,
-            "MoE layers": model.n_layers,
-            "experts": model.n_experts,
-            "top_k": model.top_k,
-            "shared": model.n_shared,
-            "bytes per expert": format_bytes(model.expert_bytes(0)),
-            "all experts": format_bytes(sum(model.expert_bytes(i) for i in range(model.n_layers)) * model.n_experts),
-            "the rest": format_bytes(model.non_expert_bytes),
-            "source": model.source,
-        }
-        for name, model in builtin_models().items()
-    ]
+    return [{**model.facts(), "name": name} for name, model in builtin_models().items()]
 
 
 def hardware() -> Rows:
     """List hardware."""
     from moesim.hardware import hardware_names, load_hardware
 
-    rows = []
-    for name in hardware_names():
-        profile = load_hardware(name)
-        gpus = [device for device in profile.devices.values() if device.kind == "gpu"]
-        rows.append(
-            {
-                "name": name,
-                "devices": list(profile.devices),
-                "GPU memory": format_bytes(max((gpu.memory_bytes for gpu in gpus), default=0)),
-                "links": len(profile.links),
-                "sources": list(profile.labels),
-                "description": " ".join(profile.description.split()),
-            }
-        )
-    return rows
+    return [load_hardware(name).facts() for name in hardware_names()]
 
 
 def traces() -> Rows:
     """List traces."""
     from moesim.trace import Trace, find_trace, trace_names
 
-    rows = []
-    for name in trace_names():
-        trace = Trace.read(find_trace(name), verify=False)
-        table = trace.requests
-        rows.append(
-            {
-                "name": name,
-                "routing of": trace.model,
-                "label": trace.label,
-                "layers": trace.n_layers,
-                "experts": trace.n_experts,
-                "top_k": trace.top_k,
-                "requests": trace.n_requests,
-                "prompt tokens": _span(table.prompt_offset + table.n_prompt),
-                "decode tokens": _span(table.n_decode),
-                "signals": list(trace.signals),
-                "tables": list(trace.tables),
-            }
-        )
-    return rows
-
-
-def _span(values: Any) -> str:
-    low, high = int(values.min()), int(values.max())
-    return f"{low}" if low == high else f"{low}..{high}"
+    return [{"name": name, **Trace.read(find_trace(name), verify=False).facts()} for name in trace_names()]
 
 
 _MADE = {

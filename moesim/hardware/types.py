@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, ClassVar
 
+from moesim.core.facts import Facts
+from moesim.core.units import format_bytes
 from moesim.errors import HardwareError, unknown_name
 
 LABELS = ("measured", "published", "derived", "spec-sheet", "identified", "extrapolated", "synthetic", "assumed", "oracle")
@@ -174,7 +176,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class HardwareProfile:
+class HardwareProfile(Facts):
     """A machine.
 
     Attributes
@@ -232,6 +234,18 @@ class HardwareProfile:
     def figures(self) -> dict[str, Any]:
         """Give all that decides what a run takes, and what stands in results: not where it came from."""
         return {name: value for name, value in vars(self).items() if name not in ("path", "written")}
+
+    def facts(self) -> dict[str, Any]:
+        """State what the machine has, and where the numbers come from."""
+        gpus = [device for device in self.devices.values() if device.kind == "gpu"]
+        return {
+            "name": self.name,
+            "devices": list(self.devices),
+            "GPU memory": format_bytes(max((gpu.memory_bytes for gpu in gpus), default=0)),
+            "links": len(self.links),
+            "sources": list(self.labels),
+            "description": " ".join(self.description.split()),
+        }
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -6,7 +6,10 @@ import math
 from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
+from moesim.core.facts import Facts
+from moesim.core.units import format_bytes
 from moesim.errors import ModelError
 from moesim.model.check import find_problem
 
@@ -29,7 +32,7 @@ def bits_to_bytes(count: int, bits: float) -> int:
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Facts):
     """Shapes and precisions of one model.
 
     Attributes
@@ -138,6 +141,21 @@ class ModelSpec:
         problem = find_problem({f.name: getattr(self, f.name) for f in fields(self)})
         if problem is not None:
             raise ModelError(f"model '{self.name}': {problem}")
+
+    def facts(self) -> dict[str, Any]:
+        """State shapes and sizes."""
+        return {
+            "name": self.name,
+            "layers": self.n_layers + self.n_dense_layers,
+            "MoE layers": self.n_layers,
+            "experts": self.n_experts,
+            "top_k": self.top_k,
+            "shared": self.n_shared,
+            "bytes per expert": format_bytes(self.expert_bytes(0)),
+            "all experts": format_bytes(sum(self.expert_bytes(i) for i in range(self.n_layers)) * self.n_experts),
+            "the rest": format_bytes(self.non_expert_bytes),
+            "source": self.source,
+        }
 
     # ---- routed experts
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moesim.core.data import data_dirs
+from moesim.core.facts import Facts
 from moesim.errors import TraceError, unknown_name
 from moesim.trace.additions import made_up, remarks
 from moesim.trace.check import check_trace
@@ -46,7 +47,7 @@ SUFFIX = ".safetensors"
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(Recorded):
+class Trace(Recorded, Facts):
     """Routing of a model on a workload.
 
     Attributes
@@ -216,6 +217,22 @@ class Trace(Recorded):
         header = {**full_header(self), "sha256": checksums(arrays_of(self))}
         return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
+    def facts(self) -> dict[str, Any]:
+        """State whose routing it is, how it came about, and how much there is."""
+        table = self.requests
+        return {
+            "routing of": self.model,
+            "label": self.label,
+            "layers": self.n_layers,
+            "experts": self.n_experts,
+            "top_k": self.top_k,
+            "requests": self.n_requests,
+            "prompt tokens": _span(table.prompt_offset + table.n_prompt),
+            "decode tokens": _span(table.n_decode),
+            "signals": list(self.signals),
+            "tables": list(self.tables),
+        }
+
     def has_signal(self, name: str, request: int) -> bool:
         """Tell whether a signal covers a request.
 
@@ -324,6 +341,11 @@ class Trace(Recorded):
         if self.weights is not None:
             frame["weight"] = self.weights.reshape(-1).astype(np.float32)
         return frame
+
+
+def _span(values: NDArray[Any]) -> str:
+    low, high = int(values.min()), int(values.max())
+    return f"{low}" if low == high else f"{low}..{high}"
 
 
 def find_trace(name_or_path: str | Path) -> Path:

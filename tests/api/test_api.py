@@ -287,3 +287,13 @@ def test_the_types_are_of_the_same_names() -> None:
         for alias in node.names
     }
     assert told == moesim._FROM  # type: ignore[attr-defined]
+
+
+def test_a_notebook_shows_what_models_machines_and_traces_are() -> None:
+    shown = moesim.load_trace("mini-mixtral")._repr_html_()
+    assert "<tr><th>routing of</th><td>mini-mixtral</td></tr>" in shown
+    assert "<tr><th>top_k</th><td>2</td></tr>" in shown
+    assert "<td>25.8 GB (24 GiB)</td>" in moesim.load_hardware("rtx3090-epyc7532")._repr_html_()
+    assert "<tr><th>experts</th><td>128</td></tr>" in moesim.load_model("qwen3-30b-a3b")._repr_html_()
+    named = replace(moesim.load_model("qwen3-30b-a3b"), source="<a & b>")._repr_html_()
+    assert "&lt;a &amp; b&gt;" in named
