@@ -3,6 +3,7 @@
 # make test-long    thousands of mutated inputs, flipped bits, kills, audited runs, pairs of options, identified machines, calls of native twins: docs/reference/promises.md
 # make check        lint, types and a fast tier of the tests: a minute and a half, for every change before it is committed
 # make lint         ruff and mypy
+# make wheel        source distribution and wheel in dist/; the quickstart and tests with that wheel, in an empty environment
 # make docs         the documentation as a site in site/, links checked
 #
 # Each installs what it needs into .venv; a second call is quick.
@@ -19,7 +20,7 @@ NATIVE := moesim/engine/CMakeLists.txt $(wildcard moesim/engine/native/*.[ch]pp 
 # The tests start many processes: without bytecode each would compile all of moesim.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart test test-long check fast lint format docs clean
+.PHONY: quickstart test test-long check fast lint format docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/moesim run experiments/quickstart.yaml --out results/quickstart --jobs $(JOBS)
@@ -31,6 +32,9 @@ test: $(VENV)/.installed-dev
 # One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q --tb=short tests/long/campaign_*.py $(CAMPAIGN)
+
+# Of what a wheel must do: rules on both engines, metrics, the commands.
+WHEEL_TESTS := tests/engine/test_rules_*.py tests/metrics/test_metrics.py tests/cli/test_verbs.py
 
 # Rules of the engine (on the reference alone), metrics, machines, models, algorithms, options and the order of imports: no
 # processes, no figures.
@@ -50,6 +54,20 @@ lint: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# As somebody else would have it: the wheel is made of the source distribution, not of the checkout, and installed where nothing
+# else is. Tests of the source distribution run without the sources, which they would import otherwise.
+wheel: $(VENV)/.installed-dev
+	rm -rf dist build/wheel
+	$(BIN)/python -m build --outdir dist .
+	mkdir -p build/wheel/elsewhere build/wheel/sources
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip install --quiet dist/*.whl
+	cd build/wheel/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --jobs $(JOBS) && test -s results/quickstart/timeline.json
+	tar -xzf dist/*.tar.gz -C build/wheel/sources --strip-components 1
+	rm -r build/wheel/sources/moesim
+	build/wheel/venv/bin/python -m pip install --quiet pytest hypothesis cachetools
+	cd build/wheel/sources && ../venv/bin/python -m pytest -q $(WHEEL_TESTS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from moesim.core.data import data_dirs
 from moesim.core.limits import COUNT, TIME_US
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
@@ -43,6 +44,8 @@ from moesim.experiment.forms import (
 )  # fmt: skip
 from moesim.experiment.include import read_merged
 from moesim.trace.workload import WorkloadSpec
+
+EXPERIMENTS = "experiments"  # the folder of those that are shipped
 
 
 class _Strict(BaseModel):
@@ -183,7 +186,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Parameters
     ----------
     path : Path
-        The YAML file; what its ``include`` names lies below it.
+        The YAML file; what its ``include`` names lies below it. A name such as ``quickstart``, or a path in ``experiments/``
+        that is not in this folder, means an experiment that is shipped.
     overrides : sequence of str
         ``"a.b=value"``; the value is YAML.
 
@@ -196,11 +200,21 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     ConfigError
         If the file cannot be read, is not valid YAML, or does not have the right form.
     """
+    path = _found(path)
     raw = read_merged(path)
     if isinstance(raw, dict):
         for override in overrides:
             apply_override(raw, override)
     return parse_config(raw, f"{path} with --set {' --set '.join(overrides)}" if overrides else str(path))
+
+
+def _found(path: Path) -> Path:
+    """Find an experiment: a file, or else one that is shipped."""
+    *folder, name = path.parts or ("",)
+    if path.is_file() or not (folder[:1] == [EXPERIMENTS] or (not folder and not path.suffix)):
+        return path
+    below = Path(*folder[1:], name if path.suffix else f"{name}.yaml")
+    return next((found for shipped in data_dirs(EXPERIMENTS) if (found := shipped / below).is_file()), path)
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

@@ -131,6 +131,25 @@ def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, got: str):
     assert str(error.value) == f"{path}: expected a mapping with model, hardware, trace, cache and policies, got {got}"
 
 
+@pytest.mark.parametrize("name", ["quickstart", "experiments/quickstart", "experiments/quickstart.yaml"])
+def test_a_shipped_experiment_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    shipped = load_config(Path(__file__).resolve().parents[2] / "experiments/quickstart.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(Path(name)) == shipped
+    own = tmp_path / name  # a file that is here comes first
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("- 1")
+    with pytest.raises(ConfigError, match="expected a mapping"):
+        load_config(Path(name))
+
+
+@pytest.mark.parametrize("name", ["quickstart.yaml", "other/quickstart.yaml", "nothing", ""])
+def test_no_other_path_means_a_shipped_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="expected an experiment file"):
+        load_config(Path(name))
+
+
 def test_broken_yaml_and_repeated_keys_are_one_line(tmp_path: Path):
     path = tmp_path / "e.yaml"
     path.write_text("a: [1,\nb: }")
