@@ -48,7 +48,7 @@ def bench(
     if policies + sweeps + growth > 1:
         raise ConfigError("bench: expected one of --policies, --sweeps and --growth, got several")
     if growth:
-        columns = ["varied", "value", "expert runs", "CPU time", "ns a run", "ratio to the first"]
+        columns = ["varied", "value", "expert runs", "chosen by rows", "CPU time", "ns a run", "ns a choice", "a run / the first"]
         rows = list(measure_growth(repeats, tokens or max(AXES["tokens"])))
         _print(
             rows, columns, columns[1:], "; lru, half of the experts cached, records dropped; preparing the routing included", form

@@ -43,7 +43,7 @@ Sort = Annotated[By | None, typer.Option("--sort", help="Sort the rows, best fir
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment; a shipped one by its name, such as quickstart.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The experiment, or the name of a shipped one.")],
     overrides: Set = [],  # noqa: B006  (typer copies it)
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write; default: results/NAME.")] = None,
     small: Annotated[bool, typer.Option("--quick", help="First setting of the sweep and at most 4 decode tokens.")] = False,

@@ -58,6 +58,7 @@ def render(
     |---|---:|
     | lru | 41 % |
     """
+    assert all(len(row) == len(columns) for row in rows)
     if form is Format.CSV:
         return _csv(columns, rows)
     columns, rows, right = [shown(c) for c in columns], [[shown(c) for c in row] for row in rows], [shown(c) for c in right]

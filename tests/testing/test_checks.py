@@ -356,6 +356,9 @@ def test_growth_is_told_by_size(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert [(row["varied"], row["value"]) for row in rows] == [("tokens", 2), ("tokens", 4), ("layers", 1), ("layers", 2)]
     assert [row["n_slots"] for row in rows] == [3 * 2 * 3 * 2, 5 * 2 * 3 * 2, 4 * 2 * 1 * 2, 4 * 2 * 2 * 2]
     assert all(0 < row["n_runs"] <= row["n_slots"] for row in rows)
+    assert main(["bench", "--growth", "--repeats", "1", "--tokens", "2", "-o", "md"]) == 0
+    head, _, first, *_ = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert len(head) == len(first)
     assert main(["bench", "--growth", "--sweeps"]) == 2
 
 
