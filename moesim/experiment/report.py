@@ -156,11 +156,11 @@ def _bars(rows: Sequence[Row]) -> list[str]:
 
 
 def _best(rows: Sequence[Row]) -> list[int]:
-    """Find the fastest row of each setting that has more than one policy."""
+    """Find the fastest row of each setting that has more than one policy; an oracle is a bound, and not among them."""
     names = (*_SETTINGS, *CACHE_SETTINGS, *WORKLOAD)
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
-        if number(row, "decode_tokens_per_s") is not None:
+        if number(row, "decode_tokens_per_s") is not None and row.get("source_label") != "oracle":
             groups.setdefault(str([row.get(name) for name in names]), []).append(i)
     return [max(group, key=lambda i: number(rows[i], "decode_tokens_per_s") or 0) for group in groups.values() if len(group) > 1]
 

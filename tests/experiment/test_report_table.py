@@ -117,6 +117,12 @@ def test_on_a_terminal_the_best_of_each_setting_is_bold_beside_a_bar(monkeypatch
     assert "▎" in body[3]  # 3 of 8 are 2 and a quarter of 6
 
 
+def test_an_oracle_is_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_terminal(100, monkeypatch)
+    rows = [row("lru", 2.0), row("dali", 4.0), row("belady", 9.0) | {"source_label": "oracle"}]
+    assert [line.startswith("\x1b[1m") for line in result_table(rows, Format.TABLE).splitlines()[1:4]] == [False, True, False]
+
+
 def test_no_word_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_terminal(30, monkeypatch)
     text = result_table([row("a-policy-of-one-long-word", 4.0), row("b", 1.0)], Format.TABLE)
