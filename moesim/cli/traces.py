@@ -6,6 +6,7 @@ import typer
 
 from moesim.cli import (
     trace_calibrate,
+    trace_catalogue,
     trace_export,
     trace_import,
     trace_learn,
@@ -19,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Record, import, describe and make 
 app.command("record")(trace_record.trace_record)
 app.command("learn")(trace_learn.trace_learn)
 app.command("import")(trace_import.trace_import)
+app.command("catalogue")(trace_catalogue.trace_catalogue)
 app.command("calibrate")(trace_calibrate.trace_calibrate)
 app.command("split")(trace_split.trace_split)
 app.command("export")(trace_export.trace_export)

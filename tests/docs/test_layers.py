@@ -65,6 +65,7 @@ ONLY = {  # who may import what
         "experiment.forms",
         "experiment.quick",
         "hardware.*",
+        "trace.catalogue",
     ],
     "distributed": ["experiment.pool"],
     "gguf": ["model.gguf"],
