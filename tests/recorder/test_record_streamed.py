@@ -22,6 +22,9 @@ from moesim.recorder import streaming
 from moesim.recorder.checkpoint import LayeredModel
 from moesim.trace import Trace, shards
 from tests.recorder.record_kit import CONFIGS, PROMPTS, make_home, run, save_tiny
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: One is longer than the sliding window of the tiny gpt-oss.
 TEXTS = [*PROMPTS, " ".join(f"w{5 * n % 60}" for n in range(20))]
@@ -101,6 +104,45 @@ def test_a_stopped_recording_goes_on_at_its_layer(home: Path, tmp_path: Path, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopped.safetensors", "whole.safetensors"]
 
 
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+from moesim.trace import shards
+from tests.recorder.record_kit import run
+
+torch.set_num_threads(1)
+write = shards.write_tables
+
+
+def write_and_wait(path, *arguments):
+    write(path, *arguments)
+    if path.name.startswith("states.0002."):
+        sys.stdin.read()  # until it is killed
+
+
+shards.write_tables = write_and_wait
+run(Path(sys.argv[1]), Path(sys.argv[2]), "--stream-layers", *sys.argv[3:], model="qwen3", prompts="texts.txt")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_a_recording_that_is_killed_between_layers_goes_on(home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed.safetensors"
+    parts = shards.parts_folder(out)
+    command = [sys.executable, "-c", KILLED, str(home), str(out), *KEEP]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as process:
+        wait_until(lambda: any(parts.glob("states.0002.*.safetensors")) or process.poll() is not None, "two layers")
+        process.kill()
+    assert process.returncode == -9, "SIGKILL"
+    assert len(list(parts.glob("states.0002.*"))) == 1, "one chunk is through two layers, the other through one"
+    of: dict[str, Any] = {"model": "qwen3", "prompts": "texts.txt"}
+    run(home, out, "--stream-layers", *KEEP, **of)
+    run(home, tmp_path / "whole.safetensors", "--stream-layers", *KEEP, **of)
+    assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed.safetensors", "whole.safetensors"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -127,12 +169,6 @@ def test_memory_needs_layers(home: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_streamed(home: Path, tmp_path: Path) -> None:
-    save_tiny(home / "quantised", "mixtral")
-    config = json.loads((home / "quantised" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    (home / "quantised" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"expected weights that are not quantised .*, got gptq"):
-        run(home, tmp_path / "x.safetensors", "--stream-layers", model="quantised")
     save_tiny(home / "dense", "mixtral")
     LlamaForCausalLM(
         LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)

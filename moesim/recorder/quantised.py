@@ -1,0 +1,137 @@
+"""What the quantised weights of a checkpoint stand for: MXFP4, and FP8 with a scale for a block, a row or a whole weight.
+
+Each is dequantised by its definition, in float32, and rounded to the model's type once. Activations are not quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from moesim.recorder.errors import RecordError
+
+#: Values of the 16 codes of FP4 (E2M1): a sign, two bits of exponent, one of mantissa.
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_CODES = torch.cat([_E2M1, -_E2M1])
+#: Values of the two codes in each byte, the lower four bits first.
+_PAIRS = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], dim=1)
+#: Types of weights that are not quantised, as safetensors calls them.
+FLOATS = ("F64", "F32", "F16", "BF16")
+_BLOCK = 32  # values of MXFP4 that share a scale
+_E8M0_BIAS, _E8M0_NAN = 127, 255
+#: Bytes at most for each value while it is dequantised: its code, its place in a table, and the product.
+WORKING_BYTES = 7
+_TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
+"""Of a configuration that is refused, what is told beside its method."""
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """A stack of weights: blocks of 32 FP4 codes, two a byte, and a power of two for each block."""
+
+    code_types: ClassVar = ("U8",)
+    scale_types: ClassVar = ("U8",)
+
+    def __str__(self) -> str:
+        return f"MXFP4 in blocks of {_BLOCK}"
+
+    def scales_of(self, keys: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Find the weights, by name: keys of codes and of scales."""
+        names = [key.removesuffix("_blocks") for key in keys if key.endswith("_blocks")]
+        return {name: (f"{name}_blocks", f"{name}_scales") for name in names if f"{name}_scales" in keys}
+
+    def shape(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Give the shape of the weight; None: the two do not fit together."""
+        if len(codes) != 4 or codes[:-1] != scales or codes[-1] != _BLOCK // 2:
+            return None
+        return codes[0], codes[2] * _BLOCK, codes[1]
+
+    def dequantise(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Dequantise one of a stack to float32; the model has its transpose."""
+        values = _PAIRS[codes.int()].flatten(-2)
+        exponents = scales.float() - _E8M0_BIAS
+        values *= torch.where(scales == _E8M0_NAN, torch.nan, exponents.exp2())[..., None]
+        return values.flatten(-2).T
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """Codes in E4M3, each times the scale of its block."""
+
+    code_types: ClassVar = ("F8_E4M3",)
+    scale_types: ClassVar = (*FLOATS, "F8_E8M0")
+
+    suffix: str  # of a scale's key after that of its weight
+    block: tuple[int, int] | None = None  # None: a scale for the whole weight, or for each row
+
+    def __str__(self) -> str:
+        return "FP8 with a scale for a weight or a row" if self.block is None else "FP8 in blocks of {} x {}".format(*self.block)
+
+    def scales_of(self, keys: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Find the weights, by name: keys of codes and of scales."""
+        return {key: (key, key + self.suffix) for key in keys if key + self.suffix in keys}
+
+    def shape(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Give the shape of the weight; None: the two do not fit together."""
+        return codes if len(codes) == 2 and self._block(codes, scales) is not None else None
+
+    def _block(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, int] | None:
+        n_rows, n_columns = codes
+        if self.block is None:
+            if scales in ((), (1,), (1, 1)):
+                return n_rows, n_columns
+            return (1, n_columns) if scales in ((n_rows, 1), (n_rows,)) else None
+        return self.block if scales == (ceil(n_rows / self.block[0]), ceil(n_columns / self.block[1])) else None
+
+    def dequantise(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Dequantise one weight to float32."""
+        block = self._block(tuple(codes.shape), tuple(scales.shape))
+        assert block is not None  # the shapes were checked before
+        values = codes.float()
+        for n, row in enumerate(scales.float().reshape(ceil(len(codes) / block[0]), -1)):
+            values[n * block[0] : (n + 1) * block[0]] *= row.repeat_interleave(block[1])[: codes.shape[1]]
+        return values
+
+
+Rule = Mxfp4 | Fp8
+
+
+def find_rule(config: Any, name: str) -> Rule | None:
+    """Find out how a checkpoint is quantised; None: not at all."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is None:
+        return None
+    stated: dict[str, Any] = quantised.to_dict() if hasattr(quantised, "to_dict") else dict(quantised)
+    method = getattr(stated.get("quant_method"), "value", stated.get("quant_method"))
+    if method == "mxfp4":
+        return Mxfp4()
+    if method == "fp8" and stated.get("expert_dtype", "fp8") == "fp8":
+        return Fp8("_scale_inv", _block(stated.get("weight_block_size")))
+    if method == "compressed-tensors" and stated.get("format") == "float-quantized":
+        groups = [group["weights"] for group in dict(stated["config_groups"]).values()]
+        blocks = {_block(weights.get("block_structure")) for weights in groups}
+        if len(blocks) == 1 and all(map(_is_fp8, groups)):
+            return Fp8("_scale", blocks.pop())
+    told = [str(method), *(f"{key} {stated[key]}" for key in _TOLD if stated.get(key))]
+    raise RecordError(
+        f"{name}: --stream-layers: expected weights that are not quantised, or are in MXFP4 or FP8, got {', '.join(told)}; "
+        "leave the option out, or use a checkpoint in bfloat16"
+    )
+
+
+def _block(stated: Any) -> tuple[int, int] | None:
+    if stated is None:
+        return None
+    if not (isinstance(stated, list | tuple) and len(stated) == 2 and all(type(n) is int and n > 0 for n in stated)):
+        raise ValueError(f"blocks of {stated} in its quantization_config instead of two positive numbers")
+    return stated[0], stated[1]
+
+
+def _is_fp8(weights: Mapping[str, Any]) -> bool:
+    kinds = weights.get("type"), weights.get("num_bits"), weights.get("symmetric", True)
+    return kinds == ("float", 8, True) and weights.get("strategy") in ("tensor", "channel", "block")
