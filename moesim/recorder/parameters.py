@@ -109,9 +109,8 @@ class Parameters:
 
     def _working(self, weights: list[str], parameter: Any, n_parts: int) -> int:
         """A parameter, or one of a stack, is there twice for a moment, and the pages of the shard once more."""
-        quantised = any(map(self._shards.is_quantised, weights))
-        each: int = 2 * parameter.element_size() + WORKING_BYTES * quantised
-        return each * int(parameter.numel()) // n_parts
+        working: int = 2 * parameter.nbytes // n_parts
+        return working + WORKING_BYTES * any(map(self._shards.is_quantised, weights))
 
     def _load_whole(self, name: str, source: _Source) -> None:
         how = modeling_utils.LoadStateDictConfig(

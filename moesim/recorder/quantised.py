@@ -5,7 +5,7 @@ Each is dequantised by its definition, in float32, and rounded to the model's ty
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
@@ -24,8 +24,9 @@ _PAIRS = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], dim=1)
 FLOATS = ("F64", "F32", "F16", "BF16")
 _BLOCK = 32  # values of MXFP4 that share a scale
 _E8M0_BIAS, _E8M0_NAN = 127, 255
-#: Bytes at most for each value while it is dequantised: its code, its place in a table, and the product.
-WORKING_BYTES = 7
+_PIECE = 2**20  # values that are dequantised at once
+#: Bytes at most for what is dequantised at once, beside codes and result.
+WORKING_BYTES = 16 * _PIECE
 _TOLD = ("format", "bits", "load_in_4bit", "load_in_8bit", "expert_dtype")
 """Of a configuration that is refused, what is told beside its method."""
 
@@ -51,12 +52,13 @@ class Mxfp4:
             return None
         return codes[0], codes[2] * _BLOCK, codes[1]
 
-    def dequantise(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Dequantise one of a stack to float32; the model has its transpose."""
-        values = _PAIRS[codes.int()].flatten(-2)
-        exponents = scales.float() - _E8M0_BIAS
-        values *= torch.where(scales == _E8M0_NAN, torch.nan, exponents.exp2())[..., None]
-        return values.flatten(-2).T
+    def pieces(self, codes: Tensor, scales: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Dequantise one of a stack to float32, in pieces with their places; the model has the transpose."""
+        for rows in _pieces(len(codes), codes[0].numel() * 2):
+            values = _PAIRS[codes[rows].int()].flatten(-2)
+            scale = (scales[rows].float() - _E8M0_BIAS).exp2()
+            values *= torch.where(scales[rows] == _E8M0_NAN, torch.nan, scale)[..., None]
+            yield (slice(None), rows), values.flatten(-2).T
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,24 @@ class Fp8:
             return (1, n_columns) if scales in ((n_rows, 1), (n_rows,)) else None
         return self.block if scales == (ceil(n_rows / self.block[0]), ceil(n_columns / self.block[1])) else None
 
-    def dequantise(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Dequantise one weight to float32."""
-        block = self._block(tuple(codes.shape), tuple(scales.shape))
+    def pieces(self, codes: Tensor, scales: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Dequantise one weight to float32, in pieces with their places."""
+        n_rows, n_columns = codes.shape
+        block = self._block((n_rows, n_columns), tuple(scales.shape))
         assert block is not None  # the shapes were checked before
-        values = codes.float()
-        for n, row in enumerate(scales.float().reshape(ceil(len(codes) / block[0]), -1)):
-            values[n * block[0] : (n + 1) * block[0]] *= row.repeat_interleave(block[1])[: codes.shape[1]]
-        return values
+        grid = scales.float().reshape(ceil(n_rows / block[0]), -1)
+        for rows in _pieces(n_rows, n_columns):
+            scale = grid[torch.arange(n_rows)[rows] // block[0]]
+            yield rows, codes[rows].float() * scale.repeat_interleave(block[1], dim=1)[:, :n_columns]
 
 
 Rule = Mxfp4 | Fp8
+
+
+def _pieces(n_rows: int, n_columns: int) -> Iterator[slice]:
+    step = max(1, _PIECE // n_columns)
+    for first in range(0, n_rows, step):
+        yield slice(first, min(first + step, n_rows))
 
 
 def find_rule(config: Any, name: str) -> Rule | None:
