@@ -131,7 +131,8 @@ def load_model(options: LoadOptions) -> Any:
     where = {"revision": _revision(options), "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(options.model, **where)
-        if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
+        quantised = getattr(config, "quantization_config", None)
+        if (quantised or {}).get("quant_method") == "mxfp4":
             # Its kernels leave the routers out. The values are the same.
             more["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
         model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
@@ -145,6 +146,8 @@ def load_model(options: LoadOptions) -> Any:
             f"{options.model}: expected all weights of a {type(model).__name__}, got none that fits for {missing[0]} and "
             f"{len(missing) - 1} more; fetch the model again"
         )
+    if quantised is not None:
+        model.config.quantization_config = quantised  # transformers forgets it where it has dequantised
     if "device_map" not in more and torch.cuda.is_available():
         model = model.to("cuda")
     return model.eval()

@@ -18,12 +18,13 @@ from moesim.recorder.errors import RecordError
 #: Values of the 16 codes of FP4 (E2M1): a sign, two bits of exponent, one of mantissa.
 _E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _CODES = torch.cat([_E2M1, -_E2M1])
-#: Values of the two codes in each byte, the lower four bits first.
-_PAIRS = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], dim=1)
+#: Values of the two codes in each byte, the lower four bits first; both are looked up as one number of 64 bits.
+_PAIRS = torch.stack([_CODES.repeat(16), _CODES.repeat_interleave(16)], dim=1).view(torch.int64).flatten()
 #: Types of weights that are not quantised, as safetensors calls them.
 FLOATS = ("F64", "F32", "F16", "BF16")
 _BLOCK = 32  # values of MXFP4 that share a scale
-_E8M0_BIAS, _E8M0_NAN = 127, 255
+_E8M0_BIAS = 127
+_SUFFIXES = ("_scale", "_scale_inv")  # of the keys of scales of FP8, after those of their weights
 _PIECE = 2**20  # values that are dequantised at once
 #: Bytes at most for what is dequantised at once, beside codes and result.
 WORKING_BYTES = 16 * _PIECE
@@ -55,9 +56,8 @@ class Mxfp4:
     def pieces(self, codes: Tensor, scales: Tensor) -> Iterator[tuple[Any, Tensor]]:
         """Dequantise one of a stack to float32, in pieces with their places; the model has the transpose."""
         for rows in _pieces(len(codes), codes[0].numel() * 2):
-            values = _PAIRS[codes[rows].int()].flatten(-2)
-            scale = (scales[rows].float() - _E8M0_BIAS).exp2()
-            values *= torch.where(scales[rows] == _E8M0_NAN, torch.nan, scale)[..., None]
+            values = _PAIRS.index_select(0, codes[rows].flatten().int()).view(torch.float32).view(*scales[rows].shape, _BLOCK)
+            values *= (scales[rows].float() - _E8M0_BIAS).exp2()[..., None]  # 255, which is no number, gives infinity
             yield (slice(None), rows), values.flatten(-2).T
 
 
@@ -68,7 +68,6 @@ class Fp8:
     code_types: ClassVar = ("F8_E4M3",)
     scale_types: ClassVar = (*FLOATS, "F8_E8M0")
 
-    suffix: str  # of a scale's key after that of its weight
     block: tuple[int, int] | None = None  # None: a scale for the whole weight, or for each row
 
     def __str__(self) -> str:
@@ -76,7 +75,7 @@ class Fp8:
 
     def scales_of(self, keys: Collection[str]) -> dict[str, tuple[str, str]]:
         """Find the weights, by name: keys of codes and of scales."""
-        return {key: (key, key + self.suffix) for key in keys if key + self.suffix in keys}
+        return {key: (key, key + suffix) for suffix in _SUFFIXES for key in keys if key + suffix in keys}
 
     def shape(self, codes: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...] | None:
         """Give the shape of the weight; None: the two do not fit together."""
@@ -120,12 +119,12 @@ def find_rule(config: Any, name: str) -> Rule | None:
     if method == "mxfp4":
         return Mxfp4()
     if method == "fp8" and stated.get("expert_dtype", "fp8") == "fp8":
-        return Fp8("_scale_inv", _block(stated.get("weight_block_size")))
+        return Fp8(_block(stated.get("weight_block_size")))
     if method == "compressed-tensors" and stated.get("format") == "float-quantized":
-        groups = [group["weights"] for group in dict(stated["config_groups"]).values()]
+        groups = [group.get("weights") or {} for group in (stated.get("config_groups") or {}).values()]
         blocks = {_block(weights.get("block_structure")) for weights in groups}
         if len(blocks) == 1 and all(map(_is_fp8, groups)):
-            return Fp8("_scale", blocks.pop())
+            return Fp8(blocks.pop())
     told = [str(method), *(f"{key} {stated[key]}" for key in _TOLD if stated.get(key))]
     raise RecordError(
         f"{name}: --stream-layers: expected weights that are not quantised, or are in MXFP4 or FP8, got {', '.join(told)}; "

@@ -55,7 +55,7 @@ def linear(name: str, weight: torch.Tensor, *, suffix: str, rows: int | None = N
 KINDS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "mxfp4": ("gpt_oss", MXFP4, experts),
     "fp8 in blocks": ("deepseek_v3", FP8, partial(linear, suffix="_scale_inv", rows=BLOCK[0], columns=BLOCK[1])),
-    "fp8 by weight": ("qwen3_moe", compressed(strategy="tensor"), partial(linear, suffix="_scale")),
+    "fp8 by weight": ("qwen3_moe", {"quant_method": "fp8", "activation_scheme": "static"}, partial(linear, suffix="_scale")),
     "fp8 by row": ("mixtral", compressed(strategy="channel"), partial(linear, suffix="_scale", rows=1)),
 }
 
@@ -92,6 +92,15 @@ def test_routing_is_that_of_the_weights_that_are_stood_for(kind: str, dtype: str
     assert streamed.header["routers_sha256"] == whole.header["routers_sha256"]
     assert streamed.header["quantisation"]["method"] == KINDS[kind][1]["quant_method"]
     assert whole.header["quantisation"] is None
+
+
+def test_routing_is_that_of_the_same_checkpoint_in_memory(home: Path, tmp_path: Path) -> None:
+    """There transformers dequantises it."""
+    how = ("--max-new-tokens", "0", "--dtype", "bfloat16", "--scores")
+    whole = run(home, tmp_path / "whole.safetensors", *how, model="mxfp4")
+    streamed = run(home, tmp_path / "streamed.safetensors", "--stream-layers", *how, model="mxfp4")
+    check_same(streamed, whole)
+    assert streamed.header["quantisation"] == whole.header["quantisation"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,7 +162,7 @@ def test_fp8_is_as_transformers_has_it(scale_type: torch.dtype) -> None:
     stored, _ = to_fp8("weight", weight, (128, 128), "_scale_inv")
     scales = stored["weight_scale_inv"].to(scale_type)
     theirs = integration.Fp8Dequantize(None).convert({"weight": stored["weight"], "weight_scale_inv": scales})["weight"]
-    ours = dequantised(Fp8("_scale_inv", (128, 128)), stored["weight"], scales, (256, 384))
+    ours = dequantised(Fp8((128, 128)), stored["weight"], scales, (256, 384))
     assert torch.equal(ours.to(theirs.dtype), theirs)
 
 
@@ -161,7 +170,7 @@ def test_fp8_in_blocks_that_do_not_divide_a_weight() -> None:
     """DeepSeek-V3 has weights of 576 rows."""
     stored, meant = to_fp8("w", torch.randn(576, 300, generator=torch.Generator().manual_seed(0)), (128, 128), "_scale_inv")
     assert stored["w_scale_inv"].shape == (5, 3)
-    rule = Fp8("_scale_inv", (128, 128))
+    rule = Fp8((128, 128))
     assert rule.shape((576, 300), (5, 3)) == (576, 300)
     assert rule.shape((576, 300), (4, 3)) is None
     assert torch.equal(dequantised(rule, stored["w"], stored["w_scale_inv"], (576, 300)), meant)
@@ -169,7 +178,7 @@ def test_fp8_in_blocks_that_do_not_divide_a_weight() -> None:
 
 def test_every_code_of_fp8_is_read_as_the_definition_has_it() -> None:
     codes = np.delete(np.arange(256), [0x7F, 0xFF]).astype(np.uint8)[None]
-    read = dequantised(Fp8("_scale"), torch.tensor(codes).view(torch.float8_e4m3fn), torch.tensor(0.5), codes.shape)
+    read = dequantised(Fp8(), torch.tensor(codes).view(torch.float8_e4m3fn), torch.tensor(0.5), codes.shape)
     np.testing.assert_array_equal(read.numpy(), 0.5 * fp8(codes))
 
 
@@ -187,6 +196,7 @@ def test_every_code_of_fp8_is_read_as_the_definition_has_it() -> None:
         (compressed(strategy="tensor") | {"format": "pack-quantized"}, "compressed-tensors, format pack-quantized"),
         (compressed(strategy="tensor", num_bits=4), "compressed-tensors, format float-quantized"),
         (compressed(strategy="token"), "compressed-tensors, format float-quantized"),
+        (compressed() | {"config_groups": {"group_0": {"weights": None}}}, "compressed-tensors, format float-quantized"),
     ],
 )
 def test_other_quantisations_are_refused(stated: dict[str, Any], told: str, home: Path, tmp_path: Path) -> None:
@@ -199,6 +209,13 @@ def test_other_quantisations_are_refused(stated: dict[str, Any], told: str, home
     assert "\n" not in text
     assert f"expected weights that are not quantised, or are in MXFP4 or FP8, got {told}; leave the option out" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_blocks_without_a_size_are_refused(home: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model", "mixtral")
+    set_config(tmp_path / "model", FP8 | {"weight_block_size": [128, 0]})
+    with pytest.raises(InputError, match=r"got: blocks of \[128, 0\] in its quantization_config instead of two positive numbers"):
+        run(home, tmp_path / "x.safetensors", "--stream-layers", model=str(tmp_path / "model"))
 
 
 def nothing(weights: dict[str, torch.Tensor], key: str) -> None:
