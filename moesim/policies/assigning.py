@@ -112,9 +112,14 @@ class Beam(_Costed):
     width: Annotated[int, Range(1)] = 2
     """Partial plans that are kept."""
 
+    def start(self, setup: Setup) -> None:
+        """Prepare the costs."""
+        super().start(setup)
+        self._plan = twin(beam_assignment, setup.view)
+
     def assign(self, layer: int, loads: Sequence[int], waiting: Sequence[int]) -> Plan:
         """Search with the costs of this layer."""
-        return beam_assignment(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, *self._first)
+        return self._plan(*layer_costs(loads, waiting, self._gpu_ns, self._cpu_ns), self.width, *self._first)
 
 
 class Threshold(_Costed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from moesim.policies.algorithms.assignment import Plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan
@@ -96,8 +96,15 @@ class TwoEnded(Part):
         if self.costs == "code":
             cpu = PerRow(0, CODE_CPU_PER_ROW[self.cpu_per_row])
             self._used = [CODE_COSTS._replace(cpu=cpu)] * len(self._timings)
+        self._plan = twin(two_ended_plan, setup.view)
         self._rows = 1
         self._ranked: Sequence[int] | None = None
+
+    def native_state(self) -> dict[str, Any]:
+        """Give the constants of the code, if it goes by them, for the native engine."""
+        transfer, gpu, _, gpu_first, cpu_first = CODE_COSTS
+        given = [transfer, gpu[1], CODE_CPU_PER_ROW[self.cpu_per_row], gpu_first, cpu_first]
+        return {"constants": [float(one) for one in given] if self.costs == "code" else None}
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""
@@ -117,5 +124,5 @@ class TwoEnded(Part):
         if self.counts_issued:
             cached.update(e for e in order if self._view.is_pending(layer, e, self._gpu))
         if self._rows == 1 or self.multi_row == "cpu-and-gpu":
-            return two_ended_plan(order, cached, loads, self._used[layer])
+            return self._plan(order, cached, loads, self._used[layer])
         return Plan(tuple(sorted(order, key=lambda e: e not in cached)), (), 0, 0)

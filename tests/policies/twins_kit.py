@@ -20,6 +20,8 @@ from moesim.policies.algorithms.impact import Ahead, QueueMakespans, impact_driv
 from moesim.policies.algorithms.presched import Timing, certain_for_cpu, cross_layer_plan
 from moesim.policies.algorithms.queues import Reading, Timings, queue_layer_plan, replay
 from moesim.policies.algorithms.scores import recent_scores, recent_weights
+from moesim.policies.algorithms.search import beam_assignment
+from moesim.policies.algorithms.two_ended import CODE_COSTS, two_ended_plan
 from moesim.policies.cross_layer import absent, where
 from moesim.policies.impact_part import ahead_of
 from moesim.policies.visit import first_idle
@@ -91,6 +93,19 @@ def queues(rng: Rng) -> tuple[Any, ...]:
     ties, timeline = ["gpu", "cpu", "link"][rng.integers(3)], ["completion", "free"][rng.integers(2)]
     reading = Reading(timeline, ties, bool(rng.integers(2)), bool(rng.integers(2)))  # type: ignore[arg-type]
     return loads, waiting, costs, numbers(rng, 1, int(most), 0.5)[0], reading
+
+
+def searched(rng: Rng) -> tuple[Any, ...]:
+    n, most = int(rng.integers(0, 11)), scale(rng)  # few: a width may be spoiled to keep every partial plan
+    return numbers(rng, n, most), numbers(rng, n, most), int(rng.choice([0, 1, 2, 3, 8])), *numbers(rng, 2, most, 0.5)
+
+
+def two_ended(rng: Rng) -> tuple[Any, ...]:
+    loads, waiting, costs, _, _ = queues(rng)
+    order = rng.permutation(len(loads)).tolist()
+    as_one = (list, set, frozenset, dict.fromkeys)[rng.integers(4)]
+    cached = as_one([e for e, wait in enumerate(waiting) if wait < costs.transfer])
+    return order, cached, loads, CODE_COSTS if rng.random() < 0.05 else costs
 
 
 def carried_out(rng: Rng) -> tuple[Any, ...]:
@@ -193,6 +208,8 @@ MAKERS: dict[Callable[..., Any], Callable[[Rng], tuple[Any, ...]]] = {
     threshold_layer_plan: layer,
     workload_aware_swap: swap,
     queue_layer_plan: queues,
+    beam_assignment: searched,
+    two_ended_plan: two_ended,
     replay: carried_out,
     impact_driven: impact,
     certain_for_cpu: certain,

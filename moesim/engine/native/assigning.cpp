@@ -1,5 +1,7 @@
 #include "assigning.hpp"
 
+#include "algorithms/search.hpp"
+
 namespace moesim {
 
 Plan AllCpu::assign(const Routing &routing, const std::vector<i64> &) {
@@ -63,6 +65,12 @@ Plan Greedy::assign(const Routing &routing, const std::vector<i64> &waiting) {
                                          {before, gpu_first, cpu_first});
 }
 
+/// Search with the costs of this layer.
+Plan Beam::assign(const Routing &routing, const std::vector<i64> &waiting) {
+    return algorithms::beam_assignment(algorithms::layer_costs(routing.rows, waiting, gpu_ns, cpu_ns), width,
+                                       {0, gpu_first, cpu_first});
+}
+
 /// Compare the two costs of each expert; residents always run where they are.
 Plan Threshold::assign(const Routing &routing, const std::vector<i64> &waiting) {
     return algorithms::threshold_assignment(algorithms::loading_costs(routing.rows, waiting, gpu_ns, cpu_ns));
@@ -89,6 +97,34 @@ Plan Queues::assign(const Routing &routing, const std::vector<i64> &waiting) {
     algorithms::Split split = algorithms::split_layer(routing.rows, waiting, costs.transfer);
     for (i64 time : split.arrival) link_free = std::max(link_free, time);
     return algorithms::queue_plan(std::move(split), costs, link_free, before, reading);
+}
+
+void TwoEnded::start(const Setup &setup) {
+    state = &setup.state;
+    gpu = setup.gpu;
+    timings = layer_timings(setup);
+}
+
+/// Plan a single row, among whose experts the gate's ranks decide; of several, too, or the GPU runs everything, what is there first.
+Plan TwoEnded::assign(const Routing &routing, const std::vector<i64> &waiting) {
+    bool single = state->step_rows == 1;
+    const Timings &costs = timings[routing.layer];
+    std::vector<int> order = routing.active;
+    if (single) order.assign(routing.ids.begin(), routing.ids.begin() + routing.top_k);
+    auto is_cached = [&](int e) {
+        return waiting[e] < costs.transfer || (counts_issued && gpu->pending[i64(routing.layer) * state->n_experts + e]);
+    };
+    Plan plan;
+    if (!single && !split_all) {
+        std::stable_partition(order.begin(), order.end(), is_cached);
+        plan.gpu = std::move(order);
+    } else if (constants) {
+        auto found = algorithms::two_ended_plan(std::move(order), is_cached, routing.rows, *constants);
+        plan.gpu = std::move(found.gpu), plan.cpu = std::move(found.cpu), plan.loads = std::move(found.loads);
+    } else {
+        plan = algorithms::two_ended_plan(std::move(order), is_cached, routing.rows, costs);
+    }
+    return plan;
 }
 
 }  // namespace moesim

@@ -1,8 +1,10 @@
 // Assignment parts: which device executes each active expert, from the engine's own costs.
 #pragma once
 
-#include "algorithms/queues.hpp"
+#include "algorithms/two_ended.hpp"
 #include "parts.hpp"
+
+#include <optional>
 
 namespace moesim {
 
@@ -60,6 +62,13 @@ struct Greedy : Costed {
     Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 };
 
+/// Beam search in the greedy order.
+struct Beam : Costed {
+    i64 width = 2;
+
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
+};
+
 /// Fiddler's rule: an expert that is not on the GPU goes to the CPU if that is sooner than transfer plus compute.
 struct Threshold : Costed {
     Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
@@ -77,6 +86,27 @@ struct Queues : Costed {
     Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
 
 private:
+    std::vector<Timings> timings;  // of each layer
+};
+
+/// A cost in proportion to the rows, or the same whatever they are.
+struct PerRow {
+    double fixed = 0, each = 0;
+    double operator()(i64 rows) const { return fixed + each * double(rows); }
+};
+
+/// HybriMoE's released code: a list that the GPU eats from the head and the CPU from the tail.
+struct TwoEnded : Assignment {
+    bool counts_issued = true;  // what is queued for the GPU counts as being there
+    bool split_all = false;  // whatever the rows of a step; else several rows go to the GPU
+    std::optional<algorithms::Timings<PerRow, double>> constants;  // of the released code; none: the engine's costs
+
+    void start(const Setup &setup) override;
+    Plan assign(const Routing &routing, const std::vector<i64> &waiting) override;
+
+private:
+    State *state = nullptr;
+    DeviceState *gpu = nullptr;
     std::vector<Timings> timings;  // of each layer
 };
 

@@ -6,6 +6,8 @@
 #include "ranking.hpp"
 #include "score_parts.hpp"
 
+#include <nanobind/stl/array.h>
+
 namespace moesim {
 
 static std::string text_of(const PartOptions &options, const char *name) { return text(nb::handle(options[name])); }
@@ -100,6 +102,22 @@ std::unique_ptr<Assignment> make_assignment(const PartOptions &options) {
     if (name == "greedy") {
         auto part = std::make_unique<Greedy>();
         part->shared_in_plan = flag(options, "shared_in_plan");
+        return part;
+    }
+    if (name == "beam") {
+        auto part = std::make_unique<Beam>();
+        part->width = number(options, "width");
+        return part;
+    }
+    if (name == "hss") {
+        auto part = std::make_unique<TwoEnded>();
+        part->counts_issued = is(options, "cached_from", "issue");
+        part->split_all = is(options, "multi_row", "cpu-and-gpu");
+        nb::object times(options["constants"]);
+        if (!times.is_none()) {
+            auto [transfer, gpu, cpu, gpu_first, cpu_first] = nb::cast<std::array<double, 5>>(times);
+            part->constants = {transfer, {gpu, 0}, {0, cpu}, true, gpu_first, cpu_first};
+        }
         return part;
     }
     if (name == "queues") {

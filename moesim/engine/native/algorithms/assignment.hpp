@@ -14,11 +14,12 @@ namespace moesim::algorithms {
 using i64 = std::int64_t;
 
 /// Who executes what, and in which order the transfers go where a rule plans them.
-struct Plan {
+template <class Time> struct PlanOf {
     std::vector<int> gpu, cpu;
-    i64 gpu_total = 0, cpu_total = 0;
+    Time gpu_total = 0, cpu_total = 0;
     std::vector<int> loads;
 };
+using Plan = PlanOf<i64>;
 
 /// What each expert of a layer costs on either device.
 struct LayerCosts {
@@ -60,14 +61,21 @@ LayerCosts loading_costs(std::span<const i64> loads, std::span<const i64> waitin
     return costs;
 }
 
-/// DALI's Algorithm 1: by the difference of the two costs, largest first (ties: lower id), each where it would end sooner.
-inline Plan greedy_assignment(const LayerCosts &costs, const Extras &extra) {
+/// The active experts by the difference of their two costs, largest first (ties: lower id).
+inline std::vector<int> greedy_order(const LayerCosts &costs) {
     std::vector<std::pair<i64, int>> order;
     for (int e : costs.active()) order.emplace_back(-std::abs(costs.gpu[e] - costs.cpu[e]), e);
     std::sort(order.begin(), order.end());
+    std::vector<int> ids;
+    for (auto [_, e] : order) ids.push_back(e);
+    return ids;
+}
+
+/// DALI's Algorithm 1: in the greedy order, each expert where it would end sooner.
+inline Plan greedy_assignment(const LayerCosts &costs, const Extras &extra) {
     Plan plan;
     plan.gpu_total = extra.gpu_start;
-    for (auto [_, e] : order) {
+    for (int e : greedy_order(costs)) {
         i64 on_gpu = plan.gpu_total + costs.gpu[e] + (plan.gpu.empty() ? extra.gpu_first : 0);
         i64 on_cpu = plan.cpu_total + costs.cpu[e] + (plan.cpu.empty() ? extra.cpu_first : 0);
         if (on_gpu <= on_cpu) {

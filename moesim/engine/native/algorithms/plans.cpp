@@ -2,7 +2,8 @@
 #include "impact.hpp"
 #include "presched.hpp"
 #include "python.hpp"
-#include "queues.hpp"
+#include "search.hpp"
+#include "two_ended.hpp"
 
 namespace moesim::algorithms {
 
@@ -10,6 +11,8 @@ namespace {
 
 constexpr const char *ASSIGNMENT = "moesim.policies.algorithms.assignment";
 constexpr const char *QUEUES_MODULE = "moesim.policies.algorithms.queues";
+constexpr const char *SEARCH = "moesim.policies.algorithms.search";
+constexpr const char *TWO_ENDED_MODULE = "moesim.policies.algorithms.two_ended";
 constexpr const char *PRESCHED = "moesim.policies.algorithms.presched";
 
 /// Rows of the experts of a layer, and how long each would be waited for.
@@ -30,6 +33,13 @@ constexpr Twin GREEDY = {ASSIGNMENT, "greedy_layer_plan", 7, [](Arguments of) {
 constexpr Twin THRESHOLD = {ASSIGNMENT, "threshold_layer_plan", 4, [](Arguments of) {
     Layer layer(of[0], of[1]);
     return plan_of(threshold_assignment(loading_costs(layer.loads, layer.waiting, Table(of[2]), Table(of[3]))));
+}};
+
+constexpr Twin BEAM = {SEARCH, "beam_assignment", 5, [](Arguments of) {
+    LayerCosts costs{numbers(of[0]), numbers(of[1])};
+    i64 width = small(of[2]);
+    if (costs.gpu.size() != costs.cpu.size() || width < 1 || width > LONGEST) throw Beyond{};
+    return plan_of(beam_assignment(costs, width, {0, small(of[3]), small(of[4])}));
 }};
 
 Timings<Table> timings_of(PyObject *of) {
@@ -62,6 +72,17 @@ constexpr Twin QUEUES = {QUEUES_MODULE, "queue_layer_plan", 5, [](Arguments of) 
     i64 link_free = 0;
     for (i64 time : split.arrival) link_free = std::max(link_free, time);
     return plan_of(queue_plan(std::move(split), costs, link_free, small(of[3]), reading_of(of[4])));
+}};
+
+constexpr Twin TWO_ENDED = {TWO_ENDED_MODULE, "two_ended_plan", 4, [](Arguments of) {
+    std::vector<i64> loads = numbers(of[2]);
+    std::vector<int> order = experts(of[0], loads.size());
+    Timings<Table> costs = timings_of(of[3]);
+    if (!costs.has_cpu) throw Beyond{};
+    nb::object listed = PyAnySet_CheckExact(of[1]) ? own(PySequence_List(of[1])) : nb::borrow(of[1]);
+    std::vector<bool> cached(loads.size());
+    for (int expert : experts(listed, loads.size())) cached[expert] = true;
+    return plan_of(two_ended_plan(std::move(order), [&](int e) { return bool(cached[e]); }, std::span<const i64>(loads), costs));
 }};
 
 constexpr Twin REPLAY = {QUEUES_MODULE, "replay", 5, [](Arguments of) {
@@ -162,7 +183,9 @@ constexpr Twin CROSS_LAYER = {PRESCHED, "cross_layer_plan", 5, [](Arguments of) 
 void bind_plans(nb::module_ &module) {
     add<GREEDY>(module);
     add<THRESHOLD>(module);
+    add<BEAM>(module);
     add<QUEUES>(module);
+    add<TWO_ENDED>(module);
     add<REPLAY>(module);
     add<IMPACT>(module);
     add<CERTAIN>(module);
