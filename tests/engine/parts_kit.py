@@ -18,6 +18,7 @@ from moesim.hardware.costs import CostModel
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed
 from moesim.policies.declare import option_hints, option_parameters
+from moesim.policies.hybrimoe import HybriMoECode
 from moesim.policies.impact_part import GATES, ImpactDriven
 from moesim.policies.native_parts import IN_CPP, in_python
 from moesim.policies.no_prefetch import NoPrefetch
@@ -73,9 +74,11 @@ def composition(rng: Random) -> Composed:
     if isinstance(parts["prefetch"], ImpactDriven) and isinstance(parts["assignment"], Queues):
         parts["prefetch"].reading = parts["assignment"].reading
     placed = rng.choice(PLACEMENTS)
+    parts["placement"] = PARTS["placement"][placed]()
+    if placed != "frequency-global" and rng.random() < 0.4:
+        return HybriMoECode(**parts, slots_split=rng.choice(["spread", "equal"]), wait_prefetch=rng.random() < 0.8)
     return Composed(
         **parts,
-        placement=PARTS["placement"][placed](),
         scope="global" if placed == "frequency-global" else rng.choice(["per-layer", "global"]),
         slots_split=rng.choice(["spread", "equal"]),
         staging_slots=rng.choice([None, None, 1, 3]),
@@ -146,9 +149,10 @@ def outcomes(seed: int) -> Iterator[tuple[Any, Composed]]:
 def assert_alike(seed: int) -> tuple[Records | None, Composed]:
     """Play a run in all three ways; give the records, if it came to its end, and the policy."""
     (expected, policy), *others = outcomes(seed)
-    for found, _ in others:
+    for found, other in others:
         if isinstance(expected, Records) and isinstance(found, Records):
             assert_same(expected, found)
+            assert policy.counters == other.counters
         else:
             assert expected == found
     return (expected if isinstance(expected, Records) else None), policy

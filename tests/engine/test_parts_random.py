@@ -10,6 +10,7 @@ import pytest
 from moesim.engine.native import AVAILABLE
 from moesim.policies import replacement
 from moesim.policies.composed import Composed
+from moesim.policies.hybrimoe import HybriMoECode
 from moesim.policies.native_parts import IN_CPP, in_python
 from moesim.policies.part_names import PARTS
 from moesim.policies.registry import make_policy
@@ -27,6 +28,7 @@ def test_native_parts_decide_as_those_in_python(engine: str) -> None:
     drawn = Counter(type(part) for _, policy in played for part in policy.parts)
     assert all(drawn[PARTS[kind][name]] for kind, names in IN_CPP.items() for name in names)
     assert sum(len(records.evictions) for records in ended) > 1000
+    assert sum(bool(policy.counters) and policy.counters["overwrites"] > 0 for _, policy in played) > 5
 
 
 def test_the_native_engine_asks_no_shipped_composition(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +55,20 @@ def test_what_is_not_exactly_as_shipped_is_asked() -> None:
         def decide(self, event: Any, view: Any) -> Any:
             return super().decide(event, view)
 
+    class Another(HybriMoECode):
+        """Names victims otherwise."""
+
+        def evict(self, fetch: Any, view: Any) -> Any:
+            return super().evict(fetch, view)
+
     policy = make_policy("lru")
     policy.parts.replacement.victim = policy.parts.replacement.victim  # of the object, no longer of its class
     named = Composed.preset("Named", "With another default.", replacement="fifo")
-    own = [Composed(), make_policy("lfu"), make_policy("hybrimoe-paper"), named()]
+    own = [Composed(), make_policy("lfu"), make_policy("hybrimoe-paper"), make_policy("hybrimoe-code"), named()]
     asked = [
         Composed(replacement=Mine()),
         Other(),
+        Another(),
         policy,
         Composed(replacement="arc"),
         Composed(replacement=replacement.RandomVictim(seed=1 << 70)),

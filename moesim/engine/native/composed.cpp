@@ -146,9 +146,15 @@ void Composed::relabel(int layer) {
     if (!kept.empty()) answer.add(MOVE, layer, kept, gpu, DEMAND, cache);
 }
 
+/// Answer an arrival: parts do not wait for any.
+const Answer &Composed::fetched(int, int) {
+    answer.clear();
+    return answer;
+}
+
 /// Name a victim: by the replacement in the cache, whatever has been used elsewhere; -1: none.
 i64 Composed::evict(const Transfer *fetch) {
-    if (fetch->pool == cache) return replacement->victim(fetch);
+    if (fetch->pool == cache) return replacement->victim(fetch->layer);
     if (fetch->pool != staging) return transient.spent(fetch, now.second);
     held.clear();
     residents(state, staging, fetch->layer, held);

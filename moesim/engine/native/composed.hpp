@@ -28,6 +28,11 @@ struct Answer {
         actions.push_back({kind, layer, int(experts.size()), int(of.size()), device, urgency, pool});
         experts.insert(experts.end(), of.begin(), of.end());
     }
+    void add(const Answer &other, const Action &one) {
+        actions.push_back(one);
+        actions.back().first = int(experts.size());
+        experts.insert(experts.end(), other.experts.begin() + one.first, other.experts.begin() + one.first + one.n);
+    }
     void predict(const Question &of, DeviceState *device) {
         actions.push_back({PREDICT, of.layer, 0, 0, device, DEMAND, nullptr, of.source, of.side});
     }
@@ -48,15 +53,22 @@ struct Composed {
     std::unique_ptr<Replacement> replacement;
 
     Composed(State &state, nb::dict described);
+    virtual ~Composed() = default;
     void start(const Setup &setup);
     void step_begin(bool prefill) {
         if (assignment) assignment->step_begin(prefill);
     }
-    const Answer &routed(const Routing &routing);
-    const Answer &predicted(const Predicted &prediction);
+    virtual const Answer &routed(const Routing &routing);
+    virtual const Answer &predicted(const Predicted &prediction);
     bool is_late(int step, int layer) const { return now.first == step && now.second >= layer; }
-    const Answer &layer_end(int step, int layer);
-    i64 evict(const Transfer *fetch);
+    virtual const Answer &layer_end(int step, int layer);
+    virtual const Answer &fetched(int layer, int expert);
+    virtual i64 evict(const Transfer *fetch);
+    virtual void over() {}  // the run has come to its end
+
+protected:
+    i64 unit(int layer, int expert) const { return i64(layer) * state.n_experts + expert; }
+    bool resident(int layer, int expert) const { return gpu->memory.resident(unit(layer, expert)); }
 
 private:
     Answer answer;
@@ -69,8 +81,6 @@ private:
     Units units;
     Transient transient;
 
-    i64 unit(int layer, int expert) const { return i64(layer) * state.n_experts + expert; }
-    bool resident(int layer, int expert) const { return gpu->memory.resident(unit(layer, expert)); }
     bool pending(int layer, int expert) const { return gpu->pending[unit(layer, expert)]; }
     bool cached(int layer, int expert) const { return gpu->memory.origins[unit(layer, expert)].pool == cache; }
     void wait(const Routing &routing);

@@ -1,5 +1,5 @@
 // The loop over instants, and the order of things within one (rule 2).
-#include "state.hpp"
+#include "composed.hpp"
 #include "streams.hpp"
 
 namespace moesim {
@@ -57,10 +57,15 @@ static void take_in(State &state) {
         for (Call &call : deferred) call();
     }
     if (state.listens[FETCHED])
-        for (Transfer *transfer : arrived)
-            if (transfer->unit >= 0)
+        for (Transfer *transfer : arrived) {
+            if (transfer->unit < 0) continue;
+            if (state.composed) {
+                apply(state, state.composed->fetched(transfer->layer, transfer->expert));
+            } else {
                 tell(state, FETCHED, named(state.py.event[FETCHED], num(transfer->layer), num(transfer->expert),
                                            ref(transfer->dst->name)));
+            }
+        }
     if (state.listens[RAN])
         for (Task *task : finished)
             if (task->unit >= 0) {

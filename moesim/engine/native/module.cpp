@@ -34,6 +34,7 @@ struct Engine {
         adopt(*state, copies);
         if (!composed.is_none()) state->composed = compose(*state, composed);
         moesim::run(*state);
+        if (state->composed) state->composed->over();
         hand_over(*state, records);
         sum_up(*state, records);
     }

@@ -1,6 +1,6 @@
 // Parts by the names that `moesim.policies.native_parts` gives them.
 #include "assigning.hpp"
-#include "composed.hpp"
+#include "at_issue.hpp"
 #include "impact_part.hpp"
 #include "prefetching.hpp"
 #include "ranking.hpp"
@@ -208,7 +208,9 @@ Composed::Composed(State &state, nb::dict described)
 }
 
 std::unique_ptr<Composed> compose(State &state, nb::handle described) {
-    return std::make_unique<Composed>(state, nb::cast<nb::dict>(described));
+    nb::dict options = nb::cast<nb::dict>(described);
+    if (options.contains("at_issue")) return std::make_unique<AtIssue>(state, options);
+    return std::make_unique<Composed>(state, options);
 }
 
 }  // namespace moesim

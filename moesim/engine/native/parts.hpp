@@ -77,7 +77,7 @@ struct Replacement {
     virtual void start(const Setup &setup) = 0;
     virtual void used(const Routing &routing) = 0;
     virtual void inserted(int layer, const std::vector<int> &experts) = 0;
-    virtual i64 victim(const Transfer *fetch) = 0;  // -1: none
+    virtual i64 victim(int layer) = 0;  // for what is to be loaded of a layer; -1: none
     virtual bool layer_end(int, Swap &) { return false; }  // whether there is a swap
 };
 

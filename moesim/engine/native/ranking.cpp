@@ -30,8 +30,8 @@ void Ranked::inserted(int layer, const std::vector<int> &experts) {
     renew(layer, experts);
 }
 
-i64 Ranked::victim(const Transfer *fetch) {
-    int at = pool(fetch->layer);
+i64 Ranked::victim(int layer) {
+    int at = pool(layer);
     Order &order = orders[at];
     if (!order.made) {
         for (i64 one : members.of(at)) {

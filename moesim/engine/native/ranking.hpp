@@ -12,7 +12,7 @@ struct Ranked : Admitting {
     void start(const Setup &setup) override;
     void used(const Routing &routing) override;
     void inserted(int layer, const std::vector<int> &experts) override;
-    i64 victim(const Transfer *fetch) override;
+    i64 victim(int layer) override;
 
 protected:
     using Rank = std::array<i64, 3>;

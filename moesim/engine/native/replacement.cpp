@@ -63,8 +63,8 @@ void Admitting::inserted(int layer, const std::vector<int> &experts) {
 // ------------------------------------------------------------------------------------------------------------ the parts
 
 /// Name the first idle one in order of insertion, and forget it.
-i64 FIFO::victim(const Transfer *fetch) {
-    Ordered::Pool ordered = members.of(pool(fetch->layer));
+i64 FIFO::victim(int layer) {
+    Ordered::Pool ordered = members.of(pool(layer));
     i64 found = first_idle(ordered.begin(), ordered.end());
     if (found >= 0) members.erase(found);
     return found;
@@ -109,10 +109,10 @@ void RandomVictim::start(const Setup &setup) {
 }
 
 /// Draw among the idle residents, and forget the one drawn.
-i64 RandomVictim::victim(const Transfer *fetch) {
+i64 RandomVictim::victim(int layer) {
     for (bool routed : {false, true}) {
         idle_ones.clear();
-        for (i64 one : members.of(pool(fetch->layer)))
+        for (i64 one : members.of(pool(layer)))
             if ((unrouted_first && visit.has(one)) == routed && idle(one)) idle_ones.push_back(one);
         if (idle_ones.empty()) continue;
         ++asked;
@@ -161,12 +161,12 @@ bool WorkloadAware::layer_end(int layer, Swap &swap) {
 }
 
 /// Name a copy that was replaced while it was on its way, and then asked for once more.
-i64 WorkloadAware::victim(const Transfer *fetch) {
+i64 WorkloadAware::victim(int layer) {
     std::vector<int> cached;
-    residents(*state, cache, fetch->layer, cached);
+    residents(*state, cache, layer, cached);
     for (int expert : cached) {
-        i64 unit = i64(fetch->layer) * state->n_experts + expert;
-        if (!members[fetch->layer][expert] && gpu->memory.copies[unit].in_use <= 0) return unit;
+        i64 unit = i64(layer) * state->n_experts + expert;
+        if (!members[layer][expert] && gpu->memory.copies[unit].in_use <= 0) return unit;
     }
     return -1;
 }

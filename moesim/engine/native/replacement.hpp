@@ -89,7 +89,7 @@ private:
 
 /// The one that has been in the cache longest.
 struct FIFO : Admitting {
-    i64 victim(const Transfer *fetch) override;
+    i64 victim(int layer) override;
 };
 
 /// The one whose last use is longest ago; being fetched ahead counts as a use.
@@ -111,7 +111,7 @@ struct RandomVictim : Admitting {
     u64 seed = 0;
 
     void start(const Setup &setup) override;
-    i64 victim(const Transfer *fetch) override;
+    i64 victim(int layer) override;
 
 private:
     u64 asked = 0;
@@ -124,7 +124,7 @@ struct Static : Replacement {
     void start(const Setup &) override {}
     void used(const Routing &) override {}
     void inserted(int, const std::vector<int> &) override {}
-    i64 victim(const Transfer *) override { return -1; }
+    i64 victim(int) override { return -1; }
 };
 
 /// DALI's Algorithm 2: every window, the residents with the fewest rows make room for those with the most.
@@ -134,7 +134,7 @@ struct WorkloadAware : Static {
 
     void start(const Setup &setup) override;
     void used(const Routing &routing) override;
-    i64 victim(const Transfer *fetch) override;
+    i64 victim(int layer) override;
     bool layer_end(int layer, Swap &swap) override;
 
 private:

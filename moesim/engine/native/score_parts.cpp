@@ -40,9 +40,9 @@ void MRS::used(const Routing &routing) {
 }
 
 /// Name the idle one with the smallest score, and forget it.
-i64 MRS::victim(const Transfer *fetch) {
+i64 MRS::victim(int layer) {
     i64 found = -1, routed = -1;
-    for (i64 one : members.of(pool(fetch->layer))) {
+    for (i64 one : members.of(pool(layer))) {
         i64 &lowest = unrouted_first && visit.has(one) ? routed : found;
         if ((lowest < 0 || recent.s[one] < recent.s[lowest]) && idle(one)) lowest = one;
     }

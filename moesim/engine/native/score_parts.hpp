@@ -23,7 +23,7 @@ struct MRS : LRU {
 
     void start(const Setup &setup) override;
     void used(const Routing &routing) override;
-    i64 victim(const Transfer *fetch) override;
+    i64 victim(int layer) override;
 };
 
 /// The prefetch of HybriMoE's released code: the experts of the next layer with the largest S, without any prediction.
