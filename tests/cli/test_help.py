@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from moesim.cli.main import _app, main
+from tests.cli.test_output_folder import COMMANDS as COMMANDS_WITH_FOLDERS
 from tests.docs.readme_kit import HAS_TRACE, ROOT, commands, make_recordings, make_routes, shortened, told_apart, usable_cores
 from tests.experiment.experiment_kit import write_yaml
 
@@ -63,7 +64,18 @@ def test_the_example_is_of_its_command(name: str):
     assert words_of(name)[: len(name.split())] == name.split()
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if told_apart(words_of(name)) not in OF_THE_README])
+LONG = ("papers", "validate")  # another test runs them, with --out
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_example_is_run_elsewhere(name: str):
+    there = COMMANDS_WITH_FOLDERS[name]
+    assert set(words_of(name)) <= set(there)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if told_apart(words_of(name)) not in OF_THE_README and name not in LONG]
+)
 def test_the_example_works(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Those of the README run in its own test."""
     words = words_of(name)
