@@ -52,13 +52,13 @@ def _numbers(*keys: Ints) -> tuple[NDArray[Any], ...]:
 
 
 class PrefetchHits:
-    """Counts lookups that hit a copy which a prefetch had brought since that expert's lookup before."""
+    """Counts lookups, of all and of decode steps, that hit a copy which a prefetch had brought since the one before."""
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
         self._gpus = _gpus(kinds)
         self._brought = _NONE[:3]  # layer, expert and time of prefetches that arrived
-        self._looked: list[tuple[Ints, ...]] = []  # layer, expert, time, and whether the lookup counts
-        self._n = 0
+        self._looked: list[tuple[Ints, ...]] = []  # layer, expert, time, and for each number whether the lookup counts
+        self._n = np.zeros(2, np.int64)
 
     def add(self, records: Records, looked: tuple[Ints, ...], settled_ns: int) -> None:
         """Take the next arrivals and lookups in; no record of a later piece starts before ``settled_ns``."""
@@ -69,15 +69,16 @@ class PrefetchHits:
         if settled_ns:
             self._settle(settled_ns)
 
-    def total(self) -> int:
-        """Give the number over the whole run."""
+    def totals(self) -> list[int]:
+        """Give the numbers over the whole run."""
         self._settle(None)
-        return self._n
+        found: list[int] = self._n.tolist()
+        return found
 
     def _settle(self, until: int | None) -> None:
-        layer, expert, time, counts = (np.concatenate(parts) for parts in zip(*self._looked, strict=True))
+        layer, expert, time, counts = (np.concatenate(parts, axis=-1) for parts in zip(*self._looked, strict=True))
         n = len(time) if until is None else int(np.searchsorted(time, until))
-        self._looked = [(layer[n:], expert[n:], time[n:], counts[n:])]
+        self._looked = [(layer[n:], expert[n:], time[n:], counts[:, n:])]
         known = self._brought[2] < (np.inf if until is None else until)
         brought, later = self._brought[:, known], self._brought[:, ~known]
         if not brought.shape[1]:
@@ -88,7 +89,7 @@ class PrefetchHits:
         found = at < n
         credited = np.zeros(n, bool)  # two GPUs may both have received a copy: a lookup counts once
         credited[at[found]] = True
-        self._n += int(counts[:n][credited].sum())
+        self._n += counts[:, :n][:, credited].sum(axis=1)
         self._brought = np.concatenate((_one_each(brought[:, ~found]), later), axis=1)
 
 

@@ -123,6 +123,8 @@ class HitRates:
         """Take the next records in; no record of a later piece starts before ``settled_ns``."""
         looked = flatten_lookups(records)
         counts = (looked.hit & looked.first).astype(np.int64)
+        decodes = np.isin(looked.step, records.steps.column("step")[in_decode(records.steps)])
+        counts = np.stack((counts, counts * decodes))
         self._prefetches.add(records, (looked.layer, looked.expert, looked.time, counts), settled_ns)
         self._demand.add(records, settled_ns)
         if len(looked.step):
@@ -146,7 +148,8 @@ class HitRates:
             n = int(counts[chosen, whole].sum(dtype=np.int64))
             return int(counts[chosen, part].sum(dtype=np.int64)) / n if n else None
 
-        n_lookups = int(counts[:, _LOOKUPS].sum(dtype=np.int64))
+        prefetched = self._prefetches.totals()
+        n_lookups, n_decode = (int(counts[chosen, _LOOKUPS].sum(dtype=np.int64)) for chosen in (slice(None), decode))
         return {
             "n_lookups": n_lookups,
             "warm_up_steps": warm_up_steps,
@@ -158,7 +161,8 @@ class HitRates:
             "hit_rate_decode_warm": share(_HITS, _LOOKUPS, decode & ~cold),
             "hit_rate_per_token": share(_ROWS_HIT, _ROWS),
             "in_flight_share": share(_IN_FLIGHT, _LOOKUPS),
-            "prefetch_hit_share": self._prefetches.total() / n_lookups if n_lookups else None,
+            "prefetch_hit_share": prefetched[0] / n_lookups if n_lookups else None,
+            "prefetch_hit_share_decode": prefetched[1] / n_decode if n_decode else None,
             "no_demand_share": self._demand.share(),
         }
 

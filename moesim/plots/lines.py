@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from moesim.core.colours import BLACK
+from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.plots.bars import legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.exactness import inexact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.looks import looks_of
+from moesim.plots.looks import Look, looks_of
 from moesim.plots.rows import cache_column, policies_of, prepared, summarised
 from moesim.plots.style import COLUMN, OPTIMUM, add_corner, legend_above, new_figure
 
@@ -28,7 +30,19 @@ _OPTIMUM: Final = (
     "miss. A policy that runs misses on the CPU, prefetches, or chooses what it admits can lie above it."
 )
 _BOUND: Final = f"{OPTIMUM} bounds replacement only: prefetching can exceed it"
+_PREFETCHED: Final = {"hit_rate": "prefetch_hit_share", "hit_rate_decode": "prefetch_hit_share_decode"}
+"""Column of the part of a hit rate that prefetches have brought."""
+_SEEN: Final = 0.01  # a part of the hit rate that is drawn
+_CACHE_ALONE: Final = "without prefetched hits"
+"""Legend of the hollow marks."""
+_PARTED: Final = (
+    "Hollow marks: without the hits of a copy that a prefetch has brought since the expert was last looked up, which fill the "
+    "light area up to the line."
+)
 _CHANCE_LOOK: Final[Any] = {"color": BLACK, "linestyle": (0, (6, 3)), "linewidth": 0.7}  # unlike any of `looks_of`
+_HOLLOW: Final[Any] = {
+    "linewidth": 0.6, "marker": "o", "markersize": 3.6, "markerfacecolor": WHITE, "markeredgecolor": GREY, "markeredgewidth": 0.9
+}  # fmt: skip
 _MARGIN: Final = 5.0  # percentage points
 
 
@@ -36,13 +50,14 @@ _MARGIN: Final = 5.0  # percentage points
 def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     """Lines of the hit rate by policy against the cache ratio, with Belady's emphasised and chance.
 
-    Belady's bounds replacement only. Where the cache ratios span less than half of the axis, it shows no more than them.
+    Belady's bounds replacement only: a hollow mark tells the hits of the cache from those of a copy that a prefetch has just
+    brought. Where the cache ratios span less than half of the axis, it shows no more than them.
     """
     if metric is None:
         decodes = "n_decode_tokens" not in frame or (frame["n_decode_tokens"].dropna() > 0).all()
         metric = "hit_rate_decode" if decodes else "hit_rate"
     rows = prepared(frame, "hit_rate", ["cache_ratio", metric])
-    means = summarised(rows, ["policy", "cache_ratio"], metric)
+    means = _with_prefetched(summarised(rows, ["policy", "cache_ratio"], metric), rows, metric)
     rank = means["policy"].map(policies_of(rows).index)
     means = means.assign(rank=rank).sort_values(["rank", "cache_ratio"], kind="stable").drop(columns="rank")
     chance = pd.DataFrame({"policy": CHANCE, "cache_ratio": [0.0, 1.0], metric: [0.0, 1.0], "n": 0})
@@ -61,6 +76,8 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
             "linewidth": 1.9 if best else 1.1, "zorder": 4 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
         }  # fmt: skip
         axes.plot(x, y, label=names[policy], **style)
+        if part["prefetched"].max() >= _SEEN:
+            _cache_alone(axes, x, y, 100 * part["prefetched"], look)
         if part["low"].notna().any():
             spread = [y - 100 * part["low"], 100 * part["high"] - y]
             axes.errorbar(x, y, yerr=spread, fmt="none", ecolor=look.colour, elinewidth=0.7, capsize=1.5)
@@ -69,19 +86,41 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     axes.set_ylim(0, 103)
     axes.set_xlabel("cache ratio (% of all experts)")
     axes.set_ylabel(f"{words} (%)")
-    legend_above(figure, in_order(axes, names), f"{words[0].upper()}{words[1:]} by cache ratio")
+    parted = bool((means["prefetched"] >= _SEEN).any())
+    handles = [*in_order(axes, names), *([Line2D([], [], label=_CACHE_ALONE, color=GREY, **_HOLLOW)] if parted else [])]
+    legend_above(figure, handles, f"{words[0].upper()}{words[1:]} by cache ratio")
     notes = [*averaged(rows, ["cache_ratio"]), "one lookup per layer visit and distinct routed expert"]
     notes += [_BOUND] if OPTIMUM in names else []
+    parted = bool((means["prefetched"] >= _SEEN).any())
     notes += not_shown(frame)
     add_corner(figure, corner_label(rows, "cache_ratio"), [*notes, meaning(inexact(rows))])
     sentences = [
         "One lookup per layer visit and distinct routed expert; thin, black and dashed: a cache with random content.",
         _OPTIMUM if OPTIMUM in policies_of(rows) else "",
+        _PARTED if parted else "",
         "Cache ratios are those that fit into the budgets." if cache_column(rows) != "cache_ratio" else "",
     ]
     what = f"{words[0].upper()}{words[1:]} against the share of all experts that the GPU caches."
     sentences += [repeats_sentence(rows), not_shown_sentences(frame)]
     return Drawing(data, figure, caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences))
+
+
+def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Add to hit rates the part of them that prefetches have brought; nan where it is not known."""
+    column = _PREFETCHED.get(metric, "")
+    if column not in rows or rows[column].isna().all():
+        return means.assign(prefetched=math.nan)
+    parts = summarised(rows, ["policy", "cache_ratio"], column)[["policy", "cache_ratio", column]]
+    return means.merge(parts.rename(columns={column: "prefetched"}), "left", ["policy", "cache_ratio"])
+
+
+def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, look: Look) -> None:
+    """Draw below a line the hits of the cache alone: hollow marks, a thin line, and what prefetches add as a light area."""
+    below = y - prefetched
+    axes.fill_between(x, below, y, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
+    axes.vlines(x, below, y, color=look.colour, linewidth=0.7, zorder=2)
+    style = {"color": look.colour, "linestyle": look.dash, **_HOLLOW, "marker": look.marker, "markeredgecolor": look.colour}
+    axes.plot(x, below, zorder=2.5, **style)
 
 
 def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:

@@ -170,13 +170,13 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
     cold = set(sorted(s.step for s in records.steps)[:n_cold])
     seen, rows, rows_hit, flying = set(), 0, 0, 0
     counted: Counter[tuple[str, bool]] = Counter()
-    looked: dict[tuple[int, int], list[tuple[int, bool]]] = {}
+    looked: dict[tuple[int, int], list[tuple[int, bool, bool]]] = {}
     for r in records.lookups:
         for expert, load, hit, in_flight in zip(r.active, r.loads, r.hits, r.in_flight, strict=True):
             rows, rows_hit = rows + load, rows_hit + load * hit
             first = (r.step, r.layer, expert) not in seen
             seen.add((r.step, r.layer, expert))
-            looked.setdefault((r.layer, expert), []).append((r.time, bool(first and hit)))
+            looked.setdefault((r.layer, expert), []).append((r.time, bool(first and hit), r.step in decode))
             if first:
                 warm, decodes = r.step not in cold, r.step in decode
                 names = ["", "_decode" if decodes else "_prefill", "_warm" if warm else "_cold"]
@@ -188,13 +188,13 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
         device = t.link.partition("->")[2]
         if t.last and t.expert >= 0 and machine.kinds[device] == "gpu":
             arrivals.setdefault((device, t.layer, t.expert), []).append((t.end, t.cause))
-    credited = set()
+    credited: dict[tuple[int, int, int], bool] = {}  # and whether it is in a decode step
     for (_, layer, expert), arrived in arrivals.items():
         lookups = looked.get((layer, expert), [])
         for time, cause in arrived:
-            at = next((i for i, (when, _) in enumerate(lookups) if when >= time), len(lookups))
+            at = next((i for i, (when, *_) in enumerate(lookups) if when >= time), len(lookups))
             if cause == "prefetch" and at < len(lookups) and lookups[at][1]:
-                credited.add((layer, expert, at))
+                credited[layer, expert, at] = lookups[at][2]
     needed: dict[tuple[Any, ...], bool] = {}
     taken = set()
     for run in sorted(t for t in records.tasks if t.expert >= 0 and machine.kinds[t.device] == "gpu"):
@@ -210,6 +210,9 @@ def _hits(records: Records, machine: Machine, decode: set[int]) -> dict[str, Any
         **{f"hit_rate{name}": _share(counted[name, True], counted[name, True] + counted[name, False]) for name in rates},
         "hit_rate_per_token": _share(rows_hit, rows), "in_flight_share": _share(flying, n),
         "prefetch_hit_share": _share(len(credited), n),
+        "prefetch_hit_share_decode": _share(
+            sum(credited.values()), counted["_decode", True] + counted["_decode", False]
+        ),
         "no_demand_share": 1 - sum(needed.values()) / len(needed) if needed else None,
     }  # fmt: skip
 

@@ -495,6 +495,17 @@ def test_an_expert_counts_once_a_visit_whatever_the_micro_batches():
     assert rates["hit_rate_per_token"] == 4 / 6
 
 
+def test_prefetched_hits_of_decoding_are_over_its_lookups():
+    """Prefetches serve one of two lookups of the prompt and two of four of decoding; the fourth is a hit of the cache."""
+    run = Records(makespan_ns=100)
+    run.steps += [StepRecord(0, 50, 0, "prefill", 0, 4, 1, 1.0), StepRecord(50, 100, 1, "decode", 0, 1, 1, 1.0)]
+    run.transfers += [transfer(0, 10, 1, "prefetch"), transfer(20, 30, 3, "prefetch"), transfer(30, 40, 4, "prefetch")]
+    run.lookups += [looked(0, 0, [1, 2], [1, 0], at=10), looked(1, 0, [1, 2, 3, 4], [1, 0, 1, 1], at=55)]
+    rates = hit_rates(run, KINDS)
+    assert (rates["hit_rate"], rates["hit_rate_decode"]) == (4 / 6, 3 / 4)
+    assert (rates["prefetch_hit_share"], rates["prefetch_hit_share_decode"]) == (3 / 6, 2 / 4)
+
+
 def test_prefetched_and_arrived_and_without_demand():
     run = Records(makespan_ns=100)
     run.steps += [

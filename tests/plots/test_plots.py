@@ -15,13 +15,14 @@ from fontTools.ttLib import TTFont
 from matplotlib.figure import Figure
 
 from moesim import plots
-from moesim.core.colours import BLACK, FILL, LABEL, SERIES, text_on
+from moesim.core.colours import BLACK, FILL, LABEL, SERIES, WHITE, text_on
 from moesim.errors import ConfigError
 from moesim.metrics.causes import CAUSES
 from moesim.metrics.machine import Machine
 from moesim.metrics.naming import SETTINGS
 from moesim.plots.catalogue import figures_of
 from moesim.plots.chart import chart
+from moesim.plots.lines import hit_rate
 from moesim.plots.looks import look
 from moesim.plots.style import _wrapped, add_corner, rendered
 from moesim.records import LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
@@ -113,6 +114,25 @@ def test_hit_rate_has_belady_and_the_null():
     assert legend(figure) == list(lines), "in the order of the experiment"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("cache ratio (% of all experts)", "decode hit rate (%)")
     assert (axes.get_xlim(), axes.get_ylim()) == ((20, 55), (0, 103))
+
+
+def test_hit_rate_tells_hits_of_the_cache_from_prefetched_ones():
+    """Of 35 and 60 % hits, prefetches brought 25 and 30: the cache alone hits 10 and 30 %."""
+    frame = results().assign(prefetch_hit_share_decode=[0.0, 0.0, 0.25, 0.3, None, None])
+    drawn = hit_rate.drawing(frame)
+    (axes,) = drawn.figure.axes
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == WHITE]
+    assert [line.get_xydata().round(9).tolist() for line in hollow] == [[[25, 10], [50, 30]]]
+    assert "without prefetched hits" in legend(drawn.figure)
+    assert "Hollow marks: without the hits of a copy that a prefetch has brought" in drawn.caption
+    parts = drawn.data.set_index(["policy", "cache_ratio"])["prefetched"]
+    assert parts["daop"].tolist() == [0.25, 0.3]
+    assert parts["lru"].tolist() == [0, 0]
+    assert parts["belady"].isna().all()
+    for plain in (results(), frame.assign(hit_rate_warm=0.5)):
+        drawn = hit_rate.drawing(plain, **({"metric": "hit_rate_warm"} if "hit_rate_warm" in plain else {}))
+        assert "without prefetched hits" not in legend(drawn.figure)
+        assert "Hollow" not in drawn.caption
 
 
 def test_hit_rate_shows_the_whole_axis_where_the_ratios_span_half_of_it():
