@@ -186,8 +186,9 @@ class Result:
         ConfigError
             As `plot`, but for several figures.
         """
+        from moesim.plots.captions import setting_label
         from moesim.plots.catalogue import figures_of, kind_of, options_of
-        from moesim.plots.rows import first_setting
+        from moesim.plots.rows import shared_setting
         from moesim.plots.sources import chosen
 
         drawn, known = kind_of(kind), options_of(kind_of(kind))
@@ -196,9 +197,10 @@ class Result:
                 raise ConfigError(f"plot {kind}: {unknown_name('option', name, known)}")
         frame = chosen(self._frame(kind, drawn.source), policies, [(k, str(v)) for k, v in (where or {}).items()], kind)
         if drawn.source == "records":
-            outcomes = [self._outcome(int(run)) for run in first_setting(frame, kind)["run"]]
+            rows, missing = shared_setting(frame, kind)
+            outcomes = [self._outcome(int(run)) for run in rows["run"]]
             runs = {str(one.row["policy"]): _records(one) for one in outcomes}
-            return {kind: _showable(drawn(runs, outcomes[0].machine, **options))}
+            return {kind: _showable(drawn(runs, outcomes[0].machine, label=setting_label(rows, missing), **options))}
         return {name: _showable(drawn(part, **options)) for name, part in figures_of(kind, frame, options)}
 
     def _frame(self, kind: str, source: str) -> DataFrame:

@@ -139,7 +139,7 @@ def _figures(
     """Give each figure of a kind: its name, what it draws, and its options."""
     import pandas as pd  # takes half a second to import
 
-    from moesim.plots.captions import corner_label
+    from moesim.plots.captions import setting_label
     from moesim.plots.catalogue import figures_of
 
     source = _source(name)
@@ -149,7 +149,8 @@ def _figures(
             raise ConfigError("expected a run with records, got none")
         rows = pd.DataFrame([dict(outcome.row) for outcome in kept.values()])
         records = {policy: outcome.records for policy, outcome in kept.items()}
-        yield name, [records, next(iter(kept.values())).machine], {"label": corner_label(rows)}
+        missing = [policy for policy in runs if policy not in kept]
+        yield name, [records, next(iter(kept.values())).machine], {"label": setting_label(rows, missing)}
         return
     for figure, part in figures_of(name, _frame(source, outcomes), {}):
         yield figure, [part], {}

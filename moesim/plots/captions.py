@@ -54,6 +54,11 @@ def corner_label(frame: pd.DataFrame, group: str | None = None) -> str:
     return " · ".join(part for part in parts if part)
 
 
+def setting_label(frame: pd.DataFrame, missing: Sequence[str]) -> str:
+    """Say what a figure of one setting is about, and which policies did not run there."""
+    return corner_label(frame) + (f" · did not run here: {', '.join(missing)}" if missing else "")
+
+
 def weakest_source(frame: pd.DataFrame, how: str) -> str:
     """Say the weakest label of what needs no oracle, and name the oracles apart; nothing without labels."""
     if "source_label" not in frame or frame["source_label"].isna().all():

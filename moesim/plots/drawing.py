@@ -12,10 +12,10 @@ import pandas as pd
 from moesim.core.table import frame_csv
 from moesim.errors import ConfigError
 from moesim.metrics.outcome import Outcome
-from moesim.plots.captions import corner_label
+from moesim.plots.captions import setting_label
 from moesim.plots.catalogue import SOURCES, figures_of, kind_of, options_of
 from moesim.plots.options import parse_option
-from moesim.plots.rows import first_setting
+from moesim.plots.rows import shared_setting
 from moesim.plots.sources import chosen, read_frames
 from moesim.plots.style import Medium, drawn_for, rendered
 from moesim.trace import Trace, find_trace
@@ -91,8 +91,8 @@ def _arguments(
     paths = [Path(path) for path in request.paths]
     frame = chosen(read_frames(source, paths, name), request.policies, request.where, name)
     if kind.source == "records":
-        rows = first_setting(frame, name)
-        yield name, _records(paths[0], rows, outcome_of), {"label": corner_label(rows)}
+        rows, missing = shared_setting(frame, name)
+        yield name, _records(paths[0], rows, outcome_of), {"label": setting_label(rows, missing)}
         return
     for figure, part in figures_of(name, frame, options):
         yield figure, [part], {}

@@ -152,6 +152,17 @@ def first_setting(frame: pd.DataFrame, what: str) -> pd.DataFrame:
     return rows
 
 
+def shared_setting(frame: pd.DataFrame, what: str) -> tuple[pd.DataFrame, list[str]]:
+    """Keep the runs at the first setting, and the first of its repeats, at which most policies ran; name those that did not."""
+    asked = policies_of(prepared(frame, what, failed=True))
+    repeats = [name for name in REPEATS if name in frame]
+    found: list[pd.DataFrame] = []
+    for _, rows in split(prepared(frame, what), []):
+        found += [part for _, part in rows.groupby(repeats, sort=False, dropna=False)] if repeats else [rows]
+    rows = max(found, key=lambda rows: rows["policy"].nunique())  # the first of them
+    return rows, [name for name in asked if name not in set(rows["policy"])]
+
+
 def _texts(frame: pd.DataFrame, column: str) -> list[str]:
     """Make values comparable where some are missing."""
     return ["-" if _missing(value) else str(value) for value in frame[column].tolist()]

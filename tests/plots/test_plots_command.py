@@ -252,6 +252,9 @@ def test_experiments_draw_what_they_ask_for_and_say_what_they_cannot(results: Re
     assert {"decode_speed.txt", "decode_speed.csv", "decode_speed.png", "gantt.pdf", "balance_cdf.png"} <= set(files)
     assert [line.partition(" is left out: ")[0] for line in left_out] == ["plots: energy"]
     assert draw([], results.outcomes, first) == ({}, [])
+    assert b"did not run here" not in files["gantt.txt"]
+    lost = first | {"lfu": replace(next(iter(first.values())), records=None)}
+    assert b"did not run here: lfu" in draw(["gantt"], results.outcomes, lost)[0]["gantt.txt"]
 
 
 def test_names_of_plots_are_checked_before_anything_runs():

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 
 from moesim.errors import ConfigError
 from moesim.plots.bars import decode_speed, energy
-from moesim.plots.captions import corner_label
+from moesim.plots.captions import corner_label, setting_label
 from moesim.plots.catalogue import figures_of
 from moesim.plots.exactness import meaning, star
 from moesim.plots.heatmap import heatmap
@@ -22,7 +22,7 @@ from moesim.plots.lines import CHANCE, hit_rate
 from moesim.plots.looks import look, looks_of
 from moesim.plots.pareto import vram
 from moesim.plots.regret import regret
-from moesim.plots.rows import cache_column, prepared, varying
+from moesim.plots.rows import cache_column, prepared, shared_setting, varying
 from moesim.plots.speedup import MEAN, speedup
 from moesim.plots.stacks import breakdown
 from moesim.plots.tornado import tornado
@@ -346,3 +346,22 @@ def test_an_oracle_among_the_policies_is_named_apart_from_the_weakest_source():
     both = rows(("lru", 1.0, {}), ("lru", 2.0, {"source_label": "oracle"}))
     assert corner_label(both).endswith("weakest source: measured · oracle: lru at some settings")
     assert "derived (dali), oracle (belady)" in decode_speed.drawing(frame).caption
+
+
+def test_a_figure_of_one_setting_takes_the_first_at_which_most_policies_ran():
+    """At batch 1 b failed, at batch 2 none of the two did in repeat 1; c has no run that succeeded."""
+    lost = {"error": "does not fit", "decode_tokens_per_s": None}
+    one, two = ({"repeat": n, "seed": n} for n in (0, 1))
+    frame = rows(
+        ("a", 1.0, {}), ("b", None, lost), ("c", None, lost),
+        ("a", 2.0, {"batch_size": 2, **one}), ("b", None, {"batch_size": 2, **one, **lost}),
+        ("a", 3.0, {"batch_size": 2, **two}), ("b", 4.0, {"batch_size": 2, **two}),
+        ("a", 5.0, {"batch_size": 4}), ("b", 6.0, {"batch_size": 4}),
+    )  # fmt: skip
+    shown, missing = shared_setting(frame, "gantt")
+    assert shown["run"].tolist() == [5, 6]
+    assert missing == ["c"]
+    assert setting_label(shown, missing).endswith(" · did not run here: c")
+    shown, missing = shared_setting(frame[frame["policy"] == "a"], "gantt")
+    assert (shown["run"].tolist(), missing) == ([0], [])
+    assert "did not run" not in setting_label(shown, missing)
