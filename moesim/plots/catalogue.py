@@ -10,7 +10,21 @@ from typing import Any, Final
 import pandas as pd
 
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots import bars, heatmap, ladder, lines, pareto, regret, signals, speedup, stacks, tornado, trace_maps, validation
+from moesim.plots import (
+    bars,
+    heatmap,
+    ladder,
+    lines,
+    pareto,
+    regret,
+    signals,
+    speedup,
+    stacks,
+    swept,
+    tornado,
+    trace_maps,
+    validation,
+)
 from moesim.plots.balance import balance_cdf
 from moesim.plots.failures import failing
 from moesim.plots.gantt import gantt
@@ -22,6 +36,9 @@ _KINDS: Final[Sequence[Kind[...]]] = (
     bars.decode_speed,
     bars.prefill_speed,
     speedup.speedup,
+    swept.speedup_lines,
+    swept.throughput,
+    swept.speed_by_context,
     lines.hit_rate,
     stacks.breakdown,
     ladder.ladder,
@@ -115,7 +132,15 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
 
 _WHOLE: Final = ("speedup", "validation")  # they show all settings
 _FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
-_NAMED: Final = ("breakdown", "hit_rate", "heatmap", "vram")  # they name it below
+_NAMED: Final = (
+    "breakdown",
+    "hit_rate",
+    "heatmap",
+    "vram",
+    "speedup_lines",
+    "throughput",
+    "speed_by_context",
+)  # they name it below
 
 
 def _homes(lost: pd.DataFrame, settings: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -137,6 +162,9 @@ _SHOWN: Final[Mapping[str, Callable[[pd.DataFrame, Mapping[str, Any]], Sequence[
     "prefill_speed": _axes,
     "energy": _axes,
     "ladder": _axes,
+    "speedup_lines": lambda frame, options: [swept.swept_axis(frame, options.get("x"))],
+    "throughput": lambda frame, options: [swept.STREAMS],
+    "speed_by_context": lambda frame, options: [swept.CONTEXT],
     "breakdown": lambda frame, options: _axes(frame, options)[:1],
     "hit_rate": lambda frame, options: ["cache_ratio", cache_column(frame)],
     "vram": lambda frame, options: [cache_column(frame)],

@@ -70,12 +70,7 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     for policy, look in looks_of(policies).items():
         part = data[data["policy"] == policy]
         x, y = 100 * part["cache_ratio"], 100 * part[metric]
-        best = policy == OPTIMUM
-        style: dict[str, Any] = {
-            "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
-            "linewidth": 1.9 if best else 1.1, "zorder": 4 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
-        }  # fmt: skip
-        axes.plot(x, y, label=names[policy], **style)
+        axes.plot(x, y, label=names[policy], **style_of(look, best=policy == OPTIMUM))
         if part["prefetched"].max() >= _SEEN:
             _cache_alone(axes, x, y, 100 * part["prefetched"], look)
         if part["low"].notna().any():
@@ -103,6 +98,14 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
     what = f"{words[0].upper()}{words[1:]} against the share of all experts that the GPU caches."
     sentences += [repeats_sentence(rows), not_shown_sentences(frame)]
     return Drawing(data, figure, caption(what, rows, ["cache_ratio", cache_column(rows)], *sentences))
+
+
+def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
+    """Give the style of a policy's line with a mark at each point."""
+    return {
+        "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
+        "linewidth": 1.9 if best else 1.1, "zorder": 4 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
+    }  # fmt: skip
 
 
 def _with_prefetched(means: pd.DataFrame, rows: pd.DataFrame, metric: str) -> pd.DataFrame:

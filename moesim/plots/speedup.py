@@ -27,12 +27,8 @@ _ROW: Final = 34  # bars that stand side by side
 _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
 
-def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
-    """Compare every policy with a baseline, in those settings in which both ran.
-
-    The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
-    """
-    found = varying(rows)
+def paired(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
+    """Give the rows of all policies but a baseline which that one has at the same setting and seed, with their speed-up."""
     rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
     same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
     keys = [tuple(group_name(value) for value in values) for values in rows[same].itertuples(index=False)]
@@ -46,6 +42,15 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     if "source_label" in ratios:
         labels = [label if isinstance(label, str) else None for label in rows["source_label"]]
         ratios["source_label"] = [_weaker(labels[i], labels[j]) for i, j in both]
+    return ratios
+
+
+def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
+    """Compare every policy with a baseline, in those settings in which both ran.
+
+    The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
+    """
+    ratios, found = paired(rows, baseline, metric), varying(rows)
     panels, groups = _arranged(found, ratios)
     orders = [levels(ratios, name) for name in (*panels, *groups)]
     places = [[order.index(v) if v in order else -1 for v in ratios[name].tolist()]
@@ -53,18 +58,19 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     if places:
         ratios = ratios.iloc[[i for _, i in sorted(zip(zip(*places, strict=True), range(len(ratios)), strict=True))]]
     ratios = ratios.assign(panel=_worded(ratios, panels), group=_worded(ratios, groups))
-    settings = [_geometric(part, {"panel": p, "group": g, "policy": name})
+    settings = [geometric(part, {"panel": p, "group": g, "policy": name})
                 for (p, g, name), part in ratios.groupby(["panel", "group", "policy"], sort=False)]  # fmt: skip
     table = pd.DataFrame(settings)
     last = str(table["panel"].iloc[-1])  # beside the last settings: a panel of its own would be mostly empty
     several = len(table[["panel", "group"]].drop_duplicates()) > 1  # the mean of one setting is that setting once more
     for name, part in table.groupby("policy", sort=False) if several else ():
-        whole = _geometric(part, {"panel": last, "group": MEAN, "policy": name})
+        whole = geometric(part, {"panel": last, "group": MEAN, "policy": name})
         settings.append({**whole, "low": math.nan, "high": math.nan})
     return _sorted(pd.DataFrame(settings), policies_of(rows))
 
 
-def _baseline(rows: pd.DataFrame, baseline: str | None) -> str:
+def baseline_of(rows: pd.DataFrame, baseline: str | None) -> str:
+    """Choose the baseline: the one asked for, else the first policy."""
     known = policies_of(rows)
     if baseline is not None and baseline not in known:
         raise ConfigError(f"plot speedup: --baseline: {unknown_name('policy of these results', baseline, known)}")
@@ -101,7 +107,7 @@ def _arranged(found: Sequence[str], ratios: pd.DataFrame) -> tuple[list[str], li
     return panels, groups
 
 
-def _geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
+def geometric(part: pd.DataFrame, names: dict[str, Any]) -> dict[str, Any]:
     """Geometric mean with the interval of the mean logarithm."""
     logs = over_draws(part, [math.log(value) for value in part["speedup"]])
     mean, low, high = (float(np.exp(value)) for value in interval(logs))
@@ -122,7 +128,7 @@ def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
 def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Drawing:
     """Bars of speed-ups over a baseline, the geometric mean at the end."""
     rows = prepared(frame, "speedup", [metric])
-    baseline = _baseline(rows, baseline)
+    baseline = baseline_of(rows, baseline)
     data = _compared(rows, baseline, metric)
     whole = data[data["group"] == MEAN]
     counts = sorted(set(whole["n"]))

@@ -24,6 +24,8 @@ MOST_OF_A_KIND: Final = 4
 """Figures of each kind that are drawn for the page: a sweep over many settings has one for each combination."""
 
 _OF_VARIANTS: Final = ("ladder",)  # compare a policy with the one before it, which only says something of variants of one
+_SWEPT: Final = {"throughput": "batch_size", "speed_by_context": "prompt_tokens", "speedup_lines": ""}
+"""Lines over a setting, which say nothing of one value of it; those of `speedup_lines` are in `speedup` as well."""
 _DENSITY: Final = 2  # pixels of a picture for each pixel of the page
 _WIDE: Final = 750  # pixels of the page; wider figures get a row of their own
 
@@ -116,8 +118,9 @@ def _drawn(folder: ResultFolder, notes: list[str], *, progress: bool) -> Iterato
     done = [row for row in folder.rows if not row.get("error")]
     one_policy = len({row.get("policy_name", row["policy"]) for row in done}) == 1
     kinds = [name for name, kind in KINDS.items() if kind.source == "rows" and (one_policy or name not in _OF_VARIANTS)]
-    kinds = kinds if done else []
     frame = pd.DataFrame(done)
+    kinds = [name for name in kinds if name not in _SWEPT or (_SWEPT[name] in frame and frame[_SWEPT[name]].nunique() > 1)]
+    kinds = kinds if done else []
     with Progress(len(kinds), enabled=progress) as bar:
         for kind in kinds:
             bar.describe(f"drawing {kind}")

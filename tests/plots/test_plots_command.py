@@ -69,7 +69,8 @@ def names(folder: Path) -> set[str]:
 def test_the_catalogue_is_whole():
     assert {"decode_speed", "prefill_speed", "speedup", "hit_rate", "breakdown", "ladder", "heatmap", "energy", "vram", "tornado",
             "regret", "validation", "hit_rate_by_token", "balance_cdf", "gantt", "signal_accuracy", "signal_accuracy_by_layer",
-            "reuse_map", "coactivation", "coactivation_ranks"} == set(KINDS)  # fmt: skip
+            "speedup_lines", "throughput", "speed_by_context", "reuse_map", "coactivation",
+            "coactivation_ranks"} == set(KINDS)  # fmt: skip
     for name, kind in KINDS.items():
         assert isinstance(kind, Kind)
         assert kind.source in SOURCES

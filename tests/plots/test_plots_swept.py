@@ -1,0 +1,75 @@
+"""Lines over a swept setting, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from moesim.core.colours import BLACK
+from moesim.errors import ConfigError
+from moesim.plots.catalogue import figures_of
+from moesim.plots.swept import speed_by_context, speedup_lines, throughput
+from tests.plots.plots_kit import rows
+
+FEW = {"batch_size": 2}
+MANY = {"batch_size": 16}
+
+
+def lines(figure):
+    (axes,) = figure.axes
+    return {line.get_label(): line.get_xydata().tolist() for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def test_speed_ups_over_an_axis_pair_seeds_and_have_no_mean():
+    """At batch 2 the two seeds are 2 and 8 times as fast, 4 in geometric mean; at 16 they run at half the speed."""
+    one, two = ({"seed": n, "repeat": n} for n in (0, 1))
+    frame = rows(
+        ("a", 1.0, FEW | one), ("a", 10.0, FEW | two), ("b", 2.0, FEW | one), ("b", 80.0, FEW | two),
+        ("a", 6.0, MANY | one), ("a", 8.0, MANY | two), ("b", 3.0, MANY | one), ("b", 4.0, MANY | two),
+        ("b", 9.0, {"batch_size": 4, **one}),
+    )  # fmt: skip
+    drawn = speedup_lines.drawing(frame)
+    assert lines(drawn.figure) == {"b": [[2, pytest.approx(4)], [16, pytest.approx(0.5)]]}
+    assert drawn.data[["policy", "batch_size", "n"]].to_numpy().tolist() == [["b", 2, 2], ["b", 16, 2]]
+    (axes,) = drawn.figure.axes
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["2", "16"]
+    assert axes.get_xscale() == "log"
+    assert "geo. mean" not in drawn.caption
+    assert "Speed-up over a (decode speed (tokens/s, whole batch)) against batch, like with like; dashed: a." in drawn.caption
+    flipped = speedup_lines.drawing(frame, baseline="b").data
+    assert flipped["speedup"].tolist() == pytest.approx([0.25, 2])
+
+
+def test_speed_ups_over_names_stand_in_the_order_of_the_experiment():
+    found = [("a", 1.0), ("b", 3.0)], [("a", 2.0), ("b", 1.0)]
+    frame = rows(*((*run, {"hardware": name}) for name, runs in zip(("new", "his"), found, strict=True) for run in runs))
+    drawn = speedup_lines.drawing(frame, x="hardware")
+    assert lines(drawn.figure) == {"b": [[0, pytest.approx(3)], [1, 0.5]]}
+    assert [t.get_text() for t in drawn.figure.axes[0].get_xticklabels()] == ["new", "his"]
+    with pytest.raises(ConfigError, match="unknown setting 'hardwar'; did you mean 'hardware'"):
+        speedup_lines.drawing(frame, x="hardwar")
+
+
+def test_throughput_is_over_streams_and_another_setting_gets_a_figure_of_its_own():
+    frame = rows(
+        ("a", 3.0, FEW), ("a", 9.0, MANY), ("b", 4.0, FEW), ("b", None, MANY | {"error": "does not fit"}),
+        ("belady", 5.0, MANY | {"source_label": "oracle"}), ("a", 2.0, MANY | {"cache_ratio": 0.5}),
+    )  # fmt: skip
+    parts = dict(figures_of("throughput", frame, {}))
+    assert list(parts) == ["throughput.cache_ratio=0.25", "throughput.cache_ratio=0.5"]
+    drawn = throughput.drawing(parts["throughput.cache_ratio=0.25"])
+    assert lines(drawn.figure) == {"a": [[2, 3], [16, 9]], "b": [[2, 4]], "belady (oracle)": [[16, 5]]}
+    best = next(line for line in drawn.figure.axes[0].lines if line.get_label() == "belady (oracle)")
+    assert best.get_color() == BLACK
+    assert "Not shown: b (1 run). Failed, 1 run: does not fit." in drawn.caption
+    assert lines(throughput.drawing(frame[:2].assign(ttft_mean_ns=[7, 8]), metric="ttft_mean_ns").figure) == {
+        "a": [[2, 7], [16, 8]]
+    }
+
+
+def test_speed_by_context_needs_prompts_of_a_length():
+    frame = rows(("a", 3.0, {}), ("a", 1.0, {"prompt_tokens": 1024})).assign(decode_tokens=32)
+    drawn = speed_by_context.drawing(frame)
+    assert lines(drawn.figure) == {"a": [[8, 3], [1024, 1]]}
+    assert "Decoding adds 32 tokens to the context." in drawn.caption
+    with pytest.raises(ConfigError, match="speed_by_context: expected runs with a value of prompt_tokens, got none"):
+        speed_by_context.drawing(frame.assign(prompt_tokens=None))
