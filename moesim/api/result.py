@@ -134,7 +134,15 @@ class Result:
         return Timeline.of({str(one.row["policy"]): (_records(one), one.machine) for one in shown}, steps)
 
     # ------------------------------------------------------------------------------------------------------------ figures
-    def plot(self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None, **options: Any) -> Figure:
+    def plot(
+        self,
+        kind: str,
+        *,
+        policies: Sequence[str] = (),
+        where: Mapping[str, Any] | None = None,
+        width: str | float | None = None,
+        **options: Any,
+    ) -> Figure:
         """Draw one figure.
 
         Parameters
@@ -145,6 +153,8 @@ class Result:
             Which, in their order; default: all.
         where : mapping, optional
             Only runs with these values in columns of the table.
+        width : str or float, optional
+            ``"column"``, ``"page"``, ``"slide"``, or inches; default: as wide as the kind needs.
         **options
             Of the kind.
 
@@ -158,7 +168,7 @@ class Result:
             If the kind or an option is unknown, or several figures would be needed: settings that a figure does not show are
             never averaged away. `plots` gives them all.
         """
-        found = self.plots(kind, policies=policies, where=where, **options)
+        found = self.plots(kind, policies=policies, where=where, width=width, **options)
         if len(found) > 1:
             raise ConfigError(
                 f"plot {kind}: expected settings of one figure, got those of {len(found)}: {', '.join(found)}; "
@@ -167,13 +177,19 @@ class Result:
         return next(iter(found.values()))
 
     def plots(
-        self, kind: str, *, policies: Sequence[str] = (), where: Mapping[str, Any] | None = None, **options: Any
+        self,
+        kind: str,
+        *,
+        policies: Sequence[str] = (),
+        where: Mapping[str, Any] | None = None,
+        width: str | float | None = None,
+        **options: Any,
     ) -> dict[str, Figure]:
         """Draw all figures of a kind, one for each combination of settings that one figure does not show.
 
         Parameters
         ----------
-        kind, policies, where, **options
+        kind, policies, where, width, **options
             As of `plot`.
 
         Returns
@@ -190,6 +206,7 @@ class Result:
         from moesim.plots.catalogue import figures_of, kind_of, options_of
         from moesim.plots.rows import shared_setting
         from moesim.plots.sources import chosen
+        from moesim.plots.widths import drawn_wide, parse_width
 
         drawn, known = kind_of(kind), options_of(kind_of(kind))
         for name in options:
@@ -200,8 +217,11 @@ class Result:
             rows, missing = shared_setting(frame, kind)
             outcomes = [self._outcome(int(run)) for run in rows["run"]]
             runs = {str(one.row["policy"]): _records(one) for one in outcomes}
-            return {kind: _showable(drawn(runs, outcomes[0].machine, label=setting_label(rows, missing), **options))}
-        return {name: _showable(drawn(part, **options)) for name, part in figures_of(kind, frame, options)}
+            asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(rows, missing)})}
+        else:
+            asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
+        with drawn_wide(None if width is None else parse_width(width, f"plot {kind}: width")):
+            return {name: _showable(drawn(*given, **more)) for name, (given, more) in asked.items()}
 
     def _frame(self, kind: str, source: str) -> DataFrame:
         from moesim.plots.catalogue import IN_EXPERIMENTS, SOURCES

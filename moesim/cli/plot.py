@@ -38,6 +38,9 @@ def plot(
         list[str], typer.Option("--option", metavar="KEY=VALUE", help="What else a kind takes, such as layers=15,16; see --list.")
     ] = [],  # noqa: B006
     medium: Annotated[str, typer.Option("--for", help="screen, or paper: no title and no provenance in the picture.")] = "screen",
+    width: Annotated[
+        str | None, typer.Option(metavar="WIDTH", help="column, page, slide, or inches; default: as wide as a kind needs.")
+    ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the kinds and what they need.")] = False,
 ) -> None:
     """Draw figures of results: each as PDF and PNG, with its data as CSV and its caption as text.
@@ -50,6 +53,7 @@ def plot(
     from moesim.experiment.again import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
     from moesim.plots.drawing import OPTIONS, Request, draw
+    from moesim.plots.widths import parse_width
 
     words = list(arguments or [])
     if listed or words == ["list"]:
@@ -64,10 +68,11 @@ def plot(
     if out is None:
         raise ConfigError("plot: expected --out FOLDER, got nothing; name a folder for the figures")
     check_out_folder(out, option="--out")
+    inches = None if width is None else parse_width(width, "plot: --width")
     given = dict(zip(OPTIONS, (baseline, x, y, metric), strict=True)) | dict(_pair(text, "--option") for text in more)
     request = Request(
         words[:n_kinds], words[n_kinds:], {name: value for name, value in given.items() if value is not None},
-        split_names(policies), [_pair(text, "--where") for text in where], "paper" if medium == "paper" else "screen",
+        split_names(policies), [_pair(text, "--where") for text in where], "paper" if medium == "paper" else "screen", inches,
     )  # fmt: skip
     write_beside(out, draw(request, outcome_of), "plot")
 

@@ -16,7 +16,8 @@ from moesim.plots.exactness import inexact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
 from moesim.plots.rows import policies_of, prepared, qualified
-from moesim.plots.style import TEXT, add_corner, legend_above
+from moesim.plots.style import add_corner, legend_above
+from moesim.plots.widths import TEXT, is_narrow, width_for
 
 MEASURES: Final = {"done": "experts done", "longest": "experts' busy time"}
 """Which times are compared -> title of the panel; ``cpu_<measure>_ns`` and ``gpu_<measure>_ns`` are their columns."""
@@ -68,8 +69,10 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
     aside = one_sided(data)
     policies = [policy for policy in policies_of(rows) if policy not in aside]
     names, looks = legend_names(data, policies), looks_of(policies_of(rows))
-    figure = Figure(figsize=(TEXT, 2.1), layout="constrained")
-    panels = figure.subplots(1, len(MEASURES), sharey=True)
+    width = width_for(TEXT)
+    n_rows = len(MEASURES) if is_narrow(width) else 1
+    figure = Figure(figsize=(width, 2.1 * n_rows), layout="constrained")
+    panels = figure.subplots(n_rows, len(MEASURES) // n_rows, sharey=True)
     for axes, (measure, words) in zip(panels, MEASURES.items(), strict=True):
         axes.grid(visible=True, axis="both")
         for policy in policies:
@@ -85,7 +88,8 @@ def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 100)
         axes.set_xlabel("|CPU - GPU| / max(CPU, GPU) (%)")
-    panels[0].set_ylabel("layer visits (%)")
+        if n_rows > 1 or axes is panels[0]:
+            axes.set_ylabel("layer visits (%)")
     legend_above(figure, panels[0].get_legend_handles_labels()[0], "Balance of CPU and GPU")
     said = f" · all experts on one side: {', '.join(aside)}" if aside else ""
     notes = [*averaged(rows, []), f"marks: quartiles{said}", meaning(inexact(rows))]

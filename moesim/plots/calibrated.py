@@ -13,7 +13,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from moesim.core.colours import BLACK, BLUE, GREY, ORANGE, SKY
 from moesim.plots.identified import LOOK
-from moesim.plots.style import TEXT, add_corner, legend_above, need, short, styled
+from moesim.plots.style import add_corner, legend_above, need, short, styled
+from moesim.plots.widths import TEXT
 
 COLUMNS: Final = ("n_cpu_moe", "context", "ubatch", "tokens_per_s", "low", "high", "fits")
 MEASURED: Final = ("n_cpu_moe", "context", "tokens_per_s", "status")

@@ -18,6 +18,7 @@ from moesim.plots.options import parse_option
 from moesim.plots.rows import shared_setting
 from moesim.plots.sources import chosen, read_frames
 from moesim.plots.style import Medium, drawn_for, rendered
+from moesim.plots.widths import drawn_wide
 from moesim.trace import Trace, find_trace
 
 OPTIONS: Final = ("baseline", "x", "y", "metric")
@@ -37,13 +38,14 @@ class Request:
     policies: Sequence[str] = ()  # names in their order; empty: all
     where: Sequence[tuple[str, str]] = ()  # columns and the values that they must have
     medium: Medium = "screen"  # what it is for
+    width: float | None = None  # in inches; None: as wide as each kind is by itself
 
 
 def draw(request: Request, outcome_of: OutcomeOf) -> dict[str, bytes]:
     """Draw the figures of a request."""
     options = {name: _checked(request, name) for name in request.kinds}
     made: dict[str, bytes] = {}
-    with drawn_for(request.medium):
+    with drawn_for(request.medium), drawn_wide(request.width):
         for name in dict.fromkeys(request.kinds):
             for figure, arguments, more in _arguments(request, name, options[name], outcome_of):
                 made |= files_of(name, figure, arguments, {**options[name], **more})

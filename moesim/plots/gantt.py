@@ -23,7 +23,8 @@ from moesim.metrics.machine import Machine, machine_of
 from moesim.plots.chart import Chart, chart
 from moesim.plots.exactness import is_exact, meaning
 from moesim.plots.kinds import Drawing, kind
-from moesim.plots.style import SMALL, TEXT, add_corner, legend_above, text_width
+from moesim.plots.style import SMALL, add_corner, legend_above, text_width
+from moesim.plots.widths import TEXT, width_for
 from moesim.records import Records
 
 # On a lane, a transfer is not yet known to be exposed or late.
@@ -74,10 +75,11 @@ def gantt(
     charts = {policy: chart(records, machine, step, (first, last)) for policy, records in runs.items()}
     starred = _not_exact(runs)
     heights = [len(c.lanes) for c in charts.values()]
-    figure = Figure(figsize=(TEXT, 0.45 + _LANE * sum(heights) + 0.24 * len(heights)), layout="constrained")
+    width = width_for(TEXT)
+    figure = Figure(figsize=(width, 0.45 + _LANE * sum(heights) + 0.24 * len(heights)), layout="constrained")
     grid = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
     longest = max(c.length for c in charts.values()) / NS_PER_MS
-    inches = TEXT - 0.25 - max(text_width(lane, 7.0) for c in charts.values() for lane in c.lanes)
+    inches = width - 0.25 - max(text_width(lane, 7.0) for c in charts.values() for lane in c.lanes)
     for axes, (policy, drawn) in zip(grid[:, 0], charts.items(), strict=True):
         axes.set_xlim(0, longest)
         _draw_chart(axes, drawn, longest / inches)

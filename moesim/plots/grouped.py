@@ -15,7 +15,8 @@ from matplotlib.patheffects import withStroke
 
 from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import Look, looks_of
-from moesim.plots.style import COLUMN, SMALL, TEXT, legend_above, text_width
+from moesim.plots.style import SMALL, legend_above, text_width
+from moesim.plots.widths import COLUMN, TEXT, width_for
 
 _GAP: Final = 1.0  # between groups, in bars
 _FRAME: Final = 0.62  # inches beside the axes, for their ticks and label
@@ -24,6 +25,7 @@ _HEIGHT: Final = {1: 1.75, 2: 1.55}  # of axes, in inches, by number of rows
 _LOW: Final = 1.3  # the same with more rows
 _ALIKE: Final = 2.5  # panels whose axes reach this much further than others have axes of their own
 _LINE: Final = 0.115  # inches that a line of small text is high
+_LEAST: Final = 0.095  # inches: narrower bars have no numbers above them
 _BOX: Final = 0.12  # of the axis, what stands for a run that failed
 ENDS: Final = "over the profile's intervals"
 """Words in the legend for what reaches from the least to the most at the ends of intervals."""
@@ -74,6 +76,9 @@ def grouped_bars(
     height = _HEIGHT.get(n_rows, _LOW)
     inch = (width / n_columns - _FRAME) / longest  # of a bar
     rotated = any(text_width(line) > 1.12 * inch for bar in bars if not math.isnan(bar.value) for line in bar.text)
+    if inch < _LEAST:  # numbers would cover each other; the data have them
+        bars = [bar if math.isnan(bar.value) else bar._replace(text=()) for bar in bars]
+        panels = {name: [bar for bar in bars if bar.panel == name] for name in panels}
     lines = max(bar.group.count("\n") + 1 for bar in bars)
     heads = 0.2 if len(panels) > 1 else 0.05
     figure = Figure(figsize=(width, 0.1 + n_rows * (height + heads + _LINE * (lines + 0.5)) + 0.15), layout="constrained")
@@ -136,9 +141,10 @@ def _places(bars: Sequence[Bar], policies: Sequence[str]) -> _Places:
 def _layout(longest: float, n_panels: int) -> tuple[float, int]:
     """Choose the width of the figure and how many panels stand side by side."""
     if n_panels == 1:
-        return (COLUMN if longest * _NARROW + _FRAME <= COLUMN else TEXT), 1
-    fit = int(TEXT / (longest * _NARROW + _FRAME))
-    return TEXT, max(1, min(fit, n_panels, 4))
+        return width_for(COLUMN if longest * _NARROW + _FRAME <= COLUMN else TEXT), 1
+    width = width_for(TEXT)
+    fit = int(width / (longest * _NARROW + _FRAME))
+    return width, max(1, min(fit, n_panels, 4))
 
 
 def _draw(axes: Axes, bars: Sequence[Bar], places: _Places, looks: Mapping[str, Look], height: float, rotated: bool) -> float:

@@ -20,7 +20,8 @@ from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import group_name, levels, policies_of, prepared, settings_in, summarised
-from moesim.plots.style import COLUMN, SMALL, TEXT, add_corner, need, new_figure, short, text_width, title
+from moesim.plots.style import SMALL, add_corner, need, new_figure, short, text_width, title
+from moesim.plots.widths import COLUMN, TEXT
 from moesim.policies.declare import option_parameters
 from moesim.policies.registry import policy_class
 

@@ -19,7 +19,8 @@ from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import Look, looks_of
 from moesim.plots.rows import cache_column, policies_of, prepared, summarised
-from moesim.plots.style import COLUMN, OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.style import OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.widths import COLUMN
 
 CHANCE: Final = "chance (cached share)"
 """Legend of what a cache with random content hits."""
@@ -33,7 +34,7 @@ _BOUND: Final = f"{OPTIMUM} bounds replacement only: prefetching can exceed it"
 _PREFETCHED: Final = {"hit_rate": "prefetch_hit_share", "hit_rate_decode": "prefetch_hit_share_decode"}
 """Column of the part of a hit rate that prefetches have brought."""
 _SEEN: Final = 0.01  # a part of the hit rate that is drawn
-_CACHE_ALONE: Final = "without prefetched hits"
+_CACHE_ALONE: Final = "cache hits alone"
 """Legend of the hollow marks."""
 _PARTED: Final = (
     "Hollow marks: without the hits of a copy that a prefetch has brought since the expert was last looked up, which fill the "
@@ -123,7 +124,7 @@ def _cache_alone(axes: Axes, x: pd.Series, y: pd.Series, prefetched: pd.Series, 
     axes.fill_between(x, below, y, color=look.colour, alpha=0.18, linewidth=0, zorder=2)
     axes.vlines(x, below, y, color=look.colour, linewidth=0.7, zorder=2)
     style = {"color": look.colour, "linestyle": look.dash, **_HOLLOW, "marker": look.marker, "markeredgecolor": look.colour}
-    axes.plot(x, below, zorder=2.5, **style)
+    axes.plot(x, below, zorder=3.5, **style)
 
 
 def in_order(axes: Axes, names: Mapping[str, str]) -> list[Artist]:

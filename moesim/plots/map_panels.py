@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from moesim.plots.style import for_paper
+from moesim.plots.widths import width_for
 
 MAP: Final = "cividis"  # even in brightness: it reads the same in grey
 NOT_FROM_ZERO: Final = "The scale of colours does not begin at 0."
@@ -54,10 +55,11 @@ def heat_maps(
     square: bool = False,
 ) -> Figure:
     """Draw heat maps on one scale."""
-    n_columns = min(n_columns, len(panels))
+    width = width_for(size[0])
+    n_columns = min(max(1, round(n_columns * width / size[0])), len(panels))
     n_rows = -(-len(panels) // n_columns)
     figure = Figure(
-        figsize=(size[0], n_rows * size[1] + (0 if for_paper() else _TITLE)), layout="compressed" if square else "constrained"
+        figsize=(width, n_rows * size[1] + (0 if for_paper() else _TITLE)), layout="compressed" if square else "constrained"
     )
     grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y)
     everything = np.concatenate([panel.values.ravel() for panel in panels])
@@ -73,7 +75,8 @@ def heat_maps(
         drawn.append(axes)
         first, last = place % n_columns == 0, place + n_columns >= len(panels)
         axes.set_ylabel(panel.y_label if first or not share_y else "")
-        axes.set_xlabel(panel.x_label if last or not share_y else "")
+        below = None if last else panels[place + n_columns].x_label
+        axes.set_xlabel(panel.x_label if panel.x_label != below or not share_y else "")
     cut = "min" if float(np.nanmin(everything)) < low else "neither"
     figure.colorbar(image, ax=drawn, label=words.scale, aspect=25, pad=0.02, fraction=0.05, extend=cut)
     if not for_paper():

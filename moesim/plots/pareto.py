@@ -18,7 +18,8 @@ from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
 from moesim.plots.rows import cache_column, policies_of, prepared, qualified, summarised
-from moesim.plots.style import COLUMN, add_corner, legend_above, new_figure
+from moesim.plots.style import add_corner, legend_above, new_figure
+from moesim.plots.widths import COLUMN
 
 MEMORY: Final = "peak_memory_bytes.gpu"
 """Beginning of the columns of memory in use on each GPU."""

@@ -13,7 +13,8 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from moesim.core.colours import BLACK, GREY, WHITE
 from moesim.plots.looks import look
-from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, need, styled
+from moesim.plots.style import add_corner, legend_above, need, styled
+from moesim.plots.widths import COLUMN, TEXT, is_narrow, width_for
 
 NAMES: Final = {"dali": "DALI", "hybrimoe": "HybriMoE", "prescope": "PreScope", "daop": "DAOP", "odmoe": "OD-MoE"}
 _BAND: Final = 1.35
@@ -49,13 +50,16 @@ def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
     panels += [("identified, the row's table left out", told["identified"], told)] if len(told) else []
     shown = data[["printed", "simulated", "identified"]]
     ends = [float(shown.min().min()) / _MARGIN, float(shown.max().max()) * _MARGIN]
-    figure = Figure(figsize=(COLUMN if len(panels) == 1 else TEXT, 3.2), layout="constrained")
+    width = width_for(COLUMN if len(panels) == 1 else TEXT)
+    n_columns = 1 if is_narrow(width) else len(panels)
+    n_rows = len(panels) // n_columns
+    figure = Figure(figsize=(width, n_rows * (0.35 + 0.85 * width / n_columns)), layout="constrained")
     names = [str(name) for name in dict.fromkeys(data["paper"])]
     handles: list[Artist] = [
         Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(name, name), **_style(i))
         for i, name in enumerate(names)
     ]
-    grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    grid = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False).ravel()
     for axes, (title, values, rows) in zip(grid, panels, strict=True):
         band = _panel(axes, ends)
         for i, name in enumerate(names):
@@ -66,7 +70,8 @@ def printed(frame: pd.DataFrame, corner: str = "") -> Figure:
                     axes.plot(rows["printed"][mine], values[mine], linestyle="none", **style)
         if len(panels) > 1:
             axes.set_title(title, fontweight="normal", fontsize=7.5)
-    grid[0].set_ylabel("simulated")
+    for axes in grid[::n_columns]:
+        axes.set_ylabel("simulated")
     if not told["met"].all():
         style = _style(0) | {"marker": "o", "markerfacecolor": WHITE, "markeredgecolor": BLACK, "markeredgewidth": 0.9}
         handles.append(Line2D([], [], linestyle="none", label="inconsistent with its paper", **style))

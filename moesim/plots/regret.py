@@ -11,7 +11,8 @@ from moesim.core.units import NS_PER_S
 from moesim.plots.captions import caption, corner_label
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import policies_of
-from moesim.plots.style import SMALL, TEXT, add_corner, legend_beside, need, new_figure, short, title
+from moesim.plots.style import SMALL, add_corner, legend_beside, need, new_figure, short, title
+from moesim.plots.widths import TEXT
 
 _COLOUR: Final = {"prediction": ORANGE, "replacement": GREEN, "assignment": BLUE, "bandwidth": VERMILION}
 _HATCH: Final = {"prediction": "", "replacement": "....", "assignment": "\\\\\\\\", "bandwidth": "----"}

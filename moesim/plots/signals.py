@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
-from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, new_figure
+from moesim.plots.style import add_corner, legend_above, new_figure
 from moesim.plots.trace_kit import level, line, phase_of, signal_numbers, trace_corner, trace_words, whole_numbers
+from moesim.plots.widths import COLUMN, TEXT
 from moesim.trace import Signal, Trace
 from moesim.trace.stats.batches import compose, workloads
 from moesim.trace.stats.prediction import recall, signal_recall_by_layer, top_ids

@@ -19,17 +19,8 @@ from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import levels, mean, named, policies_of, prepared, qualified
-from moesim.plots.style import (
-    COLUMN,
-    SMALL,
-    TEXT,
-    add_corner,
-    legend_above,
-    need,
-    new_figure,
-    short,
-    text_width,
-)
+from moesim.plots.style import SMALL, add_corner, legend_above, need, new_figure, short, text_width
+from moesim.plots.widths import COLUMN, TEXT
 
 METRICS: Final = ("time", "decode_time")
 _VISIBLE: Final = 0.0005  # of a bar; less is 0.0%, and has no entry in the legend
@@ -95,7 +86,9 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(places[-1] + 0.6, -0.6)
     axes.set_xlim(0, 1.12 * max(left.max(), 1e-9))  # room for the totals; no margin is kept beyond a bar of no width
-    axes.set_xlabel("time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)")
+    label = "time per decode token of the batch (ms)" if metric == "decode_time" else "time (ms)"
+    room = figure.get_figwidth() - max(text_width(name, 7.0) for name in names)
+    axes.set_xlabel(label if text_width(label, 7.5) < room else label.replace(" of", "\nof"))
     handles: list[Artist] = [
         Patch(facecolor=FILL[cause], hatch=HATCH[cause] * 2, edgecolor=BLACK, linewidth=0.4, label=LABEL[cause]) for cause in seen
     ]

@@ -26,11 +26,12 @@ from matplotlib.figure import Figure
 from moesim.core.atomic import write_bytes
 from moesim.errors import ConfigError
 from moesim.plots.exactness import NOT_EXACT
+from moesim.plots.widths import is_narrow, width_for
 
 STYLE: Final[Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 7.5,
-    "axes.titlesize": 8.5,
+    "axes.titlesize": 8.5,  # _TITLE
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -55,12 +56,9 @@ STYLE: Final[Any] = {
     "ps.fonttype": 42,
 }
 
-COLUMN: Final = 3.35
-"""Width of a figure for one column of a paper, in inches."""
-TEXT: Final = 7.0
-"""Width of a figure for both columns, in inches."""
 SMALL: Final = 6.5
 """The smallest text, in points."""
+_TITLE: Final = 8.5  # points, in bold
 _CHARACTER: Final = 0.0082  # inches that a character is wide, for each point of its size; a cautious mean
 _LINE: Final = 0.115  # inches that a line of the smallest text is high
 
@@ -92,8 +90,14 @@ def for_paper() -> bool:
 
 def title(axes: Axes, text: str) -> None:
     """Give a figure of one panel its title; on paper it has none. What names a panel among others is no title."""
-    if not for_paper():
-        axes.set_title(text)
+    figure = axes.get_figure(root=True)
+    if not for_paper() and figure is not None:
+        axes.set_title("\n".join(_titled(figure, text)))
+
+
+def _titled(figure: Figure, text: str) -> list[str]:
+    """Wrap a title to the width of its figure."""
+    return textwrap.wrap(text, int(figure.get_figwidth() / text_width("n", 1.06 * _TITLE)))
 
 
 def text_width(text: str, size: float = SMALL) -> float:
@@ -123,9 +127,13 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
     return wrapper
 
 
-def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Make a figure with one axes, laid out so that nothing is cut off; sizes in inches, without legend above and corner."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+def new_figure(width: float, height: float, *, square: bool = False) -> tuple[Figure, Axes]:
+    """Make a figure with one axes, laid out so that nothing is cut off; sizes in inches, without legend above and corner.
+
+    Of another width that is asked for, it keeps its height, but for square axes, which grow and shrink with it.
+    """
+    asked = width_for(width)
+    figure = Figure(figsize=(asked, height * asked / width if square else height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -175,9 +183,15 @@ def short(value: float) -> str:
 
 
 def legend_beside(axes: Axes, names: Sequence[str]) -> None:
-    """Put the legend to the right of the axes, where it covers nothing."""
+    """Put the legend to the right of the axes, where it covers nothing; above a figure that has no room for that."""
     handles, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: names.index(labels[i]) if labels[i] in names else len(names))
+    figure = axes.get_figure(root=True)
+    if figure is not None and is_narrow(figure.get_figwidth()):
+        text = axes.get_title("left")
+        axes.set_title("")
+        legend_above(figure, [handles[i] for i in order], text)
+        return
     axes.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
@@ -196,13 +210,14 @@ def legend_above(figure: Figure, handles: Sequence[Artist], text: str = "") -> N
         return sum(0.36 + float(column.max()) for column in columns)
 
     room = figure.get_figwidth() - 0.1
+    lines = [] if for_paper() or not text else _titled(figure, text)
     n_columns = next((n for n in range(len(labels), 1, -1) if needed(n) <= room), 1)
     figure.legend(
         handles=list(handles), loc="outside upper left", ncols=n_columns, alignment="left", borderaxespad=0.2,
         columnspacing=1.0, handlelength=1.7, handletextpad=0.5, labelspacing=0.35,
-        title=None if for_paper() or not text else text, title_fontproperties={"weight": "bold", "size": 8.5},
+        title="\n".join(lines) or None, title_fontproperties={"weight": "bold", "size": _TITLE},
     )  # fmt: skip
-    _add_height(figure, 1.2 * _LINE * (-(-len(labels) // n_columns) + (0 if for_paper() or not text else 1.5)))
+    _add_height(figure, 1.2 * _LINE * (-(-len(labels) // n_columns) + (1.5 * len(lines))))
 
 
 # Parts of a font with which text is set, such as ligatures and kerning. A PDF says where each glyph stands, so its readers use

@@ -22,7 +22,8 @@ from moesim.plots.lines import style_of
 from moesim.plots.looks import looks_of
 from moesim.plots.rows import WORDS, group_name, levels, policies_of, prepared, summarised
 from moesim.plots.speedup import baseline_of, geometric, paired
-from moesim.plots.style import COLUMN, OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.style import OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.widths import COLUMN
 
 _SPEED: Final = "decode_tokens_per_s"
 STREAMS: Final = "batch_size"

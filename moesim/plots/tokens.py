@@ -18,7 +18,8 @@ from moesim.plots.kinds import Drawing, kind
 from moesim.plots.lines import CHANCE, in_order
 from moesim.plots.looks import Look, looks_of
 from moesim.plots.rows import policies_of, prepared, qualified
-from moesim.plots.style import COLUMN, OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.style import OPTIMUM, add_corner, legend_above, new_figure
+from moesim.plots.widths import COLUMN
 
 _MARKS: Final = 8  # on a line
 _COLUMNS: Final = ("phase", "token", "lookups", "hits", "cache_share")

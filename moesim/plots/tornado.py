@@ -17,7 +17,8 @@ from moesim.plots.captions import weakest_source
 from moesim.plots.exactness import is_exact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.rows import policies_of, qualified
-from moesim.plots.style import COLUMN, SMALL, TEXT, add_corner, legend_above, need, text_width
+from moesim.plots.style import SMALL, add_corner, legend_above, need, text_width
+from moesim.plots.widths import COLUMN, TEXT, width_for
 
 _COLUMNS: Final = ("policy", "knob", "setting", "factor", "decode_tokens_per_s", "base_decode_tokens_per_s")
 _SIDES: Final = {"less": (ORANGE, "////"), "more": (BLUE, ""), "other": (GREY, "....")}
@@ -56,7 +57,7 @@ def tornado(frame: pd.DataFrame) -> Drawing:
     knobs = {policy: list(dict.fromkeys(data.loc[data["policy"] == policy, "knob"])) for policy in policies}
     names = max(text_width(str(knob), 7.0) for found in knobs.values() for knob in found)
     found = [end for _, rows in data.groupby(["policy", "knob"]) for end in _ends(rows)]
-    width = next((w for w in (COLUMN, TEXT) if _bars_share(found, w - names - _BESIDE) >= _ENOUGH), TEXT)
+    width = width_for(next((w for w in (COLUMN, TEXT) if _bars_share(found, w - names - _BESIDE) >= _ENOUGH), TEXT))
     heights = [0.25 + 0.24 * len(knobs[policy]) for policy in policies]
     figure = Figure(figsize=(width, 0.35 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(policies), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})

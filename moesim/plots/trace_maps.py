@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from moesim.errors import ConfigError
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.map_panels import NOT_FROM_ZERO, Panel, Words, heat_maps
-from moesim.plots.style import COLUMN, TEXT, add_corner
+from moesim.plots.style import add_corner
 from moesim.plots.trace_kit import phase_of, trace_corner, trace_words
+from moesim.plots.widths import COLUMN, TEXT
 from moesim.trace import Trace
 from moesim.trace.stats.locality import membership, ranked, reuse_baseline, reuse_by_lag, reuse_by_rank
 from moesim.trace.stats.prediction import pair_counts

@@ -8,8 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moesim.plots.style import TEXT, legend_above, legend_beside, new_figure
+from moesim.plots.style import legend_above, legend_beside, new_figure
 from moesim.plots.trace_kit import doubling_axis, drawn, level, line, signal_numbers, source, whole_numbers
+from moesim.plots.widths import TEXT
 
 
 @drawn("prediction", "activated")

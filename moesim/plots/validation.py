@@ -17,7 +17,8 @@ from moesim.hardware import weakest
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import look
 from moesim.plots.rows import mean, policies_of
-from moesim.plots.style import COLUMN, TEXT, add_corner, legend_above, legend_beside, need, new_figure, styled, title
+from moesim.plots.style import add_corner, legend_above, legend_beside, need, new_figure, styled, title
+from moesim.plots.widths import COLUMN, TEXT
 
 _SIDES: Final = {"predicted": "simulated_ms", "measured": "measured_ms", "low": "low_ms", "high": "high_ms"}
 _BAND: Final = 0.1
@@ -61,9 +62,6 @@ def validation(frame: pd.DataFrame) -> Drawing:
     return Drawing(data, scatter(frame, _about(frame)), told)
 
 
-_LINE = 0.14  # inches, of a legend
-
-
 def _about(frame: pd.DataFrame) -> str:
     about = [name for name in ("model", "hardware", "trace") if name in frame]
     parts = [", ".join(sorted({str(v) for v in frame[name].dropna()})) for name in about]
@@ -83,8 +81,7 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     ends = [least, most]
     below, above = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
     names = policies_of(data)
-    n_lines = (len(names) + 2) // 2  # of the legend above, two entries each
-    figure, axes = new_figure(COLUMN, 3.1 + _LINE * max(0, n_lines - 2))
+    figure, axes = new_figure(COLUMN, 3.1, square=True)
     axes.grid(visible=True, axis="both")
     handles: list[Artist] = []
     for i, name in enumerate(names):

@@ -190,7 +190,9 @@ def test_records_by_number_and_by_settings(result: moesim.Result) -> None:
 
 def test_figures(result: moesim.Result) -> None:
     assert isinstance(result.plot("speedup"), Figure)
-    assert isinstance(result.plot("gantt", policies=["fiddler"]), Figure)
+    assert result.plot("gantt", policies=["fiddler"], width="column").get_figwidth() == 3.35
+    with pytest.raises(ConfigError, match=r"plot gantt: width: expected column, page, slide, or 2.5 to 20 inches, got '1'"):
+        result.plot("gantt", policies=["fiddler"], width=1)
     assert list(result.plots("breakdown", where={"cache_ratio": 0.5})) == ["breakdown"]
     assert isinstance(result.plot("hit_rate_by_token", where={"cache_ratio": 0.5}), Figure)
     with pytest.raises(ConfigError, match="unknown option 'colour'"):

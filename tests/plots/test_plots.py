@@ -123,7 +123,7 @@ def test_hit_rate_tells_hits_of_the_cache_from_prefetched_ones():
     (axes,) = drawn.figure.axes
     hollow = [line for line in axes.lines if line.get_markerfacecolor() == WHITE]
     assert [line.get_xydata().round(9).tolist() for line in hollow] == [[[25, 10], [50, 30]]]
-    assert "without prefetched hits" in legend(drawn.figure)
+    assert "cache hits alone" in legend(drawn.figure)
     assert "Hollow marks: without the hits of a copy that a prefetch has brought" in drawn.caption
     parts = drawn.data.set_index(["policy", "cache_ratio"])["prefetched"]
     assert parts["daop"].tolist() == [0.25, 0.3]
@@ -131,7 +131,7 @@ def test_hit_rate_tells_hits_of_the_cache_from_prefetched_ones():
     assert parts["belady"].isna().all()
     for plain in (results(), frame.assign(hit_rate_warm=0.5)):
         drawn = hit_rate.drawing(plain, **({"metric": "hit_rate_warm"} if "hit_rate_warm" in plain else {}))
-        assert "without prefetched hits" not in legend(drawn.figure)
+        assert "cache hits alone" not in legend(drawn.figure)
         assert "Hollow" not in drawn.caption
 
 

@@ -23,7 +23,8 @@ from moesim.plots import decode_speed, save
 from moesim.plots.catalogue import KINDS, SOURCES, figures_of, options_of
 from moesim.plots.kinds import Kind
 from moesim.plots.sources import read_frames
-from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for
+from moesim.plots.style import SMALL, drawn_for
+from moesim.plots.widths import COLUMN, TEXT, drawn_wide, parse_width
 from tests.experiment.experiment_kit import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,16 +79,16 @@ def test_the_catalogue_is_whole():
 
 
 @pytest.mark.parametrize("name", MINE)
-@pytest.mark.parametrize("medium", ["screen", "paper"])
-def test_figures_of_a_real_sweep(name: str, medium: Any, folder: Path):
+@pytest.mark.parametrize(("medium", "width"), [("screen", None), ("screen", "column"), ("paper", None)])
+def test_figures_of_a_real_sweep(name: str, medium: Any, width: str | None, folder: Path):
     """Nothing is too small, nothing is cut off, and on paper there is no provenance but the mark of what is not exact."""
     frame = pd.read_parquet(folder / "runs.parquet")
     kind = KINDS[name]
     file, part = next(figures_of(name, frame, {}))
-    with drawn_for(medium):
+    with drawn_for(medium), drawn_wide(parse_width(width, "width") if width else None):
         data, figure, caption = kind.drawing(part)
     assert file.startswith(name)
-    assert figure.get_figwidth() in (COLUMN, TEXT)
+    assert figure.get_figwidth() in ((COLUMN,) if width else (COLUMN, TEXT))
     figure.draw_without_rendering()
     shown = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
     assert min(text.get_fontsize() for text in shown) >= SMALL
@@ -210,6 +211,8 @@ def test_the_list_names_every_kind_and_what_it_needs(run: Callable[..., Any], ca
         ("ladder RESULT --metric policy", "expected a run with a value of policy, got none"),
         ("decode_speed RESULT --for web", "--for: unknown medium 'web'"),
         ("breakdown RESULT --metric decode", "plot breakdown: unknown metric 'decode'"),
+        ("decode_speed RESULT --width wide", "--width: expected column, page, slide, or 2.5 to 20 inches, got 'wide'"),
+        ("decode_speed RESULT --width 25", "--width: expected column, page, slide, or 2.5 to 20 inches, got '25'"),
     ],
 )
 def test_what_is_refused_and_why(words: str, expected: str, folder: Path, run: Callable[..., Any], tmp_path: Path):
@@ -226,6 +229,14 @@ def test_an_option_goes_to_the_kinds_that_take_it(folder: Path, run: Callable[..
     run("speedup", folder, "--baseline", "fiddler", "--out", tmp_path / "one")
     assert {"speedup.csv", "vram.batch_size=1.csv"} <= names(tmp_path / "both")
     assert (tmp_path / "both" / "speedup.csv").read_bytes() == (tmp_path / "one" / "speedup.csv").read_bytes()
+
+
+@pytest.mark.parametrize(("width", "pixels"), [("slide", 1600), ("4.5", 1080)])
+def test_figures_are_as_wide_as_they_are_asked_to_be(
+    width: str, pixels: int, folder: Path, run: Callable[..., Any], tmp_path: Path
+):
+    run("vram", folder, "--width", width, "--out", tmp_path, "--where", "batch_size=1")
+    assert int.from_bytes((tmp_path / "vram.png").read_bytes()[16:20]) == pixels  # 240 an inch
 
 
 def test_frames_that_were_not_kept_are_asked_for(folder: Path, run: Callable[..., Any], tmp_path: Path):

@@ -20,9 +20,10 @@ from moesim.plots.lines import CHANCE
 from moesim.plots.map_panels import Panel, Words, heat_maps
 from moesim.plots.options import parse_option
 from moesim.plots.signals import signal_accuracy, signal_accuracy_by_layer
-from moesim.plots.style import COLUMN, SMALL, TEXT, drawn_for, styled
+from moesim.plots.style import SMALL, drawn_for, styled
 from moesim.plots.tokens import hit_rate_by_token
 from moesim.plots.trace_maps import coactivation, coactivation_ranks, reuse_map
+from moesim.plots.widths import COLUMN, TEXT
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.trace import Signal, Trace, find_trace
 from moesim.trace.stats.locality import reuse
