@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -42,16 +43,16 @@ def _distributions(rows: pd.DataFrame) -> pd.DataFrame:
     return data
 
 
-def _visits(frame: pd.DataFrame, phase: str | None) -> pd.DataFrame:
-    columns = [f"{kind}_{measure}_ns" for kind in ("cpu", "gpu") for measure in MEASURES]
-    rows = prepared(frame, "balance_cdf", ["phase", *columns])
+def visits_of(frame: pd.DataFrame, what: str, phase: str | None, columns: Sequence[str]) -> pd.DataFrame:
+    """Keep the layer visits of a phase: the one asked for, else decode, unless there is none."""
+    rows = prepared(frame, what, ["phase", *columns])
     if phase is not None and phase not in _PHASES:
-        raise ConfigError(f"plot balance_cdf: {unknown_name('phase', phase, _PHASES)}")
+        raise ConfigError(f"plot {what}: {unknown_name('phase', phase, _PHASES)}")
     found = rows[rows["phase"] == (phase or "decode")]
     if found.empty and phase is None:
         found = rows
     if found.empty:
-        raise ConfigError(f"plot balance_cdf: expected layer visits in {phase}, got none; choose the other phase")
+        raise ConfigError(f"plot {what}: expected layer visits in {phase}, got none; choose the other phase")
     return found
 
 
@@ -64,7 +65,8 @@ def one_sided(data: pd.DataFrame) -> list[str]:
 @kind("layers", "how evenly the experts of a layer occupy CPU and GPU: distribution over layer visits")
 def balance_cdf(frame: pd.DataFrame, phase: str | None = None) -> Drawing:
     """Distribution functions of the imbalance of CPU and GPU: |CPU - GPU| / max(CPU, GPU)."""
-    rows = _visits(frame, phase)
+    columns = [f"{kind}_{measure}_ns" for kind in ("cpu", "gpu") for measure in MEASURES]
+    rows = visits_of(frame, "balance_cdf", phase, columns)
     data = _distributions(rows)
     aside = one_sided(data)
     policies = [policy for policy in policies_of(rows) if policy not in aside]

@@ -29,8 +29,12 @@ from moesim.plots.balance import balance_cdf
 from moesim.plots.failures import failing
 from moesim.plots.gantt import gantt
 from moesim.plots.kinds import Kind
+from moesim.plots.latencies import latency_cdf
+from moesim.plots.layers import time_by_layer
+from moesim.plots.printed import printed
 from moesim.plots.rows import RUNS_OF, cache_column, group_name, prepared, split
 from moesim.plots.tokens import hit_rate_by_token
+from moesim.plots.trace_drift import popularity_drift
 
 _KINDS: Final[Sequence[Kind[...]]] = (
     bars.decode_speed,
@@ -48,11 +52,15 @@ _KINDS: Final[Sequence[Kind[...]]] = (
     tornado.tornado,
     regret.regret,
     validation.validation,
+    printed,
     hit_rate_by_token,
+    latency_cdf,
     balance_cdf,
+    time_by_layer,
     gantt,
     signals.signal_accuracy,
     signals.signal_accuracy_by_layer,
+    popularity_drift,
     trace_maps.reuse_map,
     trace_maps.coactivation,
     trace_maps.coactivation_ranks,
@@ -67,6 +75,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "records": "a folder of `moesim run --out`",
     "trace": "the name or path of a trace",
     "validation": "a folder of `moesim validate --out`",
+    "papers": "papers.csv or results.csv of `moesim papers --out`, or the folder of the first",
     "regret": "a folder of `moesim regret --out`",
     "whatif": "a folder of `moesim whatif --out`",
 }
@@ -110,6 +119,8 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
     if name in _WHOLE:
         yield name, frame
         return
+    if name in _OF_ONE and "policy" in frame:
+        frame = frame.assign(**{RUNS_OF: frame["policy"]})
     lost = aside = frame.iloc[:0]
     if kind.source in IN_EXPERIMENTS:
         done = prepared(frame, name)  # refuses results in which nothing succeeded
@@ -130,7 +141,8 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
         yield (f"{name}.{safe}" if told else name), pd.concat([part, *more], ignore_index=True) if more else part
 
 
-_WHOLE: Final = ("speedup", "validation")  # they show all settings
+_WHOLE: Final = ("speedup", "validation", "printed")  # they show all settings
+_OF_ONE: Final = ("time_by_layer",)  # they show one policy
 _FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
 _NAMED: Final = (
     "breakdown",

@@ -29,7 +29,7 @@ class Kind(Generic[_P]):
 
     def __init__(self, make: Callable[_P, Drawing], source: str, title: str) -> None:
         self.drawing = styled(make)
-        # what it draws: `"rows"`, `"steps"`, `"layers"`, `"records"`, `"trace"`, `"validation"`, `"regret"` or `"whatif"`
+        # what it draws: a name of `moesim.plots.catalogue.SOURCES`
         self.source = source
         self.title = title  # one line, for listings
         update_wrapper(self, make)

@@ -19,6 +19,7 @@ FILES: Final = {
     "steps": "frames/steps.parquet",
     "layers": "frames/layers.parquet",
     "validation": "results.csv",
+    "papers": "papers.csv",
     "regret": "regret.csv",
     "whatif": "whatif.parquet",
 }
@@ -29,6 +30,7 @@ _REMEDY: Final = {
     "steps": "set `frames: true` in the experiment and run it again",
     "layers": "set `frames: true` in the experiment and run it again",
     "validation": "write one with `moesim validate EXPERIMENT.yaml --out FOLDER`",
+    "papers": "write one with `moesim papers --out FOLDER`",
     "regret": "write one with `moesim regret EXPERIMENT.yaml --out FOLDER`",
     "whatif": "write one with `moesim whatif EXPERIMENT.yaml --out FOLDER`",
 }

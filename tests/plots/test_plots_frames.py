@@ -10,20 +10,24 @@ from matplotlib.figure import Figure
 
 from moesim.errors import ConfigError
 from moesim.experiment import run_experiment
+from moesim.metrics.causes import CAUSES
 from moesim.metrics.frames import layer_frame, step_frame
 from moesim.metrics.machine import Machine
 from moesim.plots.balance import balance_cdf, one_sided
 from moesim.plots.captions import corner_label
-from moesim.plots.catalogue import KINDS
+from moesim.plots.catalogue import KINDS, figures_of
 from moesim.plots.gantt import gantt, gantt_window
+from moesim.plots.latencies import latency_cdf
+from moesim.plots.layers import time_by_layer
 from moesim.plots.lines import CHANCE
 from moesim.plots.map_panels import Panel, Words, heat_maps
 from moesim.plots.options import parse_option
 from moesim.plots.signals import signal_accuracy, signal_accuracy_by_layer
 from moesim.plots.style import SMALL, drawn_for, styled
 from moesim.plots.tokens import hit_rate_by_token
+from moesim.plots.trace_drift import popularity_drift
 from moesim.plots.trace_maps import coactivation, coactivation_ranks, reuse_map
-from moesim.plots.widths import COLUMN, TEXT
+from moesim.plots.widths import COLUMN, TEXT, drawn_wide
 from moesim.records import InexactRecord, LayerRecord, Records, StepRecord, TaskRecord, TransferRecord
 from moesim.trace import Signal, Trace, find_trace
 from moesim.trace.stats.locality import reuse
@@ -110,6 +114,103 @@ def test_hit_rate_by_token_emphasises_the_optimum_and_says_what_is_averaged():
 def test_hit_rate_by_token_refuses(frame: pd.DataFrame, options: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         hit_rate_by_token(frame, **options)
+
+
+def test_drift_on_cases_by_hand():
+    """Windows of one token, whose expert is 0 and 1 in turn; then of four, which have both equally often."""
+    data = popularity_drift.drawing(traced(), windows=8).data
+    told = data[data["layer"] == 1].pivot(index="window", columns="from", values="distance")
+    assert told.index.tolist() == [2, 3, 4, 5, 6, 7, 8]
+    assert told["before"].tolist() == [1] * 7
+    assert told["first"].tolist() == [1, 0, 1, 0, 1, 0, 1]
+    halves = popularity_drift.drawing(traced(), windows=2)
+    assert halves.data[["from", "layer", "window", "first_token", "distance"]].to_numpy().tolist() == [
+        ["before", 0, 2, 5, 0], ["before", 1, 2, 5, 0], ["first", 0, 2, 5, 0], ["first", 1, 2, 5, 0],
+    ]  # fmt: skip
+    assert "cut into 2 windows (4 tokens a window)" in halves.caption
+    assert "cut into 3 windows (2 or 3 tokens a window)" in popularity_drift.drawing(traced(), windows=3).caption
+    for asked in (1, 9):
+        with pytest.raises(ConfigError, match=f"windows: expected 2 to 8, the tokens of the phase, got {asked}"):
+            popularity_drift(traced(), windows=asked)
+
+
+def test_what_moves_is_told_from_chance():
+    """One half of the tokens uses expert 0 alone, the other expert 1: a random order has both in each window."""
+    ids = np.repeat([0, 1], 50).astype(np.uint8)
+    experts = np.stack([ids, ids], axis=1)[:, :, None]
+    moved = Trace.build(experts=experts, weights=np.ones(experts.shape), n_prompt=[0, 0], n_decode=[50, 50], n_experts=4,
+                        model="by-hand", label="synthetic", prompt_offset=1)  # fmt: skip
+    data = popularity_drift.drawing(moved, windows=2).data
+    assert (data["distance"] == 1).all()
+    assert data["shuffled"].between(0, 0.3).all()
+
+
+# ------------------------------------------------------------------------------------------------------------- latency of tokens
+
+
+def test_latency_is_that_of_each_token_and_counts_sequences():
+    """Two sequences wait 20 ms for their token after the prompt's, then 10 ms; a second run's one sequence waits 40 ms."""
+    columns = ["run", "step", "phase", "begin", "end", "batch", "n_tokens", "n_sequences"]
+    ms = 1_000_000
+    told = [
+        (0, 0, "prefill", 0, 10 * ms, 0, 8, 2), (0, 1, "decode", 10 * ms, 30 * ms, 0, 2, 2),
+        (0, 2, "decode", 30 * ms, 40 * ms, 0, 2, 2),
+        (1, 0, "prefill", 0, 10 * ms, 0, 8, 1), (1, 1, "decode", 10 * ms, 50 * ms, 0, 1, 1),
+    ]  # fmt: skip
+    frame = pd.DataFrame(told, columns=columns).assign(policy="lru", cache_ratio=0.25, source_label="derived")
+    drawn = latency_cdf.drawing(frame)
+    assert drawn.data[["ms", "tokens", "share"]].to_numpy().tolist() == [[10, 2, 0.4], [20, 2, 0.8], [40, 1, 1]]
+    assert drawn.data[["p50_ms", "p90_ms", "p99_ms"]].iloc[0].tolist() == [20, 40, 40]
+    (line,) = drawn.figure.axes[0].lines
+    assert line.get_xydata().tolist() == [[10, 0], [10, 40], [20, 80], [40, 100]]
+    assert line.get_markevery() == [2, 3, 3]
+    assert "Distribution over 5 tokens of decoding" in drawn.caption
+    assert "p50, p90 and p99 by nearest rank, in ms: lru 20, 40, 40." in drawn.caption
+    with pytest.raises(ConfigError, match="latency_cdf: expected decode steps, got none"):
+        latency_cdf(frame[frame["phase"] == "prefill"])
+
+
+def test_percentiles_of_tokens_are_those_of_the_rows(sweep):
+    steps = pd.DataFrame(row for one in sweep.outcomes for row in step_frame(one))
+    each = latency_cdf.drawing(steps).data.drop_duplicates("policy").set_index("policy")
+    for row in sweep.rows:
+        told = each.loc[row["policy"]]
+        assert [told[f"p{p}_ms"] * 1e6 for p in (50, 90, 99)] == pytest.approx([row[f"tpot_p{p}_ns"] for p in (50, 90, 99)])
+
+
+# ----------------------------------------------------------------------------------------------------------------- time by layer
+
+
+def timed(layer: int, phase: str = "decode", **ms: float) -> dict:
+    """One visit of a layer."""
+    return {"layer": layer, "phase": phase, "policy": "lru", "cache_ratio": 0.25, "source_label": "derived"} | {
+        f"time_{cause}_ns": 1_000_000 * ms.get(cause, 0) for cause in CAUSES
+    }
+
+
+def test_time_by_layer_is_the_mean_of_its_visits():
+    visited = [timed(0, dense=1, exposed_demand=2), timed(0, dense=1), timed(1, dense=2, exposed_demand=4)]
+    frame = pd.DataFrame([*visited, timed(0, "prefill", dense=9)])
+    drawn = time_by_layer.drawing(frame)
+    data = drawn.data[drawn.data["ms"] > 0]
+    assert data[["layer", "cause", "ms", "visits"]].to_numpy().tolist() == [
+        [0, "dense", 1, 2], [0, "exposed_demand", 1, 2], [1, "dense", 2, 1], [1, "exposed_demand", 4, 1],
+    ]  # fmt: skip
+    assert len(drawn.data) == 2 * len(CAUSES)
+    boxes = {(bar.get_x() + bar.get_width() / 2, bar.get_y(), bar.get_height()) for bar in drawn.figure.axes[0].patches}
+    assert {(0, 0, 1), (0, 1, 1), (1, 0, 2), (1, 2, 4)} == {box for box in boxes if box[2]}
+    assert [text.get_text() for text in drawn.figure.legends[0].get_texts()] == ["dense part", "demand fetch"]
+    assert "The slowest layer is 1 with 6 ms, the fastest 0 with 2 ms." in drawn.caption
+    assert time_by_layer.drawing(frame, "prefill").data["ms"].sum() == 9
+    both = pd.concat([frame, frame.assign(policy="dali")])
+    assert [name for name, _ in figures_of("time_by_layer", both, {})] == [
+        "time_by_layer.policy=lru",
+        "time_by_layer.policy=dali",
+    ]
+    with pytest.raises(ConfigError, match="time_by_layer: expected one policy, got lru, dali; choose one"):
+        time_by_layer(both)
+    with pytest.raises(ConfigError, match="time_by_layer: expected layer visits in prefill, got none"):
+        time_by_layer(frame[frame["phase"] == "decode"], "prefill")
 
 
 # ------------------------------------------------------------------------------------------------------- balance of CPU and GPU
@@ -453,14 +554,18 @@ def test_figures_of_a_sweep(sweep):
         if kind.source not in given:
             continue
         options = {"label": label} if kind.source == "records" else {}
-        for medium in ("screen", "paper"):
-            with drawn_for(medium):
-                data, figure, caption = kind.drawing(*given[kind.source], **options)
+        for medium, width in (("screen", None), ("paper", COLUMN)):
+            with drawn_for(medium), drawn_wide(width):
+                shown = given[kind.source]
+                if kind.source != "records":
+                    *_, (_, part) = figures_of(name, shown[0], {})  # that of the last policy, if each has its own
+                    shown = (part,)
+                data, figure, caption = kind.drawing(*shown, **options)
                 check_for_paper(figure)
         assert "oracle" in caption and "rtx3090-epyc7532" in caption, name
         assert len(data)
         drawn += 1
-    assert drawn == 3
+    assert drawn == 5
 
 
 def test_hits_by_token_are_those_of_the_rows(sweep):

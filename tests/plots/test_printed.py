@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+from moesim.errors import ConfigError
 from moesim.plots.printed import printed, printed_data
+from moesim.plots.sources import read_frames
+from moesim.plots.widths import drawn_wide, parse_width
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "background" / "results.csv"
 
 FRAME = pd.DataFrame(
     {
@@ -55,3 +62,27 @@ def test_nothing_is_hollow_where_every_row_is_consistent():
     figure = printed(FRAME.assign(identified=[2.1, 40.0, None, 4.0, None], consistent="yes"))
     assert not [line for axes in figure.axes for line in markers(axes, filled=False)]
     assert "inconsistent with its paper" not in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_caption_counts_rows_and_names_where_they_are_printed():
+    """Off by 2 and by 1.38 / 1.17 = 1.18: half within the geometric mean, 1.54."""
+    frame = FRAME.assign(ref=["Fig. 1", None, "", "", ""], label=["derived", "spec-sheet, synthetic", "assumed", "", None])
+    caption = printed.drawing(frame).caption
+    assert "Simulated against printed numbers of papers: 2 rows that runs answer" in caption
+    assert "Derived: half of 2 are within a factor of 1.54, 1 within 1.35 (grey)." in caption
+    assert caption.endswith("Simulated, weakest source: synthetic. Printed in DALI: Fig. 1, b.")
+    with pytest.raises(ConfigError, match="printed: expected a printed number that runs answer, got none"):
+        printed(FRAME.assign(source="trace"))
+
+
+def test_the_shipped_results_are_drawn_as_they_are():
+    """Panels stand one above another in a column."""
+    frame = read_frames("papers", [RESULTS], "printed")
+    shapes = []
+    for width in ("column", "page"):
+        with drawn_wide(parse_width(width, "width")):
+            data, figure, _ = printed.drawing(frame)
+        shapes.append(figure.axes[0].get_gridspec().get_geometry())
+    assert shapes == [(2, 1), (1, 2)]
+    assert not data["what"].str.contains("nan").any()
+    assert "over llama.cpp" in data["what"].iloc[0]
