@@ -66,7 +66,7 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
         axes.plot(
             x, y, drawstyle="steps-post", label=name, color=look.colour, linestyle=look.dash, marker=look.marker, markevery=marks,
             linewidth=1.9 if policy == OPTIMUM else 1.2, markersize=4.2, markeredgecolor=BLACK, markeredgewidth=0.4,
-            clip_on=False,
+            clip_on=False, zorder=2.9 if policy == OPTIMUM else 3,
         )  # fmt: skip
     if data["ms"].max() > _SPREAD * data["ms"].min():
         axes.set_xscale("log")

@@ -102,10 +102,10 @@ def hit_rate(frame: pd.DataFrame, metric: str | None = None) -> Drawing:
 
 
 def style_of(look: Look, *, best: bool = False) -> dict[str, Any]:
-    """Give the style of a policy's line with a mark at each point."""
+    """Give the style of a policy's line with a mark at each point; the optimum is wide and below, so that it hides no other."""
     return {
         "color": look.colour, "marker": look.marker, "linestyle": look.dash, "markersize": 7 if best else 4.2,
-        "linewidth": 1.9 if best else 1.1, "zorder": 4 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
+        "linewidth": 1.9 if best else 1.1, "zorder": 2.9 if best else 3, "markeredgecolor": BLACK, "markeredgewidth": 0.4,
     }  # fmt: skip
 
 

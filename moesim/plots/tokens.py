@@ -95,6 +95,6 @@ def _line(axes: Axes, x: Any, y: Any, name: str, look: Look, number: int, best: 
     every = max(1, len(x) // _MARKS)
     axes.plot(
         x, y, label=name, color=look.colour, marker=look.marker, linestyle=look.dash, markersize=6 if best else 3.6,
-        markevery=(number * every // 3 % every, every), linewidth=1.7 if best else 1.0, zorder=4 if best else 3,
+        markevery=(number * every // 3 % every, every), linewidth=1.7 if best else 1.0, zorder=2.9 if best else 3,
         markeredgecolor=BLACK, markeredgewidth=0.4, clip_on=False,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def scatter(frame: pd.DataFrame, corner: str = "") -> Figure:
     ends = [least, most]
     below, above = ([(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1))
     names = policies_of(data)
-    figure, axes = new_figure(COLUMN, 3.1, square=True)
+    figure, axes = new_figure(COLUMN, 3.45, square=True)
     axes.grid(visible=True, axis="both")
     handles: list[Artist] = []
     for i, name in enumerate(names):
