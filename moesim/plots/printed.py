@@ -68,7 +68,7 @@ def printed(frame: pd.DataFrame, label: str = "") -> Drawing:
     width = width_for(natural)
     n_columns = 1 if is_narrow(width) else len(panels)
     n_rows = len(panels) // n_columns
-    figure = Figure(figsize=(width, 3.2 * n_rows**2 * width / natural), layout="constrained")
+    figure = Figure(figsize=(width, 3.2 * n_rows**2 * min(1.0, width / natural)), layout="constrained")
     names = [str(name) for name in dict.fromkeys(data["paper"])]
     handles: list[Artist] = [
         Line2D([], [], linestyle="none", markeredgecolor=BLACK, label=NAMES.get(name, name), **_style(i))

@@ -130,10 +130,10 @@ def styled(make: Callable[_P, _T]) -> Callable[_P, _T]:
 def new_figure(width: float, height: float, *, square: bool = False) -> tuple[Figure, Axes]:
     """Make a figure with one axes, laid out so that nothing is cut off; sizes in inches, without legend above and corner.
 
-    Of another width that is asked for, it keeps its height, but for square axes, which grow and shrink with it.
+    Of another width that is asked for, it keeps its height, but for square axes, which become smaller with it.
     """
     asked = width_for(width)
-    figure = Figure(figsize=(asked, height * asked / width if square else height), layout="constrained")
+    figure = Figure(figsize=(asked, height * min(1.0, asked / width) if square else height), layout="constrained")
     return figure, figure.add_subplot()
 
 
