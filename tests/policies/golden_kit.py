@@ -51,7 +51,7 @@ SETTINGS = {
     "two micro-batches": Setting(micro_batches=2),
     "decision time": Setting(requests=(4,), batch=1, slots=100, decision_ns=200_000),
     "fine-grained": Setting(
-        requests=(0, 1, 2, 3, 4), batch=3, slots=205, prefill_chunk=96, refill=True, trace="mini-deepseek-v2-lite"
+        requests=(0, 1, 2), batch=2, slots=205, prefill_chunk=64, refill=True, trace="mini-deepseek-v2-lite"
     ),
 }  # fmt: skip
 
