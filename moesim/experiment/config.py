@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from moesim.core.data import data_dirs
+from moesim.core.data import shipped
 from moesim.core.limits import COUNT, TIME_US
 from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError
@@ -210,11 +210,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def _found(path: Path) -> Path:
     """Find an experiment: a file, or else one that is shipped."""
-    *folder, name = path.parts or ("",)
-    if path.is_file() or not (folder[:1] == [EXPERIMENTS] or (not folder and not path.suffix)):
-        return path
-    below = Path(*folder[1:], name if path.suffix else f"{name}.yaml")
-    return next((found for shipped in data_dirs(EXPERIMENTS) if (found := shipped / below).is_file()), path)
+    if path.is_file() or path.suffix:
+        return shipped(path)
+    named = path.with_suffix(".yaml") if path.name else path
+    found = shipped(named if len(path.parts) > 1 else Path(EXPERIMENTS) / named)
+    return found if found.is_file() else path
 
 
 def apply_override(raw: dict[str, Any], override: str) -> None:

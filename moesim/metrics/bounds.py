@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 from moesim.core.units import ceil_div
 from moesim.errors import HardwareError
 from moesim.hardware.costs.curves import copy_ns
-from tests.cache_replay import replay_belady
 
 if TYPE_CHECKING:
     from moesim.hardware.costs import CostModel
@@ -223,9 +223,27 @@ def most_hits(workload: Workload, model: ModelSpec, slots: int) -> tuple[int, in
 
 
 def _belady(visits: Sequence[Sequence[tuple[int, int]]], model: ModelSpec, slots: int) -> tuple[int, int]:
+    """Count hits and lookups of a cache that keeps what is used again soonest; its first content is free."""
     everything = [(layer, expert) for layer in range(model.n_layers) for expert in range(model.n_experts)]
-    hits = replay_belady([everything, *visits], slots)  # as if all had been used once before: the first content is free
-    return sum(hits), len(hits) - len(everything)
+    groups = [everything, *visits]  # as if all had been used once before
+    upcoming: dict[tuple[int, int], int] = {}
+    next_uses = []  # of each lookup: the visit, from the last one on
+    for number in range(len(groups) - 1, -1, -1):
+        next_uses.append([upcoming.get(unit, len(groups)) for unit in groups[number]])
+        upcoming |= dict.fromkeys(groups[number], number)
+    cached: dict[tuple[int, int], int] = {}
+    latest: list[tuple[int, tuple[int, int]]] = []  # next use, negative; entries of the past are skipped
+    hits = 0
+    for group, uses in zip(groups, reversed(next_uses), strict=True):
+        hits += sum(unit in cached for unit in group)
+        for unit, use in zip(group, uses, strict=True):
+            cached[unit] = use
+            heappush(latest, (-use, unit))
+        while len(cached) > slots:
+            use, unit = heappop(latest)
+            if cached.get(unit) == -use:
+                del cached[unit]
+    return hits, sum(map(len, visits))
 
 
 def _fetch_ns(costs: CostModel) -> Fraction:

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from moesim.cli.main import _app, main
-from tests.cli.test_output_folder import COMMANDS as COMMANDS_WITH_FOLDERS
+from tests.cli.output_kit import COMMANDS as COMMANDS_WITH_FOLDERS
 from tests.docs.readme_kit import HAS_TRACE, ROOT, commands, make_recordings, make_routes, shortened, told_apart, usable_cores
 from tests.experiment.experiment_kit import write_yaml
 

@@ -15,7 +15,7 @@ from moesim.core.manifest import FILE, Manifest, State, check_verified, read_ver
 from moesim.core.output_folder import OutputFolder, check_own_folder
 from moesim.errors import ConfigError, InputError
 from moesim.experiment.result import DATASET, RECORDS
-from tests.cli.output_kit import everything
+from tests.cli.output_kit import COMMANDS, everything
 from tests.experiment.experiment_kit import small
 from tests.experiment.sweep_kit import lines
 
@@ -192,21 +192,6 @@ def test_a_file_that_is_read_back_must_hold_what_was_written(tmp_path: Path):
 # ---------------------------------------------------------------------------------------------------------------- every command
 VALIDATION = Path(__file__).parents[2] / "hardware_profiles" / "zen4-2core" / "validation"
 RESULT = {"cache": {"ratio": [0.25, 0.5]}, "frames": True, "plots": ["decode_speed"]}
-COMMANDS: dict[str, list[str]] = {
-    "run": ["run", "small.yaml", "--out", "OUT", "--jobs", "1"],
-    "compare": ["compare", "--policies", "lru", "--trace", "small.safetensors", "--prompt", "6", "--decode", "2", "--out", "OUT"],
-    "whatif": ["whatif", "small.yaml", "--quick", "--no-next", "--vary", "link.bytes_per_s x2", "--out", "OUT"],
-    "regret": ["regret", "small.yaml", "--quick", "--policies", "lru", "--jobs", "1", "--out", "OUT"],
-    "validate": ["validate", "--public", "--out", "OUT"],
-    "papers": ["papers", "hybrimoe/fig9", "--quick", "--jobs", "1", "--out", "OUT"],
-    "plot": ["plot", "decode_speed", "result", "--out", "OUT"],
-    "report": ["report", "result", "--out", "OUT/page.html"],
-    "stats": ["trace", "stats", "small.safetensors", "--plot", "OUT", "-q"],
-    "synthesize": ["trace", "synthesize", "--parameters", "mixtral-8x7b", "--requests", "1", "--prompt", "2", "--decode", "2",
-                   "--out", "OUT/s.safetensors", "--overwrite"],
-    "export": ["trace", "export", "./small.safetensors", "--format", "csv", "--out", "OUT/e.csv", "--overwrite"],
-    "assignments": ["assignments", "--instances", "2", "--out", "OUT"],
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

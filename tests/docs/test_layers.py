@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Callable
 from fnmatch import fnmatch
 from graphlib import CycleError, TopologicalSorter
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.imports_kit import ALL, Import, all_imports
+from tests.docs.imports_kit import ALL, PACKAGE, Import, all_imports
 
 # From the bottom up. A module may import from its own group and from those below, patterns of one line being one group;
 # groups of one level do not know each other unless they are the same group. The longest pattern that fits counts.
@@ -147,6 +150,17 @@ def test_only_some_import(package: str):
     users = {i.importer for i in all_imports() if not i.ours and i.imported == package and not i.for_types}
     strangers = [user for user in users if not any(fnmatch(user, p) or fnmatch(f"{user}.", p) for p in ONLY[package])]
     assert not strangers, f"{package} is imported by {strangers}; allowed: {ONLY[package]}"
+
+
+def test_nothing_is_imported_that_an_installation_lacks():
+    """The tests, for example, which lie beside the package in a checkout only."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [one for name, extra in project["optional-dependencies"].items() for one in extra if name not in ("dev", "docs")]
+    named = {match[0].lower() for one in (*project["dependencies"], *extras) if (match := re.match(r"[\w-]+", one))}
+    assert {"pyyaml", "matplotlib", "jinja2"} <= named
+    named |= {"yaml", "fonttools", "markupsafe"}  # what is imported of these, and what they bring themselves
+    found = {one.imported for one in all_imports() if not one.ours} - sys.stdlib_module_names
+    assert {name for name in found if name.lower() not in named} == set()
 
 
 def test_no_test_module_lends_anything():

@@ -17,6 +17,7 @@ from moesim.policies.registry import POLICIES, make_policy
 from moesim.policy import Copy, Fetch, Placement, Run
 from moesim.studies.regret import pool_slots
 from moesim.testing import run_tiny, tiny_machine, tiny_workload
+from tests.cache_replay import replay_belady
 from tests.engine.engine_kit import Script, cpu, device, gpu, machine, play, tiny_model, workload
 
 ONE_LAYER = {"n_layers": 1}
@@ -212,3 +213,15 @@ def test_no_cache_that_fetches_on_demand_hits_more_than_the_best(name: str, scop
     hits = sum(sum(lookup.hits) for lookup in records.lookups)
     best, lookups = most_hits(work[1], _model_of({}), 8)
     assert hits <= best < lookups == sum(len(lookup.active) for lookup in records.lookups)
+
+
+@pytest.mark.parametrize("slots", range(13))
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_best_hits_are_those_of_the_reference(slots: int, batch_size: int):
+    policy = make_policy({"name": "lru", "scope": "global"})
+    work = tiny_workload(policy, batch_size)
+    visits = [[(lookup.layer, expert) for expert in lookup.active] for lookup in run_tiny(policy, work, 8).lookups]
+    model = _model_of({})
+    everything = [(layer, expert) for layer in range(model.n_layers) for expert in range(model.n_experts)]
+    hits = replay_belady([everything, *visits], slots)
+    assert most_hits(work[1], model, slots) == (sum(hits), len(hits) - len(everything))
