@@ -185,5 +185,6 @@ def check_capacity(needed: Mapping[str, Mapping[str, int]], hardware: HardwarePr
             parts = ", ".join(f"{k} {format_size(v)}" for k, v in sorted(purposes.items(), key=lambda p: -p[1]))
             raise CapacityError(
                 f"{name} of {hardware.name}: needs {format_bytes(total)}, has {format_bytes(capacity)}: {parts}; "
-                f"lower the cache ratio, the batch or the context, or choose fewer bits [policy={policy_name}]"
+                f"lower the cache ratio, the batch or the context, or choose fewer bits (expert_bits of the model) "
+                f"[policy={policy_name}]"
             )

@@ -19,9 +19,10 @@ def demo() -> int:
     """
     sys.stdout.write(
         "Mixtral-8x7B with 4-bit experts on one RTX 3090, whose memory holds a quarter of them. The others stay in the\n"
-        "host's memory: a policy copies them over PCIe, or lets the CPU compute them.\n\n"
+        "host's memory: a policy copies them over PCIe, or lets the CPU compute them. The routing is that of a small model\n"
+        "of the same shape.\n\n"
     )
-    found = compare(list(POLICIES), cache=0.25, prompt=16, decode=16, trace="mini-mixtral", jobs=1)
+    found = compare(list(POLICIES), cache=0.25, prompt=32, decode=16, trace="mini-mixtral", jobs=1)
     sys.stdout.write(result_table(found.rows, Format.TABLE, by=By.SPEED))
     sys.stdout.write(
         "\nbelady knows the future and is no system. Your own question, and every policy:\n"

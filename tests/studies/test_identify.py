@@ -449,3 +449,8 @@ def test_a_speed_beyond_the_data_sheet_does_not_lift_its_rate(truth: Truth):
     del loose["devices.gpu0.memory_bytes_per_s"]["ref"]
     free = {one.constant.name: one for one in identify(loose, fast, free=names, leave_out=False).constants}
     assert free["gpu_read_rate"].value > 1.2 * found["gpu_read_rate"].value
+
+
+def test_shipped_observations_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_observations(Path("experiments/calibrate/rtx2070super.csv"))

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from moesim.core.data import shipped
 from moesim.errors import ConfigError, unknown_name
 from moesim.studies.identify.llama_bench import bench_rows, is_bench
 from moesim.studies.identify.observations import COLUMNS, REQUIRED, Observation, check_rows, observation
@@ -32,6 +33,7 @@ def read_observations(path: Path, models: Sequence[str] = ()) -> list[Observatio
     ConfigError
         One line with place, expected, got and remedy.
     """
+    path = shipped(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
