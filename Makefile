@@ -63,7 +63,8 @@ wheel: $(VENV)/.installed-dev
 	mkdir -p build/wheel/elsewhere build/wheel/sources
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet dist/*.whl
-	cd build/wheel/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --jobs $(JOBS) && test -s results/quickstart/timeline.json
+	cd build/wheel/elsewhere && ../venv/bin/moesim demo && ../venv/bin/moesim run quickstart --jobs $(JOBS) && test -s results/quickstart/timeline.json \
+		&& ../venv/bin/moesim regret quickstart --policies dali --quick
 	tar -xzf dist/*.tar.gz -C build/wheel/sources --strip-components 1
 	rm -r build/wheel/sources/moesim
 	build/wheel/venv/bin/python -m pip install --quiet pytest hypothesis cachetools
