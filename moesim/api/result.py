@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from moesim.core.table import Format
 from moesim.errors import ConfigError, unknown_name
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from moesim.metrics import Value
     from moesim.metrics.outcome import Outcome
     from moesim.metrics.timeline import Timeline
+    from moesim.plots.kinds import Drawing
     from moesim.records import Records
 
 Row = Mapping[str, Any]
@@ -141,6 +142,7 @@ class Result:
         policies: Sequence[str] = (),
         where: Mapping[str, Any] | None = None,
         width: str | float | None = None,
+        medium: Literal["screen", "paper"] = "screen",
         **options: Any,
     ) -> Figure:
         """Draw one figure.
@@ -155,12 +157,15 @@ class Result:
             Only runs with these values in columns of the table.
         width : str or float, optional
             ``"column"``, ``"page"``, ``"slide"``, or inches; default: as wide as the kind needs.
+        medium : {"screen", "paper"}
+            What it is for: on paper, title and sources stand in the caption only.
         **options
             Of the kind.
 
         Returns
         -------
         matplotlib.figure.Figure
+            It has two attributes more: ``caption``, a text for a paper, and ``data``, a frame of exactly what is drawn.
 
         Raises
         ------
@@ -168,7 +173,7 @@ class Result:
             If the kind or an option is unknown, or several figures would be needed: settings that a figure does not show are
             never averaged away. `plots` gives them all.
         """
-        found = self.plots(kind, policies=policies, where=where, width=width, **options)
+        found = self.plots(kind, policies=policies, where=where, width=width, medium=medium, **options)
         if len(found) > 1:
             raise ConfigError(
                 f"plot {kind}: expected settings of one figure, got those of {len(found)}: {', '.join(found)}; "
@@ -183,13 +188,14 @@ class Result:
         policies: Sequence[str] = (),
         where: Mapping[str, Any] | None = None,
         width: str | float | None = None,
+        medium: Literal["screen", "paper"] = "screen",
         **options: Any,
     ) -> dict[str, Figure]:
         """Draw all figures of a kind, one for each combination of settings that one figure does not show.
 
         Parameters
         ----------
-        kind, policies, where, width, **options
+        kind, policies, where, width, medium, **options
             As of `plot`.
 
         Returns
@@ -206,6 +212,7 @@ class Result:
         from moesim.plots.catalogue import figures_of, kind_of, options_of
         from moesim.plots.rows import shared_setting
         from moesim.plots.sources import chosen
+        from moesim.plots.style import Medium, drawn_for
         from moesim.plots.widths import drawn_wide, parse_width
 
         drawn, known = kind_of(kind), options_of(kind_of(kind))
@@ -220,8 +227,10 @@ class Result:
             asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(rows, missing)})}
         else:
             asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
-        with drawn_wide(None if width is None else parse_width(width, f"plot {kind}: width")):
-            return {name: _showable(drawn(*given, **more)) for name, (given, more) in asked.items()}
+        if medium not in get_args(Medium):
+            raise ConfigError(f"plot {kind}: medium: {unknown_name('medium', medium, get_args(Medium))}")
+        with drawn_for(medium), drawn_wide(None if width is None else parse_width(width, f"plot {kind}: width")):
+            return {name: _showable(drawn.drawing(*given, **more)) for name, (given, more) in asked.items()}
 
     def _frame(self, kind: str, source: str) -> DataFrame:
         from moesim.plots.catalogue import IN_EXPERIMENTS, SOURCES
@@ -334,12 +343,14 @@ class Result:
         return replace(found, row=self.rows[index])
 
 
-def _showable(figure: Figure) -> Figure:
-    """Let a notebook show a figure, which it does by itself only for those of pyplot."""
+def _showable(drawing: Drawing) -> Figure:
+    """Let a notebook show a figure, which it does by itself only for those of pyplot; and let it say what it shows."""
     from moesim.plots.style import rendered
 
-    figure._repr_png_ = lambda: rendered(figure, ["png"])["png"]  # type: ignore[attr-defined]
-    return figure
+    figure: Any = drawing.figure
+    figure._repr_png_ = lambda: rendered(figure, ["png"])["png"]
+    figure.caption, figure.data = drawing.caption.strip(), drawing.data
+    return drawing.figure
 
 
 def _records(outcome: Outcome) -> Records:

@@ -188,6 +188,15 @@ def test_records_by_number_and_by_settings(result: moesim.Result) -> None:
         result.records(polcy="lru")
 
 
+def test_a_figure_for_a_paper_has_its_words_in_the_caption(result: moesim.Result) -> None:
+    screen, paper = result.plot("speedup"), result.plot("speedup", medium="paper", width="column")
+    assert screen.axes[0].get_title() or screen.texts
+    assert not paper.axes[0].get_title() and "Mixtral" not in "".join(one.get_text() for one in paper.texts)
+    assert "mixtral-8x7b" in paper.caption and list(paper.data["policy"].unique()) == ["fiddler"]  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"plot speedup: medium: unknown medium 'print'"):
+        result.plot("speedup", medium="print")  # type: ignore[arg-type]
+
+
 def test_figures(result: moesim.Result) -> None:
     assert isinstance(result.plot("speedup"), Figure)
     assert result.plot("gantt", policies=["fiddler"], width="column").get_figwidth() == 3.35
