@@ -121,7 +121,8 @@ def run_experiment(
         took = before(experiment, missing) if execution is SIMULATED else 0.0
         pool = crew.needed(lambda: worth_processes(took, len(missing), usable_cores())) if missing else None
         if progress and took > _LONG_S:
-            say(f"{len(missing)} runs, about {format_s(took / (pool.room() if pool is not None else 1))}")
+            figures = ", then figures" if folder is not None and experiment.config.plots else ""
+            say(f"{len(missing)} runs, about {format_s(took / (pool.room() if pool is not None else 1))}{figures}")
         bar = stack.enter_context(Progress(n_steps, enabled=progress))
         told = _Told(bar, len(missing))
         if pool is None:
