@@ -1,7 +1,7 @@
 """Simulate offloaded inference of Mixture-of-Experts models, to the nanosecond and without the hardware.
 
 >>> import moesim
->>> mine = moesim.Hardware.from_numbers(pcie="25GB/s", cpu="40us/token", gpu="60us", vram="24GiB", ram="64GiB")
+>>> mine = moesim.Hardware.from_numbers(pcie="25GB/s", cpu="2ms/token", gpu="100us", vram="24GiB", ram="64GiB")
 >>> found = moesim.compare(["lru", "dali"], hardware=mine, cache=[0.25, 0.5])  # doctest: +SKIP
 >>> found.table, found.plot("speedup"), found.save("results/first")  # doctest: +SKIP
 """

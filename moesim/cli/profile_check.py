@@ -12,6 +12,7 @@ from moesim.core.table import Format, render
 from moesim.core.text import shown_lines
 from moesim.hardware import HardwareProfile, load_hardware
 from moesim.hardware.problems import find_problems
+from moesim.hardware.reading import reading_remarks
 from moesim.hardware.types import TRANSFERS
 from moesim.live.profiler.show import unit_of, value_text
 from moesim.model import load_model
@@ -34,7 +35,7 @@ def check(profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help=
         sys.stdout.write(shown_lines("\n".join(lines) + "\n"))
         return 2
     found = load_hardware(profile, "profile check")
-    sys.stdout.write(shown_lines("\n".join([*_assumed(found), *_without_curve(found)]) + "\n"))
+    sys.stdout.write(shown_lines("\n".join([*_assumed(found), *reading_remarks(found), *_without_curve(found)]) + "\n"))
     return 0
 
 

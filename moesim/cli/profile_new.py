@@ -16,6 +16,7 @@ from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import load_hardware
 from moesim.hardware.from_numbers import short_form, short_text
+from moesim.hardware.reading import reading_remarks
 from moesim.hardware.short import expert_of
 
 FOLDER = Path("hardware_profiles")
@@ -29,10 +30,10 @@ def new(
         str | None, typer.Option(metavar="TIME", help="Of an expert's copy to the GPU, such as 14.2ms; instead of --pcie.")
     ] = None,
     cpu: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of an expert on the CPU: '150us + 40us/token', or 40us/token.")
+        str | None, typer.Option(metavar="TIME", help="Of an expert on the CPU: '1.5ms + 400us/token', or 2ms/token.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Of an expert on the GPU: 60us (few tokens), or '60us + 1us/token'.")
+        str | None, typer.Option(metavar="TIME", help="Of an expert on the GPU: 200us (few tokens), or '200us + 10us/token'.")
     ] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(metavar="RATE", help="Of the GPU's memory, such as 936GB/s. [default: that of --gpu's experts]")
@@ -61,7 +62,7 @@ def new(
 ) -> None:
     """Write a profile from the numbers that a paper prints; all else is derived from them, or a default that says so.
 
-    Example: moesim profile new mybox --pcie 25GB/s --cpu "150us + 40us/token" --gpu 60us --vram 12GiB --ram 64GiB
+    Example: moesim profile new mybox --pcie 25GB/s --cpu "1.5ms + 400us/token" --gpu 200us --vram 12GiB --ram 64GiB
     """  # fmt: skip
     if not re.fullmatch(r"[\w.-]+", name):
         raise ConfigError(f"profile new: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
@@ -79,6 +80,8 @@ def new(
     if gpu_memory is None:
         rate = machine.devices["gpu0"].memory_bytes_per_s
         say(f"attention reads at {rate / 1e9:.4g} GB/s, as an expert in {gpu}; --gpu-memory gives the GPU's own rate")
+    for remark in reading_remarks(machine):
+        say(remark)
     say(f"wrote {path}")
 
 

@@ -103,8 +103,8 @@ def parse_line(value: object, place: str = "time") -> tuple[Fraction, Fraction]:
     kinds = [bool(part[3]) for part in parts if part is not None]
     if None in parts or len(set(kinds)) != len(parts):
         raise ConfigError(
-            f"{place}: expected a time such as 150us + 40us/token, or one of the two alone, got {value!r}; write numbers and us, "
-            "ms or s"
+            f"{place}: expected a time such as 1.5ms + 400us/token, or one of the two alone, got {value!r}; write numbers and "
+            "us, ms or s"
         )
     found = {kind: _us(part, place) for kind, part in zip(kinds, parts, strict=True) if part is not None}
     return found.get(False, Fraction(0)), found.get(True, Fraction(0))

@@ -58,9 +58,9 @@ def from_numbers(
     Parameters
     ----------
     cpu : str
-        Time of an expert on the CPU: ``"150us + 40us/token"`` or ``"40us/token"``.
+        Time of an expert on the CPU: ``"1.5ms + 400us/token"`` or ``"2ms/token"``.
     gpu : str
-        Time of an expert on the GPU: ``"60us"``, flat until its operations take longer, or ``"60us + 1us/token"``.
+        Time of an expert on the GPU: ``"200us"``, flat until its operations take longer, or ``"200us + 10us/token"``.
     vram, ram : str
         Memory of the GPU and of the host, such as ``"12GiB"``.
     pcie : str, optional
@@ -91,9 +91,9 @@ def from_numbers(
 
     Examples
     --------
-    >>> machine = from_numbers(pcie="25GB/s", cpu="150us + 40us/token", gpu="60us", vram="12GiB", ram="64GiB")
-    >>> machine.devices["gpu0"].memory_bytes_per_s  # 88,080,384 bytes of an expert in 60 us
-    1468006400000
+    >>> machine = from_numbers(pcie="25GB/s", cpu="1.5ms + 400us/token", gpu="200us", vram="12GiB", ram="64GiB")
+    >>> machine.devices["gpu0"].memory_bytes_per_s  # 88,080,384 bytes of an expert in 200 us
+    440401920000
     """
     numbers = {"pcie": pcie, "transfer": transfer, "cpu": cpu, "gpu": gpu, "gpu_memory": gpu_memory, "vram": vram, "ram": ram}
     form = short_form(name, numbers, str(model) if isinstance(model, Path) else model, source, ref)

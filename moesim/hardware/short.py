@@ -7,9 +7,9 @@
     for: {base: mixtral-8x7b, expert_bits: 4}            # whose expert the times are of
     numbers:
       pcie: 25GB/s                  # or transfer: 14.2ms, the time of a copy of an expert
-      cpu: 150us + 40us/token       # or 40us/token
-      gpu: 60us                     # or 60us + 1us/token
-      gpu_memory: 936GB/s           # may be left out
+      cpu: 1.5ms + 400us/token      # or 2ms/token
+      gpu: 200us                    # or 200us + 10us/token
+      gpu_memory: 504GB/s           # may be left out
       vram: 12GiB
       ram: 64GiB
 
@@ -51,8 +51,8 @@ READERS: Final[Mapping[str, Callable[[Any, str], Any]]] = {
 """The numbers, and what reads each."""
 WANTED: Final[Mapping[str, str]] = {
     "pcie": "the rate of a copy to the GPU, such as 25GB/s, or transfer, the time of an expert's copy, such as 14.2ms",
-    "cpu": "the time of an expert on the CPU, such as 150us + 40us/token",
-    "gpu": "the time of an expert on the GPU, such as 60us",
+    "cpu": "the time of an expert on the CPU, such as 1.5ms + 400us/token",
+    "gpu": "the time of an expert on the GPU, such as 200us",
     "vram": "the memory of the GPU, such as 12GiB",
     "ram": "the memory of the host, such as 64GiB",
 }
@@ -164,7 +164,7 @@ def _unfit(key: str, value: Any, text: str) -> Iterator[str]:
     """Say what is wrong with a quantity that is well written."""
     if key == "cpu" and not value[1]:
         yield (
-            f"numbers.cpu: expected a time that grows with tokens, such as 150us + 40us/token, got {text!r}; "
+            f"numbers.cpu: expected a time that grows with tokens, such as 1.5ms + 400us/token, got {text!r}; "
             f"write {text}/token if that is the time of one token"
         )
     if key == "vram" and value <= WORKSPACE:

@@ -240,12 +240,12 @@ BAD: list[tuple[str, Any, str]] = [
     ("pcie", "200Gb/s", "numbers.pcie: expected bytes a second, such as 25GB/s, got bits, '200Gb/s'; divide by 8, and write B"),
     ("pcie", "0GB/s", "numbers.pcie: expected a rate from 1000 to 1e+18 bytes a second, got '0GB/s'; correct it"),
     ("pcie", "1e999999999GB/s", "numbers.pcie: expected a rate from 1000 to 1e+18 bytes a second, got"),
-    ("cpu", "150us", "numbers.cpu: expected a time that grows with tokens, such as 150us + 40us/token, got '150us'; "
+    ("cpu", "150us", "numbers.cpu: expected a time that grows with tokens, such as 1.5ms + 400us/token, got '150us'; "
     "write 150us/token if that is the time of one token"),
-    ("cpu", "150us + 40us", "numbers.cpu: expected a time such as 150us + 40us/token, or one of"),
+    ("cpu", "150us + 40us", "numbers.cpu: expected a time such as 1.5ms + 400us/token, or one of"),
     ("cpu", "1us/token + 40us/token", "numbers.cpu: expected a time such as"),
-    ("cpu", "150", "numbers.cpu: expected a time such as 150us + 40us/token, or one of the two alone, got '150'; write"),
-    ("cpu", 40, "numbers.cpu: expected a time such as 150us + 40us/token, or one of the two alone, got 40; write numbers and"),
+    ("cpu", "150", "numbers.cpu: expected a time such as 1.5ms + 400us/token, or one of the two alone, got '150'; write"),
+    ("cpu", 40, "numbers.cpu: expected a time such as 1.5ms + 400us/token, or one of the two alone, got 40; write numbers and"),
     ("cpu", "150us + 0us/token", "numbers.cpu: expected a time above 0 and of at most 1000 s, got '0us/token'; correct it"),
     ("gpu", "1e99999999999999999999s", "numbers.gpu: expected a time above 0 and of at most 1000 s, got"),
     ("gpu", "1e-999999999us", "numbers.gpu: expected a time above 0 and of at most 1000 s, got"),

@@ -114,7 +114,7 @@ def test_the_file_filled_in_is_a_profile(proc: Path, tmp_path: Path, capsys: pyt
     assert main(["profile", "detect", "--out", "mybox.yaml"]) == 0
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("wrote mybox.yaml\n")
-    assert "missing: cpu, the time of an expert on the CPU, such as 150us + 40us/token\n" in said.err
+    assert "missing: cpu, the time of an expert on the CPU, such as 1.5ms + 400us/token\n" in said.err
     fill_in(tmp_path / "mybox.yaml", cpu="150us + 40us/token", gpu="90us")
     assert main(["profile", "check", "mybox.yaml"]) == 0
     machine = load_hardware("mybox.yaml")
