@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from moesim.core.limits import PROCESSES
 from moesim.core.table import Format
+
+
+def name_or_mapping(text: str, place: str) -> Any:
+    """Read a mapping in braces; everything else is a name or a path."""
+    from moesim.core.yaml_reader import read_yaml_value  # YAML takes a while to import, and few commands read it
+
+    return read_yaml_value(text, place) if text.lstrip().startswith("{") else text
 
 
 def _force(engine: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moesim.cli.options import Printed
+from moesim.cli.options import Printed, name_or_mapping
 from moesim.cli.outputs import check_out_folder
 from moesim.cli.profile_check import check
 from moesim.cli.profile_detect import detect
@@ -23,11 +23,17 @@ from moesim.live.kernels import require_torch
 from moesim.live.profiler.compare import compare as compare_profiles
 from moesim.live.profiler.compare import table as comparison_table
 from moesim.live.profiler.show import page
-from moesim.model import builtin_models, load_model
+from moesim.model import ModelSpec, builtin_models, load_model
 
 app = typer.Typer(
     no_args_is_help=True, help="Write, measure, show and compare profiles of machines.", pretty_exceptions_enable=False
 )
+
+
+def _model(text: str) -> ModelSpec:
+    return load_model(name_or_mapping(text, "--model"), "--model")
+
+
 app.command("new")(new)
 app.command("check")(check)
 app.command("detect")(detect)
@@ -88,7 +94,7 @@ def measure(
         if both:
             raise ConfigError(f"--{what} and --no-{what}: expected one of them, got both")
     named = model or ["mixtral-8x7b", "deepseek-v2-lite"]
-    models = tuple(builtin_models().values()) if named == [_ALL] else tuple(load_model(each, "--model") for each in named)
+    models = tuple(builtin_models().values()) if named == [_ALL] else tuple(_model(each) for each in named)
     budget = None if memory is None else parse_bytes(memory, "--memory")
     if not dry_run:
         check_out_folder(out, option="--out")
@@ -116,13 +122,16 @@ def measure(
 @app.command("show")
 def show(
     profile: Annotated[str, typer.Argument(metavar="NAME|FILE.yaml", help="A profile.")],
-    model: Annotated[list[str] | None, typer.Option(help="Whose experts are sent over the links; several times.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Whose experts are computed and sent; a name, or {base: NAME, expert_bits: 4}; several times."),
+    ] = None,
 ) -> None:
     """Print what a profile says, and how well that is founded.
 
     Example: moesim profile show rtx3090-epyc7532
     """
-    models = [load_model(each, "--model") for each in model or ()]
+    models = [_model(each) for each in model or ()]
     sys.stdout.write(page(load_hardware(profile, "profile show"), models))
 
 
@@ -138,5 +147,5 @@ def compare(
     Example: moesim profile compare rtx3090-epyc7532 zen4-2core
     """
     one, two = load_hardware(a, "profile compare"), load_hardware(b, "profile compare")
-    rows = compare_profiles(one, two, load_model(model, "--model"))
+    rows = compare_profiles(one, two, _model(model))
     sys.stdout.write(comparison_table(rows, one.name, two.name, form))

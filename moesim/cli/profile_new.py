@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from moesim.cli.options import Overwrite
+from moesim.cli.options import Overwrite, name_or_mapping
 from moesim.cli.outputs import check_out, note_written
 from moesim.core.atomic import write_bytes
 from moesim.core.text import say
-from moesim.core.yaml_reader import read_yaml_value
 from moesim.errors import ConfigError, HardwareError
 from moesim.hardware import load_hardware
 from moesim.hardware.from_numbers import short_form, short_text
@@ -68,7 +67,7 @@ def new(
         raise ConfigError(f"profile new: expected a name of letters, digits, dots and dashes, got '{name}'; choose another")
     path = out or FOLDER / f"{name}.yaml"
     numbers = {"pcie": pcie, "transfer": transfer, "cpu": cpu, "gpu": gpu, "gpu_memory": gpu_memory, "vram": vram, "ram": ram}
-    form = short_form(name, numbers, None if of is None else _model(of), source, ref)
+    form = short_form(name, numbers, None if of is None else name_or_mapping(of, "--for"), source, ref)
     try:
         machine = load_hardware(form, "profile new")
     except HardwareError as error:
@@ -83,10 +82,6 @@ def new(
     for remark in reading_remarks(machine):
         say(remark)
     say(f"wrote {path}")
-
-
-def _model(text: str) -> Any:
-    return read_yaml_value(text, "--for") if text.lstrip().startswith("{") else text
 
 
 def _in_options(error: HardwareError, source: str) -> ConfigError:

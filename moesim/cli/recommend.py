@@ -12,14 +12,13 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from moesim.cli.options import Jobs
+from moesim.cli.options import Jobs, name_or_mapping
 from moesim.core.atomic import write_bytes
 from moesim.core.limits import BITS, TOKENS
 from moesim.core.output_folder import check_own_folder
 from moesim.core.progress import telling
 from moesim.core.table import Format, render_records
 from moesim.core.text import say
-from moesim.core.yaml_reader import read_yaml_value
 from moesim.studies.advice.folder import write_folder
 from moesim.studies.advice.recommend import recommend as search
 from moesim.studies.advice.setting import Asked, look_up
@@ -57,7 +56,8 @@ def recommend(
     """
     if out is not None:
         check_own_folder(out, "recommend")
-    base, read_model = _value(hardware, "--hardware"), _value(model, "--model")
+    base = name_or_mapping(hardware, "recommend: --hardware")
+    read_model = None if model is None else name_or_mapping(model, "recommend: --model")
     asked = Asked(read_model, base, vram, ram, bits, batch, prompt, decode, context, trace, gguf, lossy)
     if calibrate is not None:
         return _identified(
@@ -111,8 +111,3 @@ def _identified(file: Path, models: list[str], asked: Asked, out: Path | None, j
 
 def _dumped(raw: Any) -> bytes:
     return yaml.safe_dump(raw, sort_keys=False, width=120).encode()
-
-
-def _value(text: str | None, option: str) -> Any:
-    """Read a mapping in braces; everything else is a name or a path."""
-    return read_yaml_value(text, f"recommend: {option}") if text is not None and text.lstrip().startswith("{") else text

@@ -151,6 +151,15 @@ def format_bytes(n: float) -> str:
     return f"{_decimal(n)} ({n / _GIB:.3g} GiB)" if abs(n) >= _GB else _decimal(n)
 
 
+def digits(value: float, n: int = 3) -> str:
+    """Write a number in `n` significant digits, never with an exponent.
+
+    >>> digits(1243.2), digits(999.7), digits(0.084), digits(131, 2)
+    ('1240', '1000', '0.084', '130')
+    """
+    return f"{Decimal(f'{value:.{n}g}'):f}"
+
+
 def format_size(n: float) -> str:
     """Write bytes in one unit, for labels: eighths of a GiB as such.
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from moesim.cli.main import main
 from moesim.core.table import Format
 from moesim.errors import InputError
 from moesim.hardware import HardwareProfile, build_profile, hardware_names, load_hardware
@@ -404,6 +405,20 @@ def test_the_page_tells_everything() -> None:
     ):
         assert line in squeezed, line
     assert text.splitlines()[-1].startswith("18 numbers: 14 measured, 4 assumed; the weakest are assumed: ")
+
+
+def test_experts_of_a_named_model_are_costed_where_no_curve_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: 88,080,384 bytes at 65.8 GB/s (cpu0), and over the link at 23.8 GB/s after 28 us."""
+    assert main(["profile", "show", "rtx3090-epyc7532", "--model", "{base: mixtral-8x7b, expert_bits: 4}"]) == 0
+    squeezed = re.sub(r" +", " ", capsys.readouterr().out)
+    assert "mixtral-8x7b (expert_bits=4) cpu0 1,339 " in squeezed and pytest.approx(1339e-6, rel=1e-3) == 88_080_384 / 65.8e9
+    assert "mixtral-8x7b (expert_bits=4) expert, us" in squeezed
+    assert " 3,729 23.8 derived\n" in squeezed and pytest.approx(3729e-6, rel=1e-3) == 28e-6 + 88_080_384 / 23.8e9
+    assert main(["profile", "show", "rtx3090-epyc7532"]) == 0
+    assert "an expert of" not in capsys.readouterr().out
+    (gpu, cpu) = facts(machine(), [load_model("mixtral-8x7b")])["experts"]
+    assert (gpu["device"], gpu["us_at_1"], gpu["us_at_256"], gpu["source"]) == ("near", 500, None, "measured")
+    assert cpu["device"] == "far"
 
 
 @pytest.mark.parametrize(("value", "word"), [(True, "yes"), (False, "no")])

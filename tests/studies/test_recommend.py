@@ -155,6 +155,17 @@ def test_papers_are_ranked_beside_and_lossy_ones_only_on_request(advice: Advice,
     assert "not exact" in output(lossy, Format.TABLE)
 
 
+def test_the_order_is_said_to_be_of_decoding_and_speeds_have_no_exponent(advice: Advice):
+    told = output(advice, Format.TABLE)
+    assert told.count("Ranked by the speed of decoding alone: ") == 1
+    best = replace(advice.best, speed=replace(advice.best.speed, value=1243.2), low=999.7, high=98765.4, ttft_s=131.0)
+    (row,) = [
+        line for line in output(replace(advice, runnable=(best,)), Format.TABLE).splitlines()
+        if line.startswith(best.candidate.title) and " to " in line
+    ]  # fmt: skip
+    assert re.split(r"  +", row)[4:7] == ["130", "1240", "1000 to 98800"]
+
+
 def test_coarse_grids_have_both_ends_and_gaps_are_halved():
     assert coarse(range(3, 6)) == [3, 4, 5]
     assert coarse(range(20, -1, -1)) == [20, 15, 10, 5, 0]

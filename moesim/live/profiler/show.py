@@ -10,15 +10,19 @@ from typing import Any, Final
 
 from moesim.core.table import Format, render
 from moesim.core.units import format_bytes, parse_bytes
+from moesim.errors import HardwareError
 from moesim.hardware import LABELS, HardwareProfile, weakest
+from moesim.hardware.costs import CostModel
 from moesim.hardware.costs.curves import covers, curve_ns, points_ns
 from moesim.hardware.types import CostCurve, Device, Link, Number, Transfer
+from moesim.metrics.naming import model_label
 from moesim.model import ModelSpec, builtin_models
 
 MODELS: Final = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b")
 """Models whose experts are shown on their way over links, unless others are named."""
 
 _ROWS: Final = (1, 16, 256)
+_ROW_HEADS: Final = [f"{n} row{'s' if n > 1 else ''}, us" for n in _ROWS]
 _SIZES: Final = {"64 KB": 64_000, "16 MB": 16_000_000}
 _WEAK: Final = 4  # keys of the weakest numbers that are named
 _FORM_KEYS: Final = ("base_us", "per_token_us", "flat_us", "knee_tokens", "points", "first_extra_us")
@@ -30,11 +34,12 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
     """Collect what a profile says, with the source of every number, as plain values.
 
     Gives ``name``, ``path``, ``description``, ``corrections``, ``machine``, ``compute``, ``backing``, ``platform_w``; lists of
-    ``devices``, ``curves``, ``links`` and ``contention`` with times in us (None outside the range that was measured), rates,
-    ``source`` (the weakest label of the numbers used) and ``measured`` (date, repeats and spread); ``labels``, how many numbers
-    have each label; ``weakest``, its ``label`` and ``keys``; and all ``numbers`` by their dotted keys.
+    ``devices``, ``curves``, ``experts`` (of `models`, if some are named), ``links`` and ``contention`` with times in us (None
+    outside the range that was measured), rates, ``source`` (the weakest label of the numbers used) and ``measured`` (date,
+    repeats and spread); ``labels``, how many numbers have each label; ``weakest``, its ``label`` and ``keys``; and all
+    ``numbers`` by their dotted keys.
     """
-    models = models or [builtin_models()[name] for name in MODELS]
+    sent = models or [builtin_models()[name] for name in MODELS]
     counts = Counter(number.source for number in profile.numbers.values())
     label = weakest(counts)
     return {
@@ -49,7 +54,8 @@ def facts(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> dict[st
         "host": _host(profile),
         "devices": [_device(profile, device) for device in profile.devices.values()],
         "curves": [row for device in profile.devices.values() for row in _curves(profile, device)],
-        "links": [row for link in profile.links for row in _transfers(profile, link, models)],
+        "experts": [row for model in models for row in _experts(profile, model)],
+        "links": [row for link in profile.links for row in _transfers(profile, link, sent)],
         "contention": list(_contention(profile)),
         "labels": {name: counts[name] for name in LABELS if name in counts},
         "weakest": {"label": label, "keys": [key for key, number in profile.numbers.items() if number.source == label]},
@@ -121,8 +127,25 @@ def _curves(profile: HardwareProfile, device: Device) -> Iterator[dict[str, Any]
         yield row | _told(profile, keys)
 
 
+def _experts(profile: HardwareProfile, model: ModelSpec) -> Iterator[dict[str, Any]]:
+    """What an expert takes on each device that computes, by a curve or by rates."""
+    for device in profile.devices.values():
+        if device.role != "storage":
+            costs = CostModel(model, profile)
+            times = {f"us_at_{n}": _expert_us(costs, device.name, n) for n in _ROWS}
+            yield {"device": device.name, "expert": model_label(model), **times, "source": costs.label(())}
+
+
+def _expert_us(costs: CostModel, device: str, n_rows: int) -> float | None:
+    """Time of an expert; None for rows beyond those measured."""
+    try:
+        return costs.expert_ns(device, n_rows) / 1000
+    except HardwareError:
+        return None
+
+
 def _transfers(profile: HardwareProfile, link: Link, models: Sequence[ModelSpec]) -> Iterator[dict[str, Any]]:
-    sizes = {**_SIZES, **{f"{model.name} expert": model.expert_bytes(0) for model in models}}
+    sizes = {**_SIZES, **{f"{model_label(model)} expert": model.expert_bytes(0) for model in models}}
     curves = {curve.key: curve for curve in link.curves.values()}  # "any" is of every kind
     for curve in [*curves.values(), *([link.activation] if link.activation else [])]:
         times = {head: _copy_us(curve, n_bytes) for head, n_bytes in sizes.items()}
@@ -163,7 +186,7 @@ def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
     if found["platform_w"] is not None:
         lines += [f"the rest of the machine: {found['platform_w']:g} W, {_source(_told(profile, ['platform_w']))}", ""]
     if found["curves"]:
-        heads = ["curves", "on", "form", "rows", *(f"{n} row{'s' if n > 1 else ''}, us" for n in _ROWS), "source"]
+        heads = ["curves", "on", "form", "rows", *_ROW_HEADS, "source"]
         rows = [
             [
                 row["curve"],
@@ -176,6 +199,13 @@ def page(profile: HardwareProfile, models: Sequence[ModelSpec] = ()) -> str:
             for names, row in _alike(found["curves"], "device")
         ]
         lines.append(render(heads, rows, Format.TABLE, heads[4:7]))
+    if found["experts"]:
+        heads = ["an expert of", "on", *_ROW_HEADS, "weakest source"]
+        rows = [
+            [row["expert"], names, *(_us(row[f"us_at_{n}"]) for n in _ROWS), row["source"]]
+            for names, row in _alike(found["experts"], "device")
+        ]
+        lines.append(render(heads, rows, Format.TABLE, _ROW_HEADS))
     if found["links"]:
         sizes = list(found["links"][0]["us"])
         heads = ["links", "transfer", *(f"{size}, us" for size in sizes), "GB/s", "source"]

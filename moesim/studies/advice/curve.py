@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from moesim.core.table import Format, render
+from moesim.core.units import digits
 from moesim.errors import ConfigError
 from moesim.model import ModelSpec, bits_to_bytes
 from moesim.studies.advice.candidates import gib
@@ -146,9 +147,7 @@ def curve_text(points: Sequence[Point], setting: Setting, form: Format) -> str:
     for context in contexts:
         for ubatch in UBATCHES:
             one = best(points, context, ubatch)
-            told = ["-", "nothing fits", "-"] if one is None else [
-                str(one.n_cpu_moe), f"{one.speed:.3g} ({one.low:.3g} to {one.high:.3g})", gib(one.gpu_bytes)
-            ]  # fmt: skip
+            told = ["-", "nothing fits", "-"] if one is None else [str(one.n_cpu_moe), _speed(one), gib(one.gpu_bytes)]
             cliff.append([str(context), str(ubatch), *told])
     first = best(points, contexts[0], UBATCHES[0])
     lines = [
@@ -168,16 +167,20 @@ def _best_line(first: Point | None, setting: Setting) -> str:
         return f"Best of --n-cpu-moe: nothing fits at {setting.context} tokens and -ub {UBATCHES[0]}.\n"
     return (
         f"Best of --n-cpu-moe: -ngl 99 --n-cpu-moe {first.n_cpu_moe} -c {first.context * setting.asked.batch} "
-        f"-ub {first.ubatch}: {first.speed:.3g} tokens/s when the context is full, {first.low:.3g} to {first.high:.3g} "
-        "(90 %, by the observed speeds). Placements for any engine, below, may hold single experts of a layer, which this option "
-        "cannot; their intervals (80 %) rest on other machines.\n"
+        f"-ub {first.ubatch}: {digits(first.speed)} tokens/s when the context is full, {digits(first.low)} to "
+        f"{digits(first.high)} (90 %, by the observed speeds). Placements for any engine, below, may hold single experts of a "
+        "layer, which this option cannot; their intervals (80 %) rest on other machines.\n"
     )
 
 
 def _cell(one: Point | None) -> str:
     if one is None:
         return "-"
-    return f"{one.speed:.3g} ({one.low:.3g} to {one.high:.3g})" if one.fits else "does not fit"
+    return _speed(one) if one.fits else "does not fit"
+
+
+def _speed(one: Point) -> str:
+    return f"{digits(one.speed)} ({digits(one.low)} to {digits(one.high)})"
 
 
 def curve_records(points: Sequence[Point]) -> list[dict[str, Any]]:

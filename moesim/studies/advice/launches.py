@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from moesim.core.units import digits
 from moesim.hardware.costs.operations import operations
 from moesim.studies.advice.setting import Setting
 
@@ -90,7 +91,7 @@ def caution(setting: Setting, fewer: Fewer | None) -> str:
         return ""
     large = ", ".join(f"{one.title} {100 * share:.0f} %" for one, share in fewer.shares.items())
     ends = (
-        f"{fewer.fastest.title} is the fastest, at {fewer.speeds[fewer.fastest][1]:.3g} tokens/s"
+        f"{fewer.fastest.title} is the fastest, at {digits(fewer.speeds[fewer.fastest][1])} tokens/s"
         if fewer.flips
         else f"{fewer.fastest.title} stays the fastest"
     )

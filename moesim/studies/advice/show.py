@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from moesim.core.table import Format, render, render_records
+from moesim.core.units import digits
 from moesim.experiment.intervals import NOT_VARIED
 from moesim.experiment.report_notes import split_notes
 from moesim.metrics.fresh import fresh_cell
@@ -83,14 +84,15 @@ def _runnable(advice: Advice, form: Format) -> str:
         return "nothing fits: " + "; ".join(f"{name}: {why}" for name, why in advice.found.no_fit.items()) + "\n"
     best = advice.best
     lines = [
-        f"Best: {describe(best.candidate, advice.setting)}. Simulated: {_number(best.speed.value)} tokens/s while decoding. "
-        f"Expect {_number(best.low)} to {_number(best.high)} ({100 * LEVEL:.0f} % interval, from earlier predictions that were "
+        f"Best: {describe(best.candidate, advice.setting)}. Simulated: {digits(best.speed.value)} tokens/s while decoding. "
+        f"Expect {digits(best.low)} to {digits(best.high)} ({100 * LEVEL:.0f} % interval, from earlier predictions that were "
         "measured)."
     ]
     able = [one.name for one in engines() if best.candidate.family in one.expresses]
     lines.append(f"Engines that can place experts so: {', '.join(able)}.")
     limits = advice.found.limits[best.candidate]
     lines.append(f"Limited by: {limits.limit} ({limits.text(least=0.02, most=6)}).")
+    lines.append("Ranked by the speed of decoding alone: the time to the first token may be many times as long as another's.")
     if advice.caution:
         lines.append(f"Caution: {advice.caution}.")
     if same := [one.candidate.title for one in advice.runnable if one.same]:
@@ -109,13 +111,9 @@ def _cells(one: Judged, advice: Advice) -> list[str]:
     share = candidate.gpu_experts / (model.n_layers * model.n_experts)
     return [
         candidate.title, f"{candidate.gpu_experts} ({100 * share:.0f} %)", gib(candidate.gpu_bytes), gib(candidate.host_bytes),
-        f"{one.ttft_s:.2g}", _number(one.speed.value), f"{_number(one.low)} to {_number(one.high)}",
+        digits(one.ttft_s, 2), digits(one.speed.value), f"{digits(one.low)} to {digits(one.high)}",
         f"{one.ratio:.2f}" + ("~" if one.same else ""),
     ]  # fmt: skip
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _typed(advice: Advice, form: Format) -> str:
@@ -133,7 +131,7 @@ def _typed(advice: Advice, form: Format) -> str:
         everything = setting.model.n_layers * setting.model.n_experts
         best = one is advice.best or one.candidate.gpu_experts == advice.best.candidate.gpu_experts == everything
         why = "" if best else f" ({engine.cannot})"
-        place = "the best" if best else f"cannot express the best{why}; its own best is {_number(one.speed.value)} tokens/s"
+        place = "the best" if best else f"cannot express the best{why}; its own best is {digits(one.speed.value)} tokens/s"
         lines.append(f"{head}: {place}, {one.candidate.title}: {describe(one.candidate, advice.setting)}")
         for command in one.commands:
             if command.engine == engine.name:
@@ -165,7 +163,7 @@ def plot(advice: Advice) -> str:
 def _bar(one: Candidate, value: float, top: float, best: bool) -> str:
     eighths = round(8 * _BAR * value / top)
     bar = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
-    return f"{one.gpu_experts:7d} {bar} {_number(value)}" + (" <" if best else "")
+    return f"{one.gpu_experts:7d} {bar} {digits(value)}" + (" <" if best else "")
 
 
 def _papers(advice: Advice, form: Format) -> str:
@@ -185,7 +183,7 @@ def _papers(advice: Advice, form: Format) -> str:
     if lossy:
         table += "\n* not exact: this share of the gate weight is served as routed; never read its speed without it\n"
     others = [
-        f"{one.title} {_number(speed(row))}"
+        f"{one.title} {digits(speed(row))}"
         for one, row in advice.found.screened.items()
         if not one.runnable and one not in advice.found.final
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moesim.core.table import Format, render
+from moesim.core.units import digits
 from moesim.studies.advice.candidates import Candidate
 from moesim.studies.advice.engines import Command, commands
 from moesim.studies.advice.launches import FEW_US, LARGE_SHARE, WHY, Fewer
@@ -39,7 +40,7 @@ def fewer_table(advice: Advice, form: Format) -> str:
     headings = "first request only", "GPU launches", f"tok/s, {fewer.layer_us:.3g} us a layer", f"{FEW_US:g} us (assumed)"
     shares = {one: f"{100 * share:.0f} %" for one, share in fewer.shares.items()}
     order = sorted(fewer.speeds, key=lambda one: fewer.speeds[one], reverse=True)
-    rows = [[one.title, shares.get(one, "-"), *(f"{value:.3g}" for value in fewer.speeds[one])] for one in order]
+    rows = [[one.title, shares.get(one, "-"), *(digits(value) for value in fewer.speeds[one])] for one in order]
     table = render(headings, rows, form, headings[1:])
     if not fewer.flips:
         return table
