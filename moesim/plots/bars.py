@@ -85,7 +85,7 @@ def means_of(frame: pd.DataFrame, what: str, metric: str, x: str | None) -> Mean
             f"plot {what}: expected a run with a value of {metric}, got none; docs/reference/metrics.md says which runs have one"
         )
     orders = [{group_name(value): i for i, value in enumerate(levels(frame, name))} for name in by]
-    places = [[order[group_name(value)] for value in data[name]] for name, order in zip(by, orders, strict=True)]
+    places = [[order.get(group_name(value), -1) for value in data[name]] for name, order in zip(by, orders, strict=True)]
     policies = policies_of(frame)
     ranks = list(zip(*places, [policies.index(name) for name in data["policy"]], strict=True))
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)

@@ -113,7 +113,8 @@ def n_draws(frame: pd.DataFrame) -> tuple[int, int] | None:
         return None
     counts = []
     by = ["policy", *settings_in(frame)]
-    for _, part in frame.groupby([frame[name].astype(str) for name in by], sort=False):
+    runs = frame.drop_duplicates([*by, *(name for name in (*REPEATS, DRAW) if name in frame)])  # of steps
+    for _, part in runs.groupby(by, sort=False, dropna=False):
         if len(part) > 1:
             counts.append((len(over_draws(part, [0.0] * len(part))), len(part)))
     if all(n == rows for n, rows in counts):
@@ -184,7 +185,7 @@ def _labels(frame: pd.DataFrame) -> list[str]:
             sentences.append(f"{word[0].upper()}{word[1:]}; weakest source among the numbers used: {', '.join(parts)}.")
     if "notes" in frame:
         notes = dict.fromkeys(note for text in frame["notes"].dropna() for note in str(text).split(", ") if note)
-        kept = [note for note in notes if " of the " not in note and OVER not in note and not note[:1].isdigit()]
+        kept = [note for note in notes if OVER not in note]  # `moesim.plots.ends` draws and words these
         if kept:
             sentences.append(f"Notes: {', '.join(kept)}.")
     return sentences

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
 from moesim.plots.bars import AXES
-from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
@@ -127,7 +127,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     words = AXES.get(metric, metric).replace("\n", " ")
     sentences = [
         "The largest value is framed.",
-        f"Means over {n_repeats(rows)} seeds." if n_repeats(rows) else "",
+        repeats_sentence(rows, how=None),
         *(f"Not shown: {name}, which chooses them itself." for name in left_out(frame, rows)),
         not_shown_sentences(_same(frame, rows)),
     ]

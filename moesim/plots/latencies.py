@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import lcm
 from typing import Final
 
 import numpy as np
@@ -13,11 +15,12 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError
 from moesim.metrics.latency import percentile, token_times
 from moesim.plots.bars import legend_names
-from moesim.plots.captions import averaged, caption, corner_label
+from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.exactness import inexact, meaning
 from moesim.plots.kinds import Drawing, kind
 from moesim.plots.looks import looks_of
-from moesim.plots.rows import policies_of, prepared, qualified
+from moesim.plots.means import DRAW
+from moesim.plots.rows import policies_of, prepared, qualified, settings_in
 from moesim.plots.style import OPTIMUM, add_corner, legend_above, new_figure
 from moesim.plots.widths import COLUMN
 from moesim.records import Records, StepRecord
@@ -27,22 +30,38 @@ _SPREAD: Final = 5  # times that differ by more are on a logarithmic axis
 
 
 def _distributions(rows: pd.DataFrame) -> pd.DataFrame:
-    """Collect the times per output token of each policy, those of all its runs together."""
+    """Collect the times per output token of each policy, those of all its runs together; runs of one draw weigh as one."""
     parts = []
     for policy in policies_of(rows):
         mine = rows[rows["policy"] == policy]
-        samples = [sample for _, run in mine.groupby("run", sort=False) for sample in token_times(_records(run))[1]]
+        runs = [run for _, run in mine.groupby("run", sort=False)]
+        alike = _alike(runs)
+        whole = lcm(*alike)  # the weight of a run that no other repeats, so that all weights are integers
+        samples = [
+            (ns, tokens * whole // many)
+            for run, many in zip(runs, alike, strict=True)
+            for ns, tokens in token_times(_records(run))[1]
+        ]
         if not samples:
             continue
         times, tokens = np.array(samples, np.int64).T
         ns, place = np.unique(times, return_inverse=True)
         counts = np.bincount(place, tokens).astype(np.int64)
-        columns = {"policy": policy, "ms": ns / NS_PER_MS, "tokens": counts, "share": counts.cumsum() / counts.sum()}
+        shown = counts / whole if (counts % whole).any() else counts // whole
+        columns = {"policy": policy, "ms": ns / NS_PER_MS, "tokens": shown, "share": counts.cumsum() / counts.sum()}
         told = {f"p{percent}_ms": (percentile(samples, percent) or 0) / NS_PER_MS for percent in _PERCENTS}
         parts.append(pd.DataFrame(columns).assign(**told, **qualified(mine)))
     if not parts:
         raise ConfigError("plot latency_cdf: expected decode steps, got none; `workload.decode_tokens` asks for some")
     return pd.concat(parts, ignore_index=True)
+
+
+def _alike(runs: Sequence[pd.DataFrame]) -> list[int]:
+    """Count for each run those of its setting that drew the same requests, itself included."""
+    firsts = pd.DataFrame([run.iloc[0] for run in runs])
+    if DRAW not in firsts or firsts[DRAW].isna().any():
+        return [1] * len(runs)
+    return [int(n) for n in firsts.groupby([*settings_in(firsts), DRAW], dropna=False)[DRAW].transform("size")]
 
 
 def _records(run: pd.DataFrame) -> Records:
@@ -81,9 +100,10 @@ def latency_cdf(frame: pd.DataFrame) -> Drawing:
     each = data.drop_duplicates("policy")
     told = "; ".join(f"{row['policy']} " + ", ".join(f"{row[f'p{p}_ms']:.4g}" for p in _PERCENTS) for _, row in each.iterrows())
     counts = data.groupby("policy")["tokens"].sum()
-    many = f"{counts.min()}" + (f" to {counts.max()}" if counts.max() > counts.min() else "")
+    many = f"{float(counts.min()):.12g}" + (f" to {float(counts.max()):.12g}" if counts.max() > counts.min() else "")
     sentences = [
         f"Distribution over {many} tokens of decoding, one sample for each decode step and sequence.",
+        repeats_sentence(rows, "Tokens", how=None),
         f"Marks: p50, p90 and p99 by nearest rank, in ms: {told}.",
     ]
     return Drawing(data, figure, caption("Time per output token.", rows, [], *sentences))

@@ -14,7 +14,7 @@ from moesim.core.units import NS_PER_MS
 from moesim.errors import ConfigError, unknown_name
 from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import axes_of
-from moesim.plots.captions import averaged, caption, corner_label, n_repeats
+from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.kinds import Drawing, kind
@@ -95,9 +95,8 @@ def breakdown(frame: pd.DataFrame, metric: str | None = None, x: str | None = No
     legend_above(figure, handles, "Time by what was waited for")
     add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
     what = "decode time per token of the batch" if metric == "decode_time" else "time of the run"
-    repeats = n_repeats(rows)
     told = caption(
         f"Breakdown of the {what} by what was waited for on the critical path; the causes add up to the whole.", rows, [x],
-        f"Means over {repeats} seeds." if repeats else "", not_shown_sentences(frame),
+        repeats_sentence(rows, how=None), not_shown_sentences(frame),
     )  # fmt: skip
     return Drawing(data, figure, told)

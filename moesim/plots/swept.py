@@ -61,7 +61,8 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
     if x == "policy":
         raise ConfigError("plot speedup_lines: expected results with a column of a setting, got none; give those of `moesim run`")
     pairs = paired(rows, baseline, metric)
-    found = [geometric(part, {"policy": policy, x: value}) for (policy, value), part in pairs.groupby(["policy", x], sort=False)]
+    groups = pairs.groupby(["policy", x], sort=False, dropna=False)
+    found = [geometric(part, {"policy": policy, x: value}) for (policy, value), part in groups]
     data = pd.DataFrame(found)
     names = [name for name in policies_of(rows) if name != baseline]
     words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{_star(rows, baseline)}")
@@ -108,12 +109,12 @@ def _figure(
 ) -> tuple[pd.DataFrame, Figure]:
     """Draw lines over a setting; gives their data in the order of policies and settings as well."""
     x, metric = names
-    order = [group_name(value) for value in levels(rows, x)]
+    order = [group_name(value) for value in (None, *levels(rows, x))]  # runs without a value stand first
     ranks = [(list(policies).index(p), order.index(group_name(v))) for p, v in zip(data["policy"], data[x], strict=True)]
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
     figure, axes = new_figure(COLUMN, 2.0)
     axes.grid(visible=True, axis="both")
-    places = _axis(axes, levels(data, x), x, words.x)
+    places = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x)
     looks = looks_of(policies_of(rows))
     for policy, legend in legend_names(data, policies).items():
         part = data[data["policy"] == policy]

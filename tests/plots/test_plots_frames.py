@@ -170,6 +170,26 @@ def test_latency_is_that_of_each_token_and_counts_sequences():
         latency_cdf(frame[frame["phase"] == "prefill"])
 
 
+def test_tokens_of_seeds_that_drew_the_same_requests_count_once():
+    """Two runs of one draw wait 20 and 40 ms for two tokens, which weigh one each; another draw waits 10 ms for two."""
+    ms = 1_000_000
+    told = []
+    for run, (requests, wait, n) in enumerate([("1,2", 20, 2), ("1,2", 40, 2), ("3,4", 10, 2)]):
+        told += [(run, requests, 0, "prefill", 0, 5 * ms, n), (run, requests, 1, "decode", 5 * ms, (5 + wait) * ms, n)]
+    columns = ["run", "requests_drawn", "step", "phase", "begin", "end", "n_sequences"]
+    frame = pd.DataFrame(told, columns=columns).assign(policy="lru", trace="t", cache_ratio=0.25, batch=0, n_tokens=2)
+    frame = frame.assign(seed=frame["run"], repeat=frame["run"], source_label="derived", chunk_bytes=None)
+    drawn = latency_cdf.drawing(frame)
+    assert drawn.data[["ms", "tokens", "share"]].to_numpy().tolist() == [[10, 2, 0.5], [20, 1, 0.75], [40, 1, 1]]
+    assert drawn.data["p50_ms"].iloc[0] == 10
+    assert "Distribution over 4 tokens of decoding" in drawn.caption
+    assert "Tokens over 3 seeds that drew 2 different sets of requests." in drawn.caption
+    odd = latency_cdf.drawing(frame.assign(n_sequences=1)).data
+    assert odd[["tokens", "share"]].to_numpy().tolist() == [[1, 0.5], [0.5, 0.75], [0.5, 1]]
+    separate = latency_cdf.drawing(frame.assign(requests_drawn=["1", "1", "2", "2", "3", "3"])).data
+    assert separate["share"].tolist() == pytest.approx([1 / 3, 2 / 3, 1])
+
+
 def test_percentiles_of_tokens_are_those_of_the_rows(sweep):
     steps = pd.DataFrame(row for one in sweep.outcomes for row in step_frame(one))
     each = latency_cdf.drawing(steps).data.drop_duplicates("policy").set_index("policy")

@@ -16,12 +16,15 @@ from moesim.errors import ConfigError
 from moesim.experiment.config import parse_config
 from moesim.experiment.resolve import Experiment
 from moesim.experiment.run import run_experiment
+from moesim.metrics.causes import CAUSES
 from moesim.plots.bars import decode_speed, energy
 from moesim.plots.catalogue import KINDS
 from moesim.plots.drawing import files_of
+from moesim.plots.heatmap import heatmap
 from moesim.plots.lines import hit_rate
 from moesim.plots.pareto import vram
 from moesim.plots.speedup import speedup
+from moesim.plots.stacks import breakdown
 from moesim.plots.tornado import tornado
 from tests.plots.plots_kit import rows
 
@@ -63,6 +66,30 @@ def test_a_caption_tells_settings_with_several_draws_from_those_with_one():
     assert decode_speed.drawing(frame).data["n"].tolist() == [3, 1]
     assert "3 seeds that drew 1 to 3 different sets of requests; error bars" in decode_speed.drawing(frame).caption
     assert "over these, where there is more than one." in decode_speed.drawing(frame).caption
+
+
+def test_draws_are_counted_where_a_setting_has_no_value():
+    frame = rows(*drawn("1,2", "1,2", "1,2", transfer_curve=None, chunk_bytes=None, predictors=None))
+    assert decode_speed.drawing(frame).data["n"].tolist() == [1]
+    assert "Means over 3 seeds that drew the same requests: no interval." in decode_speed.drawing(frame).caption
+    mixed = rows(*drawn("1", "2", chunk_bytes=None), *drawn("1", "1", chunk_bytes=4096))
+    assert "2 seeds that drew 1 to 2 different sets of requests" in decode_speed.drawing(mixed).caption
+
+
+def test_stacks_and_maps_tell_the_draws_too():
+    times = {f"time_{cause}_ns": 1e6 for cause in CAUSES}
+    frame = rows(*drawn("1", "1", "2", **times))
+    told = "Means over 3 seeds that drew 2 different sets of requests. "
+    assert told in breakdown.drawing(frame, metric="time").caption
+    assert told in heatmap.drawing(frame, x="batch_size", y="cache_ratio").caption
+
+
+def test_the_caption_says_how_few_requests_were_drawn():
+    notes = "1 request of 64, 2 units per expert, speed -3 to +4 % over link.bytes_per_s 1 to 2 GB/s"
+    frame = rows(("lru", 10.0, {"notes": notes}))
+    assert "Notes: 1 request of 64, 2 units per expert." in decode_speed.drawing(frame).caption
+    few = frame.assign(notes="3 requests of the 9 with signal residual")
+    assert "Notes: 3 requests of the 9 with signal residual." in decode_speed.drawing(few).caption
 
 
 def test_made_up_routing_is_another_draw_with_each_seed():

@@ -6,6 +6,7 @@ import pytest
 
 from moesim.core.colours import BLACK
 from moesim.errors import ConfigError
+from moesim.plots.bars import decode_speed
 from moesim.plots.catalogue import figures_of
 from moesim.plots.swept import speed_by_context, speedup_lines, throughput
 from tests.plots.plots_kit import rows
@@ -73,3 +74,15 @@ def test_speed_by_context_needs_prompts_of_a_length():
     assert "Decoding adds 32 tokens to the context." in drawn.caption
     with pytest.raises(ConfigError, match="speed_by_context: expected runs with a value of prompt_tokens, got none"):
         speed_by_context.drawing(frame.assign(prompt_tokens=None))
+
+
+def test_runs_without_a_value_of_the_setting_have_their_place():
+    """A sweep over `prefill_chunk: [null, 64]` has runs without chunks: they stand first, and none is left out."""
+    frame = rows(
+        ("a", 1.0, {"prefill_chunk": 64}), ("b", 3.0, {"prefill_chunk": 64}),
+        ("a", 2.0, {"prefill_chunk": None}), ("b", 4.0, {"prefill_chunk": None}),
+    )  # fmt: skip
+    drawn = speedup_lines.drawing(frame)
+    assert lines(drawn.figure) == {"b": [[0, pytest.approx(2)], [1, pytest.approx(3)]]}
+    assert [t.get_text() for t in drawn.figure.axes[0].get_xticklabels()] == ["-", "64"]
+    assert decode_speed.drawing(frame).data["decode_tokens_per_s"].tolist() == [2, 4, 1, 3]
