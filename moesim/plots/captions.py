@@ -12,7 +12,7 @@ from moesim.metrics.naming import COLUMNS, LIVE
 from moesim.plots.ends import OVER
 from moesim.plots.exactness import inexact, meaning
 from moesim.plots.means import DRAW, over_draws
-from moesim.plots.rows import REPEATS, cache_column, group_name, levels, named, policies_of, settings_in, varying
+from moesim.plots.rows import MADE, REPEATS, cache_column, group_name, levels, named, policies_of, settings_in, varying
 
 _WHERE: Final = ("model", "hardware", "trace")
 _ALWAYS: Final = ("batch_size", "prompt_tokens", "decode_tokens", "n_batches")
@@ -148,7 +148,16 @@ def repeats_sentence(frame: pd.DataFrame, what: str = "Means", how: str | None =
 
 
 def _listed(frame: pd.DataFrame, column: str) -> str:
-    return ", ".join(dict.fromkeys(str(v) for v in levels(frame, column)))
+    names = [str(v) for v in levels(frame, column)]
+    if column == "trace" and "repeat" in frame:
+        names = [_with_seeds(name, frame.loc[frame["trace"] == name, "repeat"]) for name in names]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _with_seeds(trace: str, repeats: pd.Series) -> str:
+    """Name made-up routing with the last of its seeds, if each repeat has its own."""
+    made = MADE.fullmatch(trace)
+    return trace if made is None or repeats.nunique() < 2 else f"{trace} to {int(made[2]) + int(repeats.max())}"
 
 
 def _settings(frame: pd.DataFrame, shown: Sequence[str]) -> list[str]:

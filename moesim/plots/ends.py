@@ -35,6 +35,12 @@ def _ends(part: pd.DataFrame, columns: Sequence[str]) -> tuple[float, float]:
     return least, most
 
 
+def not_drawn(frame: pd.DataFrame) -> str:
+    """Say in a figure without them that runs were repeated over the intervals of the profile; empty where none was."""
+    varied = any(frame[name].notna().any() for name in frame.columns.astype(str) if name.endswith("_least"))
+    return "Intervals of the profile are not drawn: the speeds of both policies move with them." if varied else ""
+
+
 def varied_numbers(frame: pd.DataFrame, *, power: bool) -> list[str]:
     """List the numbers and intervals over which runs were repeated, as their notes name them; watts only if asked for."""
     notes = frame["notes"].dropna().astype(str).tolist() if "notes" in frame else []

@@ -31,7 +31,8 @@ _ORDER: Final = "order"  # attribute of frames that had failed runs: values by c
 WORDS: Final = {name: column.word for name, column in COLUMNS.items()}
 """Words for the columns of settings."""
 
-_MADE: Final = re.compile(r"(synthetic-.*-seed)(\d+)")
+MADE: Final = re.compile(r"(synthetic-.*-seed)(\d+)")
+"""Names of made-up routing: what is before the seed, and the seed. `prepared` names that of repeats as that of the first."""
 _CACHES: Final = (*CACHE_SETTINGS, CACHE)
 
 
@@ -71,7 +72,7 @@ def _appearing(column: pd.Series) -> list[Any]:
 
 def _first(trace: str, repeat: Any) -> str:
     """Name made-up routing of a repeat as that of the first, of which it is a repeat."""
-    made = _MADE.fullmatch(trace)
+    made = MADE.fullmatch(trace)
     return trace if made is None or _missing(repeat) else f"{made[1]}{max(0, int(made[2]) - int(repeat))}"
 
 

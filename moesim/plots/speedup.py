@@ -13,6 +13,7 @@ from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.bars import AXES, legend_names, value_texts
 from moesim.plots.captions import caption, corner_label, n_repeats, repeats_sentence, seeds_words
+from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Bar, Words, grouped_bars
@@ -75,6 +76,14 @@ def baseline_of(rows: pd.DataFrame, baseline: str | None) -> str:
     if baseline is not None and baseline not in known:
         raise ConfigError(f"plot speedup: --baseline: {unknown_name('policy of these results', baseline, known)}")
     return known[0] if baseline is None else baseline
+
+
+def labelled(rows: pd.DataFrame, data: pd.DataFrame) -> pd.DataFrame:
+    """Give rows the weakest label of their policy's speed-ups, which counts the baseline's runs; the baseline has none."""
+    if "source_label" not in rows:
+        return rows
+    found = {name: _weaker(*part["source_label"]) for name, part in data.groupby("policy", sort=False)}
+    return rows.assign(source_label=rows["policy"].map(found))
 
 
 def _weaker(*labels: str | None) -> str | None:
@@ -144,7 +153,7 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     names = policies_of(rows)
     figure = grouped_bars(bars, words, legend_names(data, names), level=1.0, order=names)
     repeats = [f"geometric mean of {seeds_words(rows)}"] if n_repeats(rows) else []
-    add_corner(figure, corner_label(rows), [*repeats, *not_shown(frame), meaning(inexact(rows))])
+    add_corner(figure, corner_label(labelled(rows, data)), [*repeats, *not_shown(frame), meaning(inexact(rows))])
     if len(counts) < 2:
         settings = f"{counts[0]} settings in which both ran" if counts else ""
     else:
@@ -153,8 +162,9 @@ def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "dec
     sentences = [
         f"The last group is the geometric mean over {settings}." if settings else "",
         repeats_sentence(rows, "Geometric means", "Student's t, logarithms"),
+        not_drawn(rows),
         not_shown_sentences(frame),
     ]
     metric_words = AXES.get(metric, metric).replace("\n", " ")
-    told = caption(f"Speed-up over {baseline} ({metric_words}), like with like.", rows, varying(rows), *sentences)
+    told = caption(f"Speed-up over {baseline} ({metric_words}), like with like.", labelled(rows, data), varying(rows), *sentences)
     return Drawing(data, figure, told)

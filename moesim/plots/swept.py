@@ -14,6 +14,7 @@ from moesim.core.colours import BLACK
 from moesim.errors import ConfigError
 from moesim.plots.bars import AXES, axes_of, legend_names
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
+from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, meaning
 from moesim.plots.failures import not_shown, not_shown_sentences
 from moesim.plots.grouped import Words
@@ -21,7 +22,7 @@ from moesim.plots.kinds import Drawing, kind
 from moesim.plots.lines import style_of
 from moesim.plots.looks import looks_of
 from moesim.plots.rows import WORDS, group_name, levels, policies_of, prepared, summarised
-from moesim.plots.speedup import baseline_of, geometric, paired
+from moesim.plots.speedup import baseline_of, geometric, labelled, paired
 from moesim.plots.style import OPTIMUM, add_corner, legend_above, new_figure
 from moesim.plots.widths import COLUMN
 
@@ -67,10 +68,12 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
     names = [name for name in policies_of(rows) if name != baseline]
     words = Words(f"Speed-up over {baseline}", WORDS.get(x, x), f"speed-up over\n{baseline}{_star(rows, baseline)}")
     data, figure = _figure(data, rows, names, words, (x, "speedup"), level=1.0)
-    add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
-    sentences = repeats_sentence(rows, "Geometric means", "Student's t, logarithms"), not_shown_sentences(frame)
+    told = labelled(rows, data)
+    add_corner(figure, corner_label(told, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
+    repeats = repeats_sentence(rows, "Geometric means", "Student's t, logarithms")
+    sentences = repeats, not_drawn(rows), not_shown_sentences(frame)
     what = f"Speed-up over {baseline} ({_worded(metric)}) against {WORDS.get(x, x)}, like with like; dashed: {baseline}."
-    return Drawing(data, figure, caption(what, rows, [x], *sentences))
+    return Drawing(data, figure, caption(what, told, [x], *sentences))
 
 
 def _star(rows: pd.DataFrame, policy: str) -> str:

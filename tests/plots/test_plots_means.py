@@ -138,6 +138,30 @@ def test_the_weaker_label_of_the_two_runs_is_that_of_a_speed_up():
     assert speedup.drawing(frame).data["source_label"].tolist() == ["assumed"]
 
 
+@pytest.mark.parametrize("kind", ["speedup", "speedup_lines"])
+def test_the_caption_of_speed_ups_counts_the_label_of_the_baseline(kind):
+    frame = rows(("lru", 10.0, {"source_label": "assumed"}), ("dali", 20.0, {}), ("belady", 30.0, {"source_label": "oracle"}))
+    drawn = KINDS[kind].drawing(frame)
+    assert "weakest source among the numbers used: assumed (dali), oracle (belady)." in drawn.caption
+    assert "weakest source: assumed · oracle: belady" in " ".join(text.get_text() for text in drawn.figure.texts)
+
+
+@pytest.mark.parametrize("kind", ["speedup", "speedup_lines"])
+def test_the_caption_of_speed_ups_says_that_intervals_are_not_drawn(kind):
+    frame = rows(("lru", 10.0, {}), ("dali", 12.1, {})).assign(notes="interval not varied (set intervals: true): x 1 to 2 us")
+    told = "Intervals of the profile are not drawn: the speeds of both policies move with them."
+    assert told not in KINDS[kind].drawing(frame).caption
+    assert "Notes: interval not varied (set intervals: true): x 1 to 2 us." in KINDS[kind].drawing(frame).caption
+    varied = frame.assign(notes="", decode_tokens_per_s_least=9.0, decode_tokens_per_s_most=13.0)
+    assert told in KINDS[kind].drawing(varied).caption
+
+
+def test_the_caption_names_the_made_up_routing_of_all_repeats():
+    seeds = [("lru", 10.0, {"seed": i, "repeat": i, "trace": f"synthetic-x-4x8+8-seed{3 + i}"}) for i in range(3)]
+    assert "routing: synthetic-x-4x8+8-seed3 to 5 (recorded)" in decode_speed.drawing(rows(*seeds)).caption
+    assert "routing: synthetic-x-4x8+8-seed3 (recorded)" in decode_speed.drawing(rows(*seeds[:1])).caption
+
+
 def test_grids_are_drawn_both_ways():
     memory = {"peak_memory_bytes.gpu0": 1 << 30, "hit_rate_decode": 0.5}
     frame = rows(("lru", 10.0, memory), ("lru", 11.0, memory | {"cache_ratio": 0.5}))
