@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moesim.core.units import NS_PER_MS, NS_PER_S
 from moesim.errors import ConfigError, unknown_name
 from moesim.hardware import weakest
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
@@ -38,7 +39,13 @@ AXES: Final = {
     "tokens_per_kj": "tokens per kJ",
     "speedup": "speed-up",
 }
-"""Words at the axis of a metric; other metrics go by their names."""
+"""Words at the axis of a metric; times have theirs in `_TIMES`, and other metrics go by their names."""
+_TIMES: Final = {
+    "makespan_ns": "time of the run",
+    "ttft_mean_ns": "time to the first token",
+    "tpot_mean_ns": "time per output token",
+    **{f"tpot_p{percent}_ns": f"time per output token, p{percent}" for percent in (50, 90, 99)},
+}
 _PANELS: Final = ("model", "hardware")  # what rather divides a figure than its axis
 
 
@@ -56,6 +63,20 @@ class Means(NamedTuple):
     def shown(self) -> list[str]:
         """Columns that the figure itself tells."""
         return [name for name in (self.x, self.panel) if name is not None]
+
+
+def axis_of(metric: str, most: float) -> tuple[str, float]:
+    """Word a metric at its axis, and say by what values up to `most` are divided there: times are in ms, or s from 1 s on."""
+    if not metric.endswith("_ns"):
+        return AXES.get(metric, metric), 1.0
+    unit, scale = ("s", NS_PER_S) if most >= NS_PER_S else ("ms", NS_PER_MS)
+    return f"{metric_name(metric)} ({unit})", float(scale)
+
+
+def metric_name(metric: str) -> str:
+    """Name a metric without its unit."""
+    plain = metric.removesuffix("_ns").replace("_", " ") if metric.endswith("_ns") else AXES.get(metric, metric)
+    return _TIMES.get(metric, plain).partition("\n")[0]
 
 
 def axes_of(frame: pd.DataFrame, x: str | None = None) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from moesim.core.colours import BLACK, WHITE, text_on
 from moesim.errors import ConfigError, unknown_name
-from moesim.plots.bars import AXES
+from moesim.plots.bars import axis_of
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.exactness import inexact, meaning, star
 from moesim.plots.failures import failing, not_shown, not_shown_sentences
@@ -91,21 +91,22 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     names = across.removeprefix(OPTION), up.removeprefix(OPTION)
     data = summarised(rows, [up, across], metric).rename(columns={across: names[0], up: names[1]})
     columns, lines = ([v for v in levels(rows, of) if v in set(data[name])] for of, name in zip((across, up), names, strict=True))
-    texts = [short(value) + star(fresh) for value, fresh in zip(data[metric], data["fresh"], strict=True)]
+    label, scale = axis_of(metric, float(data[metric].max()))
+    texts = [short(value / scale) + star(fresh) for value, fresh in zip(data[metric], data["fresh"], strict=True)]
     longest = max(max(text_width(text) for text in texts), max(text_width(group_name(v, names[0]), 7.0) for v in columns)) + 0.08
     wide = 1.2 + longest * len(columns)
     figure, axes = new_figure(COLUMN if wide <= COLUMN else TEXT, 0.6 + max(_CELL * len(lines), 1.25))
     values = np.full((len(lines), len(columns)), math.nan)
     places = [(lines.index(row[names[1]]), columns.index(row[names[0]])) for _, row in data.iterrows()]
     for place, value in zip(places, data[metric], strict=True):
-        values[place] = value
+        values[place] = value / scale
     axes.grid(visible=False)
     norm = Normalize(float(np.nanmin(values)), float(np.nanmax(values)))
     shown = np.ma.masked_invalid(values)
     image = axes.imshow(shown, cmap=_MAP, norm=norm, origin="lower", aspect="auto", interpolation="nearest")
     axes.set_facecolor(WHITE)
     for (line, column), value, text in zip(places, data[metric], texts, strict=True):
-        colour = text_on(to_hex(image.cmap(norm(value))))
+        colour = text_on(to_hex(image.cmap(norm(value / scale))))
         axes.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=colour)
     best = places[int(data[metric].to_numpy(float).argmax())]
     axes.add_patch(Rectangle((best[1] - 0.5, best[0] - 0.5), 1, 1, fill=False, edgecolor=BLACK, linewidth=1.6, zorder=3))
@@ -116,7 +117,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
-    figure.colorbar(image, ax=axes, label=AXES.get(metric, metric), aspect=15, pad=0.02)
+    figure.colorbar(image, ax=axes, label=label, aspect=15, pad=0.02)
     title(axes, f"{_policy(rows)}: {names[0]} and {names[1]}")
     missing = [f"not shown: {name}, which chooses them itself" for name in left_out(frame, rows)]
     missing += not_shown(_same(frame, rows))
@@ -124,7 +125,7 @@ def heatmap(frame: pd.DataFrame, x: str | None = None, y: str | None = None, met
     add_corner(
         figure, corner_label(rows), ["framed: the largest", *missing, *averaged(rows, [across, up, *_options(rows)]), marked]
     )
-    words = AXES.get(metric, metric).replace("\n", " ")
+    words = label.replace("\n", " ")
     sentences = [
         "The largest value is framed.",
         repeats_sentence(rows, how=None),

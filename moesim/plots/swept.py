@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from moesim.core.colours import BLACK
 from moesim.errors import ConfigError
-from moesim.plots.bars import AXES, axes_of, legend_names
+from moesim.plots.bars import AXES, axes_of, axis_of, legend_names, metric_name
 from moesim.plots.captions import averaged, caption, corner_label, repeats_sentence
 from moesim.plots.ends import not_drawn
 from moesim.plots.exactness import inexact, meaning
@@ -40,9 +40,10 @@ def swept_axis(frame: pd.DataFrame, x: str | None) -> str:
 @kind("rows", "throughput against concurrent streams")
 def throughput(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
     """Lines of the speed of all streams together, or another metric, against the batch size."""
+    title = _title(metric, "throughput", "concurrent streams")
     what = "the batch size is the number of requests that are active at once"
     rows = _prepared(frame, "throughput", [metric, STREAMS])
-    return _drawing(frame, rows, STREAMS, metric, "concurrent streams (batch size)", "Throughput by concurrent streams", what)
+    return _drawing(frame, rows, STREAMS, metric, "concurrent streams (batch size)", title, what)
 
 
 @kind("rows", "speed against context length")
@@ -51,7 +52,8 @@ def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
     rows = _prepared(frame, "speed_by_context", [metric, CONTEXT])
     told = sorted({group_name(n) for n in rows["decode_tokens"].dropna()}) if "decode_tokens" in rows else []
     more = f"decoding adds {' or '.join(told)} tokens to the context" if told else ""
-    return _drawing(frame, rows, CONTEXT, metric, "prompt (tokens)", "Speed by context length", more)
+    title = _title(metric, "speed", "context length")
+    return _drawing(frame, rows, CONTEXT, metric, "prompt (tokens)", title, more, *_of_context(rows, metric))
 
 
 @kind("rows", "speed-up over a baseline policy, as lines against a swept setting")
@@ -76,12 +78,26 @@ def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str 
     return Drawing(data, figure, caption(what, told, [x], *sentences))
 
 
+def _of_context(rows: pd.DataFrame, metric: str) -> list[str]:
+    """Say why lines over the context may be flat, and where its rows come from."""
+    flat = "Decode speed hardly depends on the context where a layer's attention takes less than its launches."
+    again = "Prompts longer than recorded ones repeat rows (`reuse: shifted`)."
+    shifted = "reuse" in rows and (rows["reuse"] == "shifted").any()
+    return [*([flat] if metric.startswith("decode_tokens_per_s") else []), *([again] if shifted else [])]
+
+
 def _star(rows: pd.DataFrame, policy: str) -> str:
     return "*" if policy in inexact(rows) else ""
 
 
 def _worded(metric: str) -> str:
-    return AXES.get(metric, metric).replace("\n", " ")
+    return (metric_name(metric) if metric.endswith("_ns") else AXES.get(metric, metric)).replace("\n", " ")
+
+
+def _title(metric: str, usual: str, by: str) -> str:
+    """Say in a title what is drawn over what."""
+    word = usual if metric == _SPEED else metric_name(metric)
+    return f"{word[0].upper()}{word[1:]} by {by}"
 
 
 def _prepared(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -92,14 +108,17 @@ def _prepared(frame: pd.DataFrame, what: str, columns: Sequence[str]) -> pd.Data
     return rows[rows[columns].notna().all(axis=1)].reset_index(drop=True)
 
 
-def _drawing(frame: pd.DataFrame, rows: pd.DataFrame, x: str, metric: str, label: str, title: str, more: str) -> Drawing:
+def _drawing(
+    frame: pd.DataFrame, rows: pd.DataFrame, x: str, metric: str, label: str, title: str, more: str, *notes: str
+) -> Drawing:
     """Draw the means of a metric."""
     data = summarised(rows, ["policy", x], metric)
-    words = Words(title, label, AXES.get(metric, metric))
+    words = Words(title, label, axis_of(metric, float(data[metric].max()))[0])
     data, figure = _figure(data, rows, policies_of(rows), words, (x, metric))
     add_corner(figure, corner_label(rows, x), [*averaged(rows, [x]), *not_shown(frame), meaning(inexact(rows))])
-    what = f"{title}: {_worded(metric)}." + (f" {more[0].upper()}{more[1:]}." if more else "")
-    return Drawing(data, figure, caption(what, rows, [x], repeats_sentence(rows), not_shown_sentences(frame)))
+    told = words.y.replace("\n", " ")
+    what = f"{title}: {told}." + (f" {more[0].upper()}{more[1:]}." if more else "")
+    return Drawing(data, figure, caption(what, rows, [x], *notes, repeats_sentence(rows), not_shown_sentences(frame)))
 
 
 def _figure(
@@ -115,6 +134,7 @@ def _figure(
     order = [group_name(value) for value in (None, *levels(rows, x))]  # runs without a value stand first
     ranks = [(list(policies).index(p), order.index(group_name(v))) for p, v in zip(data["policy"], data[x], strict=True)]
     data = data.iloc[sorted(range(len(data)), key=ranks.__getitem__)].reset_index(drop=True)
+    scale = axis_of(metric, float(data[metric].max()))[1]
     figure, axes = new_figure(COLUMN, 2.0)
     axes.grid(visible=True, axis="both")
     places = _axis(axes, [None] * bool(data[x].isna().any()) + levels(data, x), x, words.x)
@@ -122,14 +142,16 @@ def _figure(
     for policy, legend in legend_names(data, policies).items():
         part = data[data["policy"] == policy]
         at = [places[group_name(value)] for value in part[x]]
-        axes.plot(at, part[metric], label=legend, **style_of(looks[policy], best=policy == OPTIMUM))
+        axes.plot(at, part[metric] / scale, label=legend, **style_of(looks[policy], best=policy == OPTIMUM))
         if part["low"].notna().any():
-            spread: Any = [part[metric] - part["low"], part["high"] - part[metric]]
-            axes.errorbar(at, part[metric], yerr=spread, fmt="none", ecolor=looks[policy].colour, elinewidth=0.7, capsize=1.5)
+            spread: Any = [(part[metric] - part["low"]) / scale, (part["high"] - part[metric]) / scale]
+            axes.errorbar(
+                at, part[metric] / scale, yerr=spread, fmt="none", ecolor=looks[policy].colour, elinewidth=0.7, capsize=1.5
+            )
     handles, _ = axes.get_legend_handles_labels()
     if level is not None:
         axes.axhline(level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0.9)
-    axes.set_ylim(0, 1.08 * float(np.nanmax([data[metric].max(), data["high"].max(), level or 0.0])))
+    axes.set_ylim(0, 1.08 * float(np.nanmax([data[metric].max() / scale, data["high"].max() / scale, level or 0.0])))
     axes.set_ylabel(words.y)
     legend_above(figure, handles, words.title)
     return data, figure

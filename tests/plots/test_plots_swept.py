@@ -8,6 +8,7 @@ from moesim.core.colours import BLACK
 from moesim.errors import ConfigError
 from moesim.plots.bars import decode_speed
 from moesim.plots.catalogue import figures_of
+from moesim.plots.heatmap import heatmap
 from moesim.plots.swept import speed_by_context, speedup_lines, throughput
 from tests.plots.plots_kit import rows
 
@@ -62,9 +63,28 @@ def test_throughput_is_over_streams_and_another_setting_gets_a_figure_of_its_own
     best = next(line for line in drawn.figure.axes[0].lines if line.get_label() == "belady (oracle)")
     assert best.get_color() == BLACK
     assert "Not shown: b (1 run). Failed, 1 run: does not fit." in drawn.caption
-    assert lines(throughput.drawing(frame[:2].assign(ttft_mean_ns=[7, 8]), metric="ttft_mean_ns").figure) == {
-        "a": [[2, 7], [16, 8]]
-    }
+
+
+def test_times_at_an_axis_have_a_unit_and_the_title_names_them():
+    frame = rows(("a", 3.0, FEW), ("a", 9.0, MANY)).assign(ttft_mean_ns=[7_000_000, 8_500_000])
+    drawn = throughput.drawing(frame, metric="ttft_mean_ns")
+    assert lines(drawn.figure) == {"a": [[2, 7], [16, 8.5]]}
+    assert drawn.figure.axes[0].get_ylabel() == "time to the first token (ms)"
+    assert drawn.figure.axes[0].get_ylim()[1] == pytest.approx(1.08 * 8.5)
+    assert drawn.figure.legends[0].get_title().get_text() == "Time to the first token by concurrent streams"
+    assert drawn.data["ttft_mean_ns"].tolist() == [7_000_000, 8_500_000]
+    slow = frame.assign(ttft_mean_ns=[7e9, 8.5e9], prompt_tokens=[16, 32], batch_size=2)
+    drawn = speed_by_context.drawing(slow, metric="ttft_mean_ns")
+    assert lines(drawn.figure) == {"a": [[16, 7], [32, 8.5]]}
+    assert drawn.figure.axes[0].get_ylabel() == "time to the first token (s)"
+    assert "Time to the first token by context length: time to the first token (s)." in drawn.caption
+    assert "hardly depends on the context" not in drawn.caption
+    two = heatmap.drawing(slow, x="prompt_tokens", y="cache_ratio", metric="ttft_mean_ns").figure
+    assert [text.get_text() for text in two.axes[0].texts] == ["7", "8.5"]
+    assert two.axes[1].get_ylabel() == "time to the first token (s)"
+    repeats = [("a", 3.0, {"seed": i, "repeat": i, **FEW}) for i in range(2)]
+    (bars,) = throughput.drawing(rows(*repeats).assign(ttft_mean_ns=[1e6, 3e6]), metric="ttft_mean_ns").figure.axes[0].collections
+    assert bars.get_segments()[0][:, 1].tolist() == pytest.approx([2 - 12.706204736432095, 2 + 12.706204736432095])
 
 
 def test_speed_by_context_needs_prompts_of_a_length():
@@ -72,6 +92,10 @@ def test_speed_by_context_needs_prompts_of_a_length():
     drawn = speed_by_context.drawing(frame)
     assert lines(drawn.figure) == {"a": [[8, 3], [1024, 1]]}
     assert "Decoding adds 32 tokens to the context." in drawn.caption
+    assert "hardly depends on the context where a layer's attention takes less than its launches" in drawn.caption
+    assert "repeat rows" not in drawn.caption
+    shifted = speed_by_context.drawing(frame.assign(reuse="shifted")).caption
+    assert "Prompts longer than recorded ones repeat rows (`reuse: shifted`)." in shifted
     with pytest.raises(ConfigError, match="speed_by_context: expected runs with a value of prompt_tokens, got none"):
         speed_by_context.drawing(frame.assign(prompt_tokens=None))
 
