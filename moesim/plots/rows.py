@@ -108,7 +108,7 @@ def cache_column(frame: pd.DataFrame) -> str:
 def settings_in(frame: pd.DataFrame) -> list[str]:
     """List the columns of settings, without the policy and without what only repeats."""
     names = [*(name for name in SETTINGS if name not in REPEATS), cache_column(frame), WARM_UP, RUNS_OF]
-    return [name for name in names if name in frame]
+    return [name for name in dict.fromkeys(names) if name in frame]
 
 
 def varying(frame: pd.DataFrame, given: Sequence[str] = ()) -> list[str]:

@@ -28,7 +28,7 @@ _ROW: Final = 34  # bars that stand side by side
 _LESS_IS_BETTER: Final = ("_ns", "energy_j", "energy_j_per_token")
 
 
-def paired(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
+def paired(rows: pd.DataFrame, baseline: str, metric: str, what: str) -> pd.DataFrame:
     """Give the rows of all policies but a baseline which that one has at the same setting and seed, with their speed-up."""
     rows = rows[pd.to_numeric(rows[metric], errors="coerce") > 0].reset_index(drop=True)
     same = [name for name in (*settings_in(rows), *REPEATS) if name in rows]
@@ -37,7 +37,7 @@ def paired(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     base = {key: i for i, (key, name) in enumerate(zip(keys, names, strict=True)) if name == baseline}
     both = [(i, base[key]) for i, (key, name) in enumerate(zip(keys, names, strict=True)) if name != baseline and key in base]
     if not both:
-        raise ConfigError(f"plot speedup: expected another policy at a setting of {baseline}, got none; name another --baseline")
+        raise ConfigError(f"plot {what}: expected another policy at a setting of {baseline}, got none; name another --baseline")
     values = rows[metric].astype(float).tolist()
     ratios = rows.iloc[[i for i, _ in both]].assign(speedup=[_ratio(values[i], values[j], metric) for i, j in both])
     if "source_label" in ratios:
@@ -51,7 +51,7 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
 
     The interval is over those repeats of one setting that drew other requests; the baseline itself is 1 and left out.
     """
-    ratios, found = paired(rows, baseline, metric), varying(rows)
+    ratios, found = paired(rows, baseline, metric, "speedup"), varying(rows)
     panels, groups = _arranged(found, ratios)
     orders = [levels(ratios, name) for name in (*panels, *groups)]
     places = [[order.index(v) if v in order else -1 for v in ratios[name].tolist()]
@@ -70,11 +70,11 @@ def _compared(rows: pd.DataFrame, baseline: str, metric: str) -> pd.DataFrame:
     return _sorted(pd.DataFrame(settings), policies_of(rows))
 
 
-def baseline_of(rows: pd.DataFrame, baseline: str | None) -> str:
+def baseline_of(rows: pd.DataFrame, baseline: str | None, what: str) -> str:
     """Choose the baseline: the one asked for, else the first policy."""
     known = policies_of(rows)
     if baseline is not None and baseline not in known:
-        raise ConfigError(f"plot speedup: --baseline: {unknown_name('policy of these results', baseline, known)}")
+        raise ConfigError(f"plot {what}: --baseline: {unknown_name('policy of these results', baseline, known)}")
     return known[0] if baseline is None else baseline
 
 
@@ -137,7 +137,7 @@ def _sorted(data: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
 def speedup(frame: pd.DataFrame, baseline: str | None = None, metric: str = "decode_tokens_per_s") -> Drawing:
     """Bars of speed-ups over a baseline, the geometric mean at the end."""
     rows = prepared(frame, "speedup", [metric])
-    baseline = baseline_of(rows, baseline)
+    baseline = baseline_of(rows, baseline, "speedup")
     data = _compared(rows, baseline, metric)
     whole = data[data["group"] == MEAN]
     counts = sorted(set(whole["n"]))

@@ -50,12 +50,13 @@ STYLE: Final[Any] = {
     "legend.frameon": False,
     "legend.fontsize": 7,
     "figure.dpi": 100,
-    "savefig.dpi": 240,
+    "savefig.dpi": 240,  # `_PAPER_DPI` for a paper
     "text.parse_math": False,  # a name with dollar signs is a name
     "pdf.fonttype": 42,  # TrueType: text stays text, and the font comes with the file
     "ps.fonttype": 42,
 }
 
+_PAPER_DPI: Final = 300  # what publishers ask of pictures
 SMALL: Final = 6.5
 """The smallest text, in points."""
 _TITLE: Final = 8.5  # points, in bold
@@ -268,6 +269,7 @@ def rendered(figure: Figure, suffixes: Sequence[str] = ("png", "pdf")) -> dict[s
     """Give the bytes of a figure as each of ``png`` and ``pdf`` that is asked for; the same figure gives the same bytes."""
     found, engine = {}, figure.get_layout_engine()
     with _in_style():
+        matplotlib.rcParams.update({"savefig.dpi": _PAPER_DPI} if for_paper() else {})
         _lay_out(figure)
         for suffix in suffixes:
             buffer = io.BytesIO()

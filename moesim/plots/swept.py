@@ -60,10 +60,10 @@ def speed_by_context(frame: pd.DataFrame, metric: str = _SPEED) -> Drawing:
 def speedup_lines(frame: pd.DataFrame, baseline: str | None = None, metric: str = _SPEED, x: str | None = None) -> Drawing:
     """Lines of speed-ups over a baseline against one setting, each with the interval of its repeats."""
     rows = _prepared(frame, "speedup_lines", [metric])
-    x, baseline = swept_axis(rows, x), baseline_of(rows, baseline)
+    x, baseline = swept_axis(rows, x), baseline_of(rows, baseline, "speedup_lines")
     if x == "policy":
         raise ConfigError("plot speedup_lines: expected results with a column of a setting, got none; give those of `moesim run`")
-    pairs = paired(rows, baseline, metric)
+    pairs = paired(rows, baseline, metric, "speedup_lines")
     groups = pairs.groupby(["policy", x], sort=False, dropna=False)
     found = [geometric(part, {"policy": policy, x: value}) for (policy, value), part in groups]
     data = pd.DataFrame(found)

@@ -23,8 +23,11 @@ from moesim.plots.drawing import files_of
 from moesim.plots.heatmap import heatmap
 from moesim.plots.lines import hit_rate
 from moesim.plots.pareto import vram
+from moesim.plots.rows import settings_in
+from moesim.plots.sources import chosen
 from moesim.plots.speedup import speedup
 from moesim.plots.stacks import breakdown
+from moesim.plots.style import drawn_for, rendered
 from moesim.plots.tornado import tornado
 from tests.plots.plots_kit import rows
 
@@ -230,3 +233,26 @@ def legend_of(figure: Figure) -> tuple[list[Any], list[Any]]:
     """Texts and patches of a figure's legend."""
     (legend,) = figure.legends
     return list(legend.get_texts()), list(legend.get_patches())
+
+
+def test_a_png_for_a_paper_has_300_dots_an_inch():
+    frame = rows(("lru", 10.0, {}))
+    wide = {}
+    for medium in ("screen", "paper"):
+        with drawn_for(medium):
+            figure = decode_speed(frame)
+            png = rendered(figure, ["png"])["png"]
+        wide[medium] = int.from_bytes(png[16:20], "big") / figure.get_figwidth()  # the header's width in dots
+    assert wide == pytest.approx({"screen": 240, "paper": 300}, rel=0.01)
+
+
+def test_settings_are_listed_once():
+    frame = rows(("lru", 10.0, {"warm_up": 1, "transfer_curve": "pinned"}))
+    assert settings_in(frame).count("warm_up") == 1
+
+
+@pytest.mark.parametrize(("column", "short"), [("batch_size", "batch"), ("cache_ratio", "cache")])
+def test_rows_are_chosen_by_the_names_of_the_table(column, short):
+    frame = rows(("lru", 10.0, {"batch_size": 1, "cache_ratio": 2}), ("lru", 11.0, {"batch_size": 2, "cache_ratio": 1}))
+    assert chosen(frame, [], [(short, "2")], "x").equals(chosen(frame, [], [(column, "2")], "x"))
+    assert len(chosen(frame, [], [(short, "2")], "x")) == 1
