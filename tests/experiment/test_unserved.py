@@ -75,7 +75,7 @@ def test_a_workload_too_large_for_a_signal_refuses_only_who_needs_it(tmp_path: P
     assert [type(spec.refusal) for spec in experiment.specs] == [type(None)] * 3 + [WorkloadError]
     assert [experiment.signals(spec) for spec in experiment.specs] == [{"residual"}] * 2 + [set()] * 2
     rows = run_experiment(experiment).rows
-    assert "3 of the 8 recorded qualify" in str(rows[3]["error"]) and "set reuse: shifted" in str(rows[3]["error"])
+    assert "3 of the 8 recorded qualify" in str(rows[3]["error"]) and "set workload.reuse: shifted" in str(rows[3]["error"])
     assert "2 requests of the 3 with signal residual" in str(rows[0]["notes"]) and "4 requests of 8" in str(rows[2]["notes"])
     # What no request suffices for is wrong for all, and nothing runs.
     with pytest.raises(WorkloadError, match=r"small.yaml: workload: expected 32 distinct requests"):

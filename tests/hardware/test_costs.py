@@ -50,9 +50,9 @@ def test_outside_the_range_is_an_error() -> None:
         found.expert_ns("cpu0", 96)
     assert str(caught.value) == (
         "hardware_profiles/x.yaml has no expert curve for 64x128 16-bit on cpu0 at 96 tokens "
-        "(measured 2..64); measure it or set extrapolate: true"
+        "(measured 2..64); measure it, split prompts with workload.prefill_chunk, or set extrapolate: true"
     )
-    with pytest.raises(HardwareError, match=r"at 1 tokens \(measured 2\.\.64\)"):
+    with pytest.raises(HardwareError, match=r"at 1 tokens \(measured 2\.\.64\); measure it or set extrapolate: true"):
         found.expert_ns("cpu0", 1)
     with pytest.raises(HardwareError, match="at 65 tokens"):
         costs(machine(cpu=curve("linear", base_us=1, per_token_us=1))).expert_table("cpu0", 65)

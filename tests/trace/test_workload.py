@@ -327,13 +327,13 @@ def test_a_wrong_specification_is_refused_in_one_line(changes: dict[str, object]
             {"batch_size": 2, "n_batches": 2, "prompt_tokens": 5, "decode_tokens": 2},
             "workload: expected 4 distinct requests (batch_size 2 x n_batches 2), but 3 of the 4 recorded "
             "qualify (a prompt of at least 5 tokens, at least 2 decode tokens); the trace holds prompts of "
-            "3..7 and decodes of 4..6 tokens; ask for fewer or shorter ones, or set reuse: shifted",
+            "3..7 and decodes of 4..6 tokens; ask for fewer or shorter ones, or set workload.reuse: shifted",
         ),
         (
             {"decode_tokens": 7},
             "workload: expected 1 distinct requests (batch_size 1 x n_batches 1), but 0 of the 4 recorded "
             "qualify (at least 7 decode tokens); the trace holds prompts of 3..7 and decodes of 4..6 tokens; "
-            "ask for fewer or shorter ones, or set reuse: shifted",
+            "ask for fewer or shorter ones, or set workload.reuse: shifted",
         ),
         ({"requests": (4,)}, "workload.requests: request 4 is not in the trace, which holds 0..3"),
         (

@@ -69,9 +69,10 @@ class PartCosts(LinkCosts):
         curve = next((curve for curve in curves if covers(curve, n_rows)), None)
         if curve is None:
             if not self.extrapolate:
+                chunks = ", split prompts with workload.prefill_chunk," if n_rows > max(curve.last for curve in curves) else ""
                 raise HardwareError(
                     f"{self.hardware.path} has no {what} on {device.name} at {n_rows} tokens "
-                    f"(measured {range_text(curves)}); measure it or set extrapolate: true"
+                    f"(measured {range_text(curves)}); measure it{chunks} or set extrapolate: true"
                 )
             curve = nearest(curves, n_rows)
             cost += " outside its range"

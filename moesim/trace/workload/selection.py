@@ -188,7 +188,7 @@ def _conditions(r: _Recorded, spec: WorkloadSpec, require_signals: Collection[st
 
 
 def _too_few(want: int, found: int, r: _Recorded, spec: WorkloadSpec, require_signals: Collection[str]) -> str:
-    remedy = "ask for fewer or shorter ones" + ("" if spec.reuse else ", or set reuse: shifted")
+    remedy = "ask for fewer or shorter ones" + ("" if spec.reuse else ", or set workload.reuse: shifted")
     return (
         f"workload: expected {want} distinct requests (batch_size {spec.batch_size} x n_batches "
         f"{spec.n_batches}), but {found} of the {len(r.prompt)} recorded qualify "
