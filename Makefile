@@ -31,6 +31,7 @@ test: $(VENV)/.installed-dev
 
 # One campaign after the other, whatever one of them finds; CAMPAIGN="--inputs 300" gives options.
 test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m long
 	$(BIN)/python -m pytest -q --tb=short tests/long/campaign_*.py $(CAMPAIGN)
 
 # Of what a wheel must do: rules on both engines, metrics, the commands.

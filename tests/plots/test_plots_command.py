@@ -80,7 +80,7 @@ def test_the_catalogue_is_whole():
 
 
 @pytest.mark.parametrize("name", MINE)
-@pytest.mark.parametrize(("medium", "width"), [("screen", None), ("paper", "column")])
+@pytest.mark.parametrize(("medium", "width"), [pytest.param("screen", None, marks=pytest.mark.long), ("paper", "column")])
 def test_figures_of_a_real_sweep(name: str, medium: Any, width: str | None, folder: Path):
     """Nothing is too small, nothing is cut off, and on paper there is no provenance but the mark of what is not exact."""
     frame = pd.read_parquet(folder / "runs.parquet")

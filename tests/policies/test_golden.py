@@ -1,6 +1,6 @@
 """Golden results: the exact records of every policy and of every part. A change that moves one of them must say why.
 
-``pytest tests/policies/test_golden.py --regenerate`` writes ``tests/policies/golden.json`` anew.
+``pytest tests/policies/test_golden.py --regenerate -m ''`` writes ``tests/policies/golden.json`` anew.
 With ``-k lru`` it writes only the selected cases; read the difference in review. The cases are in ``golden_kit.py`` beside it.
 """
 
@@ -20,7 +20,7 @@ from moesim.records import InexactRecord
 from tests.policies.golden_kit import CASES, COMPOSITIONS, SETTINGS, digest, golden, run_case
 
 GOLDEN = Path(__file__).parent / "golden.json"
-REMEDY = "if the change is meant, run this test with --regenerate and say why"
+REMEDY = "if the change is meant, run this test with --regenerate -m '' and say why"
 
 
 @cache
@@ -34,8 +34,16 @@ def write(results: dict[str, Any]) -> None:
     read.cache_clear()
 
 
-@pytest.mark.parametrize("engine", ["simpy", pytest.param("native", marks=pytest.mark.skipif(not AVAILABLE, reason="not built"))])
-@pytest.mark.parametrize("key", CASES)
+LONG = {"no contention", "chunks", "decision time"}  # played on the native engine each time, on the reference by `make test-long`
+NATIVE = pytest.mark.skipif(not AVAILABLE, reason="not built")
+RUNS = [
+    pytest.param(key, engine, marks=marks, id=f"{key}-{engine}")
+    for key, case in CASES.items()
+    for engine, marks in (("simpy", [pytest.mark.long] if AVAILABLE and case.setting in LONG else []), ("native", [NATIVE]))
+]
+
+
+@pytest.mark.parametrize(("key", "engine"), RUNS)
 def test_golden(key: str, engine: str, regenerate: bool):
     if regenerate and engine != "simpy":
         pytest.skip("golden results are the reference's")

@@ -16,6 +16,7 @@ from tests.policies.option_pairs_kit import PART_SUBJECTS, POLICY_SUBJECTS, Pair
 DIFFERENT = list({tuple(sorted(option_parameters(subject.cls))): subject for subject in POLICY_SUBJECTS}.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("subject", DIFFERENT, ids=lambda subject: subject.name)
 def test_pairs_of_options_of_a_policy(subject: Subject) -> None:
     assert Pairs(subject).problems() == []
