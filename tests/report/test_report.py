@@ -401,6 +401,7 @@ def test_a_replay_says_so(tmp_path: Path):
     assert "carried out" not in mixed.text
 
 
+@pytest.mark.long
 def test_five_thousand_runs(tmp_path: Path):
     events = events_of(POLICIES, n_steps=10, per_step=1000)
     folder = write_folder(tmp_path / "r", rows_of(5000), events)

@@ -186,6 +186,7 @@ def test_training_runs(trained: tuple[Any, ...]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.long
 def test_two_workers_share_a_batch(trained: tuple[Any, ...]) -> None:
     """Gradients of two halves by two processes are those of the whole, but for the balance, which is per part."""
     tokens, plan = trained[2], dataclasses.replace(trained[3], steps=1, balance=0.0)

@@ -340,6 +340,7 @@ def test_a_row_beyond_memory_moves_nothing(truth: Truth):
     assert beyond == ["0"]
 
 
+@pytest.mark.long
 def test_bits_that_are_not_printed_are_chosen(truth: Truth):
     _, observed = truth.draw(6)
     unsure = [one.model_copy(update={"bits": "16|Q8_0|4"}) if one.bits == "Q8_0" else one for one in observed]

@@ -239,6 +239,7 @@ def every_second(trace: Trace, first: int) -> Trace:
                        n_experts=trace.n_experts, model=trace.model, label="measured")  # fmt: skip
 
 
+@pytest.mark.long
 def test_gpt_oss_by_layer_and_in_batches_is_like_half_the_recording_and_like_the_other_half():
     targets, recorded = read_targets("gpt-oss-20b"), gpt_oss()
     figures = [figure for figure in targets.figures if ":q" in figure.name or figure.name.startswith("union")]
