@@ -354,6 +354,7 @@ def test_another_source_may_answer_for_the_signal(source: str) -> None:
         assert copy.cause != "prefetch" or copy.layer > now.layer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [

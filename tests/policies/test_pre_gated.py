@@ -185,6 +185,7 @@ def test_what_is_cached_is_not_copied_again() -> None:
     assert tight.inexact == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cache", [None, "lfu", "lru", "lifo"])
 def test_it_keeps_the_contract(cache: str | None) -> None:
     for source in ("oracle", "synthetic:0.5"):

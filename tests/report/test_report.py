@@ -286,6 +286,7 @@ def test_same_folder_same_bytes(folder: Path, tmp_path: Path):
     assert str(tmp_path) not in first
 
 
+@pytest.mark.long
 def test_same_bytes_with_figures_of_its_own(simulated: Path, tmp_path: Path):
     copied = tmp_path / simulated.name  # an experiment without a name is called by its folder
     shutil.copytree(simulated, copied)

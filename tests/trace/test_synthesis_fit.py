@@ -319,6 +319,7 @@ def test_a_figure_is_met_if_every_seed_is_within_its_tolerance():
     assert [row[-1] for row in cells([met, missed])] == ["yes", "no, off by 0.030"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REFERENCE_MODELS)
 def test_a_shipped_file_meets_its_bounds_on_a_fresh_seed_of_a_smaller_sample(name: str):
     targets = read_targets(name)
