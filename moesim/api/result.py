@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from moesim.core.table import Format
 from moesim.errors import ConfigError, unknown_name
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from moesim.metrics.outcome import Outcome
     from moesim.metrics.timeline import Timeline
     from moesim.plots.kinds import Drawing
+    from moesim.plots.style import Medium
     from moesim.records import Records
 
 Row = Mapping[str, Any]
@@ -142,7 +143,7 @@ class Result:
         policies: Sequence[str] = (),
         where: Mapping[str, Any] | None = None,
         width: str | float | None = None,
-        medium: Literal["screen", "paper"] = "screen",
+        medium: Medium = "screen",
         **options: Any,
     ) -> Figure:
         """Draw one figure.
@@ -188,7 +189,7 @@ class Result:
         policies: Sequence[str] = (),
         where: Mapping[str, Any] | None = None,
         width: str | float | None = None,
-        medium: Literal["screen", "paper"] = "screen",
+        medium: Medium = "screen",
         **options: Any,
     ) -> dict[str, Figure]:
         """Draw all figures of a kind, one for each combination of settings that one figure does not show.
@@ -212,13 +213,16 @@ class Result:
         from moesim.plots.catalogue import figures_of, kind_of, options_of
         from moesim.plots.rows import shared_setting
         from moesim.plots.sources import chosen
-        from moesim.plots.style import Medium, drawn_for
+        from moesim.plots.style import MEDIA, drawn_for
         from moesim.plots.widths import drawn_wide, parse_width
 
         drawn, known = kind_of(kind), options_of(kind_of(kind))
         for name in options:
             if name not in known:
                 raise ConfigError(f"plot {kind}: {unknown_name('option', name, known)}")
+        if medium not in MEDIA:
+            raise ConfigError(f"plot {kind}: medium: {unknown_name('medium', medium, MEDIA)}")
+        inches = None if width is None else parse_width(width, f"plot {kind}: width")
         frame = chosen(self._frame(kind, drawn.source), policies, [(k, str(v)) for k, v in (where or {}).items()], kind)
         if drawn.source == "records":
             rows, missing = shared_setting(frame, kind)
@@ -227,9 +231,7 @@ class Result:
             asked = {kind: ([runs, outcomes[0].machine], {**options, "label": setting_label(rows, missing)})}
         else:
             asked = {name: ([part], options) for name, part in figures_of(kind, frame, options)}
-        if medium not in get_args(Medium):
-            raise ConfigError(f"plot {kind}: medium: {unknown_name('medium', medium, get_args(Medium))}")
-        with drawn_for(medium), drawn_wide(None if width is None else parse_width(width, f"plot {kind}: width")):
+        with drawn_for(medium), drawn_wide(inches):
             return {name: _showable(drawn.drawing(*given, **more)) for name, (given, more) in asked.items()}
 
     def _frame(self, kind: str, source: str) -> DataFrame:

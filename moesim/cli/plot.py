@@ -13,8 +13,6 @@ from moesim.cli.outputs import check_out_folder, write_beside
 from moesim.core.table import Format, render
 from moesim.errors import ConfigError, unknown_name
 
-_MEDIA = ("screen", "paper")
-
 
 def plot(
     arguments: Annotated[
@@ -53,6 +51,7 @@ def plot(
     from moesim.experiment.again import outcome_of
     from moesim.plots.catalogue import KINDS  # Matplotlib takes most of a second to import
     from moesim.plots.drawing import OPTIONS, Request, draw
+    from moesim.plots.style import MEDIA
     from moesim.plots.widths import parse_width
 
     words = list(arguments or [])
@@ -63,8 +62,8 @@ def plot(
     if n_kinds == 0:
         told = unknown_name("kind of figure", words[0], KINDS) if words else "expected a kind of figure, got nothing"
         raise ConfigError(f"plot: {told}; `moesim plot list` says what they need")
-    if medium not in _MEDIA:
-        raise ConfigError(f"plot: --for: {unknown_name('medium', medium, _MEDIA)}")
+    if medium not in MEDIA:
+        raise ConfigError(f"plot: --for: {unknown_name('medium', medium, MEDIA)}")
     if out is None:
         raise ConfigError("plot: expected --out FOLDER, got nothing; name a folder for the figures")
     check_out_folder(out, option="--out")

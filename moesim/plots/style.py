@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar, get_args
 
 import matplotlib
 import numpy as np
@@ -64,6 +64,7 @@ _CHARACTER: Final = 0.0082  # inches that a character is wide, for each point of
 _LINE: Final = 0.115  # inches that a line of the smallest text is high
 
 Medium = Literal["screen", "paper"]
+MEDIA: Final = get_args(Medium)
 _medium: ContextVar[Medium] = ContextVar("medium", default="screen")
 
 OPTIMUM: Final = "belady"

@@ -40,8 +40,7 @@ class Foresight:
         self._counted_rows = 0
         self._counts: dict[int, int] = {}
         self._said: dict[int, Sequence[int]] = {}
-        self._hits: dict[int, list[float]] = {}  # layer -> how often the prediction of each rank came true
-        self._trials: dict[int, list[float]] = {}  # layer -> how often there was one
+        self._hits: dict[int, list[list[float]]] = {}  # layer -> rank -> [came true, said]
 
     def step_begin(self, event: StepBegin) -> None:
         """Learn how many rows the step has."""
@@ -58,13 +57,12 @@ class Foresight:
             return False
         said = self._said.pop(event.layer, None)
         if said:
-            hits, trials, active, n = self._hits.get(event.layer, []), self._trials.get(event.layer, []), self._active, len(said)
-            new = n - len(hits)
-            if new > 0:
-                hits += [self._prior * _PRIOR_WEIGHT] * new
-                trials += [_PRIOR_WEIGHT] * new
-            self._hits[event.layer] = [true + (e in active) for true, e in zip(hits, said, strict=False)] + hits[n:]
-            self._trials[event.layer] = [all_of + 1 for all_of in trials[:n]] + trials[n:]
+            ranks = self._hits.setdefault(event.layer, [])
+            while len(ranks) < len(said):
+                ranks.append([self._prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT])
+            for rank, expert in zip(ranks, said, strict=False):
+                rank[0] += expert in self._active
+                rank[1] += 1
         return True
 
     def predicted(self, event: Predicted) -> dict[int, int] | None:
@@ -80,10 +78,13 @@ class Foresight:
     def say(self, layer: int, experts: Sequence[int]) -> Callable[[int], float]:
         """Remember what is predicted, busiest first; return the probability that the expert of a rank is wanted."""
         self._said[layer] = experts
-        hits, trials = self._hits.get(layer, ()), self._trials.get(layer, ())
+        ranks = self._hits.get(layer, ())
 
         def hit_rate(rank: int) -> float:
-            return hits[rank] / trials[rank] if rank < len(hits) else self._prior
+            if rank >= len(ranks):
+                return self._prior
+            hits, trials = ranks[rank]
+            return hits / trials
 
         return hit_rate
 
