@@ -30,6 +30,7 @@ RESULTS: Final[Mapping[str, str]] = {
     "results/regret": (
         f'moesim regret experiments/gallery.yaml {_ONE} --set "policies=[lru, dali, prescope]" --out results/regret'
     ),
+    "results/league": f'moesim league experiments/gallery.yaml {_ONE} --set "workload.seed=[0, 1, 2]" --out results/league',
 }
 """Folder -> command that writes it."""
 
@@ -51,6 +52,7 @@ DRAWN: Final[Mapping[str, str]] = {
     "vram": f"results/gallery {_CACHES}",
     "tornado": "results/whatif",
     "regret": "results/regret",
+    "crossover": "results/league",
     "validation": "hardware_profiles/zen4-2core/validation",
     "printed": "docs/background/results.csv",
     "hit_rate_by_token": f"results/gallery {_SETTING}",

@@ -28,8 +28,8 @@ VERBS = {
     "demo": "demo", "run": "runs", "compare": "runs",
     "whatif": "whatif", "recommend": "recommend", "calibrate": "calibrate", "diff": "diff",
     "plot": "plot", "report": "report", "replay": "replay", "validate": "validate", "check": "check", "list": "listing",
-    "schema": "schema", "papers": "papers", "regret": "regret", "assignments": "assignments", "bench": "bench",
-    "profile": "profile", "trace": "traces",
+    "schema": "schema", "papers": "papers", "league": "league", "regret": "regret", "assignments": "assignments",
+    "bench": "bench", "profile": "profile", "trace": "traces",
 }  # fmt: skip
 """Commands in the order of ``--help`` -> modules of this package. A module is imported if its command is asked for."""
 _NAMES = {"list": "listing"}  # where the function has another name than the command

@@ -1,7 +1,10 @@
-"""Student's t, by which the interval of a mean of few values is wide."""
+"""Student's t, and geometric means of few values with the interval that it gives them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 
@@ -15,3 +18,28 @@ def student_t(level: float, n: int) -> float:
     from scipy.special import stdtrit  # a third of a second to import, where scipy.stats takes two
 
     return float(stdtrit(n - 1, (1 + level) / 2))
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A geometric mean of speeds, or of ratios."""
+
+    value: float  # the mean
+    factor: float  # the interval goes from value / factor to value * factor; 1 if there is one value only, and nothing is known
+    n: int  # values
+
+
+def mean(values: Sequence[float], level: float) -> Mean:
+    """Average positive numbers, on the scale of their logarithms.
+
+    >>> one = mean([10.0, 10.0, 10.0], 0.8)
+    >>> round(one.value, 6), one.factor, one.n
+    (10.0, 1.0, 3)
+    """
+    logs = [math.log(value) for value in values]
+    n = len(logs)
+    middle = sum(logs) / n
+    if n < 2:
+        return Mean(math.exp(middle), 1.0, n)
+    variance = sum((one - middle) ** 2 for one in logs) / (n - 1)
+    return Mean(math.exp(middle), math.exp(student_t(level, n) * math.sqrt(variance / n)), n)

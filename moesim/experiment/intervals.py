@@ -42,12 +42,12 @@ def ends_of(written: Any, machine: HardwareProfile, place: str) -> tuple[Ends, .
     for key, number in machine.numbers.items():
         if number.interval is None:
             continue
-        least, most = (load_hardware(_changed(written, machine, key, end), place) for end in number.interval)
+        least, most = (load_hardware(at_end(written, machine, key, end), place) for end in number.interval)
         found.append(Ends(key, number.interval, (least, most)))
     return tuple(found)
 
 
-def _changed(written: Any, machine: HardwareProfile, key: str, value: float) -> dict[str, Any]:
+def at_end(written: Any, machine: HardwareProfile, key: str, value: float) -> dict[str, Any]:
     """Write the machine with another value of one number, under its label."""
     number: dict[str, Any] = {"value": int(value) if isinstance(machine.numbers[key].value, int) else value}
     number |= {"source": "assumed", "why": "an end of its interval"}

@@ -76,7 +76,7 @@ def _whole(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-def _waited(row: Row) -> str:
+def waited(row: Row) -> str:
     """Name what took most of the time, of decoding if something was decoded, with its share."""
     decode = bool(number(row, "n_decode_tokens"))
     found = {cause: number(row, f"{'decode_' * decode}time_{cause}_ns") or 0 for cause in CAUSES}
@@ -93,7 +93,7 @@ SHOWN = (
     Column("TTFT", lambda row: _time(row, "ttft_mean_ns"), spare=2),
     Column("TPOT", lambda row: _time(row, "tpot_mean_ns"), spare=3),
     Column("hit %", lambda row: _percent(row, "hit_rate"), spare=4),
-    Column("waited for", _waited, right=False),
+    Column("waited for", waited, right=False),
     Column("MB/token demand", lambda row: _whole(moved_mb(row, "demand")), wide=True),
     Column("prefetched", lambda row: _whole(moved_mb(row, "prefetch_used")), wide=True),
     Column("wasted", lambda row: _whole(moved_mb(row, "prefetch_wasted")), wide=True),

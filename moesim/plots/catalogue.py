@@ -26,6 +26,7 @@ from moesim.plots import (
     validation,
 )
 from moesim.plots.balance import balance_cdf
+from moesim.plots.crossover import crossover
 from moesim.plots.failures import failing
 from moesim.plots.gantt import gantt
 from moesim.plots.kinds import Kind
@@ -51,6 +52,7 @@ _KINDS: Final[Sequence[Kind[...]]] = (
     pareto.vram,
     tornado.tornado,
     regret.regret,
+    crossover,
     validation.validation,
     printed,
     hit_rate_by_token,
@@ -78,6 +80,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "papers": "papers.csv or results.csv of `moesim papers --out`, or the folder of the first",
     "regret": "a folder of `moesim regret --out`",
     "whatif": "a folder of `moesim whatif --out`",
+    "league": "a folder of `moesim league --out`",
 }
 """What a kind draws, by its source, in words."""
 
@@ -141,7 +144,7 @@ def figures_of(name: str, frame: pd.DataFrame, options: Mapping[str, Any]) -> It
         yield (f"{name}.{safe}" if told else name), pd.concat([part, *more], ignore_index=True) if more else part
 
 
-_WHOLE: Final = ("speedup", "validation", "printed")  # they show all settings
+_WHOLE: Final = ("speedup", "validation", "printed", "crossover")  # they show all settings
 _OF_ONE: Final = ("time_by_layer",)  # they show one policy
 _FAILED: Final = ("decode_speed", "prefill_speed", "energy", "ladder")  # they mark what failed
 _NAMED: Final = (

@@ -22,6 +22,7 @@ FILES: Final = {
     "papers": "papers.csv",
     "regret": "regret.csv",
     "whatif": "whatif.parquet",
+    "league": "map.csv",
 }
 """Source -> file in its folder."""
 
@@ -33,6 +34,7 @@ _REMEDY: Final = {
     "papers": "write one with `moesim papers --out FOLDER`",
     "regret": "write one with `moesim regret EXPERIMENT.yaml --out FOLDER`",
     "whatif": "write one with `moesim whatif EXPERIMENT.yaml --out FOLDER`",
+    "league": "write one with `moesim league --out FOLDER`",
 }
 _RUNS: Final = 1_000_000  # more than a sweep has; what numbers the runs of a further folder
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from moesim.core.student import student_t
+from moesim.core.student import Mean, mean, student_t
 from moesim.errors import ConfigError
-from moesim.studies.advice.interval import Mean, evidence, indistinguishable, interval, mean, mixed
+from moesim.studies.advice.interval import LEVEL, evidence, indistinguishable, interval, mixed
 from moesim.studies.advice.residuals import (
     MEASURED_PROFILES,
     Residual,
@@ -66,7 +66,7 @@ def test_student_t():
     assert student_t(0.95, 5) == pytest.approx(2.776, abs=1e-3) and student_t(0.8, 2) == pytest.approx(3.078, abs=1e-3)
     found = mean([10.0, 12.0, 11.0], 0.95)
     assert found.value == pytest.approx((10 * 12 * 11) ** (1 / 3)) and found.factor > 1
-    assert mean([10.0]).factor == 1 and mean([10.0]).n == 1
+    assert mean([10.0], LEVEL).factor == 1 and mean([10.0], LEVEL).n == 1
 
 
 def test_placements_are_told_apart_by_their_ratio_on_the_same_requests():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from moesim.core.student import student_t
+from moesim.core.student import Mean, mean
 from moesim.studies.advice.residuals import Residual
 
 LEVEL: Final = 0.8
@@ -71,31 +71,6 @@ def mixed(cpu: Evidence, gpu: Evidence, gpu_share: float) -> tuple[float, float]
     low = 1 / ((1 - gpu_share) / cpu.low + gpu_share / gpu.low)
     high = 1 / ((1 - gpu_share) / cpu.high + gpu_share / gpu.high)
     return low, high
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A geometric mean of speeds, or of ratios, over requests."""
-
-    value: float  # the mean
-    factor: float  # the interval goes from value / factor to value * factor; 1 if there is one request only, and nothing is known
-    n: int  # requests, or groups of them
-
-
-def mean(values: Sequence[float], level: float = LEVEL) -> Mean:
-    """Average positive numbers, on the scale of their logarithms.
-
-    >>> one = mean([10.0, 10.0, 10.0])
-    >>> round(one.value, 6), one.factor, one.n
-    (10.0, 1.0, 3)
-    """
-    logs = [math.log(value) for value in values]
-    n = len(logs)
-    middle = sum(logs) / n
-    if n < 2:
-        return Mean(math.exp(middle), 1.0, n)
-    variance = sum((one - middle) ** 2 for one in logs) / (n - 1)
-    return Mean(math.exp(middle), math.exp(student_t(level, n) * math.sqrt(variance / n)), n)
 
 
 def interval(speed: Mean, costs: tuple[float, float], routing: float = 1.0) -> tuple[float, float]:

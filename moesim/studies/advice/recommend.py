@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moesim.core.student import Mean, mean
 from moesim.studies.advice.candidates import LOSSY, Candidate, Space, gib
 from moesim.studies.advice.engines import Command, commands
-from moesim.studies.advice.interval import Evidence, Mean, evidence, indistinguishable, interval, mean, mixed
+from moesim.studies.advice.interval import LEVEL, Evidence, evidence, indistinguishable, interval, mixed
 from moesim.studies.advice.launches import caution, gpu_share, launch_share
 from moesim.studies.advice.residuals import Residual, read_residuals
 from moesim.studies.advice.routing import Routing, find_routing, other_routing
@@ -141,7 +142,7 @@ def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evi
     speeds, bests = [speed(row) for row in rows], [speed(row) for row in found.final[best]]
     share = gpu_share(found.limits[one])
     costs = (rest["any"].low, rest["any"].high) if "any" in rest else mixed(rest["cpu"], rest["gpu"], share)
-    middle, crossed = mean(speeds), found.crossed.get(one)
+    middle, crossed = mean(speeds, LEVEL), found.crossed.get(one)
     low, high = interval(middle, costs, crossed or 1.0)
     fresh = rows[0].get("fidelity_fresh_decode")
     return Judged(
@@ -149,7 +150,7 @@ def _judge(one: Candidate, best: Candidate, found: Found, rest: Mapping[str, Evi
         speed=middle,
         low=low,
         high=high,
-        ratio=mean([b / a for a, b in zip(bests, speeds, strict=True)]).value,
+        ratio=mean([b / a for a, b in zip(bests, speeds, strict=True)], LEVEL).value,
         same=one is not best and indistinguishable(bests, speeds),
         ttft_s=sum(float(row["ttft_mean_ns"]) for row in rows) / len(rows) / 1e9,
         fresh=None if fresh is None or one.family not in LOSSY else min(float(row["fidelity_fresh_decode"]) for row in rows),

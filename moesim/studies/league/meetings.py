@@ -1,0 +1,75 @@
+"""The runs of a league, each once, and kept in a folder, so that a league that was stopped goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moesim.errors import MoesimError
+from moesim.experiment.config import parse_config
+from moesim.experiment.pool import Workers
+from moesim.experiment.resolve import Experiment
+from moesim.experiment.run import run_experiment
+from moesim.experiment.spec import RunSpec
+
+if TYPE_CHECKING:
+    from moesim.metrics import Value
+    from moesim.trace import Trace
+
+System = Mapping[str, Any]
+"""A policy as an experiment has it: its name and options."""
+Row = Mapping[str, "Value"]
+
+
+@dataclass
+class Meetings:
+    """Who met where, and how fast they were."""
+
+    place: str  # the experiment's file, for messages
+    workers: Workers
+    folder: Path | None = None  # where runs are kept; None: nowhere
+    progress: bool = False
+    n_runs: int = 0  # that were asked for
+    n_found: int = 0  # of those that had been run before
+    _known: dict[tuple[str, str], Row | None] = field(default_factory=dict)
+    _traces: dict[str, Trace] = field(default_factory=dict)
+
+    def rows(self, meetings: Sequence[tuple[str, Sequence[System]]]) -> list[list[Row | None]]:
+        """Give the result rows of the systems of each meeting, an experiment without policies as JSON; None if one cannot run."""
+        keys = [[(raw, json.dumps(one, sort_keys=True)) for one in systems] for raw, systems in meetings]
+        missing = {key: None for one in keys for key in one if key not in self._known}
+        by_raw: dict[str, list[str]] = {}
+        for raw, system in missing:
+            by_raw.setdefault(raw, []).append(system)
+        runs = [run for raw, systems in by_raw.items() for run in self._specs(raw, systems)]
+        if runs:
+            joined = Experiment.joined([(experiment, spec) for experiment, spec, _ in runs])
+            done = run_experiment(joined, folder=self.folder, progress=self.progress, workers=self.workers, examine=_nothing)
+            self.n_runs += len(runs)
+            self.n_found += done.n_found
+            for (_, _, key), outcome in zip(runs, done.outcomes, strict=True):
+                self._known[key] = None if outcome.failure is not None else outcome.row
+        return [[self._known[key] for key in one] for one in keys]
+
+    def _specs(self, raw: str, systems: Sequence[str]) -> list[tuple[Experiment, RunSpec, tuple[str, str]]]:
+        """Resolve a meeting; who cannot run there is known at once."""
+        experiment = self.experiment(raw, [json.loads(system) for system in systems])
+        self._known.update({(raw, system): None for system in systems})
+        if experiment is None:
+            return []
+        return [(experiment, spec, (raw, json.dumps(dict(spec.point.policy), sort_keys=True))) for spec in experiment.specs]
+
+    def experiment(self, raw: str, systems: Sequence[System]) -> Experiment | None:
+        """Resolve a meeting; None if nobody can run there."""
+        asked = json.loads(raw) | {"policies": list(systems), "plots": [], "timeline": None}
+        try:
+            return Experiment(parse_config(asked, self.place), self.place, known=self._traces)
+        except MoesimError:
+            return None
+
+
+def _nothing(inputs: Any, spec: RunSpec, outcome: Any) -> None:
+    """Look for nothing in the records of a run: it may fail, as all may."""

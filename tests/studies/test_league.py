@@ -1,0 +1,199 @@
+"""The league: settings and their draws, who is decided to be the best, the map's machines, and what the command writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import moesim
+from moesim.cli.league import files_of, league, table
+from moesim.core.table import Format
+from moesim.errors import ConfigError
+from moesim.experiment.config import parse_config
+from moesim.hardware import load_hardware
+from moesim.plots.crossover import crossover
+from moesim.studies.league.contest import ALONE, CPU_COST, NOISE, decide, near
+from moesim.studies.league.league import League
+from moesim.studies.league.league import league as meet
+from moesim.studies.league.records import records
+from moesim.studies.league.settings import Setting, cpu_cost_ends, map_of, ratio_of, settings_of
+from tests.experiment.experiment_kit import small, write_yaml
+
+RATIOS, SHARES = (0.125, 2.0), (0.25, 0.75)
+SYSTEMS = ["on-demand", "lru", "fiddler", "daop-paper"]
+WORK = {"batch_size": [1, 2], "prompt_tokens": 6, "decode_tokens": 2, "seed": [0, 1]}
+
+
+def _config(folder: Path, **changes: Any) -> Any:
+    return parse_config(small(folder, policies=SYSTEMS, workload=WORK, **changes), "small.yaml")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> League:
+    folder = tmp_path_factory.mktemp("league")
+    return meet(_config(folder), "small.yaml", ratios=RATIOS, shares=SHARES, jobs=1)
+
+
+# --------------------------------------------------------------------------------------------------------- who is the best
+
+
+def test_the_margin_is_a_geometric_mean_over_draws_with_the_interval_of_student():
+    one = decide({"a": [2.0, 8.0, 4.0], "b": [1.0, 4.0, 2.0], "c": [1.0, 1.0, 1.0]})
+    assert one.margin is not None
+    assert (one.best, one.speed, one.second, one.margin.value, one.margin.factor) == ("a", pytest.approx(4), "b", 2, 1)
+    assert one.certain
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ends", "doubts"),
+    [
+        ({"a": [10.0, 8.0, 9.0], "b": [9.0, 9.0, 8.0]}, [], (NOISE,)),  # 1.11, 0.89, 1.13
+        ({"a": [10.0], "b": [5.0]}, [], (NOISE,)),  # nothing is known of one draw
+        ({"a": [9.0, 9.0], "b": [9.0, 9.0]}, [], (NOISE,)),
+        ({"a": [9.0, 9.0]}, [{"a": 8.0}], (ALONE,)),
+        ({"a": [9.0, 9.1], "b": [5.0, 5.1]}, [{"a": 9.0, "b": 8.9}, {"a": 9.0, "b": 9.0}], (CPU_COST,)),
+        ({"a": [9.0, 9.1], "b": [5.0, 5.1], "c": [4.0, 4.0]}, [{"a": 9.0, "b": 8.9, "c": 9.2}], (CPU_COST,)),
+        ({"a": [9.0, 9.1], "b": [5.0, 5.1]}, [{"a": 9.0, "b": 8.9}, {"a": 7.0, "b": 5.0}], ()),
+    ],
+)
+def test_what_makes_a_setting_doubtful(speeds: dict[str, list[float]], ends: list[dict[str, float]], doubts: Sequence[str]):
+    assert decide(speeds, ends).doubts == doubts
+
+
+def test_two_systems_are_near_the_best_at_least():
+    assert near({"a": 1.0, "b": 10.0, "c": 2.0}) == ["b", "c"]
+    assert near({"a": 8.1, "b": 10.0, "c": 7.9}) == ["a", "b"]
+    assert near({"a": 1.0}) == ["a"]
+
+
+# ---------------------------------------------------------------------------------------------------- settings and machines
+
+
+def test_points_that_differ_in_policy_trace_or_seed_alone_are_one_setting(tmp_path: Path):
+    one, two = settings_of(_config(tmp_path), "small.yaml")
+    assert (one.batch, two.batch, len(one.draws), len(two.draws)) == (1, 2, 2, 2)
+    assert [raw["workload"]["seed"] for raw in one.raws()] == [0, 1]
+
+
+def _base(folder: Path) -> Setting:
+    return settings_of(_config(folder), "small.yaml")[0]
+
+
+def test_a_machine_of_the_map_has_the_ratio_that_was_asked_for(tmp_path: Path):
+    for cell in map_of(_base(tmp_path), RATIOS, SHARES, "x"):
+        machine = load_hardware(cell.raws()[0]["hardware"], "x")
+        assert float(ratio_of(machine, "x")) == pytest.approx(cell.ratio, rel=1e-6)
+        own = load_hardware("rtx3090-epyc7532", "x")
+        assert machine.devices["cpu0"].expert_cost == own.devices["cpu0"].expert_cost
+
+
+def test_the_memory_of_the_map_has_room_for_the_share_that_was_asked_for(tmp_path: Path):
+    """What a system that keeps nothing else on the GPU caches: one expert less at most, since bytes are whole experts."""
+    for cell in map_of(_base(tmp_path), RATIOS[:1], SHARES, "x"):
+        rows = moesim.run(cell.raws()[0] | {"policies": ["lru"]}, progress=False).table
+        assert cell.share is not None
+        assert 0 <= cell.share * 32 * 8 - rows["cache_slots"][0] <= 1
+
+
+def test_the_ends_of_the_cost_a_row_are_those_of_the_profile(tmp_path: Path):
+    ends = cpu_cost_ends(_base(tmp_path).raws()[0], "x")
+    costs = [load_hardware(raw["hardware"], "x").devices["cpu0"].expert_cost for raw in ends]
+    assert [cost.few_row_flops for cost in costs if cost] == [41_000_000_000, 234_000_000_000]
+
+
+# --------------------------------------------------------------------------------------------------------------- the league
+
+
+def test_the_best_of_the_table_is_the_fastest_of_plain_runs(found: League, tmp_path: Path):
+    rows = moesim.run(small(tmp_path, policies=SYSTEMS, workload=WORK), progress=False).table
+    exact = rows[rows["policy"] != "daop-paper"]
+    for one in found.table:
+        mine = exact[exact["batch_size"] == one.setting.batch]
+        speed = mine["decode_tokens_per_s"] if one.phase == "decode" else 1e9 / mine["ttft_mean_ns"]
+        means = speed.groupby(mine["policy"]).agg(lambda values: float(values.prod()) ** (1 / len(values)))
+        assert one.contest.best == means.idxmax()
+        assert one.contest.speed == pytest.approx(means.max())
+        assert one.contest.second == means.drop(means.idxmax()).idxmax()
+    assert len(found.table) == 4
+
+
+def test_inexact_systems_stand_beside_and_never_win(found: League):
+    for row in records(found.table):
+        assert row["best"] != "daop-paper" == row["inexact"]
+        assert 0 < row["inexact_fresh"] <= 1
+
+
+def test_no_best_is_faster_than_its_bound(found: League):
+    shares = [row["bound_share"] for row in records(found.table)]
+    assert all(0 < share <= 1 for share in shares)
+
+
+def test_a_faster_link_helps_those_who_copy(found: League):
+    """Of equal memory, a cell with a faster link is at least as fast, and nowhere do all cells have one best system."""
+    by_place = {(*one.setting.panel, one.setting.share, one.setting.ratio): one for one in found.cells}
+    assert len(by_place) == 8
+    for (model, batch, share, ratio), one in by_place.items():
+        if ratio == RATIOS[0]:
+            assert by_place[model, batch, share, RATIOS[1]].contest.speed >= one.contest.speed
+
+
+def test_the_map_hatches_what_is_not_certain(found: League):
+    rows = pd.DataFrame(records(found.cells))
+    drawing = crossover.drawing(rows.assign(certain=[False, *[True] * 7]))
+    hatched = [patch for axes in drawing.figure.axes for patch in axes.patches if patch.get_hatch()]
+    assert len(hatched) == 1
+    texts = [text.get_text() for axes in drawing.figure.axes for text in axes.texts]
+    assert texts == [f"{margin:.2f}" for margin in rows["margin"]]
+    assert drawing.data["best"].tolist() == rows["best"].tolist()
+    assert "2 draws of routing" in drawing.caption
+    dotted = [line for axes in drawing.figure.axes for line in axes.lines]
+    assert len(dotted) == 2  # the machine as it is lies between the two ratios
+
+
+# -------------------------------------------------------------------------------------------------------------- the command
+
+
+def test_a_league_that_was_done_is_found_and_writes_the_same_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    work = {"batch_size": 1, "prompt_tokens": 6, "decode_tokens": 2, "seed": [0, 1]}
+    file, out = write_yaml(tmp_path, policies=SYSTEMS[:3], workload=work), tmp_path / "out"
+    said, files = [], []
+    for _ in range(2):
+        league(file, ratios="1/8,2", shares="0.5", out=out, jobs=1, form=Format.MD)
+        said.append(capsys.readouterr().out)
+        files.append({path.name: path.read_bytes() for path in out.iterdir() if path.is_file() and path.suffix != ".jsonl"})
+    assert set(files[0]) == {"league.csv", "map.csv", "crossover.png", "crossover.pdf", "crossover.txt"} <= {*files[0]}
+    assert files[0] == files[1]
+    n_runs = said[0].splitlines()[-1].split()[0]
+    assert f"{n_runs} runs, of which {n_runs} had been done before" in said[1]
+    assert said[0].replace("of which 0", f"of which {n_runs}") == said[1]
+
+
+def test_another_machine_takes_the_place_of_the_experiments(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = write_yaml(tmp_path, policies=["lru", "on-demand"])
+    league(file, hardware="rtx5070-ryzen9600x", mapped=False, jobs=1, form=Format.JSON)
+    assert {row["hardware"] for row in json.loads(capsys.readouterr().out)} == {"rtx5070-ryzen9600x"}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"), [("0,1", "above 0"), ("fast", "got 'fast'"), ("1/0", "got '1/0'"), ("5000", "up to 1000")]
+)
+def test_wrong_axes_are_refused_before_anything_runs(tmp_path: Path, ratios: str, said: str):
+    with pytest.raises(ConfigError, match=f"league: --ratios: .*{said}"):
+        league(write_yaml(tmp_path), ratios=ratios, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_machine_without_a_host_that_computes_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="zen4-2core-disk: expected a host that computes"):
+        settings_of(_config(tmp_path, hardware="zen4-2core-disk"), "small.yaml")
+
+
+def test_the_table_names_what_is_faster_but_not_exact(found: League):
+    said = table(found, Format.MD)
+    assert "simulated; weakest source:" in said
+    assert set(files_of(found)) == {"league.csv", "map.csv", "crossover.txt", "crossover.png", "crossover.pdf"}
