@@ -1,26 +1,37 @@
-"""ARC as a replacement part: a cache that finds its own balance between recency and frequency.
+"""ARC and S3-FIFO as replacement parts: caches that balance recency and frequency by what they remember of what has left.
 
-The algorithm decides at the moment of a request, the engine when a copy can start. So a victim named by ARC waits in a list until
+The algorithm decides at the moment of a request, the engine when a copy can start. So a victim that it names waits in a list until
 the engine asks, and until then it is still there: asked for meanwhile, it is requested anew, and something else leaves.
 
-ARC knows requests, not visits: it may name an expert that the same layer visit is about to run. By default the oldest other one
+Both know requests, not visits: they may name an expert that the same layer visit is about to run. By default the oldest other one
 leaves instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from moesim.policies.algorithms.arc import Arc, FateArc
+from moesim.policies.algorithms.s3fifo import S3Fifo
 from moesim.policies.part_conditions import VictimsOption
 from moesim.policies.parts import Part, Setup, Swap, Unit
 from moesim.policies.visit import UNROUTED_FIRST, PresentVisit
 from moesim.policy import Fetch, Routed, View
 
 
-class ArcVictim(Part):
-    """ARC, for each layer or for the global pool (Megiddo and Modha, FAST 2003).
+class Directory(Protocol):
+    """What is in one cache, by a rule that names who leaves as something is asked for."""
+
+    def __contains__(self, key: object) -> bool:
+        """Whether it is in the cache."""
+
+    def request(self, key: Unit, spared: Container[Unit] = ()) -> Unit | None:
+        """Ask for a key; return what has left the cache to make room."""
+
+
+class _Directed(Part):
+    """Requests of a directory, for each layer or for the global pool.
 
     The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
     their loads. A prefetch is a request, too.
@@ -29,25 +40,23 @@ class ArcVictim(Part):
     admits = True
     swaps = False
 
-    variant: Literal["canonical", "fate"] = "canonical"
-    """The published rule, or that of Fate's released code (`FateArc` says where it differs)."""
-    victims: VictimsOption | None = None
-    """What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no
-    visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run."""
-
     def start(self, setup: Setup, residents: Sequence[Sequence[int]] = ()) -> None:
         """Begin with the residents, requested once each."""
         self._gpu = setup.gpu
         self._per_layer = setup.per_layer
         self._visit = PresentVisit()
-        default = UNROUTED_FIRST if self.variant == "canonical" else "idle"
-        self._spares = (self.victims or default) == UNROUTED_FIRST
-        arc: type[Arc[Unit]] = FateArc if self.variant == "fate" else Arc
-        self._caches = [arc(slots) for slots in setup.slots]
-        # Victims that the engine has not asked for yet, in the order in which ARC named them.
+        self._caches = [self._directory(slots) for slots in setup.slots]
+        # Victims that the engine has not asked for yet, in the order in which they were named.
         self._leaving: list[dict[Unit, None]] = [{} for _ in setup.slots]
         for layer, experts in enumerate(residents):
             self.inserted(layer, experts)
+
+    def _directory(self, slots: int) -> Directory:
+        raise NotImplementedError
+
+    def _spares(self) -> bool:
+        """Whether what the present layer visit is routed to goes only if nothing else is cached."""
+        raise NotImplementedError
 
     def used(self, event: Routed) -> None:
         """Request what is cached, or was to leave and still is there."""
@@ -67,7 +76,7 @@ class ArcVictim(Part):
                 self._request(at, ((layer, expert),))
 
     def victim(self, fetch: Fetch, view: View) -> Unit | None:
-        """Name the first that ARC lets go and that is idle."""
+        """Name the first that the directory has let go and that is idle."""
         at = fetch.layer if self._per_layer else 0
         newcomer = (fetch.layer, fetch.experts[0])
         if newcomer not in self._caches[at]:  # later requests have displaced it before it came
@@ -85,9 +94,47 @@ class ArcVictim(Part):
 
     def _request(self, at: int, units: Iterable[Unit]) -> None:
         cache, leaving = self._caches[at], self._leaving[at]
-        spared = self._visit.units if self._spares else ()
+        spared = self._visit.units if self._spares() else ()
         for unit in units:
             victim = cache.request(unit, spared)
             leaving.pop(unit, None)
             if victim is not None:
                 leaving[victim] = None
+
+
+class ArcVictim(_Directed):
+    """ARC, for each layer or for the global pool (Megiddo and Modha, FAST 2003).
+
+    The active experts of a layer that are cached are requested first, ascending, then those that are loaded, in the order of
+    their loads. A prefetch is a request, too.
+    """
+
+    variant: Literal["canonical", "fate"] = "canonical"
+    """The published rule, or that of Fate's released code (`FateArc` says where it differs)."""
+    victims: VictimsOption | None = None
+    """What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no
+    visits. None: the former, but the latter for Fate, whose code asks the rule and keeps what is in use until it has run."""
+
+    def _directory(self, slots: int) -> Directory:
+        return FateArc(slots) if self.variant == "fate" else Arc(slots)
+
+    def _spares(self) -> bool:
+        default = UNROUTED_FIRST if self.variant == "canonical" else "idle"
+        return (self.victims or default) == UNROUTED_FIRST
+
+
+class S3FifoVictim(_Directed):
+    """S3-FIFO, for each layer or for the global pool (Yang et al., SOSP 2023).
+
+    Requests are made as for ARC. Where the published rule of moe-speed-of-light serves a miss without the cache, since all that
+    is cached belongs to the visit, the oldest of those leaves once it has run.
+    """
+
+    victims: VictimsOption = UNROUTED_FIRST
+    """What the present layer visit is routed to goes only if nothing else is cached, or as the rule says, which knows no visits."""
+
+    def _directory(self, slots: int) -> Directory:
+        return S3Fifo(slots)
+
+    def _spares(self) -> bool:
+        return self.victims == UNROUTED_FIRST

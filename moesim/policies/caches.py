@@ -1,4 +1,4 @@
-"""Expert caches with textbook replacement: LRU, LFU, FIFO, random, static, and Belady's optimum.
+"""Expert caches with textbook replacement: LRU, LFU, FIFO, S3-FIFO, random, static, and Belady's optimum.
 
 Baselines, not systems: every miss is loaded on demand, and the CPU computes no expert unless ``assignment`` says so. Each
 differs from the others in the replacement part only, so that a comparison shows what replacement is worth.
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from moesim.policies import ranking, replacement
+from moesim.policies import adaptive, ranking, replacement
 from moesim.policies.algorithms.caching import SlotsSplit
 from moesim.policies.base import Range
 from moesim.policies.composed import Composed
@@ -54,6 +54,11 @@ def _cache(name: str, part: type, text: str) -> type[Composed]:
 
 LRU = _cache("LRU", replacement.LRU, "Cache that evicts the expert whose last use is longest ago.")
 LFU = _cache("LFU", ranking.LFU, "Cache that evicts the expert used in the fewest layer visits so far.")
+S3FifoCache = _cache(
+    "S3FifoCache",
+    adaptive.S3FifoVictim,
+    "Cache of two FIFO queues: newcomers, and what was used more than once among them (S3-FIFO).",
+)
 FIFO = _cache("FIFO", replacement.FIFO, "Cache that evicts the expert that has been in it longest.")
 Belady = _cache(
     "Belady", ranking.Belady, "Cache that evicts the expert whose next use is farthest away: an oracle, which knows the future."

@@ -70,6 +70,7 @@ PARTS: dict[str, dict[str, type]] = {
         "static": replacement.Static,
         "workload-aware": replacement.WorkloadAware,
         "arc": adaptive.ArcVictim,
+        "s3-fifo": adaptive.S3FifoVictim,
         "activation-aware": activation_aware.ActivationAware,
         "least-stale": layer_distance.LeastStale,
         "least-stale-2gen": two_generations.LeastStaleByGeneration,

@@ -64,6 +64,7 @@ POLICIES: dict[str, str] = {
     "llama-cpp-in-dali": "moesim.policies.as_compared:LlamaCppInDali",
     "llama-cpp-in-od-moe": "moesim.policies.as_compared:LlamaCppInOdMoe",
     "lru": "moesim.policies.caches:LRU",
+    "min-bypass": "moesim.policies.lookahead:MinBypass",
     "mixtral-offloading": "moesim.policies.mixtral_offloading:MixtralOffloading",
     "mixtral-offloading-spec": "moesim.policies.mixtral_offloading_spec:MixtralOffloadingSpec",
     "moe-infinity-code": "moesim.policies.moe_infinity:MoEInfinityCode",
@@ -74,7 +75,9 @@ POLICIES: dict[str, str] = {
     "pre-gated": "moesim.policies.pre_gated:PreGated",
     "prescope": "moesim.policies.prescope:PreScope",
     "random": "moesim.policies.caches:RandomCache",
+    "s3-fifo": "moesim.policies.caches:S3FifoCache",
     "static": "moesim.policies.caches:StaticCache",
+    "windowed-belady": "moesim.policies.lookahead:WindowedBelady",
     "zero-inference": "moesim.policies.zero_inference:ZeroInference",
 }
 

@@ -100,6 +100,7 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
         "random", "greedy", PREDICTED, "workload-aware", cache_only=True, staging_slots=3
     ),
     "lowest-ids + all-gpu + none + arc": _composed("lowest-ids", "all-gpu", "none", "arc"),
+    "lowest-ids + all-gpu + none + s3-fifo": _composed("lowest-ids", "all-gpu", "none", "s3-fifo"),
     "lowest-ids + all-gpu + none + arc, global": _composed("lowest-ids", "all-gpu", "none", "arc", **GLOBAL),
     "none + all-gpu + predicted into the cache + activation-aware": _composed("none", "all-gpu", INTO_CACHE, "activation-aware"),
 }

@@ -165,8 +165,8 @@ ALL_PARTS: dict[str, list[Any]] = {
     "placement": ["none", "random", "lowest-ids", "highest-ids", "frequency-per-layer", "frequency-global"],
     "assignment": ["all-gpu", "all-cpu", "greedy", "threshold", FEW_ROWS, "exact", "beam", "resident", "queues", "hss"],
     "prefetch": ["none", PREDICTED, INTO_CACHE, "random", "impact-driven", "mrs-score", CROSS_LAYER],
-    "replacement": ["lru", "fifo", "lfu", "random", "mrs", "belady", "static", "workload-aware", "arc", "activation-aware",
-                    "least-stale", "least-stale-2gen"],
+    "replacement": ["lru", "fifo", "lfu", "random", "mrs", "belady", "static", "workload-aware", "arc", "s3-fifo",
+                    "activation-aware", "least-stale", "least-stale-2gen"],
 }  # fmt: skip
 # Policy or part, option -> values, where its annotation does not say what could be tried.
 VALUES: dict[tuple[str, str], list[Any]] = {

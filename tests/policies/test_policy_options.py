@@ -56,6 +56,12 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "fifo": {key: (value, {}) for key, value in TEXTBOOK.items()},
     "lfu": {key: (value, {}) for key, value in CACHES.items()},
     "lru": {key: (value, {}) for key, value in CACHES.items()},
+    "s3-fifo": {key: (value, {}) for key, value in TEXTBOOK.items()},
+    "windowed-belady": {
+        "window": ({"window": 0}, {}),
+        "half_life": ({"half_life": 0.5}, {"window": 0}),
+        "kappa": ({"kappa": 0.5}, {"window": 0}),
+    },
     "random": {key: (value, {}) for key, value in {**TEXTBOOK, "seed": {"seed": 1}}.items()},
     "static": {
         "placement": ({"placement": "lowest-ids"}, {}),
@@ -326,6 +332,7 @@ PART_CHANGES: dict[tuple[str, str], dict[str, Any]] = {
     ("replacement", "fifo"): {"victims": "idle"},
     ("replacement", "mrs"): {"victims": "unrouted-first"},
     ("replacement", "arc"): {"victims": "idle"},
+    ("replacement", "s3-fifo"): {"victims": "idle"},
     ("replacement", "random"): {"seed": 3, "victims": "idle"},
     ("replacement", "activation-aware"): {"reading": "code", "victims": "idle"},
     ("replacement", "least-stale"): {"distance": "absolute", "victims": "idle"},
