@@ -1,6 +1,7 @@
 """llama.cpp: whole layers, or the experts of whole layers, on the CPU or on the GPU; nothing is cached.
 
-ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``.
+ggml-org/llama.cpp; options ``--n-gpu-layers``, ``--n-cpu-moe`` and ``--no-op-offload``. Without any, recent versions search what
+fits: `moesim.policies.llama_cpp_fit`.
 
 Idea: weights live where they are put at the start, and are computed there. Only for larger batches are the weights of the CPU's
 layers copied to the GPU for one use.
@@ -9,9 +10,10 @@ layers copied to the GPU for one use.
 |---|---|---|---|
 | n_gpu_layers | - | the last n layers, the output layer counting as one; the others keep all they own on the CPU | the same |
 | n_cpu_moe | - | experts of the first m layers on the CPU, attention and shared experts on the GPU; ``--cpu-moe``: of all | the same; as many as there are layers |
-| neither given | - | everything on the GPU (recent versions fit by themselves) | n_cpu_moe such that the rest fits the cache slots |
+| neither given | - | everything on the GPU; recent versions search: ``llama-cpp-fit`` | n_cpu_moe such that the rest fits the cache slots |
 | layer numbers | - | dense leading layers count | the same; they form one part: on the GPU if all of them are |
 | large batches | - | from 32 rows on, used experts of CPU layers are copied, computed on the GPU and forgotten | the same (``op_offload``, ``op_offload_min_rows``) |
+| large batches in ik_llama.cpp | - | experts only where rows x top-k >= 32 x experts (PR #520); by bytes of a weight instead of 32 (#1813) | ``op_offload_rule: rows-per-expert``; ``op_offload_per_byte`` |
 | overlap of CPU and GPU | - | none within a token | none between dense part and experts; shared experts may overlap |
 | token embedding | - | on the CPU | the same |
 | cache | HybriMoE's table says LFU | none | none |
@@ -20,10 +22,10 @@ layers copied to the GPU for one use.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from moesim.errors import CapacityError
-from moesim.policies.algorithms.llama_cpp import first_layers_on_gpu
+from moesim.policies.algorithms.llama_cpp import first_layers_on_gpu, rows_to_offload
 from moesim.policies.base import (
     CACHE,
     STAGING,
@@ -34,18 +36,20 @@ from moesim.policies.base import (
     idle_resident,
     layer_residents,
 )
-from moesim.policies.moot import MootIf, OnlyWith
+from moesim.policies.moot import MootIf, OnlyWith, Where
 from moesim.policies.on_demand import staging_pool
 from moesim.policy import DEMAND, LAYER_PARTS, Action, Copy, Drop, Fetch, LayerEnd, Placement, Pool, Routed, Run, View
+
+BY_BYTES = MootIf(op_offload_rule="rows-per-expert", op_offload_per_byte=Where("given", lambda rows: rows is not None))
 
 
 class LlamaCpp(PolicyBase):
     """Whole layers, or their experts, on the CPU or the GPU, fixed at the start (llama.cpp)."""
 
     paper = "llama.cpp (ggml-org/llama.cpp)"
-    missing = (
-        "op_offload of attention and dense weights of CPU layers (parts have one place)",
-        "splitting a prompt into micro-batches of 512 rows: set prefill_chunk in the workload",
+    missing: ClassVar[tuple[str, ...]] = (
+        "op_offload of attention and dense weights of CPU layers: a placement holds for a run, decode steps included",
+        "splitting a prompt into micro-batches of 512 rows: set prefill_chunk: 512 in the workload",
         "waiting of shared experts on the GPU for the CPU's experts (sequential graph splits)",
         "a part of the dense leading layers on the GPU",
         "overrides of other tensors by a pattern (-ot): the experts of whole layers only",
@@ -59,8 +63,14 @@ class LlamaCpp(PolicyBase):
     ask."""
     op_offload: bool = True
     """Copy the experts of CPU layers to the GPU for larger batches."""
-    op_offload_min_rows: Annotated[int, Range(1), OnlyWith(op_offload=True)] = 32
-    """Rows of a micro-batch from which on it does."""
+    op_offload_rule: Annotated[Literal["rows", "rows-per-expert"], OnlyWith(op_offload=True)] = "rows"
+    """Larger by rows of a micro-batch, or by rows that an expert gets on average (ik_llama.cpp)."""
+    op_offload_min_rows: Annotated[int, Range(1), OnlyWith(op_offload=True), BY_BYTES] = 32
+    """So many rows, of either kind, from which on it does."""
+    op_offload_per_byte: (
+        Annotated[float, Range(0), OnlyWith(op_offload=True), OnlyWith(op_offload_rule="rows-per-expert")] | None
+    ) = None
+    """So many rows an expert for each byte of a weight instead, rounded down (ik_llama.cpp #1813)."""
     staging_slots: Annotated[int, Range(1), OnlyWith(op_offload=True)] | None = None
     """Experts of the pool for such copies; None: the model's top_k, but at least 2."""
 
@@ -71,23 +81,34 @@ class LlamaCpp(PolicyBase):
 
     def place(self, view: View) -> Placement:
         """Put layers where the two options say."""
-        gpu, cpu = self._gpu, self._cpu = gpu_of(view, "llama-cpp"), cpu_of(view, "llama-cpp")
-        model = view.model
+        self._begin(view, "llama-cpp")
+        cpu, model = self._cpu, view.model
         first_dense, first_expert, whole = self._split(view)
-        self._first = first_expert  # MoE layer from which on experts are on the GPU
-        on_gpu = range(first_expert, model.n_layers)
         parts = {(part, layer): cpu for layer in range(first_dense) for part in LAYER_PARTS}
-        parts["embedding", -1] = cpu
         if model.n_dense_layers and not whole:
             parts["leading", -1] = cpu
         if self.n_gpu_layers == 0:
             parts["head", -1] = cpu
+        return self._placed(view, range(first_expert, model.n_layers), parts)
+
+    def _begin(self, view: View, name: str) -> None:
+        self._gpu, self._cpu = gpu_of(view, name), cpu_of(view, name)
+        self._offload_from = self.op_offload_min_rows
+        if self.op_offload_rule == "rows-per-expert":
+            model, by_byte = view.model, self.op_offload_per_byte
+            each = self.op_offload_min_rows if by_byte is None else int(by_byte * model.expert_bits / 8)
+            self._offload_from = rows_to_offload(model.n_experts, model.top_k, each)
+
+    def _placed(self, view: View, on_gpu: range, parts: dict[tuple[str, int], str]) -> Placement:
+        """Put the experts of some layers on the GPU, the token embedding on the CPU."""
+        gpu, model = self._gpu, view.model
+        self._on_gpu = on_gpu
         n_bytes = model.n_experts * sum(model.expert_bytes(layer) for layer in on_gpu)
         pools = [Pool(gpu, CACHE, n_bytes)]
-        if self.op_offload and first_expert:
+        if self.op_offload and len(on_gpu) < model.n_layers:
             pools.append(staging_pool(view, gpu, self.staging_slots))
         everyone = tuple(range(model.n_experts))
-        return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, parts)
+        return Placement([Copy(layer, everyone, gpu) for layer in on_gpu], pools, {**parts, ("embedding", -1): self._cpu})
 
     def _split(self, view: View) -> tuple[int, int, bool]:
         """Return the first MoE layer whose dense part, and the first whose experts, are on the GPU; and whether all layers are."""
@@ -110,11 +131,11 @@ class LlamaCpp(PolicyBase):
         """Run experts where they are, or copy them first if there are many rows."""
         layer = event.layer
         if type(event) is LayerEnd:
-            held = layer_residents(view, self._gpu, STAGING, layer) if layer < self._first else None
+            held = layer_residents(view, self._gpu, STAGING, layer) if layer not in self._on_gpu else None
             return (Drop(layer, held, self._gpu),) if held else ()
-        if layer >= self._first:
+        if layer in self._on_gpu:
             return (Run(layer, event.active, self._gpu),)
-        if self.op_offload and len(event.experts) >= self.op_offload_min_rows:
+        if self.op_offload and len(event.experts) >= self._offload_from:
             return (
                 Fetch(layer, event.active, self._gpu, DEMAND, STAGING),
                 Run(layer, event.active, self._gpu),

@@ -61,6 +61,7 @@ POLICIES: dict[str, str] = {
     "least-stale-2gen": "moesim.policies.least_stale:LeastStale2Gen",
     "lfu": "moesim.policies.caches:LFU",
     "llama-cpp": "moesim.policies.llama_cpp:LlamaCpp",
+    "llama-cpp-fit": "moesim.policies.llama_cpp_fit:LlamaCppFit",
     "llama-cpp-in-dali": "moesim.policies.as_compared:LlamaCppInDali",
     "llama-cpp-in-od-moe": "moesim.policies.as_compared:LlamaCppInOdMoe",
     "lru": "moesim.policies.caches:LRU",

@@ -78,6 +78,7 @@ SETTINGS = (
     Setting(layers=6, slots=14, batch=4, micro_batches=2, prompt=3, decode=1, load_us=15.0, cpu_us=6.0, launch_us=3.0),
     Setting(shared=2, layers=7, slots=52, batch=2, batches=2, prompt=16, decode=12, load_us=0.7, cpu_us=2.0, launch_us=5.0),
     Setting(top_k=3, batch=1, prompt=1, decode=1, load_us=2.0, cpu_us=2.0),  # a tie of CPU and link decides
+    Setting(batch=2, prompt=70, decode=1),  # 32 rows for each expert and place
     Setting(slots=3, decode=2),  # fewer than layers
     Setting(gpu_mib=5, decode=1),  # half of the 32 experts are 6 MiB
 )

@@ -272,10 +272,10 @@ def test_an_oracle_replaces_a_decision_with_its_options(tmp_path: Path) -> None:
 def test_lists_show_the_rules(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["list", "policies", "--long"]) == 0
-    assert "  op_offload_min_rows, staging_slots: only with op_offload true\n" in capsys.readouterr().out
+    assert "  op_offload_rule, staging_slots: only with op_offload true\n" in capsys.readouterr().out
     assert main(["list", "policies", "-o", "json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["llama-cpp"]["moot"]["op_offload_min_rows"] == "only with op_offload true"
+    assert rows["llama-cpp"]["moot"]["op_offload_rule"] == "only with op_offload true"
     assert main(["list", "parts", "-o", "json"]) == 0
     predicted = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "predicted")
     assert "buffers=1 (only with pool transient)" in predicted["options"]

@@ -48,6 +48,13 @@ KT_EXPERT = {
     "dynamic_update": ({"dynamic_update": True}, {"prefill_threshold": 5}),
 }
 
+OP_OFFLOAD = {
+    "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
+    "op_offload_rule": ({"op_offload_rule": "rows-per-expert"}, {"op_offload_min_rows": 9}),
+    "op_offload_per_byte": ({"op_offload_per_byte": 1.0}, {"op_offload_rule": "rows-per-expert"}),
+    "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
+}
+
 # Policy -> option -> what it is changed to, and (second) what is set on both sides.
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "daop-code": DAOP,
@@ -177,9 +184,9 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "n_gpu_layers": ({"n_gpu_layers": 2}, {"op_offload": False}),
         "n_cpu_moe": ({"n_cpu_moe": 4}, {"op_offload": False}),
         "op_offload": ({"op_offload": False}, {"op_offload_min_rows": 1}),
-        "op_offload_min_rows": ({"op_offload_min_rows": 5}, {}),
-        "staging_slots": ({"staging_slots": 1}, {"op_offload_min_rows": 1}),
+        **OP_OFFLOAD,
     },
+    "llama-cpp-fit": {"op_offload": ({"op_offload": False}, {"op_offload_min_rows": 1}), **OP_OFFLOAD},
     "edgemoe": {
         "placement": ({"placement": "highest-ids"}, {}),
         "assignment": ({"assignment": "greedy"}, {}),
